@@ -1,0 +1,1 @@
+"""Talk to environments over the wire: client, Gymnasium faces, protocol."""

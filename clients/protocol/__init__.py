@@ -1,0 +1,1 @@
+"""The wire: messages, errors, spaces, values, frames, portable episodes."""

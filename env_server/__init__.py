@@ -1,0 +1,1 @@
+"""Serves environments over HTTP and WebSocket."""

@@ -1,0 +1,1 @@
+"""Environments and verifiers: plain Gymnasium, no server."""

@@ -1,0 +1,1 @@
+"""Learns from environments that it reaches over the wire."""

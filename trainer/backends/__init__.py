@@ -1,0 +1,1 @@
+"""Hold the trained model: log-probabilities, values, optimizer steps."""

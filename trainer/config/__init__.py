@@ -1,0 +1,1 @@
+"""The strict configuration of a run."""

@@ -1,0 +1,1 @@
+"""Models and tokenizers: load them, or build the tiny policy."""

@@ -1,0 +1,1 @@
+"""Training loops that read as the algorithm."""

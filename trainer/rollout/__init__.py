@@ -1,0 +1,1 @@
+"""Play episodes: agents, prompts, scheduling."""
