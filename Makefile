@@ -1,0 +1,50 @@
+# Two commands do everything on a fresh machine: `make train` and `make test`.
+# Both set up a virtual environment of their own in .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install train reproduce test lint types contracts check clean
+
+help:
+	@echo "make train      a policy learns FrozenLake in a served environment (about ten minutes on a laptop)"
+	@echo "make reproduce  the same with three seeds"
+	@echo "make test       all tests"
+	@echo "make check      lint, types and import contracts"
+
+$(STAMP): pyproject.toml constraints-cpu.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --progress-bar off -c constraints-cpu.txt -e '.[dev]' $(PIP_EXTRA)
+	touch $(STAMP)
+
+install: $(STAMP)
+
+train: $(STAMP)
+	$(BIN)/roll-train --config examples/frozen_lake.yaml output_dir=runs/frozen_lake checkpoint.resume=auto
+
+reproduce: $(STAMP)
+	for seed in 0 1 2; do \
+	  $(BIN)/roll-train --config examples/frozen_lake.yaml seed=$$seed \
+	    output_dir=runs/frozen_lake_seed$$seed checkpoint.resume=auto || exit 1; \
+	done
+	$(BIN)/python benchmarks/learning/summary.py runs/frozen_lake_seed0 runs/frozen_lake_seed1 runs/frozen_lake_seed2
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+contracts: $(STAMP)
+	$(BIN)/lint-imports
+
+check: lint types contracts
+
+clean:
+	rm -rf $(VENV) runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

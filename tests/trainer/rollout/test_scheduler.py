@@ -1,0 +1,153 @@
+"""Groups are completed, replaced and counted; nothing that failed becomes a reward."""
+
+import asyncio
+
+import pytest
+
+from trainer.ledger import Fate, Ledger
+from trainer.records import Outcome, Trajectory
+from trainer.rollout.admission import AdmissionWindow
+from trainer.rollout.scheduler import EpisodeSlots, GroupPlan, RolloutScheduler
+from trainer.tasks.task import Task
+
+
+class CountingSource:
+    def task(self, index):
+        return Task(index, "Any-v0", seed=1000 + index)
+
+
+class CountedSlots(EpisodeSlots):
+    def __init__(self):
+        self.running = 0
+
+    def enter(self):
+        self.running += 1
+
+    def leave(self):
+        self.running -= 1
+
+
+def scheduler_of(play, *, groups=2, size=3, staleness=0, extra=0, attempts=2, timeout=5.0, slots=None):
+    return RolloutScheduler(
+        CountingSource(),
+        AdmissionWindow(groups, staleness),
+        play,
+        GroupPlan(size, extra, attempts, timeout),
+        Ledger(),
+        slots or EpisodeSlots(),
+    )
+
+
+async def solved(task, member, attempt):
+    return Trajectory(task, member, attempt, outcome=Outcome.SOLVED)
+
+
+async def test_groups_hold_equal_tasks_in_member_order():
+    async def play(task, member, attempt):
+        await asyncio.sleep(0.002 * (3 - member))
+        return await solved(task, member, attempt)
+
+    scheduler = scheduler_of(play)
+    groups = await scheduler.next_groups(version=0)
+    assert [group.index for group in groups] == [0, 1]
+    assert [[t.member for t in group.trajectories] for group in groups] == [[0, 1, 2], [0, 1, 2]]
+    assert all(t.task.seed == group.task.seed for group in groups for t in group.trajectories)
+    await scheduler.close()
+
+
+async def test_a_failed_episode_is_played_again_and_counted():
+    async def play(task, member, attempt):
+        if member == 1 and attempt == 0:
+            return Trajectory(task, member, attempt, outcome=Outcome.ENVIRONMENT_ERROR)
+        return await solved(task, member, attempt)
+
+    scheduler = scheduler_of(play)
+    groups = await scheduler.next_groups(version=0)
+    assert all(len(group.trajectories) == 3 for group in groups)
+    assert [group.failures for group in groups] == [{"environment_error": 1}] * 2
+    assert scheduler.counters["episodes_environment_error"] == 2
+    assert {t.outcome for group in groups for t in group.trajectories} == {Outcome.SOLVED}
+    await scheduler.close()
+
+
+async def test_a_hung_episode_is_cancelled_and_replaced():
+    hung = []
+
+    async def play(task, member, attempt):
+        if task.index == 0 and member == 0 and attempt == 0:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                hung.append(task.index)
+        return await solved(task, member, attempt)
+
+    scheduler = scheduler_of(play, timeout=0.05)
+    groups = await scheduler.next_groups(version=0)
+    assert hung == [0]
+    assert groups[0].failures == {"timeout": 1}
+    await scheduler.close()
+
+
+async def test_a_group_that_cannot_be_played_is_dropped_and_replaced_by_the_next_task():
+    async def play(task, member, attempt):
+        if task.index == 0:
+            return Trajectory(task, member, attempt, outcome=Outcome.ENVIRONMENT_ERROR)
+        return await solved(task, member, attempt)
+
+    slots = CountedSlots()
+    scheduler = scheduler_of(play, slots=slots)
+    groups = await scheduler.next_groups(version=0)
+    assert [group.index for group in groups] == [1, 2]
+    assert scheduler._ledger.fate(0) is Fate.DROPPED
+    assert scheduler._ledger.counts()["dropped/failed:environment_error"] == 1
+    await scheduler.close()
+    assert slots.running == 0
+
+
+async def test_surplus_members_are_cancelled():
+    cancelled = []
+
+    async def play(task, member, attempt):
+        if member == 1:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.append((task.index, member))
+                raise
+        return await solved(task, member, attempt)
+
+    slots = CountedSlots()
+    scheduler = scheduler_of(play, size=2, extra=1, slots=slots)
+    groups = await scheduler.next_groups(version=0)
+    assert [[t.member for t in group.trajectories] for group in groups] == [[0, 2], [0, 2]]
+    await scheduler.close()
+    assert sorted(cancelled) == [(0, 1), (1, 1)]
+    assert scheduler.counters["episodes_surplus"] == 2
+    assert slots.running == 0
+
+
+async def test_rollouts_run_ahead_by_max_staleness_steps():
+    started = []
+
+    async def play(task, member, attempt):
+        started.append(task.index)
+        return await solved(task, member, attempt)
+
+    scheduler = scheduler_of(play, groups=2, size=1, staleness=1)
+    first = await scheduler.next_groups(version=0)
+    assert sorted(started) == [0, 1, 2, 3]
+    for group in first:
+        scheduler.release(group)
+    second = await scheduler.next_groups(version=1)
+    assert [group.admitted_version for group in second] == [0, 0]
+    await scheduler.close()
+
+
+async def test_an_error_that_replaying_cannot_mend_ends_the_run():
+    async def play(task, member, attempt):
+        raise ValueError("bad kwargs")
+
+    scheduler = scheduler_of(play)
+    with pytest.raises(ValueError, match="bad kwargs"):
+        await scheduler.next_groups(version=0)
+    await scheduler.close()

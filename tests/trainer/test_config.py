@@ -1,0 +1,95 @@
+"""Settings are strict, readable, and all of them are read."""
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from trainer.cli import main
+from trainer.config.load import ConfigError, dump_settings, load_settings
+from trainer.config.reference import _models_in, reference
+from trainer.config.run import RunSettings
+
+ROOT = Path(__file__).parents[2]
+MINIMAL = ["tasks=[{env_id: FrozenLake-v0}]"]
+
+
+def test_overrides_are_laid_over_the_file(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("tasks: [{env_id: FrozenLake-v0, kwargs: {size: 4}}]\nsteps: 3\n")
+    settings = load_settings(file, ["steps=5", "rollout.group_size=2", "tasks.0.kwargs.size=8"])
+    assert (settings.steps, settings.rollout.group_size, settings.tasks[0].kwargs) == (5, 2, {"size": 8})
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rollout.group_sise=2"], "did you mean 'group_size'"),
+        (["stepz=2"], "did you mean 'steps'"),
+        (["steps=none"], "steps: Input should be a valid integer"),
+        (["steps"], "not key=value"),
+        (["steps.x=1"], "unknown key 'x'|goes through|steps"),
+        (["deterministic=true", "rollout.max_staleness=1"], "needs rollout.max_staleness: 0"),
+        (["deterministic=true", "rollout.extra_members=1"], "needs rollout.extra_members: 0"),
+        (["tasks=[]"], "'tasks' is empty"),
+        (["tasks.3.env_id=X"], "not an index"),
+        (["algorithm=grpoo"], "grpo"),
+        (["warm_start={demonstrations: 3, reply: go}"], "must contain {action}"),
+    ],
+)
+def test_mistakes_are_named_with_their_remedy(words, message):
+    with pytest.raises(ConfigError, match=message):
+        load_settings(None, [*MINIMAL, *words])
+
+
+def test_the_resolved_settings_read_back_equal(tmp_path):
+    settings = load_settings(None, [*MINIMAL, "algorithm=gigpo", "warm_start={demonstrations: 7}"])
+    file = tmp_path / "resolved.yaml"
+    file.write_text(dump_settings(settings))
+    assert load_settings(file) == settings
+
+
+def test_a_preset_takes_overrides():
+    assert (
+        load_settings(None, [*MINIMAL, "algorithm=ppo"]).algorithm != load_settings(None, MINIMAL).algorithm
+    )
+
+
+def test_dry_run_prints_the_resolved_settings(capsys):
+    assert main(["--dry-run", *MINIMAL, "steps=3"]) == 0
+    assert "steps: 3" in capsys.readouterr().out
+
+
+def test_a_mistake_on_the_command_line_is_one_readable_line(capsys):
+    assert main(["--dry-run", *MINIMAL, "stepz=3"]) == 2
+    assert capsys.readouterr().err == "roll-train: settings: unknown key 'stepz'; did you mean 'steps'?\n"
+
+
+def every_field(model: type[BaseModel] = RunSettings) -> set[tuple[str, str]]:
+    fields = set()
+    for name, field in model.model_fields.items():
+        fields.add((model.__name__, name))
+        for inner in _models_in(field.annotation):
+            fields |= every_field(inner)
+    return fields
+
+
+@pytest.mark.parametrize(("owner", "name"), sorted(every_field()))
+def test_every_setting_is_read_by_code(owner, name):
+    """A setting that no code reads is a promise that nothing keeps."""
+    sources = [
+        path.read_text()
+        for path in (ROOT / "trainer").rglob("*.py")
+        if path.name not in ("run.py", "settings.py", "presets.py", "reference.py")
+    ]
+    assert any(re.search(rf"\.{name}\b", source) for source in sources), f"{owner}.{name} is read nowhere"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_example_loads(path):
+    assert load_settings(path).tasks
+
+
+def test_the_settings_page_is_in_step():
+    assert (ROOT / "docs" / "configuration.md").read_text() == reference()

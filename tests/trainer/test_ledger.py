@@ -1,0 +1,53 @@
+"""The account of tasks stays exact through crashes."""
+
+from trainer.ledger import Fate, Ledger, read_events
+
+
+def test_the_last_event_is_the_fate(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    for index in range(4):
+        ledger.issued(index, version=0)
+    ledger.trained([0, 1], step=0)
+    ledger.dropped(2, "zero variance")
+    assert [ledger.fate(index) for index in range(5)] == [
+        Fate.TRAINED,
+        Fate.TRAINED,
+        Fate.DROPPED,
+        Fate.ISSUED,
+        None,
+    ]
+    assert ledger.counts()["trained"] == 2
+    assert ledger.counts()["dropped/zero variance"] == 1
+
+
+def test_roll_back_voids_what_the_checkpoint_had_not_seen(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path)
+    for index in range(6):
+        ledger.issued(index, version=index // 2)
+    ledger.trained([0, 1], step=0)
+    # The checkpoint stands here: tasks 2 and 3 are admitted and untrained, 4 is the next.
+    ledger.trained([2], step=1)
+    ledger.dropped(3, "failed")
+    ledger.trained([4, 5], step=2)
+    ledger.close()
+
+    again = Ledger(path)
+    assert again.roll_back(next_index=4, step=1, untrained=[2, 3]) == [2, 3, 4, 5]
+    assert again.fate(1) is Fate.TRAINED
+    assert {again.fate(index) for index in (2, 3, 4, 5)} == {Fate.REISSUED}
+    assert again.counts()["reissues"] == 4
+    assert "dropped/failed" not in again.counts()
+
+
+def test_a_torn_last_line_is_cut(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path)
+    ledger.issued(0, version=0)
+    ledger.close()
+    with path.open("a") as file:
+        file.write('{"task": 1, "fa')
+    reopened = Ledger(path)
+    reopened.issued(5, version=1)
+    reopened.close()
+    assert [event["task"] for event in read_events(path)] == [0, 5]

@@ -1,0 +1,85 @@
+"""`roll-train`: train, play episodes without training, evaluate."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from clients.protocol.errors import ProblemError
+from trainer.checkpoint import CheckpointError
+from trainer.config.load import ConfigError, dump_settings, load_settings
+from trainer.config.run import RunSettings
+
+_PLAYERS = ("model", "random", "human", "recorded")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    command = words.pop(0) if words and words[0] in ("rollout", "eval") else "train"
+    options = _parser(command).parse_args(words)
+    overrides = list(options.overrides)
+    if options.env_url is not None:
+        overrides.append(f"env_url={options.env_url}")
+    try:
+        settings = load_settings(options.config, overrides)
+        if options.dry_run:
+            print(dump_settings(settings), end="")
+            return 0
+        return asyncio.run(_run(command, settings, options))
+    except (ConfigError, CheckpointError, ProblemError, ValueError, ConnectionError, RuntimeError) as error:
+        print(f"roll-train: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("roll-train: interrupted; go on with checkpoint.resume=auto", file=sys.stderr)
+        return 130
+
+
+def _parser(command: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="roll-train" if command == "train" else f"roll-train {command}",
+        description={
+            "train": "Train a policy in served environments. Other commands: roll-train rollout, roll-train eval.",
+            "rollout": "Play episodes without training, in one process where a debugger works.",
+            "eval": "Measure a policy on the panels of a config.",
+        }[command],
+    )
+    parser.add_argument("--env-url", help="environment server; without it one is started on loopback")
+    parser.add_argument("--config", type=Path, help="YAML file with the run's settings")
+    parser.add_argument("--dry-run", action="store_true", help="print the resolved settings and stop")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings laid over the file's")
+    if command in ("rollout", "eval"):
+        parser.add_argument(
+            "--checkpoint", type=Path, help="checkpoint folder or model directory; default: the run's newest"
+        )
+    if command == "rollout":
+        parser.add_argument("--policy", choices=_PLAYERS, default="model", help="who plays")
+        parser.add_argument("--episodes", type=int, default=4, help="how many episodes")
+        parser.add_argument("--panel", help="play this panel's tasks instead of training tasks")
+        parser.add_argument("--recorded", type=Path, help="episodes.jsonl to replay (with --policy recorded)")
+        parser.add_argument("--output", type=Path, help="write the episodes here as JSON lines")
+    return parser
+
+
+async def _run(command: str, settings: RunSettings, options: argparse.Namespace) -> int:
+    # Imported late: torch and transformers take seconds, and --dry-run and --help need neither.
+    from trainer import commands
+
+    if command == "rollout":
+        return await commands.rollout(
+            settings,
+            player=options.policy,
+            episodes=options.episodes,
+            panel=options.panel,
+            recorded=options.recorded,
+            checkpoint=options.checkpoint,
+            output=options.output,
+        )
+    if command == "eval":
+        return await commands.evaluate(settings, checkpoint=options.checkpoint)
+    return await commands.train(settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""Every setting of a training run. Each field is read by code; a test proves it."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from trainer.algorithms.presets import resolve_preset
+from trainer.algorithms.settings import AlgorithmSettings
+from trainer.config.strict import Settings
+
+
+class TaskSettings(Settings):
+    """One environment of the mixture that a run plays."""
+
+    env_id: str
+    kwargs: dict[str, Any] = Field({}, description="What the environment is made with.")
+    options: dict[str, Any] | None = Field(None, description="Options of every reset.")
+    weight: PositiveFloat = Field(1.0, description="Share of the tasks, relative to the other entries.")
+    domain: str = Field("", description="Name in the metrics; the environment's id if empty.")
+    url: str | None = Field(None, description="Server of this entry; the run's default if absent.")
+
+
+class ModelSettings(Settings):
+    """The policy."""
+
+    path: str | None = Field(
+        None, description="Directory in Hugging Face layout; absent: build the tiny policy."
+    )
+    hidden_size: PositiveInt = Field(64, description="Tiny policy: width.")
+    layers: PositiveInt = Field(2, description="Tiny policy: depth.")
+    heads: PositiveInt = Field(4, description="Tiny policy: attention heads.")
+    max_length: PositiveInt = Field(1024, description="Longest row in tokens, prompt and replies together.")
+
+
+class PromptSettings(Settings):
+    """What of an episode the policy is shown."""
+
+    context: Literal["full_history", "last_turns", "single_turn"] = "full_history"
+    turns: PositiveInt = Field(3, description="Turns that `last_turns` keeps, the current one included.")
+    instruction: Literal["system", "first_user", "none"] = Field(
+        "system", description="Where the environment's instruction goes."
+    )
+    custom_context: str | None = Field(
+        None, description="module:attr of a function (history, observation) -> messages; replaces `context`."
+    )
+
+
+class RolloutSettings(Settings):
+    """How episodes are played for training."""
+
+    groups_per_step: PositiveInt = 8
+    group_size: PositiveInt = 8
+    extra_members: int = Field(
+        0, ge=0, description="Episodes started beyond group_size; the last ones are cancelled."
+    )
+    max_turns: PositiveInt = 30
+    max_new_tokens: PositiveInt = 64
+    temperature: PositiveFloat = 1.0
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_k: int = Field(0, ge=0, description="0 is off.")
+    max_staleness: int = Field(0, ge=0, description="0 trains on-policy; k lets rollouts run k steps ahead.")
+    window_fraction: float = Field(0.3, ge=0.0, le=1.0)
+    episode_timeout_s: PositiveFloat = Field(
+        300.0, description="A hung episode is cancelled and played again."
+    )
+    max_attempts: PositiveInt = Field(3, description="Attempts at an episode before its group is dropped.")
+    max_concurrent_sequences: PositiveInt = Field(
+        256, description="Rows that the embedded engine decodes at once."
+    )
+    encoding: Literal["json", "msgpack"] = "msgpack"
+    agent: str | None = Field(
+        None, description="module:attr of a coroutine that plays an episode; replaces ours."
+    )
+    reward: str | None = Field(
+        None, description="module:attr of a function Trajectory -> list of turn rewards."
+    )
+    task_source: str | None = Field(
+        None, description="module:attr of a function (settings, seed) -> TaskSource."
+    )
+
+
+class WarmStartSettings(Settings):
+    """Supervised start on expert demonstrations that are collected over the wire."""
+
+    demonstrations: PositiveInt = Field(description="Expert episodes. None are used after the warm start.")
+    epochs: PositiveInt = 4
+    batch_rows: PositiveInt = 64
+    learning_rate: PositiveFloat = 2e-3
+    reply: str = Field("{action}", description="How the expert's action is written as a reply.")
+
+    @field_validator("reply")
+    @classmethod
+    def _reply_names_action(cls, value: str) -> str:
+        if "{action}" not in value:
+            raise ValueError("reply must contain {action}, for example '<answer>{action}</answer>'")
+        return value
+
+
+class OptimizerSettings(Settings):
+    """AdamW and its schedule."""
+
+    learning_rate: PositiveFloat = 1e-3
+    critic_learning_rate: PositiveFloat = Field(2e-3, description="Used where the algorithm has a critic.")
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(0.0, ge=0.0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(0, ge=0)
+    gradient_clip: PositiveFloat = 1.0
+    tokens_per_micro_batch: PositiveInt = 16384
+
+
+class PanelSettings(Settings):
+    """A fixed set of tasks to evaluate on."""
+
+    env_id: str
+    kwargs: dict[str, Any] = Field({}, description="What the environment is made with.")
+    options: dict[str, Any] | None = None
+    episodes: PositiveInt = 200
+    distinct: bool = Field(True, description="Keep only tasks whose first state differs from all before it.")
+    max_turns: PositiveInt | None = Field(None, description="The rollout's max_turns if absent.")
+    url: str | None = None
+    baselines: bool = Field(True, description="Also play the random and the blind baseline, once.")
+
+
+class EvaluationSettings(Settings):
+    """When and how the policy is measured."""
+
+    every: int = Field(
+        25, ge=0, description="Training steps between evaluations; 0 evaluates at the ends only."
+    )
+    sampled: bool = True
+    greedy: bool = True
+    interim_episodes: PositiveInt | None = Field(
+        None, description="Episodes per panel between the two ends; all if absent."
+    )
+    panels: dict[str, PanelSettings] = Field(
+        {}, description="Named panels; any environment, trained on or not."
+    )
+
+
+class CheckpointSettings(Settings):
+    """What is kept so that a killed run goes on."""
+
+    every: int = Field(10, ge=0, description="Training steps between checkpoints; 0 keeps only the last.")
+    keep: PositiveInt = 2
+    resume: str = Field(
+        "never", description="'auto' (the newest in output_dir, if any), 'never', or a directory."
+    )
+
+
+class TrackingSettings(Settings):
+    """Where a run reports to, beside metrics.jsonl."""
+
+    tensorboard: bool = True
+    console: bool = Field(True, description="Live table in a terminal; plain lines otherwise.")
+    episodes: bool = Field(True, description="Write every training episode, text and ids, to episodes.jsonl.")
+    digests: bool = Field(False, description="Write a digest of ids, rewards and weights at every step.")
+
+
+class RunSettings(Settings):
+    """A whole run."""
+
+    name: str = "run"
+    seed: int = Field(0, ge=0)
+    deterministic: bool = Field(
+        False, description="Ids, rewards and weights equal between two runs, step by step."
+    )
+    output_dir: str = "runs/default"
+    steps: PositiveInt = Field(100, description="Training steps.")
+    threads: PositiveInt = Field(1, description="Threads of torch's operators.")
+    env_url: str | None = Field(
+        None, description="Default environment server; absent: one is started on loopback."
+    )
+    env_token: str | None = Field(None, description="Bearer token for the servers.")
+    tasks: list[TaskSettings] = Field([], description="The environments that the run plays, by weight.")
+    model: ModelSettings = ModelSettings()
+    prompt: PromptSettings = PromptSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    rows: Literal["trajectory", "step"] = Field(
+        "trajectory", description="A training row per segment or per turn."
+    )
+    warm_start: WarmStartSettings | None = None
+    algorithm: AlgorithmSettings = Field(default_factory=lambda: resolve_preset("grpo", {}))
+    optimizer: OptimizerSettings = OptimizerSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    tracking: TrackingSettings = TrackingSettings()
+
+    @field_validator("algorithm", mode="before")
+    @classmethod
+    def _resolve_preset(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return resolve_preset(value, {})
+        if isinstance(value, dict) and "preset" in value:
+            overrides = {key: entry for key, entry in value.items() if key != "preset"}
+            return resolve_preset(value["preset"], overrides)
+        return value
+
+    @model_validator(mode="after")
+    def _modes_agree(self) -> Self:
+        if not self.tasks and self.rollout.task_source is None:
+            raise ValueError("'tasks' is empty: name at least one environment, or a rollout.task_source")
+        if self.deterministic and self.rollout.max_staleness > 0:
+            raise ValueError("deterministic: true needs rollout.max_staleness: 0")
+        if self.deterministic and self.rollout.extra_members > 0:
+            raise ValueError(
+                "deterministic: true needs rollout.extra_members: 0: who finishes first is a matter of time"
+            )
+        return self

@@ -1,0 +1,75 @@
+"""Expert demonstrations, collected over the wire, as records like any other."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trainer.evaluate import play_tasks, with_expert
+from trainer.records import Segment, Trajectory, Turn
+from trainer.rollout.actors import ExpertActor, View
+from trainer.rollout.environments import EnvironmentPool
+from trainer.rollout.prompts import PromptBuilder
+from trainer.tasks.task import Task, TaskSource
+
+DEMONSTRATION_STREAM_OFFSET = 2**40
+"""Demonstrations play tasks of the training stream far beyond those that reinforcement learning will reach."""
+
+
+class DemonstratingActor(ExpertActor):
+    """An expert that writes its replies as tokens behind the very prompts that the policy will see."""
+
+    def __init__(self, template: str, prompts: PromptBuilder) -> None:
+        super().__init__(template)
+        self._prompts = prompts
+
+    def begin(self, info: Mapping[str, Any]) -> None:
+        """Start the prompts of a new episode."""
+        self._prompts.begin(info.get("instruction"))
+
+    async def act(self, trajectory: Trajectory, view: View) -> Turn:
+        """Write the prompt and the expert's reply into the record."""
+        self._prompts.extend(trajectory, view.messages)
+        reply = await self.choose(view)
+        ids = self._prompts.renderer.reply_ids(reply)
+        segment: Segment = trajectory.segments[-1]
+        start = len(segment.ids)
+        segment.append_action(ids, [0.0] * len(ids), [0] * len(ids), view.turn)
+        self._prompts.replied(view.messages, reply)
+        return Turn(
+            segment=len(trajectory.segments) - 1,
+            start=start,
+            end=len(segment.ids),
+            observation=view.text,
+            reply=reply,
+        )
+
+
+async def collect_demonstrations(
+    source: TaskSource,
+    count: int,
+    make_prompts: Callable[[], PromptBuilder],
+    template: str,
+    pool: EnvironmentPool,
+    max_turns: int,
+) -> list[Trajectory]:
+    """Return `count` episodes that the environments' experts solved.
+
+    Raises:
+        RuntimeError: If the experts solve fewer than half of the tasks that were tried.
+    """
+    solved: list[Trajectory] = []
+    tried = 0
+    while len(solved) < count:
+        if tried >= 2 * count + 64:
+            raise RuntimeError(
+                f"the expert solved only {len(solved)} of {tried} tasks; demonstrations need more"
+            )
+        wanted = count - len(solved)
+        tasks: Sequence[Task] = [
+            source.task(DEMONSTRATION_STREAM_OFFSET + tried + offset) for offset in range(wanted)
+        ]
+        tried += wanted
+        played = await play_tasks(
+            with_expert(tasks), lambda _: DemonstratingActor(template, make_prompts()), pool, max_turns
+        )
+        solved += [trajectory for trajectory in played if trajectory.success]
+    return solved

@@ -1,0 +1,68 @@
+"""An environment server of one's own, on loopback, for runs that name none."""
+
+import asyncio
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+_READY = re.compile(r"rollgym serving on (http://\S+)")
+_START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 15.0
+
+
+@asynccontextmanager
+async def embedded_server(*, allow_expert: bool) -> AsyncIterator[str]:
+    """Run `roll-serve` on a free loopback port while the context is open, and give its URL.
+
+    It is a process of its own, so its environments never share an interpreter lock with the training.
+
+    Args:
+        allow_expert: Whether clients may ask environments for expert actions (a warm start does).
+
+    Raises:
+        RuntimeError: If the server does not come up; the message holds what it printed.
+    """
+    arguments = ["--host", "127.0.0.1", "--port", "0"]
+    if allow_expert:
+        arguments.append("--allow-expert")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "env_server", *arguments, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    drain: asyncio.Task[None] | None = None
+    try:
+        url = await _wait_until_ready(process.stdout)
+        drain = asyncio.get_running_loop().create_task(_drain(process.stdout))
+        yield url
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(process.wait(), _STOP_TIMEOUT_S)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+        if drain is not None:
+            drain.cancel()
+
+
+async def _wait_until_ready(output: asyncio.StreamReader) -> str:
+    printed: list[str] = []
+    try:
+        async with asyncio.timeout(_START_TIMEOUT_S):
+            async for line in output:
+                text = line.decode(errors="replace").rstrip()
+                printed.append(text)
+                if match := _READY.search(text):
+                    return match.group(1)
+    except TimeoutError:
+        printed.append(f"not ready within {_START_TIMEOUT_S} s")
+    raise RuntimeError("the embedded environment server did not start:\n" + "\n".join(printed))
+
+
+async def _drain(output: asyncio.StreamReader) -> None:
+    """Read on, so that the server never blocks on a full pipe."""
+    async for _ in output:
+        pass

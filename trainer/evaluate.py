@@ -1,0 +1,170 @@
+"""Measure a policy on fixed panels, with the random and the blind baseline beside it."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from trainer.config.run import PanelSettings
+from trainer.panels import Panel
+from trainer.records import Outcome, Trajectory
+from trainer.rollout.actors import Actor, ExpertActor, RandomActor, ScriptedActor
+from trainer.rollout.agent import play_episode
+from trainer.rollout.environments import EnvironmentPool
+from trainer.rollout.scheduler import EpisodeSlots
+from trainer.seeding import generator
+from trainer.statistics import Interval, mean_interval, success_rate
+from trainer.tasks.task import Task
+
+MakeActor = Callable[[Task], Actor]
+_CONCURRENCY = 256
+_BLIND_CANDIDATES = 8
+_BLIND_TASKS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a player reached on a panel.
+
+    Attributes:
+        success: Success rate with its 95 % interval, over episodes that ended with a result.
+        reward: Mean episode reward with its 95 % interval.
+        turns: Mean number of turns.
+        episodes: Episodes that ended with a result.
+        failures: Episodes that the environment failed; they are in none of the means.
+    """
+
+    success: Interval
+    reward: Interval
+    turns: float
+    episodes: int
+    failures: int
+
+    def as_metrics(self, prefix: str) -> dict[str, float]:
+        """Return the score as named numbers."""
+        return {
+            f"{prefix}/success": self.success.value,
+            f"{prefix}/success_low": self.success.low,
+            f"{prefix}/success_high": self.success.high,
+            f"{prefix}/reward": self.reward.value,
+            f"{prefix}/turns": self.turns,
+            f"{prefix}/episodes": float(self.episodes),
+            f"{prefix}/failures": float(self.failures),
+        }
+
+
+async def play_tasks(
+    tasks: Sequence[Task],
+    make_actor: MakeActor,
+    pool: EnvironmentPool,
+    max_turns: int,
+    slots: EpisodeSlots | None = None,
+    concurrency: int = _CONCURRENCY,
+) -> list[Trajectory]:
+    """Play every task once and return the trajectories in the order of the tasks."""
+    gate = asyncio.Semaphore(concurrency)
+    slots = slots or EpisodeSlots()
+
+    async def play(task: Task) -> Trajectory:
+        try:
+            async with gate, pool.session(task) as session:
+                return await play_episode(session, task, 0, make_actor(task), max_turns)
+        finally:
+            slots.leave()
+
+    results: list[Trajectory] = []
+    # In waves, so that in deterministic mode a wave's members are known before its first request.
+    for start in range(0, len(tasks), concurrency):
+        wave = tasks[start : start + concurrency]
+        for _ in wave:
+            slots.enter()
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(play(task)) for task in wave]
+        results += [task.result() for task in running]
+    return results
+
+
+def score(trajectories: Sequence[Trajectory]) -> Score:
+    """Summarise episodes; one episode counts once, however many turns it has.
+
+    Raises:
+        ValueError: If no episode ended with a result.
+    """
+    results = [trajectory for trajectory in trajectories if trajectory.outcome.is_result]
+    if not results:
+        kinds = Counter(trajectory.outcome.value for trajectory in trajectories)
+        raise ValueError(f"no episode of the panel ended with a result: {dict(kinds)}")
+    return Score(
+        success=success_rate(sum(trajectory.success for trajectory in results), len(results)),
+        reward=mean_interval([trajectory.total_reward for trajectory in results]),
+        turns=sum(len(trajectory.turns) for trajectory in results) / len(results),
+        episodes=len(results),
+        failures=len(trajectories) - len(results),
+    )
+
+
+def panel_turns(settings: PanelSettings, default: int) -> int:
+    """How many turns an episode of the panel may have."""
+    return settings.max_turns if settings.max_turns is not None else default
+
+
+async def random_baseline(panel: Panel, pool: EnvironmentPool, max_turns: int, seed: int) -> Score:
+    """Score a player that draws uniformly from the available actions."""
+    client = await pool.client(panel.settings.url)
+    info = await client.env(panel.settings.env_id)
+    space = info.parsed_action_space()
+    space.seed(seed % 2**31)
+
+    def actor(task: Task) -> Actor:
+        return RandomActor(generator(seed, "baseline", panel.name, task.index), space.sample)
+
+    return score(await play_tasks(panel.tasks, actor, pool, max_turns))
+
+
+async def blind_baseline(
+    panel: Panel, train_tasks: Sequence[Task], pool: EnvironmentPool, max_turns: int, template: str
+) -> Score | None:
+    """Score the best player that never looks: one fixed sequence of replies for every task.
+
+    The candidates are the expert's most frequent sequences on training tasks, and the best of them on those training
+    tasks plays the panel. None where the environment has no expert, or its expert is not allowed.
+    """
+    client = await pool.client(panel.settings.url)
+    if not (await client.env(panel.settings.env_id)).metadata.get("expert"):
+        return None
+    tasks = list(train_tasks)[:_BLIND_TASKS]
+    shown = await play_tasks(with_expert(tasks), lambda _: ExpertActor(template), pool, max_turns)
+    sequences = Counter(
+        tuple(turn.reply for turn in trajectory.turns) for trajectory in shown if trajectory.success
+    )
+    best: tuple[float, tuple[str, ...]] | None = None
+    for sequence, _ in sequences.most_common(_BLIND_CANDIDATES):
+        played = await play_tasks(tasks, lambda _, replies=sequence: ScriptedActor(replies), pool, max_turns)
+        rate = score(played).success.value
+        if best is None or rate > best[0]:
+            best = (rate, sequence)
+    if best is None:
+        return None
+    replies = best[1]
+    return score(await play_tasks(panel.tasks, lambda _: ScriptedActor(replies), pool, max_turns))
+
+
+def with_expert(tasks: Sequence[Task]) -> list[Task]:
+    """Return the tasks with the option that asks the environment for its expert's actions."""
+    return [
+        Task(
+            task.index,
+            task.env_id,
+            task.seed,
+            task.kwargs,
+            {**(task.options or {}), "expert": True},
+            task.domain,
+            task.url,
+        )
+        for task in tasks
+    ]
+
+
+def count_outcomes(trajectories: Sequence[Trajectory]) -> dict[Outcome, int]:
+    """How many episodes ended in each way."""
+    return dict(Counter(trajectory.outcome for trajectory in trajectories))

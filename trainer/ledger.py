@@ -1,0 +1,124 @@
+"""What became of every task: trained, dropped with a reason, or issued again. One line of JSON per event.
+
+The last event of a task is its fate. After a crash the tasks that were trained on weights newer than the checkpoint
+are issued again and say so, hence every task that a finished run counts as trained is in the weights exactly once.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TextIO
+
+
+class Fate(StrEnum):
+    """What can happen to a task."""
+
+    ISSUED = "issued"
+    TRAINED = "trained"
+    DROPPED = "dropped"
+    REISSUED = "reissued"
+
+
+class Ledger:
+    """Append-only account of tasks, in memory and in a file.
+
+    Args:
+        path: The file; None keeps the account in memory only.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._fates: dict[int, Fate] = {}
+        self._drop_reasons: dict[int, str] = {}
+        self._reissues = 0
+        self._file: TextIO | None = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                cut_torn_line(path)
+                for event in read_events(path):
+                    self._apply(event)
+            self._file = path.open("a", encoding="utf-8")
+
+    def issued(self, index: int, version: int) -> None:
+        """A task was handed to a group of episodes."""
+        if index not in self._fates:
+            self._write({"task": index, "fate": Fate.ISSUED, "version": version})
+
+    def trained(self, indices: Iterable[int], step: int) -> None:
+        """Tasks went into the training step `step`."""
+        for index in indices:
+            self._write({"task": index, "fate": Fate.TRAINED, "step": step})
+
+    def dropped(self, index: int, reason: str) -> None:
+        """A task was left out, and why."""
+        self._write({"task": index, "fate": Fate.DROPPED, "reason": reason})
+
+    def roll_back(self, next_index: int, step: int, untrained: Iterable[int]) -> list[int]:
+        """Return to a checkpoint: every event after it is void, and its tasks will be issued again.
+
+        Args:
+            next_index: First task that the checkpoint had never admitted.
+            step: The step that the checkpoint resumes at.
+            untrained: Tasks that the checkpoint had admitted and not trained.
+
+        Returns:
+            The tasks that were void and are issued again, in order.
+        """
+        waiting = set(untrained)
+        void = sorted(index for index in self._fates if index >= next_index or index in waiting)
+        for index in void:
+            self._write({"task": index, "fate": Fate.REISSUED, "resumed_at_step": step})
+        return void
+
+    def fate(self, index: int) -> Fate | None:
+        """The last thing said of a task; None if it was never issued."""
+        return self._fates.get(index)
+
+    def counts(self) -> dict[str, int]:
+        """How many tasks have each fate, how often tasks were issued again, and drops by reason."""
+        fates = Counter(fate.value for fate in self._fates.values())
+        counts = {fate.value: fates.get(fate.value, 0) for fate in Fate}
+        counts["reissues"] = self._reissues
+        reasons = Counter(self._drop_reasons.values())
+        return counts | {f"dropped/{reason}": count for reason, count in sorted(reasons.items())}
+
+    def flush(self) -> None:
+        """Bring what was written to the operating system."""
+        if self._file is not None:
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, event: dict[str, Any]) -> None:
+        self._apply(event)
+        if self._file is not None:
+            self._file.write(json.dumps(event) + "\n")
+
+    def _apply(self, event: dict[str, Any]) -> None:
+        fate = Fate(event["fate"])
+        self._fates[event["task"]] = fate
+        self._drop_reasons.pop(event["task"], None)
+        if fate is Fate.DROPPED:
+            self._drop_reasons[event["task"]] = event["reason"]
+        elif fate is Fate.REISSUED:
+            self._reissues += 1
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Read the events of a ledger's file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def cut_torn_line(path: Path) -> None:
+    """Cut off a last line that a crash left without its end, so that the next one starts on a line of its own."""
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        with path.open("r+b") as file:
+            file.truncate(whole)

@@ -1,0 +1,194 @@
+"""Who plays: the policy, a random or a blind player, an expert, a recording, a person."""
+
+import asyncio
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from trainer.inference.base import GenerationRequest, InferenceClient, SamplingParams
+from trainer.records import Trajectory, Turn
+from trainer.rollout.context import Message
+from trainer.rollout.prompts import PromptBuilder
+from trainer.seeding import derive_seed
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a player sees at a turn.
+
+    Attributes:
+        turn: Number of the turn, from 0.
+        text: The observation as text.
+        messages: The observation as messages.
+        info: What the environment said beside it.
+    """
+
+    turn: int
+    text: str
+    messages: tuple[Message, ...]
+    info: Mapping[str, Any]
+
+
+class ContextOverflowError(Exception):
+    """The next prompt leaves no room for a reply."""
+
+
+class Actor(Protocol):
+    """One player of one episode."""
+
+    def begin(self, info: Mapping[str, Any]) -> None:
+        """A new episode starts."""
+        ...
+
+    async def act(self, trajectory: Trajectory, view: View) -> Turn:
+        """Return the reply of this turn; a policy also writes its tokens into `trajectory`."""
+        ...
+
+
+class ModelActor:
+    """The policy: prompts token in, replies token out.
+
+    Args:
+        client: Where replies are sampled.
+        prompts: This episode's prompt builder.
+        sampling: How replies are sampled; its stop tokens are those of the chat template.
+        max_length: Longest row in tokens.
+        seed: The run's seed; every reply draws from a stream of its own below it.
+        purpose: Name of the family of streams, such as "train" or "evaluate".
+    """
+
+    def __init__(
+        self,
+        client: InferenceClient,
+        prompts: PromptBuilder,
+        sampling: SamplingParams,
+        max_length: int,
+        seed: int,
+        purpose: str,
+    ) -> None:
+        self._client = client
+        self._prompts = prompts
+        self._sampling = sampling
+        self._max_length = max_length
+        self._seed = seed
+        self._purpose = purpose
+
+    def begin(self, info: Mapping[str, Any]) -> None:
+        """Start the prompts of a new episode."""
+        self._prompts.begin(info.get("instruction"))
+
+    async def act(self, trajectory: Trajectory, view: View) -> Turn:
+        """Sample a reply and write it into the record."""
+        prompt_ids = self._prompts.extend(trajectory, view.messages)
+        if len(prompt_ids) + self._sampling.max_new_tokens > self._max_length:
+            raise ContextOverflowError(
+                f"the prompt of turn {view.turn} has {len(prompt_ids)} tokens; with a reply of up to "
+                f"{self._sampling.max_new_tokens} it passes model.max_length {self._max_length}"
+            )
+        task = trajectory.task
+        order = (task.index, trajectory.member, view.turn)
+        result = await self._client.generate(
+            GenerationRequest(
+                request_id=f"{self._purpose}-{'-'.join(map(str, order))}-{trajectory.attempt}",
+                prompt_ids=list(prompt_ids),
+                sampling=self._sampling,
+                seed=derive_seed(self._seed, self._purpose, "reply", *order, trajectory.attempt),
+                order=order,
+            )
+        )
+        segment = trajectory.segments[-1]
+        start = len(segment.ids)
+        segment.append_action(result.token_ids, result.logprobs, result.policy_versions, view.turn)
+        reply = self._prompts.renderer.text(result.token_ids)
+        self._prompts.replied(view.messages, reply)
+        return Turn(
+            segment=len(trajectory.segments) - 1,
+            start=start,
+            end=len(segment.ids),
+            observation=view.text,
+            reply=reply,
+            finish_reason=result.finish_reason,
+        )
+
+
+class TextActor:
+    """Base of the players that only speak text: no tokens are recorded."""
+
+    def begin(self, info: Mapping[str, Any]) -> None:
+        """Nothing to prepare."""
+
+    async def act(self, trajectory: Trajectory, view: View) -> Turn:
+        """Reply with what `choose` returns."""
+        reply = await self.choose(view)
+        return Turn(segment=-1, start=0, end=0, observation=view.text, reply=reply)
+
+    async def choose(self, view: View) -> str:
+        """Return the reply of this turn."""
+        raise NotImplementedError
+
+
+class RandomActor(TextActor):
+    """Draws uniformly from the available actions, or from the action space where they are not listed."""
+
+    def __init__(self, generator: np.random.Generator, sample: Callable[[], Any]) -> None:
+        self._generator = generator
+        self._sample = sample
+
+    async def choose(self, view: View) -> str:
+        """Return a random action."""
+        actions = view.info.get("available_actions")
+        if actions:
+            return str(actions[int(self._generator.integers(len(actions)))])
+        return str(self._sample())
+
+
+class ScriptedActor(TextActor):
+    """Says the same replies whatever it sees: a recording, or the blind baseline. Repeats the last one at the end."""
+
+    def __init__(self, replies: Sequence[str]) -> None:
+        if not replies:
+            raise ValueError("a script needs at least one reply")
+        self._replies = list(replies)
+
+    async def choose(self, view: View) -> str:
+        """Return the reply that the script has for this turn."""
+        return self._replies[min(view.turn, len(self._replies) - 1)]
+
+
+class ExpertActor(TextActor):
+    """Says what the environment's own expert would do; the server must allow it."""
+
+    def __init__(self, template: str) -> None:
+        self._template = template
+
+    async def choose(self, view: View) -> str:
+        """Return the expert's action in the reply format of the run.
+
+        Raises:
+            ValueError: If the environment names no expert action.
+        """
+        action = view.info.get("expert_action")
+        if action is None:
+            raise ValueError(
+                "the environment gives no info['expert_action']: it has no expert, or the server does not allow "
+                "it (roll-serve --allow-expert)"
+            )
+        return self._template.format(action=action)
+
+
+class HumanActor(TextActor):
+    """Asks the person at the terminal."""
+
+    async def choose(self, view: View) -> str:
+        """Show the observation and read a line."""
+        actions = view.info.get("available_actions")
+        hint = f" ({', '.join(map(str, actions))})" if actions else ""
+        sys.stdout.write(f"\n{view.text}\nreply{hint}> ")
+        sys.stdout.flush()
+        line = await asyncio.to_thread(sys.stdin.readline)
+        if not line:
+            raise EOFError("no more input")
+        return line.rstrip("\n")

@@ -1,0 +1,95 @@
+"""One episode: reset, reply, step, until the environment says that it is over."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from clients.session import EnvSession
+
+from clients.protocol.errors import ProblemError
+from trainer.records import Outcome, Trajectory, Turn
+from trainer.rollout.actors import Actor, ContextOverflowError, View
+from trainer.rollout.context import observation_messages
+from trainer.tasks.task import Task
+
+_TIMEOUT_CODES = frozenset({"step_timeout"})
+_CLIENT_FAULTS = frozenset(
+    {
+        "invalid_request",
+        "unknown_op",
+        "invalid_action",
+        "invalid_kwargs",
+        "not_found",
+        "unknown_env",
+        "unauthorized",
+        "forbidden",
+        "unsupported_media_type",
+    }
+)
+"""Problems that playing again cannot mend: they end the run with their message."""
+
+
+async def play_episode(
+    session: EnvSession, task: Task, member: int, actor: Actor, max_turns: int, attempt: int = 0
+) -> Trajectory:
+    """Play `task` in `session` and return the record.
+
+    An environment that fails or times out gives a trajectory whose outcome says so; it is for the scheduler to
+    replace it. Reaching `max_turns` truncates the episode.
+
+    Raises:
+        ProblemError: If the server refuses what the run asks for (unknown environment, bad kwargs, wrong token).
+    """
+    trajectory = Trajectory(task, member, attempt)
+    try:
+        observation, info = await session.reset(seed=task.seed, options=_options(task))
+        actor.begin(info)
+        for number in range(max_turns):
+            anchor = info.get("anchor")
+            turn = await actor.act(trajectory, _view(number, observation, info))
+            trajectory.turns.append(turn)
+            observation, reward, terminated, truncated, info = await session.step(turn.reply)
+            _note_result(turn, anchor, float(reward), info)
+            if terminated or truncated:
+                solved = bool(info.get("success", False))
+                failed = Outcome.FAILED if terminated else Outcome.TRUNCATED
+                trajectory.outcome = Outcome.SOLVED if solved else failed
+                break
+        else:
+            trajectory.outcome = Outcome.TRUNCATED
+            trajectory.detail = f"max_turns {max_turns} reached"
+        trajectory.metrics = _numbers(info)
+    except ContextOverflowError as overflow:
+        if not trajectory.turns:
+            raise
+        trajectory.outcome = Outcome.CONTEXT_OVERFLOW
+        trajectory.detail = str(overflow)
+    except ProblemError as problem:
+        if problem.code in _CLIENT_FAULTS:
+            raise
+        timed_out = problem.code in _TIMEOUT_CODES
+        trajectory.outcome = Outcome.TIMEOUT if timed_out else Outcome.ENVIRONMENT_ERROR
+        trajectory.detail = f"{problem.code}: {problem.detail}"
+    return trajectory
+
+
+def _options(task: Task) -> dict[str, Any] | None:
+    return dict(task.options) if task.options is not None else None
+
+
+def _view(number: int, observation: Any, info: Mapping[str, Any]) -> View:
+    text = observation if isinstance(observation, str) else str(observation)
+    return View(number, text, observation_messages(observation, info), info)
+
+
+def _note_result(turn: Turn, anchor: Any, reward: float, info: Mapping[str, Any]) -> None:
+    turn.reward = reward
+    turn.anchor = None if anchor is None else str(anchor)
+    turn.action_is_valid = bool(info.get("action_is_valid", True))
+    turn.format_penalty = float(info.get("format_penalty", 0.0))
+
+
+def _numbers(info: Mapping[str, Any]) -> dict[str, float]:
+    metrics = info.get("metrics")
+    if not isinstance(metrics, Mapping):
+        return {}
+    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float | bool)}

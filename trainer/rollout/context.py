@@ -1,0 +1,75 @@
+"""What of an episode goes into the next prompt: named policies over messages, no tokens yet.
+
+A policy is a function `(history, observation) -> messages`. Where the messages of this turn continue those of the last
+one, the prompt continues the stored tokens; where they do not, the turn opens a new segment.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.config.run import PromptSettings
+from trainer.plugins import load_attribute
+
+Message = Mapping[str, Any]
+"""A chat message: `role`, `content`, and whatever else the chat template reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One past turn: what the policy was shown and what it said."""
+
+    observation: tuple[Message, ...]
+    reply: str
+
+
+ContextPolicy = Callable[[Sequence[Exchange], Sequence[Message]], list[Message]]
+
+
+def full_history(history: Sequence[Exchange], observation: Sequence[Message]) -> list[Message]:
+    """Show everything since the start of the episode."""
+    messages: list[Message] = []
+    for exchange in history:
+        messages += exchange.observation
+        messages.append({"role": "assistant", "content": exchange.reply})
+    return [*messages, *observation]
+
+
+def last_turns(count: int) -> ContextPolicy:
+    """Show the last `count` turns, the current one included."""
+
+    def policy(history: Sequence[Exchange], observation: Sequence[Message]) -> list[Message]:
+        return full_history(history[max(0, len(history) - count + 1) :], observation)
+
+    return policy
+
+
+def context_policy(settings: PromptSettings) -> ContextPolicy:
+    """Return the policy that `settings` name."""
+    if settings.custom_context is not None:
+        policy: ContextPolicy = load_attribute(settings.custom_context)
+        return policy
+    if settings.context == "full_history":
+        return full_history
+    return last_turns(1 if settings.context == "single_turn" else settings.turns)
+
+
+def observation_messages(observation: Any, info: Mapping[str, Any]) -> tuple[Message, ...]:
+    """Return what the environment shows as messages: `info["messages"]`, or the text as one user message."""
+    messages = info.get("messages")
+    if messages:
+        return tuple(messages)
+    return ({"role": "user", "content": observation if isinstance(observation, str) else str(observation)},)
+
+
+def with_instruction(messages: list[Message], instruction: str | None, placement: str) -> list[Message]:
+    """Put the environment's instruction in front: as a system message, or into the first user message."""
+    if not instruction or placement == "none":
+        return messages
+    if placement == "system":
+        return [{"role": "system", "content": instruction}, *messages]
+    for position, message in enumerate(messages):
+        if message["role"] == "user":
+            changed = dict(message) | {"content": f"{instruction}\n\n{message['content']}"}
+            return [*messages[:position], changed, *messages[position + 1 :]]
+    return [{"role": "user", "content": instruction}, *messages]

@@ -1,0 +1,90 @@
+"""Connections to the environment servers of a run, and sessions that are used again."""
+
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+from clients.client import EnvClient
+from clients.session import EnvSession
+from gymnasium.spaces import Space
+
+from clients.protocol.spaces import UnicodeText
+from trainer.tasks.task import Task
+
+
+class EnvironmentPool:
+    """Clients by URL and idle sessions by (URL, environment, kwargs).
+
+    Args:
+        default_url: Server of the tasks that name none.
+        token: Bearer token for all servers.
+        encoding: "json" or "msgpack".
+    """
+
+    def __init__(self, default_url: str | None, token: str | None, encoding: str) -> None:
+        self._default_url = default_url
+        self._token = token
+        self._encoding = encoding
+        self._clients: dict[str, EnvClient] = {}
+        self._idle: defaultdict[str, list[EnvSession]] = defaultdict(list)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for client in self._clients.values():
+            await client.close()
+        self._clients.clear()
+        self._idle.clear()
+
+    async def client(self, url: str | None) -> EnvClient:
+        """Return the client for `url`, connected."""
+        address = url or self._default_url
+        if address is None:
+            raise ValueError("no environment server: pass --env-url, or set 'url' on every task")
+        if address not in self._clients:
+            client = EnvClient(address, token=self._token, encoding=self._encoding)
+            self._clients[address] = client
+            await client.connect()
+        return self._clients[address]
+
+    @asynccontextmanager
+    async def session(self, task: Task) -> AsyncIterator[EnvSession]:
+        """Lend a session that can play `task`; a session whose episode failed is not used again."""
+        idle = self._idle[task.session_key]
+        session = idle.pop() if idle else await self._make(task)
+        healthy = False
+        try:
+            yield session
+            healthy = True
+        finally:
+            if healthy:
+                idle.append(session)
+            else:
+                await session.abandon()
+
+    async def shrink(self) -> None:
+        """Close all idle sessions, for example after an evaluation that needed many."""
+        for sessions in self._idle.values():
+            if sessions:
+                client = await self.client(sessions[0].url)
+                await client.close_sessions(sessions)
+                sessions.clear()
+
+    async def _make(self, task: Task) -> EnvSession:
+        client = await self.client(task.url)
+        session = await client.make(task.env_id, dict(task.kwargs))
+        _require_text(task.env_id, session.action_space)
+        return session
+
+
+def _require_text(env_id: str, space: Space) -> None:
+    if not isinstance(space, UnicodeText):
+        raise ValueError(
+            f"{env_id} takes {space} actions, but a language model speaks text: serve it through the text adapter "
+            "(roll-env list shows which environments take text)"
+        )

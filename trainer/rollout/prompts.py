@@ -1,0 +1,67 @@
+"""Builds each turn's prompt onto the record: the stored ids plus a tail, or a new segment."""
+
+from collections.abc import Sequence
+
+from trainer.records import Segment, Trajectory
+from trainer.rollout.context import ContextPolicy, Exchange, Message, with_instruction
+from trainer.rollout.rendering import ChatRenderer
+
+
+class PromptBuilder:
+    """Token-in, token-out prompts of one episode.
+
+    Args:
+        renderer: The policy's chat template.
+        context: What of the episode a prompt shows.
+        placement: Where the environment's instruction goes: "system", "first_user" or "none".
+    """
+
+    def __init__(self, renderer: ChatRenderer, context: ContextPolicy, placement: str) -> None:
+        self.renderer = renderer
+        self._context = context
+        self._placement = placement
+        self._messages: list[Message] = []
+        self._history: list[Exchange] = []
+        self._instruction: str | None = None
+
+    def begin(self, instruction: str | None) -> None:
+        """Start a new episode."""
+        self._instruction = instruction
+        self._messages = []
+        self._history = []
+
+    def extend(self, trajectory: Trajectory, observation: Sequence[Message]) -> list[int]:
+        """Write the next prompt into `trajectory` and return all ids that the policy reads.
+
+        The last segment grows where the new messages continue the old ones and the template is append-only;
+        otherwise a new segment is opened and, from the second turn on, counted as a fork.
+        """
+        messages = with_instruction(
+            self._context(self._history, observation), self._instruction, self._placement
+        )
+        new = self._continuation(messages)
+        if new is not None:
+            segment = trajectory.segments[-1]
+            segment.append_context(self.renderer.tail(new, segment.ids[-1]))
+        else:
+            if trajectory.segments:
+                trajectory.forks += 1
+            segment = Segment()
+            segment.append_context(self.renderer.prompt(messages))
+            trajectory.segments.append(segment)
+        self._messages = messages
+        return segment.ids
+
+    def replied(self, observation: Sequence[Message], reply: str) -> None:
+        """Note what the policy said, for the turns to come."""
+        self._history.append(Exchange(tuple(observation), reply))
+
+    def _continuation(self, messages: list[Message]) -> list[Message] | None:
+        """The messages after the last reply, if `messages` are the last prompt, that reply, and more."""
+        seen = len(self._messages)
+        if not self.renderer.append_only or not self._history or len(messages) <= seen + 1:
+            return None
+        reply = {"role": "assistant", "content": self._history[-1].reply}
+        if messages[:seen] == self._messages and messages[seen] == reply:
+            return messages[seen + 1 :]
+        return None

@@ -1,0 +1,106 @@
+"""Messages to token ids, and a proof that a tokenizer's chat template only ever appends.
+
+A template is append-only if rendering a longer conversation never changes what an earlier prompt and its reply
+rendered to. Then the next prompt is the stored ids plus a tail, and nothing is ever tokenised twice. Templates that
+rewrite the past (some drop earlier reasoning) fail the proof, and each of their turns opens a segment of its own.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from trainer.rollout.context import Message
+
+_REPLY = "a-reply-that-no-template-rewrites"
+_PROBE_REPLIES = ("Up", "<think>first left,\nthen up</think><answer>Up</answer>", "two\nlines.")
+_PROBE_TAILS: tuple[tuple[Message, ...], ...] = (
+    ({"role": "user", "content": "P__\n_O_"},),
+    ({"role": "user", "content": "one"}, {"role": "user", "content": "two"}),
+)
+_CACHE_SIZE = 8192
+
+
+class ChatRenderer:
+    """Renders conversations with a tokenizer's own chat template.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer with a chat template.
+
+    Raises:
+        ValueError: If the tokenizer has no chat template, or its turns have no closing token.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            raise ValueError(
+                "the tokenizer has no chat template: set one, or use the model's instruct tokenizer"
+            )
+        self._tokenizer = tokenizer
+        self._ids_of_text = lru_cache(maxsize=_CACHE_SIZE)(self._tokenize)
+        closing = self._tail_text((), generation_prompt=False)
+        closing_ids = self._tokenize(closing)
+        if not closing_ids:
+            raise ValueError(
+                "the chat template does not close the assistant's turn; a stop token cannot be derived"
+            )
+        self.end_of_turn_id = closing_ids[0]
+        stops = {self.end_of_turn_id}
+        if tokenizer.eos_token_id is not None:
+            stops.add(tokenizer.eos_token_id)
+        self.stop_token_ids = tuple(sorted(stops))
+        self.append_only = self._prove_append_only()
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Return the ids of a whole conversation, ready for the policy's reply."""
+        return list(self._ids_of_text(self._render(messages, generation_prompt=True)))
+
+    def tail(self, messages: Sequence[Message], last_id: int) -> list[int]:
+        """Return the ids that follow a reply: the closing of the policy's turn, new messages, the next opening.
+
+        Args:
+            messages: What came after the reply.
+            last_id: Last id of the reply. If the policy closed its turn itself, the closing id is not repeated.
+        """
+        ids = list(self._ids_of_text(self._tail_text(messages)))
+        return ids[1:] if last_id == self.end_of_turn_id else ids
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Return a reply as text, without special tokens."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def reply_ids(self, text: str) -> list[int]:
+        """Return the ids of a reply that is given as text, its closing token included (for demonstrations)."""
+        return [*self._ids_of_text(text), self.end_of_turn_id]
+
+    def _tokenize(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _render(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+            )
+        )
+
+    def _tail_text(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
+        opening: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _REPLY}]
+        whole = self._render([*opening, *messages], generation_prompt=generation_prompt)
+        return whole.rpartition(_REPLY)[2]
+
+    def _prove_append_only(self) -> bool:
+        for first in ("x", "P__\n_OG"):
+            start: list[Message] = [{"role": "user", "content": first}]
+            prompt = self._render(start, generation_prompt=True)
+            for reply in _PROBE_REPLIES:
+                for new in _PROBE_TAILS:
+                    answered: list[Message] = [*start, {"role": "assistant", "content": reply}]
+                    whole = self._render([*answered, *new], generation_prompt=True)
+                    tail = self._tail_text(new)
+                    if whole != prompt + reply + tail:
+                        return False
+                    # The border must not merge: ids of reply and tail are those of the two apart.
+                    if self._tokenize(reply + tail) != self._tokenize(reply) + self._tokenize(tail):
+                        return False
+        return True

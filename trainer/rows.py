@@ -1,0 +1,72 @@
+"""Training rows from records: a row per segment, or a row per turn. Two builders over one record."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainer.records import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One token sequence to train on. All sequences have one entry per token.
+
+    Attributes:
+        trajectory: Index of the trajectory in the batch that the row comes from.
+        ids: Token ids.
+        mask: True where the policy's choice is trained on.
+        logprobs: Behaviour log-probabilities; 0.0 outside the mask.
+        versions: Policy versions; -1 outside the mask.
+        turn_index: Turn of the trajectory; -1 outside the mask.
+    """
+
+    trajectory: int
+    ids: list[int]
+    mask: list[bool]
+    logprobs: list[float]
+    versions: list[int]
+    turn_index: list[int]
+
+
+RowBuilder = Callable[[int, Trajectory], list[Row]]
+
+
+def trajectory_rows(index: int, trajectory: Trajectory) -> list[Row]:
+    """Return one row per segment: one in all where the episode's prompts continued one another."""
+    return [
+        Row(
+            trajectory=index,
+            ids=segment.ids,
+            mask=segment.action_mask,
+            logprobs=segment.logprobs,
+            versions=segment.versions,
+            turn_index=segment.turn_index,
+        )
+        for segment in trajectory.segments
+        if any(segment.action_mask)
+    ]
+
+
+def step_rows(index: int, trajectory: Trajectory) -> list[Row]:
+    """Return one row per turn: all that the policy read at that turn, and only that turn's reply to train on."""
+    rows = []
+    for number, turn in enumerate(trajectory.turns):
+        if turn.end == turn.start:
+            continue
+        segment = trajectory.segments[turn.segment]
+        before, reply = turn.start, turn.end - turn.start
+        rows.append(
+            Row(
+                trajectory=index,
+                ids=segment.ids[: turn.end],
+                mask=[False] * before + [True] * reply,
+                logprobs=[0.0] * before + segment.logprobs[turn.start : turn.end],
+                versions=[-1] * before + segment.versions[turn.start : turn.end],
+                turn_index=[-1] * before + [number] * reply,
+            )
+        )
+    return rows
+
+
+def row_builder(name: str) -> RowBuilder:
+    """Return the builder that the setting `rows` names."""
+    return {"trajectory": trajectory_rows, "step": step_rows}[name]

@@ -1,0 +1,58 @@
+"""A task: which environment, with which kwargs, from which seed. And the stream of tasks that a run plays."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One thing to play. Equal tasks give equal first observations.
+
+    Attributes:
+        index: Place in the stream that the task comes from.
+        env_id: The environment, as its server lists it.
+        kwargs: What the environment is made with.
+        seed: What it is reset with.
+        options: What else it is reset with.
+        domain: Name under which metrics of this kind of task are reported.
+        url: The server; None for the run's default.
+    """
+
+    index: int
+    env_id: str
+    seed: int
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] | None = None
+    domain: str = ""
+    url: str | None = None
+
+    @property
+    def session_key(self) -> str:
+        """Tasks with equal keys can be played in one session, one after the other."""
+        return json.dumps([self.url, self.env_id, self.kwargs], sort_keys=True)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the task as plain data."""
+        return {
+            "index": self.index,
+            "env_id": self.env_id,
+            "kwargs": dict(self.kwargs),
+            "seed": self.seed,
+            "options": dict(self.options) if self.options is not None else None,
+            "domain": self.domain,
+            "url": self.url,
+        }
+
+
+class TaskSource(Protocol):
+    """An endless stream of tasks.
+
+    `task` is a pure function of the index, so the data cursor of a run is one number, an asynchronous run plays the
+    same stream as a synchronous one, and a task can be issued again after a crash.
+    """
+
+    def task(self, index: int) -> Task:
+        """Return the task at `index`."""
+        ...
