@@ -1,0 +1,169 @@
+"""Arrays on the wire: nested lists while they are small, raw little-endian bytes beyond that."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+LIST_LIMIT = 1024
+"""Arrays of more elements than this go as bytes also in JSON."""
+
+INTEGER_LIMIT = 2**53
+"""Integers on the wire stay below this in magnitude, so that every JSON reader gets them exactly."""
+
+_DTYPES = {
+    name: np.dtype(name).newbyteorder("<")
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64"),
+    )
+}
+_SPECIAL_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class EncodeError(ValueError):
+    """A value has no form on the wire, or does not have the shape that its space says."""
+
+
+class DecodeError(ValueError):
+    """What came over the wire does not fit the schema that it should have."""
+
+
+def float_name(value: float) -> str:
+    """Return the JSON string that stands for a float which JSON has no number for."""
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+def encode_array(array: Array, *, binary: bool, raw: bool = False) -> Any:
+    """Encode an array whose dtype the reader knows, or any array when `raw` asks for `__nd__`.
+
+    Raises:
+        EncodeError: The dtype is not boolean, integer or float of at most 64 bits.
+    """
+    dtype = _DTYPES.get(array.dtype.name)
+    if dtype is None:
+        raise EncodeError(f"arrays of dtype {array.dtype} have no form on the wire")
+    if binary or raw or array.size > LIST_LIMIT or _has_big_integers(array):
+        content = np.ascontiguousarray(array, dtype=dtype).tobytes()
+        payload = content if binary else base64.b64encode(content).decode("ascii")
+        return {"__nd__": [array.dtype.name, list(array.shape), payload]}
+    plain = array.tolist()
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        return _name_special(plain)
+    return plain
+
+
+def _has_big_integers(array: Array) -> bool:
+    if array.dtype.kind not in "iu" or array.dtype.itemsize < 8 or array.size == 0:
+        return False
+    return int(array.max()) >= INTEGER_LIMIT or int(array.min()) <= -INTEGER_LIMIT
+
+
+def _name_special(plain: Any) -> Any:
+    if isinstance(plain, list):
+        return [_name_special(part) for part in plain]
+    return plain if math.isfinite(plain) else float_name(plain)
+
+
+def decode_array(wire: Any, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Array:
+    """Decode a list, a number or `__nd__` to a fresh array of exactly this dtype (and shape, if given).
+
+    Raises:
+        DecodeError: It is something else, ragged, of another shape, or a value does not fit the dtype.
+    """
+    array = decode_nd(wire) if isinstance(wire, dict) else _from_lists(wire, dtype)
+    if shape is not None and array.shape != shape:
+        # A list cannot say what the inner shape of an empty array is.
+        if array.size or math.prod(shape):
+            raise DecodeError(f"shape is {list(array.shape)}, expected {list(shape)}")
+        array = array.reshape(shape)
+    return _cast(array, dtype)
+
+
+def decode_nd(wire: dict[str, Any]) -> Array:
+    """Decode `{"__nd__": [dtype, shape, bytes or base64]}` to a fresh, writable array.
+
+    Raises:
+        DecodeError: The object does not fit this schema, or the bytes are too many or too few.
+    """
+    fields = wire.get("__nd__")
+    if len(wire) != 1 or not isinstance(fields, list) or len(fields) != 3:
+        raise DecodeError('an array is {"__nd__": [dtype, shape, content]}')
+    name, shape, content = fields
+    dtype = _DTYPES.get(name) if isinstance(name, str) else None
+    if dtype is None:
+        raise DecodeError(f"unknown dtype {name!r}")
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise DecodeError("the shape of an array is a list of sizes")
+    content = decode_bytes(content)
+    if math.prod(shape) * dtype.itemsize != len(content):
+        raise DecodeError(f"{len(content)} bytes do not hold {name} of shape {shape}")
+    try:
+        return np.frombuffer(content, dtype=dtype).reshape(shape).astype(np.dtype(name))
+    except ValueError as error:  # more dimensions than numpy has, for one
+        raise DecodeError(str(error)) from error
+
+
+def decode_bytes(content: Any) -> bytes:
+    """Return raw bytes from bytes or from base64 text.
+
+    Raises:
+        DecodeError: It is neither.
+    """
+    if isinstance(content, bytes):
+        return content
+    if not isinstance(content, str):
+        raise DecodeError("binary content is base64 text (JSON) or bytes (MessagePack)")
+    try:
+        return base64.b64decode(content, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise DecodeError(f"bad base64: {error}") from error
+
+
+def _from_lists(wire: Any, dtype: np.dtype[Any]) -> Array:
+    if type(wire) is not list and type(wire) not in (int, float, str, bool):
+        raise DecodeError(f"expected numbers in nested lists, not {type(wire).__name__}")
+    try:
+        array: Array = np.array(wire)
+        if array.dtype.kind in "UO" and dtype.kind == "f":
+            array = np.array(_parse_special(wire), dtype=np.float64)
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise DecodeError(f"not an array of numbers: {error}") from error
+    if array.dtype.kind not in "biuf":
+        raise DecodeError("expected numbers in nested lists")
+    return array
+
+
+def _parse_special(wire: Any) -> Any:
+    if isinstance(wire, list):
+        return [_parse_special(part) for part in wire]
+    if isinstance(wire, str):
+        if wire not in _SPECIAL_FLOATS:
+            raise DecodeError(f"{wire!r} is not a number")
+        return _SPECIAL_FLOATS[wire]
+    if type(wire) not in (int, float):
+        raise DecodeError(f"{type(wire).__name__} is not a number")
+    return wire
+
+
+def _cast(array: Array, dtype: np.dtype[Any]) -> Array:
+    if array.dtype == dtype:
+        return array
+    if array.size == 0 or (dtype.kind == "f" and array.dtype.kind in "iuf"):
+        with np.errstate(over="ignore"):
+            return array.astype(dtype)
+    if dtype.kind in "iu" and array.dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        if int(array.min()) >= limits.min and int(array.max()) <= limits.max:
+            return array.astype(dtype)
+        raise DecodeError(f"a value does not fit {dtype.name}")
+    # JSON writers and Gymnasium's MultiBinary use 0 and 1 for booleans and the other way round.
+    if dtype.kind == "b" and array.dtype.kind in "iu" and bool(((array == 0) | (array == 1)).all()):
+        return array.astype(dtype)
+    raise DecodeError(f"expected {dtype.name}, got {array.dtype.name}")

@@ -1,0 +1,102 @@
+"""Problems: the one set of error codes, as RFC 9457 objects and as an exception."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+CODES: Mapping[str, int] = MappingProxyType(
+    {
+        "invalid_request": 422,
+        "unknown_op": 422,
+        "invalid_action": 422,
+        "invalid_kwargs": 422,
+        "not_found": 404,
+        "unknown_env": 404,
+        "unknown_session": 404,
+        "unknown_registration": 404,
+        "session_gone": 410,
+        "not_reset": 409,
+        "episode_over": 409,
+        "step_mismatch": 409,
+        "busy": 409,
+        "env_exists": 409,
+        "spec_mismatch": 409,
+        "fork_unsupported": 409,
+        "not_stateless": 409,
+        "probe_failed": 422,
+        "unauthorized": 401,
+        "forbidden": 403,
+        "too_large": 413,
+        "unsupported_media_type": 415,
+        "rate_limited": 429,
+        "at_capacity": 503,
+        "draining": 503,
+        "env_error": 500,
+        "step_timeout": 504,
+        "upstream_error": 502,
+        "internal": 500,
+    }
+)
+"""Every problem code of the protocol with its HTTP status."""
+
+RETRY_LATER = frozenset({"rate_limited", "at_capacity", "draining"})
+"""Codes that say: nothing was done, the same request may succeed after `retry_after` seconds."""
+
+_STANDARD_MEMBERS = frozenset({"type", "title", "status", "code", "detail"})
+
+
+class ProblemError(Exception):
+    """A documented failure of the protocol.
+
+    Args:
+        code: One of `CODES`.
+        detail: A sentence for people about this occurrence.
+        **extra: Further members of the problem object, such as `reason`, `errors` or `retry_after`.
+
+    Raises:
+        ValueError: The code is not one of the protocol's, or an extra member hides a standard one.
+    """
+
+    def __init__(self, code: str, detail: str, **extra: Any) -> None:
+        if code not in CODES:
+            raise ValueError(f"unknown problem code {code!r}")
+        if not _STANDARD_MEMBERS.isdisjoint(extra):
+            raise ValueError(f"extra members hide standard ones: {sorted(_STANDARD_MEMBERS & set(extra))}")
+        super().__init__(code, detail)
+        self.code = code
+        self.status = CODES[code]
+        self.detail = detail
+        self.extra = extra
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.detail}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default rebuilds from `args` and would lose the extra members on the way between processes.
+        return _rebuild, (self.code, self.detail, self.extra)
+
+    def to_problem(self) -> dict[str, Any]:
+        """Return the RFC 9457 object that goes over the wire."""
+        return {
+            "type": f"urn:rollgym:problem:{self.code}",
+            "title": self.code.replace("_", " ").capitalize(),
+            "status": self.status,
+            "code": self.code,
+            "detail": self.detail,
+            **self.extra,
+        }
+
+    @classmethod
+    def from_problem(cls, problem: Mapping[str, Any]) -> ProblemError:
+        """Read a problem object; a code of a newer server that we do not know becomes `internal`."""
+        code, detail = problem.get("code"), str(problem.get("detail", ""))
+        extra = {str(key): value for key, value in problem.items() if key not in _STANDARD_MEMBERS}
+        if isinstance(code, str) and code in CODES:
+            return cls(code, detail, **extra)
+        return cls("internal", detail, **(extra | {"unknown_code": code}))
+
+
+def _rebuild(code: str, detail: str, extra: dict[str, Any]) -> ProblemError:
+    return ProblemError(code, detail, **extra)

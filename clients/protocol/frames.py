@@ -1,0 +1,45 @@
+"""Frames: plain data to bytes and back, as JSON or MessagePack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import orjson
+
+from clients.protocol.arrays import DecodeError
+
+MEDIA_TYPES = {False: "application/json", True: "application/msgpack"}
+"""The HTTP content type by `binary`."""
+
+SUBPROTOCOLS = {False: "rollgym.v1.json", True: "rollgym.v1.msgpack"}
+"""The WebSocket subprotocol by `binary`."""
+
+
+def dumps(obj: Any, *, binary: bool) -> bytes:
+    """Serialise plain data; values went through `encode_value` before."""
+    if binary:
+        packed: bytes = msgpack.packb(obj)
+        return packed
+    return orjson.dumps(obj)
+
+
+def loads(data: bytes | str, *, binary: bool) -> Any:
+    """Read plain data from a frame.
+
+    Raises:
+        DecodeError: The frame is not valid JSON or MessagePack, or uses a MessagePack extension type.
+    """
+    try:
+        if binary:
+            return msgpack.unpackb(data, ext_hook=_refuse_extension, timestamp=0)
+        return orjson.loads(data)
+    except DecodeError:
+        raise
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+        kind = "MessagePack" if binary else "JSON"
+        raise DecodeError(f"not a valid {kind} frame: {error}") from error
+
+
+def _refuse_extension(code: int, data: bytes) -> Any:
+    raise DecodeError(f"MessagePack extension type {code} is not part of the protocol")

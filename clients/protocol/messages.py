@@ -1,0 +1,230 @@
+"""Requests and replies of the protocol as models: the schema of HTTP bodies, of socket fields and of OpenAPI."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from clients.protocol.episode import PortableEpisode
+
+IDENTIFIER = r"^[A-Za-z0-9._-]{1,128}$"
+"""What environment, session and registration ids look like."""
+
+Identifier = Annotated[str, Field(pattern=IDENTIFIER)]
+Seed = Annotated[int, Field(ge=0, lt=2**53, strict=True)]
+RequestId = Annotated[str, Field(min_length=1, max_length=128)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=1024, strict=True)]
+Index = Annotated[int, Field(ge=0, strict=True)]
+
+
+class Request(BaseModel):
+    """Base of all requests: a key that the schema does not know is refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Reply(BaseModel):
+    """Base of all replies: a newer server may add keys."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class ResetFields(Request):
+    """How an episode begins."""
+
+    seed: Seed | None = None
+    options: dict[str, Any] | None = None
+
+
+class MakeRequest(Request):
+    """Make sessions of one environment."""
+
+    env_id: Identifier
+    kwargs: dict[str, Any] | None = None
+    count: Count | None = Field(default=None, description="Make this many; the reply is then a list.")
+    reset: ResetFields | None = Field(default=None, description="Reset at once, too.")
+    idle_timeout_s: Seconds | None = None
+    request_id: RequestId | None = None
+
+
+class ResetRequest(ResetFields):
+    """Begin an episode."""
+
+    request_id: RequestId | None = None
+
+
+class StepRequest(Request):
+    """Take one action."""
+
+    action: Any
+    episode: Index | None = None
+    step: Index | None = None
+    autoreset: bool = Field(default=False, description="Begin the next episode when this step ends this one.")
+    timeout_s: Seconds | None = None
+
+
+class RenderRequest(Request):
+    """Draw the state."""
+
+    mode: str | None = None
+
+
+class ForkRequest(Request):
+    """Copy a session at its present point."""
+
+    count: Count = 1
+    reseed: Seed | None = Field(default=None, description="Let the copies' chances differ from here on.")
+    request_id: RequestId | None = None
+
+
+class RestoreRequest(Request):
+    """Make a session at the point of a portable episode."""
+
+    episode: PortableEpisode
+    request_id: RequestId | None = None
+
+
+class CloseRequest(Request):
+    """Close many sessions."""
+
+    session_ids: list[Identifier]
+
+
+class VerifyRequest(Request):
+    """Score responses without a session."""
+
+    items: list[dict[str, Any]]
+    timeout_s: Seconds | None = None
+
+
+class ResetReply(Reply):
+    """The begin of an episode."""
+
+    observation: Any
+    info: dict[str, Any]
+    episode: int
+    step: int
+    seed: int
+
+
+class StepReply(Reply):
+    """What an action led to."""
+
+    observation: Any
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+    episode: int
+    step: int
+
+
+class SessionReply(Reply):
+    """A new session."""
+
+    session_id: str
+    env_id: str
+    action_space: dict[str, Any]
+    observation_space: dict[str, Any]
+    reset: ResetReply | None = None
+    episode: int | None = Field(default=None, description="Of a restored session: the episode it is in.")
+    step: int | None = Field(default=None, description="Of a restored session: the steps taken in it.")
+
+
+class SessionsReply(Reply):
+    """New sessions."""
+
+    sessions: list[SessionReply]
+
+
+class SessionInfo(Reply):
+    """One of the caller's sessions."""
+
+    session_id: str
+    env_id: str
+    episode: int | None
+    step: int | None
+    seed: int | None
+    terminated: bool
+    truncated: bool
+    idle_s: float
+    owner: str
+
+
+class ForkReply(Reply):
+    """The copies."""
+
+    session_ids: list[str]
+
+
+class CloseReply(Reply):
+    """How many of the named sessions were open and now are closed."""
+
+    closed: int
+
+
+class RenderReply(Reply):
+    """A drawing: text, or an array or image in free-form encoding."""
+
+    frame: Any
+
+
+class Verdict(Reply):
+    """The score of one response."""
+
+    score: float
+    outcome: str
+    detail: Any = None
+
+
+class VerifyReply(Reply):
+    """Verdicts in the order of the items."""
+
+    results: list[Verdict]
+
+
+class EnvInfo(Reply):
+    """One environment that a server offers."""
+
+    env_id: str
+    version: str
+    kind: Literal["episodic", "stateless"]
+    origin: Literal["local", "registered"]
+    isolation: Literal["inline", "thread", "process"]
+    description: str
+    action_space: dict[str, Any]
+    observation_space: dict[str, Any]
+    kwargs_schema: dict[str, Any]
+    max_episode_steps: int | None
+    deterministic: bool
+    forkable: bool
+    replicas: int
+    metadata: dict[str, Any]
+
+
+class EnvsReply(Reply):
+    """The catalog."""
+
+    envs: list[EnvInfo]
+
+
+class Capacity(Reply):
+    """How full a server is."""
+
+    sessions: int
+    max_sessions: int
+
+
+class ServerInfo(Reply):
+    """What a server says about itself."""
+
+    name: str
+    version: str
+    protocol: int
+    role: Literal["server", "gateway"]
+    processes: int
+    process: int = Field(default=0, description="Index of the I/O process that answered.")
+    limits: dict[str, Any]
+    capacity: Capacity
