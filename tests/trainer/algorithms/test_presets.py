@@ -1,0 +1,89 @@
+import pytest
+from pydantic import ValidationError
+
+from trainer.algorithms.presets import PRESETS, resolve_preset
+from trainer.algorithms.settings import AlgorithmSettings
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_read_back_equal(name):
+    preset = resolve_preset(name, {})
+    assert preset == PRESETS[name]
+    assert AlgorithmSettings.model_validate(preset.model_dump(mode="json")) == preset
+
+
+def test_overrides_merge_into_parts():
+    settings = resolve_preset("gigpo", {"kl": {"coefficient": 0.5}, "advantage": {"step_weight": 0.8}})
+    assert settings.kl.coefficient == 0.5
+    assert settings.kl.estimator == "k3"
+    assert settings.advantage.kind == "gigpo"
+    assert settings.advantage.step_weight == 0.8
+    assert settings.advantage.turn_discount == 0.95
+
+
+def test_another_kind_replaces_the_part():
+    settings = resolve_preset("starpo_s", {"filter": {"kind": "zero_variance"}})
+    assert settings.filter.kind == "zero_variance"
+
+
+def test_presets_are_never_changed_by_overrides():
+    before = PRESETS["ppo"].model_dump()
+    resolve_preset("ppo", {"critic": {"value_clip": None}})
+    assert PRESETS["ppo"].model_dump() == before
+
+
+def test_unknown_preset_is_refused_with_a_hint():
+    with pytest.raises(ValueError, match="did you mean 'grpo'"):
+        resolve_preset("grppo", {})
+
+
+def test_paper_numbers():
+    assert PRESETS["starpo_s"].surrogate.clip_high == 0.28
+    assert PRESETS["starpo_s"].filter.fraction == 0.25
+    assert PRESETS["starpo_s"].kl.coefficient == 0
+    assert PRESETS["starpo_s"].critic is not None
+    assert PRESETS["gigpo"].advantage.turn_discount == 0.95
+    assert PRESETS["gigpo"].kl.coefficient == 0.01
+    assert PRESETS["ppo"].entropy_coefficient == 0.001
+    assert PRESETS["grpo"].aggregation.mode == "seq-mean-token-mean"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"advantage": {"kind": "gae"}}, "reads a critic"),
+        ({"critic": {}}, "never reads a critic"),
+        ({"surrogate": {"kind": "reinforce"}, "minibatches": 2}, "no ratio"),
+        ({"surrogate": {"kind": "reinforce"}, "ratio": {"level": "sequence"}}, "no ratio"),
+        ({"proximal": "behaviour", "correction": {"kind": "truncate"}}, "nothing to correct"),
+        ({"kl": {"coefficient": 0.1, "estimator": "k1"}}, "zero in expectation"),
+        ({"kl": {"placement": "reward", "straight_through": True}}, "no gradient"),
+        ({"aggregation": {"horizon": 5}}, "horizon"),
+        ({"aggregation": {"mode": "seq-mean-token-sum-norm"}}, "horizon"),
+        ({"reward": {"turn_low": 1.0, "turn_high": 0.0}}, "turn_low"),
+        ({"correction": {"kind": "band", "low": 2.0, "high": 1.0}}, "low must be below"),
+        ({"surrogate": {"kind": "weighted", "weight_low": 2.0, "weight_high": 1.0}}, "weight_low"),
+        ({"reward": {"overlong": {"max_tokens": 4, "buffer_tokens": 8}}}, "buffer_tokens"),
+        ({"surrogate": {"dual_clip": 0.5}}, "greater than 1"),
+        ({"advantage": {"omega": 1.0}}, "unknown key 'omega'"),
+        ({"filter": {"kind": "zero_variance", "fraction": 0.2}}, "unknown key 'fraction'"),
+        ({"minibatch": 2}, "did you mean 'minibatches'"),
+    ],
+)
+def test_contradictions_are_refused(overrides, message):
+    with pytest.raises(ValidationError, match=message):
+        resolve_preset("grpo", overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "needed"),
+    [
+        ({}, False),
+        ({"epochs": 2}, True),
+        ({"minibatches": 2}, True),
+        ({"epochs": 2, "proximal": "behaviour"}, False),
+        ({"kl": {"coefficient": 0.1, "placement": "reward"}}, True),
+    ],
+)
+def test_a_forward_pass_is_asked_for_only_where_it_says_something(overrides, needed):
+    assert resolve_preset("grpo", overrides).needs_old_logprobs is needed

@@ -1,0 +1,90 @@
+"""From token losses to one number, with denominators of the whole batch.
+
+Every mode is a sum divided by a count that was taken before any split. So the losses of micro-batches and of
+data-parallel shards add up to the loss of the whole batch, and their gradients to its gradient.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, Self, assert_never
+
+import torch
+from torch import Tensor
+
+AggregationMode = Literal[
+    "token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Denominators:
+    """The counts of everything that one optimizer step trains on, over all micro-batches and all shards.
+
+    Attributes:
+        tokens: Number of sampled tokens.
+        rows: Number of rows with at least one sampled token.
+    """
+
+    tokens: int
+    rows: int
+
+    @classmethod
+    def from_mask(cls, mask: Tensor) -> Self:
+        """Count a mask `[rows, tokens]` that holds the whole batch."""
+        return cls.from_lengths(mask.sum(dim=1).tolist())
+
+    @classmethod
+    def from_lengths(cls, lengths: Iterable[int]) -> Self:
+        """Count rows of which only the number of sampled tokens is known."""
+        lengths = list(lengths)
+        return cls(tokens=sum(lengths), rows=sum(1 for length in lengths if length))
+
+    def __add__(self, other: "Denominators") -> "Denominators":
+        """Return the counts of two disjoint parts taken together."""
+        return Denominators(self.tokens + other.tokens, self.rows + other.rows)
+
+
+def aggregate(
+    values: Tensor,
+    mask: Tensor,
+    mode: AggregationMode,
+    denominators: Denominators,
+    horizon: int | None = None,
+) -> Tensor:
+    """Return this part's share of the aggregated loss; the shares of all parts add up to the whole.
+
+    Args:
+        values: Token losses, `[rows, tokens]`. What lies outside the mask is never read, NaN included.
+        mask: True where a token counts.
+        mode: `token-mean` divides by all tokens; `seq-mean-token-sum` sums a row and divides by the number of
+            rows that have tokens; `seq-mean-token-sum-norm` divides that by `horizon` (Dr. GRPO);
+            `seq-mean-token-mean` takes the mean of a row's tokens, then the mean over rows (GRPO, GSPO).
+        denominators: Counts of the whole batch.
+        horizon: The constant length of `seq-mean-token-sum-norm`.
+
+    Raises:
+        ValueError: If the mode needs a horizon and there is none.
+    """
+    values = torch.where(mask, values, 0.0)
+    rows = max(denominators.rows, 1)
+    match mode:
+        case "token-mean":
+            return values.sum() / max(denominators.tokens, 1)
+        case "seq-mean-token-sum":
+            return values.sum() / rows
+        case "seq-mean-token-sum-norm":
+            if horizon is None:
+                raise ValueError("seq-mean-token-sum-norm divides by a constant: give 'horizon'")
+            return values.sum() / (rows * horizon)
+        case "seq-mean-token-mean":
+            lengths = mask.sum(dim=1).clamp(min=1)
+            return (values.sum(dim=1) / lengths).sum() / rows
+        case _:
+            assert_never(mode)
+
+
+def share(mask: Tensor, mode: AggregationMode, denominators: Denominators) -> Tensor:
+    """Return which part of the whole batch this mask is, in the unit that `mode` averages over."""
+    if mode == "token-mean":
+        return mask.sum() / max(denominators.tokens, 1)
+    return mask.any(dim=1).sum() / max(denominators.rows, 1)

@@ -1,0 +1,45 @@
+"""Estimators of the Kullback-Leibler divergence from sampled tokens."""
+
+from typing import Literal, assert_never
+
+import torch
+from torch import Tensor
+
+KLEstimator = Literal["k1", "k2", "k3"]
+
+_LOG_RATIO_LIMIT = 20.0
+_K3_LIMIT = 10.0
+
+
+def kl_estimate(
+    logprobs: Tensor, reference: Tensor, estimator: KLEstimator, *, straight_through: bool = False
+) -> Tensor:
+    """Return a per-token estimate of KL(policy || reference), with d = logprobs - reference.
+
+    `k1` = d; `k2` = d^2 / 2; `k3` = exp(-d) - 1 + d. For `k3`, d is clamped to +-20 and the result to +-10, so that
+    one outlier cannot overflow.
+
+    As a loss, `k2` has the right gradient on-policy and `k3` a biased one of low variance (k1's is zero in
+    expectation). `straight_through` keeps the estimator's value and takes the gradient of `k2`.
+
+    Args:
+        logprobs: Log-probabilities of the sampled tokens under the policy.
+        reference: Their log-probabilities under the reference policy.
+        estimator: Which estimate.
+        straight_through: Take the gradient of `k2`, whatever the value.
+    """
+    difference = logprobs - reference
+    match estimator:
+        case "k1":
+            value = difference
+        case "k2":
+            value = difference.square() / 2
+        case "k3":
+            bounded = difference.clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
+            value = (torch.exp(-bounded) - 1 + bounded).clamp(-_K3_LIMIT, _K3_LIMIT)
+        case _:
+            assert_never(estimator)
+    if straight_through:
+        gradient = difference.square() / 2
+        value = value.detach() + gradient - gradient.detach()
+    return value

@@ -1,0 +1,97 @@
+"""What is made of the environment's rewards, and on which token each lies."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trainer.algorithms.batch import TrajectoryBatch
+from trainer.algorithms.settings import RewardSettings
+from trainer.algorithms.stream import TokenStream
+
+TurnValues = list[list[float]]
+
+
+def turn_rewards(settings: RewardSettings, batch: TrajectoryBatch) -> TurnValues:
+    """Return the reward of each turn: penalty for unreadable replies, clip, penalty for overlong episodes."""
+    composed = []
+    for rewards, penalties, valid, tokens in zip(
+        batch.rewards, batch.format_penalties, batch.valid, batch.tokens, strict=True
+    ):
+        turns = list(rewards)
+        if (penalty := settings.invalid_action_penalty) is not None:
+            turns = [
+                reward - theirs - (0.0 if readable else penalty)
+                for reward, theirs, readable in zip(turns, penalties, valid, strict=True)
+            ]
+        turns = [clipped(reward, settings.turn_low, settings.turn_high) for reward in turns]
+        if (overlong := settings.overlong) is not None and turns:
+            turns[-1] += overlong.penalty * overlong_penalty(
+                sum(tokens), overlong.max_tokens, overlong.buffer_tokens
+            )
+        composed.append(turns)
+    return composed
+
+
+def clipped(reward: float, low: float | None, high: float | None) -> float:
+    """Return a reward within bounds, either of which may be absent."""
+    if low is not None:
+        reward = max(reward, low)
+    if high is not None:
+        reward = min(reward, high)
+    return reward
+
+
+def overlong_penalty(length: int, max_length: int, buffer: int) -> float:
+    """Return DAPO's soft length penalty: 0 up to `max_length - buffer`, falling to -1 at `max_length`, -1 beyond."""
+    return min(0.0, max(-1.0, (max_length - buffer - length) / buffer))
+
+
+def discounted_return(rewards: Sequence[float], discount: float) -> float:
+    """Return the discounted sum of a trajectory's turn rewards, seen from its first turn."""
+    total = 0.0
+    for reward in reversed(rewards):
+        total = reward + discount * total
+    return total
+
+
+def discounted_turn_returns(rewards: Sequence[float], discount: float) -> list[float]:
+    """Return, for each turn, the discounted sum of its reward and those after it."""
+    returns: list[float] = []
+    total = 0.0
+    for reward in reversed(rewards):
+        total = reward + discount * total
+        returns.append(total)
+    return returns[::-1]
+
+
+def placed_rewards(rewards: Sequence[Sequence[float]], stream: TokenStream, mask: Tensor) -> Tensor:
+    """Return turn rewards on the last sampled token of each turn, float64 `[rows, tokens]`.
+
+    Args:
+        rewards: Reward of each turn of each trajectory.
+        stream: The sampled tokens of the batch.
+        mask: True where the policy sampled the token.
+
+    Raises:
+        ValueError: If a reward would be lost because its turn has no sampled token.
+    """
+    placed = torch.zeros(mask.shape, dtype=torch.float64, device=mask.device)
+    ends = stream.turn_end.nonzero(as_tuple=True)[0]
+    reached = set()
+    values = []
+    for trajectory, turn in zip(stream.trajectory[ends].tolist(), stream.turn[ends].tolist(), strict=True):
+        reached.add((trajectory, turn))
+        values.append(rewards[trajectory][turn])
+    for trajectory, turns in enumerate(rewards):
+        for turn, reward in enumerate(turns):
+            if reward and (trajectory, turn) not in reached:
+                raise ValueError(
+                    f"turn {turn} of trajectory {trajectory} has reward {reward} but no sampled token to carry it"
+                )
+    placed[stream.row[ends], stream.column[ends]] = torch.tensor(
+        values, dtype=torch.float64, device=mask.device
+    )
+    if bool((placed[~mask] != 0).any()):
+        raise AssertionError("a reward lies on a token that the policy did not sample")
+    return placed
