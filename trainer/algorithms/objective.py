@@ -289,12 +289,16 @@ def _check_turns(stream: TokenStream, rewards: TurnValues) -> None:
 
 
 def _spread(turns: Sequence[Sequence[float]], stream: TokenStream, mask: Tensor) -> Tensor:
-    lengths = torch.tensor([len(part) for part in turns], dtype=torch.int64, device=mask.device)
-    first = lengths.cumsum(0) - lengths
     flat = torch.tensor([value for part in turns for value in part], dtype=torch.float64, device=mask.device)
     spread = torch.zeros(mask.shape, dtype=torch.float64, device=mask.device)
-    spread[stream.row, stream.column] = flat[first[stream.trajectory] + stream.turn]
+    spread[stream.row, stream.column] = flat[_flat_turns(turns, stream)]
     return spread
+
+
+def _flat_turns(turns: Sequence[Sequence[float]], stream: TokenStream) -> Tensor:
+    """Return, for each sampled token, the place of its turn among all turns of the batch."""
+    lengths = torch.tensor([len(part) for part in turns], dtype=torch.int64, device=stream.turn.device)
+    return (lengths.cumsum(0) - lengths)[stream.trajectory] + stream.turn
 
 
 def _reward_kl(settings: AlgorithmSettings, rows: RowBatch) -> Tensor | None:
@@ -306,11 +310,10 @@ def _reward_kl(settings: AlgorithmSettings, rows: RowBatch) -> Tensor | None:
 
 
 def _penalised(rewards: TurnValues, stream: TokenStream, penalty: Tensor) -> TurnValues:
-    left = [list(turns) for turns in rewards]
-    costs = penalty[stream.row, stream.column].tolist()
-    for trajectory, turn, cost in zip(stream.trajectory.tolist(), stream.turn.tolist(), costs, strict=True):
-        left[trajectory][turn] -= cost
-    return left
+    costs = penalty.new_zeros(sum(len(turns) for turns in rewards))
+    costs = costs.index_add(0, _flat_turns(rewards, stream), penalty[stream.row, stream.column])
+    left = iter(costs.tolist())
+    return [[reward - next(left) for reward in turns] for turns in rewards]
 
 
 def _proximal(settings: AlgorithmSettings, inputs: LossInputs, logprobs: Tensor, behaviour: Tensor) -> Tensor:

@@ -1,0 +1,118 @@
+"""Random batches for the algorithms, laid out as a row per trajectory or a row per turn."""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from trainer.algorithms.batch import LossInputs, RowBatch, TrajectoryBatch
+
+FIELDS = ("logprobs", "old", "behaviour", "reference", "entropy", "values")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Episodes with numbers for each sampled token: `tokens[trajectory][turn][field]` is a list."""
+
+    batch: TrajectoryBatch
+    tokens: list[list[dict[str, list[float]]]]
+
+    def rows(self, layout: str = "trajectory", *, padding: int = 0, garbage: float = math.nan) -> "Rows":
+        """Lay the tokens out, with observation tokens between turns; all outside the mask is `garbage`."""
+        laid: list[tuple[int, list[tuple[int, dict[str, list[float]]]]]] = []
+        for trajectory, turns in enumerate(self.tokens):
+            numbered = list(enumerate(turns))
+            if layout == "trajectory":
+                laid.append((trajectory, numbered))
+            else:
+                laid += [(trajectory, [entry]) for entry in numbered]
+        gap = 2
+        width = padding + max(sum(gap + len(turn["values"]) for _, turn in turns) for _, turns in laid)
+        shape = (len(laid), width)
+        mask = torch.zeros(shape, dtype=torch.bool)
+        turn_index = torch.full(shape, -1)
+        numbers = {field: torch.full(shape, garbage) for field in FIELDS}
+        for row, (_, turns) in enumerate(laid):
+            place = 0
+            for turn, fields in turns:
+                place += gap
+                end = place + len(fields["values"])
+                mask[row, place:end] = True
+                turn_index[row, place:end] = turn
+                for field in FIELDS:
+                    numbers[field][row, place:end] = torch.tensor(fields[field])
+                place = end
+        return Rows(torch.tensor([trajectory for trajectory, _ in laid]), mask, turn_index, numbers)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One layout of a case as tensors."""
+
+    trajectory: torch.Tensor
+    mask: torch.Tensor
+    turn_index: torch.Tensor
+    numbers: dict[str, torch.Tensor]
+
+    def row_batch(self) -> RowBatch:
+        return RowBatch(
+            self.trajectory,
+            self.mask,
+            self.turn_index,
+            values=self.numbers["values"],
+            old_logprobs=self.numbers["old"],
+            reference_logprobs=self.numbers["reference"],
+        )
+
+    def inputs(self, advantages: torch.Tensor, scores: torch.Tensor | None = None) -> LossInputs:
+        return LossInputs(
+            logprobs=self.numbers["logprobs"],
+            behaviour_logprobs=self.numbers["behaviour"],
+            advantages=advantages,
+            mask=self.mask,
+            turn_index=self.turn_index,
+            old_logprobs=self.numbers["old"],
+            reference_logprobs=self.numbers["reference"],
+            entropy=self.numbers["entropy"],
+            scores=scores,
+        )
+
+    def permuted(self, order: torch.Tensor) -> "Rows":
+        return replace(
+            self,
+            trajectory=self.trajectory[order],
+            mask=self.mask[order],
+            turn_index=self.turn_index[order],
+            numbers={field: values[order] for field, values in self.numbers.items()},
+        )
+
+
+def random_case(seed: int, *, groups: int = 3, members: int = 4, turns: int = 4, tokens: int = 4) -> Case:
+    """Return a batch of `groups * members` episodes of up to `turns` turns of up to `tokens` tokens."""
+    rng = np.random.default_rng(seed)
+    data, rewards, penalties, valid, anchors, counts = [], [], [], [], [], []
+    for _ in range(groups * members):
+        episode = []
+        for _ in range(rng.integers(1, turns + 1)):
+            length = int(rng.integers(1, tokens + 1))
+            logprobs = -rng.exponential(1.0, length)
+            episode.append(
+                {
+                    "logprobs": logprobs.tolist(),
+                    "old": (logprobs + rng.normal(0, 0.2, length)).tolist(),
+                    "behaviour": (logprobs + rng.normal(0, 0.3, length)).tolist(),
+                    "reference": (logprobs + rng.normal(0, 0.5, length)).tolist(),
+                    "entropy": rng.uniform(0, 2, length).tolist(),
+                    "values": rng.normal(0, 1, length).tolist(),
+                }
+            )
+        data.append(episode)
+        readable = [bool(rng.random() > 0.2) for _ in episode]
+        valid.append(readable)
+        penalties.append([0.0 if flag else -0.05 for flag in readable])
+        rewards.append([float(rng.choice([0.0, 0.0, 1.0])) + penalty for penalty in penalties[-1]])
+        anchors.append([str(rng.choice(["a", "b", "c"])) for _ in episode])
+        counts.append([len(turn["values"]) for turn in episode])
+    ids = [group for group in range(groups) for _ in range(members)]
+    return Case(TrajectoryBatch(ids, rewards, penalties, valid, anchors, counts), data)

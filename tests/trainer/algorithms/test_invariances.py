@@ -1,0 +1,247 @@
+"""What must not change an update: order of rows, padding, micro-batches, shards, the cut into rows."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.algorithm_cases import random_case
+from trainer.algorithms.aggregation import Denominators
+from trainer.algorithms.metrics import means, merge
+from trainer.algorithms.objective import compute_advantages, critic_loss, policy_loss
+from trainer.algorithms.presets import PRESETS, resolve_preset
+
+# Compositions that together reach every part of the loss.
+ALGORITHMS = {
+    **PRESETS,
+    "gspo": resolve_preset(
+        "grpo",
+        {
+            "ratio": {"level": "sequence"},
+            "surrogate": {"clip_low": 3e-4, "clip_high": 4e-4},
+            "minibatches": 4,
+        },
+    ),
+    "turn_ratio": resolve_preset("gigpo", {"ratio": {"level": "turn"}, "minibatches": 2}),
+    "dr_grpo": resolve_preset(
+        "grpo",
+        {
+            "advantage": {"scale": "none"},
+            "aggregation": {"mode": "seq-mean-token-sum-norm", "horizon": 64},
+            "surrogate": {"dual_clip": 3.0},
+            "epochs": 2,
+        },
+    ),
+    "cispo": resolve_preset(
+        "grpo",
+        {
+            "surrogate": {"kind": "weighted", "applies_to": "negative_scores"},
+            "aggregation": {"mode": "seq-mean-token-sum"},
+            "kl": {"coefficient": 0.1, "estimator": "k2"},
+            "proximal": "behaviour",
+        },
+    ),
+    "decoupled": resolve_preset(
+        "grpo",
+        {
+            "correction": {"kind": "truncate", "cap": 1.2},
+            "kl": {"coefficient": 0.1, "estimator": "k3", "straight_through": True},
+            "entropy_coefficient": 0.01,
+            "minibatches": 2,
+        },
+    ),
+    "icepop": resolve_preset("ppo", {"correction": {"kind": "band", "low": 0.8, "high": 1.2}}),
+    "reinforce": resolve_preset(
+        "grpo",
+        {
+            "surrogate": {"kind": "reinforce"},
+            "advantage": {"kind": "turn"},
+            "kl": {"coefficient": 0.1, "placement": "reward", "estimator": "k1"},
+        },
+    ),
+    "bi_level": resolve_preset("ppo", {"advantage": {"kind": "bi_level_gae"}}),
+    "reinforce_pp_baseline": resolve_preset(
+        "grpo", {"advantage": {"scale": "none", "whiten": True, "clip": 1.0}}
+    ),
+}
+BY_NAME = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
+# Where the ratio's unit is a row, another cut into rows is another algorithm.
+ROW_FREE = {name: algorithm for name, algorithm in ALGORITHMS.items() if algorithm.ratio.level != "sequence"}
+SEEDS = st.integers(0, 2**32 - 1)
+FEW = settings(max_examples=8, deadline=None)
+
+
+def advantages_of(algorithm, case, rows):
+    return compute_advantages(algorithm, case.batch, rows.row_batch())
+
+
+def losses(algorithm, rows, result, parts=None):
+    """Return loss, metrics, and the gradients by log-probability and by value, taken part by part."""
+    denominators = Denominators.from_mask(rows.mask)
+    logprobs = rows.numbers["logprobs"].clone().requires_grad_()
+    entropy = rows.numbers["entropy"].clone().requires_grad_()
+    values = rows.numbers["values"].clone().add(0.3).requires_grad_()
+    inputs = replace(rows.inputs(result.advantages, result.scores), logprobs=logprobs, entropy=entropy)
+    total, metrics = 0.0, []
+    for part in parts or [torch.arange(len(rows.mask))]:
+        loss, numbers = policy_loss(algorithm, inputs.select(part), denominators)
+        metrics.append(numbers)
+        if algorithm.critic is not None:
+            error, numbers = critic_loss(
+                algorithm,
+                values[part],
+                rows.numbers["values"][part],
+                result.returns[part],
+                rows.mask[part],
+                denominators,
+            )
+            loss = loss + error
+            metrics.append(numbers)
+        loss.backward()
+        total += loss.item()
+    gradients = [
+        torch.where(rows.mask, torch.zeros(rows.mask.shape) if leaf.grad is None else leaf.grad, 0.0)
+        for leaf in (logprobs, entropy, values)
+    ]
+    return total, means(merge(metrics)), gradients
+
+
+def assert_same(left, right):
+    assert left[0] == pytest.approx(right[0], rel=1e-4, abs=1e-6)
+    assert left[1] == pytest.approx(right[1], rel=1e-4, abs=1e-5)
+    torch.testing.assert_close(left[2], right[2], rtol=1e-4, atol=1e-6)
+
+
+@BY_NAME
+@FEW
+@given(seed=SEEDS)
+def test_micro_batches_add_up(algorithm, seed):
+    case = random_case(seed)
+    for layout in ("trajectory", "step"):
+        rows = case.rows(layout)
+        result = advantages_of(algorithm, case, rows)
+        order = torch.randperm(len(rows.mask), generator=torch.Generator().manual_seed(seed))
+        cut = seed % (len(order) - 1) + 1
+        parts = [order[:cut], order[cut:]]
+        assert_same(losses(algorithm, rows, result), losses(algorithm, rows, result, parts))
+
+
+@BY_NAME
+@FEW
+@given(seed=SEEDS)
+def test_data_parallel_shards_add_up(algorithm, seed):
+    # Each shard sees its rows alone and narrower padding; an average over shards times their number is the sum.
+    case = random_case(seed)
+    rows = case.rows()
+    result = advantages_of(algorithm, case, rows)
+    whole = losses(algorithm, rows, result)
+    denominators = Denominators.from_mask(rows.mask)
+    shards = torch.arange(len(rows.mask)).chunk(3)
+    average = sum(
+        policy_loss(algorithm, rows.inputs(result.advantages, result.scores).select(shard), denominators)[0]
+        for shard in shards
+    ) / len(shards)
+    alone = policy_loss(algorithm, rows.inputs(result.advantages, result.scores), denominators)[0]
+    torch.testing.assert_close(average * len(shards), alone, rtol=1e-4, atol=1e-6)
+    assert_same(whole, losses(algorithm, rows, result, list(shards)))
+
+
+@BY_NAME
+@FEW
+@given(seed=SEEDS)
+def test_order_of_rows_does_not_matter(algorithm, seed):
+    case = random_case(seed)
+    for layout in ("trajectory", "step"):
+        rows = case.rows(layout)
+        order = torch.randperm(len(rows.mask), generator=torch.Generator().manual_seed(seed))
+        result, shuffled = (advantages_of(algorithm, case, part) for part in (rows, rows.permuted(order)))
+        torch.testing.assert_close(result.advantages[order], shuffled.advantages)
+        plain = losses(algorithm, rows, result)
+        moved = losses(algorithm, rows.permuted(order), shuffled)
+        assert_same((*plain[:2], [gradient[order] for gradient in plain[2]]), moved)
+
+
+@BY_NAME
+@FEW
+@given(seed=SEEDS, padding=st.integers(1, 9))
+def test_padding_and_what_lies_outside_the_mask_do_not_matter(algorithm, seed, padding):
+    case = random_case(seed)
+    narrow, wide = case.rows(), case.rows(padding=padding, garbage=1e30)
+    width = narrow.mask.shape[1]
+    results = [advantages_of(algorithm, case, rows) for rows in (narrow, wide)]
+    torch.testing.assert_close(results[0].advantages, results[1].advantages[:, :width])
+    left, right = (
+        losses(algorithm, rows, result) for rows, result in zip((narrow, wide), results, strict=True)
+    )
+    assert_same(left, (*right[:2], [gradient[:, :width] for gradient in right[2]]))
+
+
+@BY_NAME
+@FEW
+@given(seed=SEEDS)
+def test_rows_per_turn_get_the_advantages_of_rows_per_trajectory(algorithm, seed):
+    case = random_case(seed)
+    whole, cut = case.rows("trajectory"), case.rows("step")
+    left, right = (advantages_of(algorithm, case, rows) for rows in (whole, cut))
+    torch.testing.assert_close(left.advantages[whole.mask], right.advantages[cut.mask])
+    assert left.metrics == pytest.approx(right.metrics)
+    if left.returns is not None:
+        torch.testing.assert_close(left.returns[whole.mask], right.returns[cut.mask])
+        assert not left.returns[~whole.mask].any()
+
+
+@pytest.mark.parametrize("algorithm", ROW_FREE.values(), ids=ROW_FREE)
+@FEW
+@given(seed=SEEDS)
+def test_token_mean_is_the_same_update_for_both_layouts(algorithm, seed):
+    algorithm = algorithm.model_copy(
+        update={
+            "aggregation": algorithm.aggregation.model_copy(update={"mode": "token-mean", "horizon": None})
+        }
+    )
+    case = random_case(seed)
+    results = []
+    for layout in ("trajectory", "step"):
+        rows = case.rows(layout)
+        loss, metrics, gradients = losses(algorithm, rows, advantages_of(algorithm, case, rows))
+        results.append((loss, metrics, [gradient[rows.mask] for gradient in gradients]))
+    assert_same(*results)
+
+
+@BY_NAME
+def test_empty_rows_and_nan_outside_the_mask_give_finite_gradients(algorithm):
+    case = random_case(5)
+    rows = case.rows()
+    result = advantages_of(algorithm, case, rows)
+    before = losses(algorithm, rows, result)
+    empty = torch.zeros(2, rows.mask.shape[1])
+    longer = replace(
+        rows,
+        trajectory=torch.cat([rows.trajectory, torch.zeros(2, dtype=torch.int64)]),
+        mask=torch.cat([rows.mask, empty.bool()]),
+        turn_index=torch.cat([rows.turn_index, empty.long() - 1]),
+        numbers={name: torch.cat([part, empty + torch.nan]) for name, part in rows.numbers.items()},
+    )
+    after = losses(algorithm, longer, advantages_of(algorithm, case, longer))
+    assert_same(before, (*after[:2], [gradient[:-2] for gradient in after[2]]))
+
+
+@BY_NAME
+def test_a_micro_batch_of_empty_rows_is_zero(algorithm):
+    case = random_case(6)
+    rows = case.rows()
+    rows = replace(rows, mask=torch.zeros_like(rows.mask))
+    loss, metrics = policy_loss(
+        algorithm, rows.inputs(torch.zeros(rows.mask.shape), torch.zeros(len(rows.mask))), Denominators(7, 3)
+    )
+    assert loss.item() == 0
+    assert means(metrics) == {}
+
+
+def test_denominators_of_parts_add_up():
+    rows = random_case(7).rows()
+    half = len(rows.mask) // 2
+    parts = Denominators.from_mask(rows.mask[:half]) + Denominators.from_mask(rows.mask[half:])
+    assert parts == Denominators.from_mask(rows.mask)

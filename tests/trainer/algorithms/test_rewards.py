@@ -1,0 +1,75 @@
+import pytest
+import torch
+
+from trainer.algorithms.batch import RowBatch, TrajectoryBatch
+from trainer.algorithms.rewards import (
+    discounted_return,
+    discounted_turn_returns,
+    placed_rewards,
+    turn_rewards,
+)
+from trainer.algorithms.settings import OverlongSettings, RewardSettings
+from trainer.algorithms.stream import TokenStream
+
+BATCH = TrajectoryBatch(
+    groups=[0, 0],
+    rewards=[[-0.2, 3.0], [0.5]],
+    format_penalties=[[-0.2, 0.0], [0.0]],
+    valid=[[False, True], [True]],
+    anchors=[[None, None], [None]],
+    tokens=[[6, 3], [2]],
+)
+
+
+def test_rewards_are_the_environments_unless_told_otherwise():
+    assert turn_rewards(RewardSettings(), BATCH) == [[-0.2, 3.0], [0.5]]
+
+
+@pytest.mark.parametrize(("penalty", "first"), [(0.1, -0.1), (0.0, 0.0)])
+def test_penalty_replaces_the_environments_own(penalty, first):
+    assert turn_rewards(RewardSettings(invalid_action_penalty=penalty), BATCH) == [[first, 3.0], [0.5]]
+
+
+def test_turn_rewards_are_clipped():
+    assert turn_rewards(RewardSettings(turn_low=0.0, turn_high=1.0), BATCH) == [[0.0, 1.0], [0.5]]
+    assert turn_rewards(RewardSettings(turn_high=1.0), BATCH) == [[-0.2, 1.0], [0.5]]
+
+
+def test_overlong_penalty_falls_on_the_last_turn():
+    overlong = OverlongSettings(max_tokens=10, buffer_tokens=4, penalty=2.0)
+    assert turn_rewards(RewardSettings(overlong=overlong), BATCH) == [[-0.2, 1.5], [0.5]]
+
+
+def test_discounts():
+    assert discounted_turn_returns([1.0, 2.0, 4.0], 0.5) == [3.0, 4.0, 4.0]
+    assert discounted_return([1.0, 2.0, 4.0], 0.5) == 3.0
+    assert discounted_turn_returns([], 0.5) == []
+    assert discounted_return([], 0.5) == 0.0
+
+
+def stream_of(trajectory, turn_index, trajectories=1):
+    index = torch.tensor(turn_index)
+    rows = RowBatch(torch.tensor(trajectory), index >= 0, index)
+    return TokenStream.from_rows(rows, trajectories), rows.mask
+
+
+def test_a_reward_lies_on_the_last_sampled_token_of_its_turn():
+    stream, mask = stream_of([0], [[-1, 0, 0, -1, 1, -1]])
+    assert placed_rewards([[2.0, 3.0]], stream, mask).tolist() == [[0, 0, 2, 0, 3, 0]]
+
+
+def test_rewards_of_turns_in_rows_of_their_own():
+    stream, mask = stream_of([1, 0, 1], [[-1, 1, 1], [0, -1, -1], [0, 0, -1]], trajectories=2)
+    assert placed_rewards([[5.0], [2.0, 3.0]], stream, mask).tolist() == [[0, 0, 3], [5, 0, 0], [0, 2, 0]]
+
+
+def test_a_reward_that_no_token_can_carry_is_refused():
+    stream, mask = stream_of([0], [[0, 0]])
+    with pytest.raises(ValueError, match="turn 1 of trajectory 0"):
+        placed_rewards([[0.0, 1.0]], stream, mask)
+
+
+def test_a_trajectory_without_tokens_and_reward_has_no_place_in_the_stream():
+    stream, mask = stream_of([1], [[0, 0]], trajectories=2)
+    assert placed_rewards([[0.0], [1.0]], stream, mask).tolist() == [[0, 1]]
+    assert stream.gather(mask.float()).tolist() == [[0, 0], [1, 1]]
