@@ -32,6 +32,10 @@ class PortableEpisode(BaseModel):
         default_factory=list, description="As they are on the wire, in JSON's encoding."
     )
     digests: list[str] = Field(default_factory=list, description="One for each action.")
+    reseeds: list[tuple[int, int]] = Field(
+        default_factory=list,
+        description="Of a fork: after this many steps, the generator was seeded anew with this.",
+    )
 
 
 def step_digest(observation: Any, reward: float, terminated: bool, truncated: bool) -> str:

@@ -91,7 +91,9 @@ def _encode_free(value: Any, binary: bool) -> Any:
         return _checked_integer(value)
     if kind is float:
         return value if binary or math.isfinite(value) else float_name(value)
-    if isinstance(value, Mapping):
+    if kind is list or kind is tuple:
+        return [_encode_free(part, binary) for part in value]
+    if kind is dict or isinstance(value, Mapping):
         encoded = {_key(key): _encode_free(part, binary) for key, part in value.items()}
         if len(encoded) != len(value):
             raise EncodeError("two keys of a mapping are the same text")

@@ -1,0 +1,279 @@
+"""One WebSocket as an asyncio protocol: messages go out in one write a loop turn and come in by call-back.
+
+The sans-I/O core of `websockets` does the framing. Its own asyncio connection hands messages over through queues
+and context managers, which costs more CPU per message than all the rest of a client step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import cast
+from urllib.parse import urlsplit, urlunsplit
+
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidHandshake, InvalidURI
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Response
+from websockets.protocol import State
+from websockets.typing import Subprotocol
+from websockets.uri import parse_uri
+
+from clients.protocol.arrays import DecodeError
+from clients.protocol.errors import ProblemError
+from clients.protocol.frames import loads
+
+_MAX_MESSAGE_BYTES = 2**30
+_CLOSE_TIMEOUT_S = 2.0
+_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+
+
+class ConnectionLost(ConnectionError):  # noqa: N818 - it says what happened, as its built-in base classes do
+    """The socket is gone; what was asked on it may or may not have happened."""
+
+
+def socket_url(url: str) -> str:
+    """Return the WebSocket address of a server given by its `http(s)://` or `ws(s)://` address.
+
+    Raises:
+        ValueError: It is no such address.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in _SCHEMES or not parts.hostname:
+        raise ValueError(f"{url!r} is not the address of a server, such as http://127.0.0.1:8000")
+    path = parts.path.rstrip("/").removesuffix("/v1/ws") + "/v1/ws"
+    return urlunsplit((_SCHEMES[parts.scheme], parts.netloc, path, "", ""))
+
+
+async def open_socket(
+    url: str, *, headers: Mapping[str, str], subprotocol: str, timeout_s: float
+) -> WebSocket:
+    """Open a WebSocket.
+
+    Raises:
+        ProblemError: The server answered the handshake with a problem.
+        ConnectionError: There is no answer, or it is not that of such a server.
+        ValueError: The address is not one.
+    """
+    try:
+        uri = parse_uri(url)
+    except InvalidURI as error:
+        raise ValueError(str(error)) from error
+    loop = asyncio.get_running_loop()
+    context = ssl.create_default_context() if uri.secure else None
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, connection = await loop.create_connection(
+                lambda: WebSocket(
+                    ClientProtocol(uri, subprotocols=[Subprotocol(subprotocol)], max_size=_MAX_MESSAGE_BYTES),
+                    headers,
+                ),
+                uri.host,
+                uri.port,
+                ssl=context,
+            )
+            try:
+                await connection.opened
+            except BaseException:
+                connection.abort()
+                raise
+    except TimeoutError as error:
+        raise ConnectionLost(f"{url} did not answer in {timeout_s:g} s") from error
+    except ConnectionError:
+        raise
+    except OSError as error:  # name resolution, unreachable networks, TLS
+        raise ConnectionLost(f"{url}: {error}") from error
+    if connection.subprotocol != subprotocol:
+        connection.abort()
+        raise ConnectionLost(f"{url} does not speak {subprotocol}")
+    return connection
+
+
+class WebSocket(asyncio.Protocol):
+    """A client's end of one WebSocket; made by `open_socket`.
+
+    Attributes:
+        opened: Resolves when the handshake has succeeded.
+        closed: Resolves, with the reason as a text, when nothing more can come.
+        on_message: Called with each whole message.
+        on_pong: Called when the other side answered a ping.
+    """
+
+    def __init__(self, protocol: ClientProtocol, headers: Mapping[str, str]) -> None:
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._protocol = protocol
+        self._headers = headers
+        self._transport: asyncio.Transport | None = None
+        self._flush_scheduled = False
+        self._fragments: list[bytes] = []
+        self.opened: asyncio.Future[None] = loop.create_future()
+        self.closed: asyncio.Future[str] = loop.create_future()
+        self.on_message: Callable[[bytes], None] = _ignore
+        self.on_pong: Callable[[], None] = _ignore
+
+    @property
+    def subprotocol(self) -> str | None:
+        """What the two sides agreed to speak."""
+        return self._protocol.subprotocol
+
+    # -- called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the handshake."""
+        self._transport = cast("asyncio.Transport", transport)
+        _keep_alive(transport.get_extra_info("socket"))
+        request = self._protocol.connect()
+        for name, value in self._headers.items():
+            request.headers[name] = value
+        self._protocol.send_request(request)
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        """Hand on what arrived."""
+        self._protocol.receive_data(data)
+        for event in self._protocol.events_received():
+            if isinstance(event, Frame):
+                self._receive(event)
+            elif isinstance(event, Response):
+                self._finish_handshake(event)
+        self._flush()
+
+    def eof_received(self) -> None:
+        """Let the framing see the end, then close."""
+        self._protocol.receive_eof()
+        for event in self._protocol.events_received():
+            if isinstance(event, Response):
+                self._finish_handshake(event)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell everybody who waits."""
+        if self._protocol.state is not State.CLOSED:
+            self._protocol.receive_eof()
+        reason = str(exc) if exc is not None else self._close_reason()
+        if not self.opened.done():
+            error = self._protocol.handshake_exc
+            self.opened.set_exception(ConnectionLost(f"the handshake failed: {error or reason}"))
+        if not self.closed.done():
+            self.closed.set_result(reason)
+
+    # -- called by the owner
+
+    def send(self, message: bytes, *, binary: bool) -> None:
+        """Send one message at the end of this turn of the loop, together with all others.
+
+        Raises:
+            ConnectionLost: The socket is closed or closing.
+        """
+        if self._protocol.state is not State.OPEN:
+            raise ConnectionLost("the socket is closed")
+        if binary:
+            self._protocol.send_binary(message)
+        else:
+            self._protocol.send_text(message)
+        self._flush_soon()
+
+    def ping(self) -> None:
+        """Ask the other side for a sign of life."""
+        if self._protocol.state is State.OPEN:
+            self._protocol.send_ping(b"")
+            self._flush_soon()
+
+    async def close(self) -> None:
+        """Close with the closing handshake, and without it if the other side does not answer soon."""
+        if self._protocol.state is State.OPEN:
+            self._flush()
+            self._protocol.send_close(1000)
+            self._flush()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self.closed), _CLOSE_TIMEOUT_S)
+        self.abort()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- inside
+
+    def _finish_handshake(self, response: Response) -> None:
+        if self.opened.done():
+            return
+        error = self._protocol.handshake_exc
+        if error is None:
+            self.opened.set_result(None)
+        else:
+            self.opened.set_exception(_handshake_error(response, error))
+            self.opened.exception()  # whoever waits gets it; nobody may be waiting any more
+
+    def _receive(self, frame: Frame) -> None:
+        opcode = frame.opcode
+        if opcode is Opcode.PONG:
+            self.on_pong()
+            return
+        if opcode not in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+            return  # pings and closes are answered by the framing itself
+        if frame.fin and not self._fragments:
+            self.on_message(cast("bytes", frame.data))
+            return
+        self._fragments.append(bytes(frame.data))
+        if frame.fin:
+            message = b"".join(self._fragments)
+            self._fragments.clear()
+            self.on_message(message)
+
+    def _flush_soon(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        transport = self._transport
+        pieces = self._protocol.data_to_send()
+        if not pieces or transport is None or transport.is_closing():
+            return
+        ends = pieces[-1] == b""  # the framing's mark for the end of writing
+        transport.write(b"".join(pieces))
+        if ends:
+            transport.close()
+
+    def _close_reason(self) -> str:
+        code, reason = self._protocol.close_code, self._protocol.close_reason
+        if code is None or code == 1006:
+            return "the connection broke"
+        return f"closed by the server ({code}{' ' + reason if reason else ''})"
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing: the state before an owner is attached."""
+
+
+def _keep_alive(sock: socket.socket | None) -> None:
+    """Let the kernel notice a peer that vanished, also while this process is busy."""
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
+        if hasattr(socket, name):  # they differ between platforms
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _handshake_error(response: Response, error: Exception) -> Exception:
+    """Read the problem that a server refused the handshake with."""
+    try:
+        problem = loads(bytes(response.body or b""), binary=False)
+    except DecodeError:
+        problem = None
+    if isinstance(problem, dict) and "code" in problem:
+        return ProblemError.from_problem(problem)
+    if response.status_code in (401, 403):
+        code = "unauthorized" if response.status_code == 401 else "forbidden"
+        return ProblemError(code, f"the server refused the token ({response.status_code})")
+    if isinstance(error, InvalidHandshake):
+        return ConnectionLost(f"the handshake failed: {error}")
+    return error
