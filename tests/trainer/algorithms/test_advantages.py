@@ -39,6 +39,7 @@ def test_gae_is_plain_gae_of_the_sampled_tokens(data, discount, trace):
     assert advantages[mask].tolist() == pytest.approx(expected, abs=1e-6)
     assert returns[mask].tolist() == pytest.approx((advantages[mask] + values[mask]).tolist())
     assert not advantages[~mask].any()
+    assert not returns[~mask].any()
 
 
 def test_gae_runs_across_the_rows_of_a_trajectory():
