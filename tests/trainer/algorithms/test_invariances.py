@@ -101,10 +101,12 @@ def losses(algorithm, rows, result, parts=None):
             metrics.append(numbers)
         loss.backward()
         total += loss.item()
+    # Not masked here: a NaN gradient outside the mask would reach the model's weights.
     gradients = [
-        torch.where(rows.mask, torch.zeros(rows.mask.shape) if leaf.grad is None else leaf.grad, 0.0)
+        torch.zeros(rows.mask.shape) if leaf.grad is None else leaf.grad
         for leaf in (logprobs, entropy, values)
     ]
+    assert not any(gradient[~rows.mask].any() for gradient in gradients)
     return total, means(merge(metrics)), gradients
 
 
