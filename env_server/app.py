@@ -1,0 +1,145 @@
+"""The ASGI application: HTTP calls by the table in `calls`, and the socket."""
+
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, Response
+
+from clients.protocol.errors import ProblemError
+from clients.protocol.frames import dumps
+from env_server.auth import Tokens
+from env_server.calls import CALLS, Call
+from env_server.context import Context
+from env_server.envelope import as_problem
+from env_server.lifecycle import Lifecycle, Phase
+from env_server.negotiation import answer, problem_answer, read_fields, wants_binary
+from env_server.openapi import DOCS_PAGE, describe_calls
+from env_server.play import ENVELOPE
+from env_server.services import Services
+from env_server.socket import reject, serve_socket
+from env_server.validation import invalid
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+SOCKET_PATH = "/v1/ws"
+
+
+class App:
+    """Answers HTTP requests and sockets.
+
+    Args:
+        services: What does the work.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._lifecycle: Lifecycle = services.lifecycle
+        self._tokens: Tokens = services.tokens
+        self._limit = services.settings.max_request_bytes
+        self._reply_limit = services.settings.max_reply_bytes
+        self._static: dict[tuple[str, str], Call] = {
+            (call.method, call.path): call for call in CALLS if not call.parameters
+        }
+        self._patterns: list[tuple[str, re.Pattern[str], Call]] = [
+            (call.method, call.pattern(), call) for call in CALLS if call.parameters
+        ]
+        self._pages: dict[str, Callable[[Request], Awaitable[Response]]] = {
+            "/health": self._health,
+            "/ready": self._ready,
+            "/metrics": self._metrics,
+            "/openapi.json": self._openapi,
+            "/docs": self._docs,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request or one socket."""
+        if scope["type"] == "websocket":
+            if scope["path"] == SOCKET_PATH:
+                await serve_socket(self._services, scope, receive, send)
+            else:
+                await receive()
+                await reject(
+                    self._services, send, ProblemError("not_found", f"the socket is at {SOCKET_PATH}")
+                )
+        elif scope["type"] == "http":
+            request = Request(scope, receive)
+            try:
+                response = await self._respond(request)
+            except ClientDisconnect:
+                return
+            await response(scope, receive, send)
+
+    async def _respond(self, request: Request) -> Response:
+        try:
+            return await self._route(request)
+        except ClientDisconnect:
+            raise
+        except Exception as error:  # noqa: BLE001 - a defect of ours costs this call, not the server
+            failure = as_problem(error)
+        self._services.metrics.problems[failure.code] += 1
+        return problem_answer(failure)
+
+    async def _route(self, request: Request) -> Response:
+        method, path = request.method, request.url.path
+        page = self._pages.get(path)
+        if page is not None and method in ("GET", "HEAD"):
+            return await page(request)
+        call = self._static.get((method, path))
+        if call is not None:
+            return await self._run(request, call, {})
+        for call_method, pattern, call in self._patterns:
+            if call_method == method and (found := pattern.fullmatch(path)) is not None:
+                return await self._run(request, call, found.groupdict())
+        raise ProblemError("not_found", f"there is no call {method} {path[:200]}")
+
+    async def _run(self, request: Request, call: Call, parameters: dict[str, str]) -> Response:
+        services = self._services
+        caller = self._tokens.from_headers(request.headers)
+        if caller is None:
+            raise ProblemError("unauthorized", "this server needs a token")
+        caller.require("play")
+        binary = wants_binary(request)
+        fields = await read_fields(request, self._limit)
+        if call.request is None and fields:
+            raise invalid(next(iter(fields)), "this call takes no body")
+        for name in fields.keys() & ENVELOPE:
+            raise invalid(name, "this call has no such field")
+        if call.query is not None:
+            fields = dict(request.query_params)
+        fields.update(parameters)
+        context = Context(caller, binary=binary)
+        reply = services.operations.call(context, call.op, fields)
+        if not isinstance(reply, dict):
+            reply = await reply
+        services.flush()
+        if call.empty:
+            return Response(status_code=call.status)
+        return answer(reply, binary=binary, limit=self._reply_limit, status=call.status)
+
+    # -- pages ---------------------------------------------------------------------------------------------------
+
+    async def _health(self, request: Request) -> Response:
+        return answer({"status": "alive"}, binary=False, limit=self._reply_limit)
+
+    async def _ready(self, request: Request) -> Response:
+        phase = self._lifecycle.phase
+        status = 200 if phase is Phase.READY else 503
+        return answer({"status": phase.value}, binary=False, limit=self._reply_limit, status=status)
+
+    async def _metrics(self, request: Request) -> Response:
+        caller = self._tokens.from_headers(request.headers)
+        if caller is None:
+            raise ProblemError("unauthorized", "metrics need a token with the role 'admin'")
+        caller.require("admin")
+        return Response(await self._services.metrics_text(), media_type=CONTENT_TYPE_LATEST)
+
+    async def _openapi(self, request: Request) -> Response:
+        return Response(dumps(describe_calls(), binary=False), media_type="application/json")
+
+    async def _docs(self, request: Request) -> Response:
+        return HTMLResponse(DOCS_PAGE)

@@ -1,0 +1,123 @@
+"""Batches: many operations in one frame."""
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+from clients.protocol.errors import ProblemError
+from clients.protocol.frames import dumps
+from env_server.context import Context
+from env_server.envelope import FrameId, as_problem
+from env_server.negotiation import too_large_reply
+from env_server.operations import SOCKET_OPS, Operations
+from env_server.replies import Reply
+from env_server.validation import invalid
+
+Results = list[dict[str, Any]]
+_Pending = list[tuple[int, Mapping[str, Any], "Reply | Awaitable[Reply] | None"]]
+
+
+def read_batch(frame: Mapping[str, Any], limit: int) -> list[Any]:
+    """The operations of a batch.
+
+    Raises:
+        ProblemError: `invalid_request`.
+    """
+    ops = frame.get("ops")
+    if type(ops) is not list:
+        raise invalid("ops", "a batch needs a list of operations")
+    if len(ops) > limit:
+        raise invalid("ops", f"at most {limit}")
+    if len(frame) != 3:
+        name = next(name for name in frame if name not in ("id", "op", "ops"))
+        raise invalid(name, "a batch has no such field")
+    return ops
+
+
+def run_batch(operations: Operations, context: Context, ops: list[Any]) -> Results | Awaitable[Results]:
+    """Run the operations of a batch; each fails alone.
+
+    What is answered at once is done in order. What runs in workers runs side by side, but the operations on one
+    session run one after another.
+    """
+    call = operations.call
+    results: Results = []
+    chains: dict[str, _Pending] = {}
+    for position, fields in enumerate(ops):
+        try:
+            op = fields["op"]
+            if op not in SOCKET_OPS:
+                raise ProblemError(
+                    "unknown_op", f"there is no operation {op!r} in a batch", known=sorted(SOCKET_OPS)
+                )
+            if chains:
+                chain = _chain_of(chains, fields)
+                if chain is not None:
+                    chain.append((position, fields, None))
+                    results.append({})
+                    continue
+            reply = call(context, op, fields)
+            if type(reply) is dict:
+                results.append({"ok": reply})
+            else:
+                key = fields.get("session_id")
+                chains[key if type(key) is str else f"#{position}"] = [(position, fields, reply)]
+                results.append({})
+        except Exception as error:  # noqa: BLE001 - a defect of ours costs this operation, not the batch
+            results.append(_failed(fields, error))
+    if not chains:
+        return results
+    return _finish(operations, context, results, chains)
+
+
+def _chain_of(chains: Mapping[str, _Pending], fields: Mapping[str, Any]) -> _Pending | None:
+    """The operations that an operation has to wait for: those on the same session."""
+    session_id = fields.get("session_id")
+    if type(session_id) is str:
+        return chains.get(session_id)
+    session_ids = fields.get("session_ids")
+    if type(session_ids) is list:
+        for session_id in session_ids:
+            if type(session_id) is str and session_id in chains:
+                return chains[session_id]
+    return None
+
+
+async def _finish(
+    operations: Operations, context: Context, results: Results, chains: Mapping[str, _Pending]
+) -> Results:
+    async def follow(chain: _Pending) -> None:
+        for position, fields, reply in chain:
+            try:
+                answer = operations.call(context, fields["op"], fields) if reply is None else reply
+                results[position] = {"ok": answer if isinstance(answer, dict) else await answer}
+            except Exception as error:  # noqa: BLE001 - a defect of ours costs this operation, not the batch
+                results[position] = _failed(fields, error)
+
+    await asyncio.gather(*(follow(chain) for chain in chains.values()))
+    return results
+
+
+def _failed(fields: Any, error: Exception) -> dict[str, Any]:
+    if isinstance(error, KeyError | TypeError) and not (
+        isinstance(fields, dict) and type(fields.get("op")) is str
+    ):
+        error = invalid("op", "an operation of a batch is an object with an op, as text")
+    return {"error": as_problem(error).to_problem()}
+
+
+def encode_results(number: FrameId, results: Results, limit: int, *, binary: bool) -> bytes:
+    """The answer to a batch; operations whose replies do not fit are answered `too_large`."""
+    content = dumps({"id": number, "results": results}, binary=binary)
+    if len(content) <= limit:
+        return content
+    room = limit
+    fitting = []
+    for result in results:
+        size = len(dumps(result, binary=binary)) + 1
+        if size > room:
+            result = {"error": too_large_reply(size, limit).to_problem()}
+            size = len(dumps(result, binary=binary)) + 1
+        room -= size
+        fitting.append(result)
+    return dumps({"id": number, "results": fitting}, binary=binary)

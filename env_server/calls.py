@@ -1,0 +1,132 @@
+"""The HTTP calls: one table that routing and OpenAPI are both made from."""
+
+import re
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel
+
+from clients.protocol.episode import PortableEpisode
+from clients.protocol.messages import (
+    CloseReply,
+    CloseRequest,
+    EnvInfo,
+    EnvsReply,
+    ForkReply,
+    ForkRequest,
+    MakeRequest,
+    RenderReply,
+    RenderRequest,
+    ResetReply,
+    ResetRequest,
+    RestoreRequest,
+    ServerInfo,
+    SessionInfo,
+    SessionReply,
+    SessionsReply,
+    StepReply,
+    StepRequest,
+    VerifyReply,
+    VerifyRequest,
+)
+from env_server.information import EnvsQuery, SessionsQuery
+
+
+class SessionList(BaseModel):
+    """The caller's sessions, one page; `after` is there when more follow."""
+
+    sessions: list[SessionInfo]
+    after: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP call.
+
+    Attributes:
+        method: The HTTP method.
+        path: The path; names in braces become fields of the operation.
+        op: The operation.
+        summary: What it does, for OpenAPI.
+        status: The status of a good answer.
+        request: The model of the body, if it has one.
+        query: The model of the query, if it has one.
+        replies: The models of the answer.
+        empty: Whether a good answer has no body.
+    """
+
+    method: str
+    path: str
+    op: str
+    summary: str
+    status: int = 200
+    request: type[BaseModel] | None = None
+    query: type[BaseModel] | None = None
+    replies: tuple[type[BaseModel], ...] = field(default=())
+    empty: bool = False
+
+    def pattern(self) -> re.Pattern[str]:
+        """The path as a regular expression."""
+        return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", self.path))
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names in the path."""
+        return re.findall(r"\{(\w+)\}", self.path)
+
+
+_SESSION = "/v1/sessions/{session_id}"
+
+CALLS = (
+    Call("POST", f"{_SESSION}/step", "step", "Take one action", request=StepRequest, replies=(StepReply,)),
+    Call(
+        "POST", f"{_SESSION}/reset", "reset", "Begin an episode", request=ResetRequest, replies=(ResetReply,)
+    ),
+    Call(
+        "POST",
+        f"{_SESSION}/render",
+        "render",
+        "Draw the state",
+        request=RenderRequest,
+        replies=(RenderReply,),
+    ),
+    Call("POST", f"{_SESSION}/cancel", "cancel", "Give the running operation up", 202),
+    Call(
+        *("POST", f"{_SESSION}/fork", "fork", "Copy a session at its point", 201),
+        request=ForkRequest,
+        replies=(ForkReply,),
+    ),
+    Call("GET", f"{_SESSION}/episode", "episode", "The portable episode", replies=(PortableEpisode,)),
+    Call(
+        *("POST", "/v1/sessions/restore", "restore", "Make a session from a portable episode", 201),
+        request=RestoreRequest,
+        replies=(SessionReply,),
+    ),
+    Call(
+        *("POST", "/v1/sessions/close", "close", "Close many sessions"),
+        request=CloseRequest,
+        replies=(CloseReply,),
+    ),
+    Call(
+        *("POST", "/v1/sessions", "make", "Make one session, or `count` of them", 201),
+        request=MakeRequest,
+        replies=(SessionReply, SessionsReply),
+    ),
+    Call(
+        "GET",
+        "/v1/sessions",
+        "sessions",
+        "The caller's sessions",
+        query=SessionsQuery,
+        replies=(SessionList,),
+    ),
+    Call("GET", _SESSION, "session", "One session", replies=(SessionInfo,)),
+    Call("DELETE", _SESSION, "close", "Close one session, if it is there", 204, empty=True),
+    Call(
+        *("POST", "/v1/verify/{env_id}", "verify", "Score responses without a session"),
+        request=VerifyRequest,
+        replies=(VerifyReply,),
+    ),
+    Call("GET", "/v1/envs", "envs", "The environments", query=EnvsQuery, replies=(EnvsReply,)),
+    Call("GET", "/v1/envs/{env_id}", "envs", "One environment", replies=(EnvInfo,)),
+    Call("GET", "/v1/info", "info", "The server, its limits and capacity", replies=(ServerInfo,)),
+)

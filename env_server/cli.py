@@ -1,0 +1,74 @@
+"""The command `roll-serve`."""
+
+import argparse
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from env_server.auth import ROLES, add_token
+from env_server.configuration import ConfigurationError, add_flags, load_settings
+from env_server.listening import bind, url_of
+from env_server.seat import Seat
+from env_server.server import run_process
+from env_server.settings import Settings
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve environments until SIGTERM (`roll-serve`), or make a token (`roll-serve token`)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["token"]:
+        return _make_token(arguments[1:])
+    parser = argparse.ArgumentParser(
+        prog="roll-serve",
+        description="Serve environments over HTTP and WebSocket.",
+        epilog="`roll-serve token --help` makes tokens. Every flag may stand in the file of --config instead.",
+    )
+    parser.add_argument(
+        "--config", type=Path, help="YAML file with any of these settings, under the same names."
+    )
+    add_flags(parser)
+    flags = vars(parser.parse_args(arguments))
+    config = flags.pop("config")
+    try:
+        settings = load_settings(flags, config)
+    except ConfigurationError as error:
+        parser.exit(2, f"roll-serve: {error}\n")
+    try:
+        return _serve(settings)
+    except ConfigurationError as error:
+        parser.exit(2, f"roll-serve: {error}\n")
+    except OSError as error:
+        parser.exit(1, f"roll-serve: {error}\n")
+
+
+def _serve(settings: Settings) -> int:
+    if settings.token_file is None:
+        print("roll-serve: no tokens are configured, so only loopback is served", file=sys.stderr, flush=True)
+    listening = bind(settings.host, settings.port)
+    seat = Seat(directory=settings.state_dir)
+    return run_process(settings, seat, listening, lambda: _announce(settings, listening))
+
+
+def _announce(settings: Settings, listening: socket.socket) -> None:
+    print(f"rollgym serving on {url_of(settings.host, listening)}", flush=True)
+
+
+def _make_token(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="roll-serve token",
+        description="Make a token, add its hash to the token file and print the token: it is shown only here.",
+    )
+    parser.add_argument("--file", type=Path, required=True, help="The token file; made if it does not exist.")
+    parser.add_argument(
+        "--name", required=True, help="Whose token it is; sessions and metrics show this name."
+    )
+    parser.add_argument(
+        "--role", choices=ROLES, action="append", help="What it may do (repeatable; default play)."
+    )
+    options = parser.parse_args(arguments)
+    try:
+        print(add_token(options.file, options.name, options.role or ["play"]))
+    except ConfigurationError as error:
+        parser.exit(2, f"roll-serve token: {error}\n")
+    return 0

@@ -1,0 +1,34 @@
+"""On whose behalf an operation runs, and how its answer is to be encoded."""
+
+from typing import Any
+
+from env_server.auth import Caller
+
+
+class Context:
+    """The caller of operations: one object for each socket or HTTP request.
+
+    Attributes:
+        caller: Who calls.
+        binary: Whether values in answers are for MessagePack.
+        socket: The name of the socket that carries the calls, or None over HTTP.
+        forwarded: Whether another I/O process passed the call on.
+        sessions: Ids of the sessions that this socket has used.
+        remote: Indices of the I/O processes that this socket's calls were forwarded to.
+    """
+
+    __slots__ = ("binary", "caller", "forwarded", "remote", "sessions", "socket")
+
+    def __init__(
+        self, caller: Caller, *, binary: bool, socket: str | None = None, forwarded: bool = False
+    ) -> None:
+        self.caller = caller
+        self.binary = binary
+        self.socket = socket
+        self.forwarded = forwarded
+        self.sessions: set[str] = set()
+        self.remote: set[int] = set()
+
+    def identity(self) -> dict[str, Any]:
+        """Who calls, as another I/O process needs it."""
+        return {"name": self.caller.name, "socket": self.socket}

@@ -1,0 +1,51 @@
+"""What went wrong in an environment, as problems that show no more than a client may see."""
+
+import re
+
+from clients.protocol.errors import ProblemError
+from clients.protocol.values import EncodeError
+from env_server.session import Running, Session
+from env_server.workers.base import EnvironmentRaised
+
+_PATHS = re.compile(r"(?<![\w/:])(?:~|[A-Za-z]:)?(?:[/\\][\w.@+~ -]*[\w.@+~-]){2,}[/\\]?")
+_MAX_MESSAGE = 500
+
+
+def environment_error(error: EnvironmentRaised | EncodeError) -> ProblemError:
+    """The problem that an environment raised, or gave something that the wire has no form for.
+
+    File paths are taken out of the message; the log has them.
+    """
+    if isinstance(error, EnvironmentRaised):
+        error_class, message = error.error_class, error.message
+    else:
+        error_class, message = "ValueError", str(error)
+    message = _PATHS.sub("<path>", message)[:_MAX_MESSAGE]
+    return ProblemError("env_error", f"{error_class}: {message}", error_class=error_class, message=message)
+
+
+def busy(running: Running) -> ProblemError:
+    """The problem that another operation runs on the session."""
+    return ProblemError("busy", f"a {running.kind} is running on this session", running=running.kind)
+
+
+def episode_over(session: Session) -> ProblemError:
+    """The problem that the episode has ended."""
+    return ProblemError(
+        "episode_over", f"episode {session.episode} ended at step {session.step}; reset the session"
+    )
+
+
+def not_reset(session: Session) -> ProblemError:
+    """The problem that no episode runs."""
+    if session.episode < 0:
+        return ProblemError("not_reset", "the session was not reset yet")
+    return ProblemError(
+        "not_reset", f"episode {session.episode} broke off at step {session.step}; reset the session"
+    )
+
+
+def step_mismatch(session: Session, detail: str) -> ProblemError:
+    """The problem that a step names another place than the session is at."""
+    episode = session.episode if session.episode >= 0 else None
+    return ProblemError("step_mismatch", detail, episode=episode, step=session.step)

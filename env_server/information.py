@@ -1,0 +1,117 @@
+"""What a server says about itself, its environments and its sessions."""
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from importlib.metadata import version
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from env_server.catalog import Catalog
+from env_server.context import Context
+from env_server.neighbours import Neighbours
+from env_server.play import own_fields, refuse_fields
+from env_server.replies import Reply
+from env_server.seat import Seat
+from env_server.sessions import Sessions
+from env_server.settings import Settings
+from env_server.validation import validate
+
+_LIMITS = (
+    "max_request_bytes",
+    "max_reply_bytes",
+    "max_sessions",
+    "max_sessions_per_token",
+    "max_batch",
+    "idle_timeout_s",
+    "linger_s",
+    "step_timeout_s",
+    "make_timeout_s",
+    "verify_timeout_s",
+)
+_DEFAULT_PAGE = 100
+_LARGEST_PAGE = 1000
+
+
+class EnvsQuery(BaseModel):
+    """Which environments to list."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    env_id: str | None = None
+    kind: str | None = Field(None, pattern="^(episodic|stateless)$")
+    origin: str | None = Field(None, pattern="^(local|registered)$")
+
+
+class SessionsQuery(BaseModel):
+    """Which sessions to list; `after` is the last id of the page before."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    env_id: str | None = None
+    limit: int = Field(_DEFAULT_PAGE, ge=1, le=_LARGEST_PAGE)
+    after: str | None = None
+
+
+class Information:
+    """The handlers of info, envs and of the list of sessions."""
+
+    def __init__(
+        self, settings: Settings, seat: Seat, catalog: Catalog, sessions: Sessions, neighbours: Neighbours
+    ) -> None:
+        self._settings = settings
+        self._seat = seat
+        self._catalog = catalog
+        self._sessions = sessions
+        self._neighbours = neighbours
+        self._version = version("rollgym")
+
+    def server(self, context: Context, fields: Mapping[str, Any]) -> Reply:
+        """The server's name, limits and capacity."""
+        refuse_fields(fields)
+        return {
+            "name": "rollgym",
+            "version": self._version,
+            "protocol": 1,
+            "role": "server",
+            "processes": self._seat.processes,
+            "process": self._seat.index,
+            "limits": {name: getattr(self._settings, name) for name in _LIMITS},
+            "capacity": {"sessions": self._sessions.count(), "max_sessions": self._settings.max_sessions},
+        }
+
+    def environments(self, context: Context, fields: Mapping[str, Any]) -> Reply:
+        """The catalog, or one environment of it."""
+        query = validate(EnvsQuery, own_fields(fields))
+        if query.env_id is not None:
+            return self._catalog.get(query.env_id).describe()
+        found = [entry.describe() for entry in self._catalog]
+        return {
+            "envs": [
+                info
+                for info in found
+                if query.kind in (None, info["kind"]) and query.origin in (None, info["origin"])
+            ]
+        }
+
+    def sessions(self, context: Context, fields: Mapping[str, Any]) -> Awaitable[Reply]:
+        """The caller's sessions of all processes, in the order of their ids, one page."""
+        return self._list(context, validate(SessionsQuery, own_fields(fields)))
+
+    async def _list(self, context: Context, query: SessionsQuery) -> Reply:
+        now = asyncio.get_running_loop().time()
+        found = [
+            session.describe(now)
+            for session in self._sessions.of(context.caller)
+            if query.env_id in (None, session.entry.env_id)
+            and (query.after is None or session.session_id > query.after)
+        ]
+        for reply in await self._neighbours.gather(context, "sessions", query.model_dump(exclude_none=True)):
+            found.extend(reply["sessions"])
+        found.sort(key=lambda info: info["session_id"])
+        more = len(found) > query.limit
+        found = found[: query.limit]
+        page: Reply = {"sessions": found}
+        if more:
+            page["after"] = found[-1]["session_id"]
+        return page

@@ -1,0 +1,31 @@
+"""Whether a server is starting, ready or draining."""
+
+from enum import Enum
+
+from clients.protocol.errors import ProblemError
+
+_RETRY_S = 2
+
+
+class Phase(Enum):
+    """The phases of a server's life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class Lifecycle:
+    """The phase of this process."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.STARTING
+
+    def require_open(self) -> None:
+        """Refuse what would begin a new session, unless the server is ready.
+
+        Raises:
+            ProblemError: `draining`.
+        """
+        if self.phase is not Phase.READY:
+            raise ProblemError("draining", f"the server is {self.phase.value}", retry_after=_RETRY_S)

@@ -1,0 +1,295 @@
+"""Sessions begun and ended: make, fork, restore and close."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from clients.protocol.episode import PortableEpisode
+from clients.protocol.errors import ProblemError
+from clients.protocol.messages import ForkRequest, MakeRequest, RestoreRequest
+from env_server.catalog import Catalog, CatalogEntry
+from env_server.context import Context
+from env_server.failures import busy, environment_error, not_reset
+from env_server.journal import Journal, JournalFile
+from env_server.play import Play, own_fields
+from env_server.recovery import ReplayDiverged
+from env_server.remembered import RememberedAnswers
+from env_server.replies import Reply, reset_reply, session_reply
+from env_server.running import Runner
+from env_server.session import ResetRecord, Session
+from env_server.sessions import Sessions, session_gone
+from env_server.settings import Isolation, Settings
+from env_server.validation import invalid, validate
+from env_server.workers.base import EnvironmentRaised, OperationTimeout, Worker, WorkerLost
+
+# The event loop serves others between two environments of a large make.
+_YIELD_EVERY = 16
+_Opened = list[tuple[Session, ResetRecord | None]]
+_Begin = Callable[[Session, int], Coroutine[Any, Any, ResetRecord | None]]
+_REFUSED_BY_CONSTRUCTOR = frozenset({"TypeError", "ValueError", "KeyError", "AssertionError"})
+
+
+class Making:
+    """The handlers of make, fork, restore and close.
+
+    Args:
+        settings: Limits and time-outs.
+        catalog: What can be made.
+        sessions: Where new sessions go.
+        runner: Rebuilds environments.
+        play: Resets new sessions where the request asks for it.
+        workers: Gives the worker of an isolation.
+        journal_file: Where sessions are written down, if anywhere.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        sessions: Sessions,
+        runner: Runner,
+        play: Play,
+        workers: Callable[[Isolation], Worker],
+        journal_file: JournalFile | None,
+    ) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._sessions = sessions
+        self._runner = runner
+        self._play = play
+        self._workers = workers
+        self._journal_file = journal_file
+        self.remembered = RememberedAnswers(settings.max_remembered_requests)
+
+    # -- make ----------------------------------------------------------------------------------------------------
+
+    async def make(self, context: Context, fields: Mapping[str, Any]) -> Reply:
+        """Make sessions, and reset them where asked to."""
+        request = validate(MakeRequest, own_fields(fields))
+        entry = self._catalog.get(request.env_id)
+        kwargs = request.kwargs or {}
+        entry.rules.check(kwargs)
+        if request.count is not None and request.count > self._settings.max_batch:
+            raise invalid("count", f"at most {self._settings.max_batch}")
+        if request.reset is not None:
+            self._play.check_options(request.reset.options)
+        made: _Opened = await self.remembered.once(
+            context.caller.name,
+            "make",
+            request.request_id,
+            lambda: self._make_many(context, entry, kwargs, request),
+        )
+        replies = [self._made_reply(session, record, context.binary) for session, record in made]
+        return replies[0] if request.count is None else {"sessions": replies}
+
+    def _made_reply(self, session: Session, record: ResetRecord | None, binary: bool) -> Reply:
+        return session_reply(session, None if record is None else reset_reply(session, record, binary=binary))
+
+    async def _make_many(
+        self, context: Context, entry: CatalogEntry, kwargs: dict[str, Any], request: MakeRequest
+    ) -> _Opened:
+        idle_timeout_s = min(
+            request.idle_timeout_s or self._settings.idle_timeout_s, self._settings.idle_timeout_s
+        )
+
+        async def begin(session: Session, number: int) -> ResetRecord | None:
+            try:
+                if session.inline is not None:
+                    session.take_spaces(*session.inline.make_now(session.session_id, entry.source, kwargs))
+                    session.attached = True
+                else:
+                    await self._runner.make(session)
+            except EnvironmentRaised as error:
+                raise _refused(entry, kwargs, error) from error
+            if request.reset is None:
+                return None
+            if session.inline is not None:
+                return self._play.reset_inline(session, request.reset.seed, request.reset.options)
+            return await self._play.reset_in_worker(session, request.reset.seed, request.reset.options)
+
+        return await self._open(context, entry, kwargs, request.count or 1, idle_timeout_s, begin)
+
+    # -- fork and restore ----------------------------------------------------------------------------------------
+
+    def fork(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Awaitable[Reply]:
+        """Copy a session at its point: the environment is rebuilt from the journal, random state included."""
+        request = validate(ForkRequest, own_fields(fields))
+        if not session.entry.forkable:
+            raise ProblemError("fork_unsupported", f"{session.entry.env_id} cannot be copied")
+        return self._fork(context, session, request)
+
+    async def _fork(self, context: Context, session: Session, request: ForkRequest) -> Reply:
+        opened: _Opened = await self.remembered.once(
+            context.caller.name,
+            "fork",
+            request.request_id,
+            lambda: self._fork_many(context, session, request),
+        )
+        return {"session_ids": [copy.session_id for copy, _ in opened]}
+
+    async def _fork_many(self, context: Context, session: Session, request: ForkRequest) -> _Opened:
+        if session.running is not None:
+            raise busy(session.running)
+        if request.count > self._settings.max_batch:
+            raise invalid("count", f"at most {self._settings.max_batch}")
+        if session.episode >= 0 and not (session.playing or session.terminated or session.truncated):
+            raise not_reset(session)
+        episode = session.journal.portable()
+        point = (session.episode, session.last)
+
+        async def begin(copy: Session, number: int) -> None:
+            await self._rebuild(copy, episode)
+            copy.episode, copy.last = point
+            if request.reseed is not None:
+                seed = _copy_seed(request.reseed, number)
+                await copy.worker.reseed(copy.session_id, seed, timeout=self._settings.make_timeout_s)
+                copy.journal.reseed(seed)
+
+        return await self._open(
+            context, session.entry, session.kwargs, request.count, session.idle_timeout_s, begin
+        )
+
+    async def restore(self, context: Context, fields: Mapping[str, Any]) -> Reply:
+        """Make a session at the point of a portable episode."""
+        request = validate(RestoreRequest, own_fields(fields))
+        episode = request.episode
+        entry = self._catalog.get(episode.env_id)
+        entry.rules.check(episode.kwargs)
+        self._play.check_options(episode.options)
+        if not entry.deterministic:
+            raise ProblemError("session_gone", f"{entry.env_id} cannot be rebuilt by replay", reason="lost")
+        if episode.env_version != entry.version:
+            raise ProblemError(
+                "session_gone",
+                f"the episode is of version {episode.env_version}, this server has {entry.version}",
+                reason="replay_diverged",
+            )
+        opened: _Opened = await self.remembered.once(
+            context.caller.name,
+            "restore",
+            request.request_id,
+            lambda: self._open(
+                context,
+                entry,
+                episode.kwargs,
+                1,
+                self._settings.idle_timeout_s,
+                lambda session, number: self._rebuild(session, episode),
+            ),
+        )
+        session = opened[0][0]
+        place = session.describe(0.0)
+        return {**session_reply(session), "episode": place["episode"], "step": place["step"]}
+
+    async def _rebuild(self, session: Session, episode: PortableEpisode) -> None:
+        try:
+            await self._runner.rebuild(session, Journal.from_portable(episode))
+        except EnvironmentRaised as error:
+            raise _refused(session.entry, session.kwargs, error) from error
+
+    # -- opening -------------------------------------------------------------------------------------------------
+
+    async def _open(
+        self,
+        context: Context,
+        entry: CatalogEntry,
+        kwargs: dict[str, Any],
+        count: int,
+        idle_timeout_s: float,
+        begin: _Begin,
+    ) -> _Opened:
+        """Open new sessions, all or none."""
+        caller = context.caller
+        self._sessions.reserve(caller, count)
+        now = asyncio.get_running_loop().time()
+        opened = [
+            Session(
+                self._sessions.new_id(),
+                entry=entry,
+                owner=caller.name,
+                row=caller.row,
+                kwargs=kwargs,
+                worker=self._workers(entry.isolation),
+                journal=Journal(entry.env_id, entry.version, kwargs),
+                idle_timeout_s=idle_timeout_s,
+                now=now,
+            )
+            for _ in range(count)
+        ]
+        try:
+            records = await self._begin_all(opened, begin)
+        except BaseException:
+            self._sessions.release(caller, count)
+            await asyncio.gather(*(session.worker.close(session.session_id) for session in opened))
+            raise
+        for session in opened:
+            if context.socket is not None:
+                session.lingers = True
+                session.sockets.add(context.socket)
+                context.sessions.add(session.session_id)
+            self._sessions.add(session)
+        return list(zip(opened, records, strict=True))
+
+    async def _begin_all(self, opened: list[Session], begin: _Begin) -> list[ResetRecord | None]:
+        if opened[0].inline is not None:
+            records: list[ResetRecord | None] = []
+            for number, session in enumerate(opened):
+                records.append(await self._begin(session, number, begin))
+                if number % _YIELD_EVERY == _YIELD_EVERY - 1:
+                    await asyncio.sleep(0)
+            return records
+        beginnings = (self._begin(session, number, begin) for number, session in enumerate(opened))
+        # All are waited for, so that none is still being made when the others are closed.
+        results = await asyncio.gather(*beginnings, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return [result for result in results if not isinstance(result, BaseException)]
+
+    async def _begin(self, session: Session, number: int, begin: _Begin) -> ResetRecord | None:
+        try:
+            return await begin(session, number)
+        except EnvironmentRaised as error:
+            raise environment_error(error) from error
+        except OperationTimeout as error:
+            raise ProblemError("step_timeout", f"{session.entry.env_id} was not ready in time") from error
+        except WorkerLost as error:
+            raise ProblemError(
+                "env_error",
+                f"the worker of {session.entry.env_id} died",
+                error_class="WorkerLost",
+                message="the worker died",
+            ) from error
+        except ReplayDiverged as error:
+            raise session_gone(session.session_id, "replay_diverged") from error
+
+    # -- close ---------------------------------------------------------------------------------------------------
+
+    def close(self, context: Context, session_ids: Iterable[str]) -> int:
+        """Close those sessions that are here and the caller's, and count them; running steps are given up."""
+        closed = 0
+        for session_id in session_ids:
+            session = self._sessions.by_id.get(session_id)
+            if session is not None and self._sessions.may_use(session, context.caller):
+                self._sessions.end(session, "closed")
+                closed += 1
+        return closed
+
+
+def _copy_seed(reseed: int, number: int) -> int:
+    """The seed of one copy: copies differ from each other, equal requests give equal copies."""
+    return int(np.random.SeedSequence([reseed, number]).generate_state(1, np.uint64)[0] >> np.uint64(11))
+
+
+def _refused(entry: CatalogEntry, kwargs: Mapping[str, Any], error: EnvironmentRaised) -> ProblemError:
+    """An environment that refuses the values of its kwargs is not an environment that fails."""
+    if kwargs and error.error_class in _REFUSED_BY_CONSTRUCTOR:
+        problem = environment_error(error)
+        return ProblemError(
+            "invalid_kwargs",
+            f"{entry.env_id} refuses its kwargs: {problem.extra['message']}",
+            errors=[{"field": "kwargs", "reason": problem.extra["message"]}],
+        )
+    return environment_error(error)

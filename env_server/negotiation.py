@@ -1,0 +1,106 @@
+"""HTTP bodies: which encoding, how large, and what they hold."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from clients.protocol.arrays import DecodeError
+from clients.protocol.errors import ProblemError
+from clients.protocol.frames import MEDIA_TYPES, dumps, loads
+
+_JSON = frozenset({"application/json", "text/json"})
+_MSGPACK = frozenset({"application/msgpack", "application/x-msgpack", "application/vnd.msgpack"})
+PROBLEM_MEDIA_TYPE = "application/problem+json"
+
+
+def wants_binary(request: Request) -> bool:
+    """Whether the answer is to be MessagePack: `Accept` says so, or says nothing and the request was."""
+    accept = request.headers.get("accept")
+    if accept is not None:
+        accepted = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
+        if any(kind in _MSGPACK for kind in accepted):
+            return True
+        if any(kind in _JSON for kind in accepted):
+            return False
+    return _media_type(request) in _MSGPACK
+
+
+async def read_fields(request: Request, limit: int) -> dict[str, Any]:
+    """Read a body; an empty one has no fields.
+
+    Raises:
+        ProblemError: `too_large`, `unsupported_media_type` or `invalid_request`.
+    """
+    body = await _read(request, limit)
+    media_type = _media_type(request)
+    if media_type and media_type not in _JSON and media_type not in _MSGPACK:
+        raise ProblemError(
+            "unsupported_media_type",
+            f"{media_type[:100]} is neither application/json nor application/msgpack",
+        )
+    if not body:
+        return {}
+    try:
+        fields = loads(body, binary=media_type in _MSGPACK)
+    except DecodeError as error:
+        raise ProblemError(
+            "invalid_request", str(error), errors=[{"field": "", "reason": str(error)}]
+        ) from error
+    if not isinstance(fields, dict) or not all(type(name) is str for name in fields):
+        reason = "the body must be an object"
+        raise ProblemError("invalid_request", reason, errors=[{"field": "", "reason": reason}])
+    return fields
+
+
+def answer(content: Any, *, binary: bool, limit: int, status: int = 200) -> Response:
+    """An HTTP answer.
+
+    Raises:
+        ProblemError: `too_large`.
+    """
+    body = dumps(content, binary=binary)
+    if len(body) > limit:
+        raise too_large_reply(len(body), limit)
+    return Response(body, status, media_type=MEDIA_TYPES[binary])
+
+
+def problem_answer(problem: ProblemError) -> Response:
+    """A problem as an HTTP answer; always JSON, whatever the request was."""
+    headers = {}
+    if "retry_after" in problem.extra:
+        headers["Retry-After"] = str(problem.extra["retry_after"])
+    if problem.code == "unauthorized":
+        headers["WWW-Authenticate"] = 'Bearer realm="rollgym"'
+    body = dumps(problem.to_problem(), binary=False)
+    return Response(body, problem.status, headers=headers, media_type=PROBLEM_MEDIA_TYPE)
+
+
+def _media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and int(length) > limit:
+        raise too_large_request(int(length), limit)
+    chunks = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise too_large_request(size, limit)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def too_large_request(size: int, limit: int) -> ProblemError:
+    """The problem that a request is over the limit."""
+    return ProblemError(
+        "too_large", f"the request has {size} bytes or more; the limit is {limit}", limit=limit
+    )
+
+
+def too_large_reply(size: int, limit: int) -> ProblemError:
+    """The problem that an answer is over the limit; what was asked for was done."""
+    return ProblemError("too_large", f"the reply has {size} bytes; the limit is {limit}", limit=limit)

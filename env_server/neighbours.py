@@ -1,0 +1,52 @@
+"""The other I/O processes of this server: what is theirs is asked of them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from env_server.context import Context
+from env_server.forwarding import Forwarder
+from env_server.replies import Reply
+from env_server.seat import Seat
+
+
+class Neighbours:
+    """Calls operations in the process that owns a session, or in all processes.
+
+    A call that came from a neighbour goes no further.
+
+    Args:
+        seat: Which process this is.
+        forwarder: The way to the others, or None where there are none.
+    """
+
+    def __init__(self, seat: Seat, forwarder: Forwarder | None) -> None:
+        self._seat = seat
+        self._forwarder = forwarder
+
+    def is_elsewhere(self, index: int) -> bool:
+        """Whether an index is that of another process."""
+        return index != self._seat.index
+
+    async def call(self, context: Context, index: int, op: str, fields: Mapping[str, Any]) -> Reply:
+        """Call an operation in another process.
+
+        Raises:
+            ProblemError: What it answers there, or `draining` while the process is away.
+        """
+        if self._forwarder is None or context.forwarded:
+            raise RuntimeError(f"process {index} is not a neighbour of process {self._seat.index}")
+        context.remote.add(index)
+        return await self._forwarder.call(index, context.identity(), op, dict(fields), context.binary)
+
+    async def gather(self, context: Context, op: str, fields: Mapping[str, Any]) -> list[Reply]:
+        """Call an operation in all other processes; those that do not answer are left out."""
+        if self._forwarder is None or context.forwarded:
+            return []
+        return await self._forwarder.gather(context.identity(), op, dict(fields), context.binary)
+
+    async def socket_dropped(self, context: Context) -> None:
+        """Tell the processes that a socket's calls were forwarded to that it is no more."""
+        if self._forwarder is None or context.socket is None:
+            return
+        for index in context.remote:
+            await self._forwarder.call(index, context.identity(), "socket_dropped", {}, False)

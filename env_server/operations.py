@@ -1,0 +1,187 @@
+"""All operations, under the names that the socket uses; HTTP calls the same ones."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from clients.protocol.errors import ProblemError
+from clients.protocol.messages import CloseRequest
+from env_server.context import Context
+from env_server.information import Information
+from env_server.lifecycle import Lifecycle
+from env_server.making import Making
+from env_server.metrics import Metrics
+from env_server.neighbours import Neighbours
+from env_server.play import Play, own_fields, refuse_fields
+from env_server.rate import RateLimit
+from env_server.replies import Reply
+from env_server.session import Session
+from env_server.sessions import Sessions
+from env_server.validation import invalid, validate
+from env_server.verifying import Verifying
+
+SOCKET_OPS = frozenset(
+    {
+        *("make", "reset", "step", "render", "cancel", "fork", "episode", "restore", "close", "verify"),
+        *("envs", "info", "ping"),
+    }
+)
+"""The operations that a frame may name, beside `batch` and `auth`, which are the socket's own."""
+
+MAX_CLOSE = 65536
+
+SessionHandler = Callable[[Context, Session, Mapping[str, Any]], "Reply | Awaitable[Reply]"]
+Handler = Callable[[Context, Mapping[str, Any]], "Reply | Awaitable[Reply]"]
+
+
+class Operations:
+    """Finds the handler of an operation, and the session that it is about.
+
+    A handler that needs to wait for nothing answers at once; the others give an awaitable.
+    """
+
+    def __init__(
+        self,
+        *,
+        lifecycle: Lifecycle,
+        sessions: Sessions,
+        play: Play,
+        making: Making,
+        verifying: Verifying,
+        information: Information,
+        neighbours: Neighbours,
+        metrics: Metrics,
+        rate: RateLimit | None,
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._sessions = sessions
+        self._by_id = sessions.by_id
+        self._making = making
+        self._neighbours = neighbours
+        self._counts = metrics.operations
+        self._rate = rate
+        self._time = asyncio.get_running_loop().time
+        self._on_session: dict[str, SessionHandler] = {
+            "step": play.step,
+            "reset": play.reset,
+            "render": play.render,
+            "cancel": play.cancel,
+            "fork": self._fork,
+            "episode": self._episode,
+            "session": self._session,
+        }
+        self._general: dict[str, Handler] = {
+            "make": self._make,
+            "restore": self._restore,
+            "close": self._close,
+            "verify": verifying.verify,
+            "envs": information.environments,
+            "info": information.server,
+            "sessions": information.sessions,
+            "ping": _ping,
+        }
+
+    def call(self, context: Context, op: str, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
+        """Run an operation.
+
+        Raises:
+            ProblemError: Any of the protocol's problems; the awaitable raises them, too.
+        """
+        handler = self._on_session.get(op)
+        if handler is None:
+            return self._call_general(context, op, fields)
+        self._counts[op] += 1
+        if self._rate is not None:
+            self._rate.take(context.caller)
+        session_id = fields.get("session_id")
+        if type(session_id) is not str:
+            raise invalid("session_id", "a session id is needed, as text")
+        session = self._by_id.get(session_id)
+        if session is None or (session.owner != context.caller.name and not context.caller.is_admin):
+            return self._absent(context, op, session_id, fields)
+        session.last_used = self._time()
+        socket = context.socket
+        if socket is not None and socket not in session.sockets:
+            session.sockets.add(socket)
+            session.orphaned_at = None
+            context.sessions.add(session_id)
+        return handler(context, session, fields)
+
+    def _call_general(self, context: Context, op: str, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
+        handler = self._general.get(op)
+        if handler is None:
+            raise ProblemError("unknown_op", f"there is no operation {op!r}", known=sorted(SOCKET_OPS))
+        self._counts[op] += 1
+        if self._rate is not None:
+            self._rate.take(context.caller)
+        return handler(context, fields)
+
+    def _absent(
+        self, context: Context, op: str, session_id: str, fields: Mapping[str, Any]
+    ) -> Reply | Awaitable[Reply]:
+        """A call on a session that this process does not hold."""
+        owner = self._sessions.owner_of(session_id)
+        if self._neighbours.is_elsewhere(owner):
+            return self._neighbours.call(context, owner, op, fields)
+        self._sessions.get(session_id, context.caller)
+        raise AssertionError("a session that is not held was found")
+
+    # -- operations that are no one else's -----------------------------------------------------------------------
+
+    async def _make(self, context: Context, fields: Mapping[str, Any]) -> Reply:
+        self._lifecycle.require_open()
+        return await self._making.make(context, fields)
+
+    async def _restore(self, context: Context, fields: Mapping[str, Any]) -> Reply:
+        self._lifecycle.require_open()
+        return await self._making.restore(context, fields)
+
+    def _fork(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Awaitable[Reply]:
+        self._lifecycle.require_open()
+        return self._making.fork(context, session, fields)
+
+    def _episode(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Reply:
+        refuse_fields(fields)
+        return session.journal.portable(session.episode).model_dump(mode="json")
+
+    def _session(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Reply:
+        refuse_fields(fields)
+        return session.describe(self._time())
+
+    def _close(self, context: Context, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
+        """Close one session (`session_id`) or many (`session_ids`), wherever they are."""
+        if "session_id" in fields:
+            if "session_ids" in fields:
+                raise invalid("session_ids", "give session_id or session_ids, not both")
+            fields = {**fields, "session_ids": [fields["session_id"]]}
+            del fields["session_id"]
+        request = validate(CloseRequest, own_fields(fields))
+        if len(request.session_ids) > MAX_CLOSE:
+            raise invalid("session_ids", f"at most {MAX_CLOSE}")
+        elsewhere: dict[int, list[str]] = {}
+        here = []
+        for session_id in dict.fromkeys(request.session_ids):
+            owner = self._sessions.index_of(session_id)
+            if owner is not None and self._neighbours.is_elsewhere(owner):
+                elsewhere.setdefault(owner, []).append(session_id)
+            else:
+                here.append(session_id)
+        closed = self._making.close(context, here)
+        if not elsewhere:
+            return {"closed": closed}
+        return self._close_elsewhere(context, elsewhere, closed)
+
+    async def _close_elsewhere(
+        self, context: Context, elsewhere: Mapping[int, list[str]], closed: int
+    ) -> Reply:
+        calls = (
+            self._neighbours.call(context, owner, "close", {"session_ids": session_ids})
+            for owner, session_ids in elsewhere.items()
+        )
+        replies = await asyncio.gather(*calls)
+        return {"closed": closed + sum(reply["closed"] for reply in replies)}
+
+
+def _ping(context: Context, fields: Mapping[str, Any]) -> Reply:
+    refuse_fields(fields)
+    return {}

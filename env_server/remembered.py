@@ -1,0 +1,49 @@
+"""Answers to requests that may come again."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from clients.protocol.errors import ProblemError
+
+_Key = tuple[str, str, str]
+
+
+class RememberedAnswers:
+    """The last answers to make, fork and restore, by caller, operation and request id.
+
+    A request id that is being answered is joined, one that was answered gets the same answer. A request that failed
+    is forgotten: it made nothing, and may be tried again.
+
+    Args:
+        limit: How many are kept.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._answers: OrderedDict[_Key, asyncio.Task[Any]] = OrderedDict()
+
+    async def once(
+        self, caller: str, op: str, request_id: str | None, make: Callable[[], Coroutine[Any, Any, Any]]
+    ) -> Any:
+        """The answer to a request: the one that is known, or the one that `make` gives."""
+        if request_id is None:
+            return await make()
+        key = (caller, op, request_id)
+        task = self._answers.get(key)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(make())
+            self._answers[key] = task
+            task.add_done_callback(lambda done: self._settle(key, done))
+        return await asyncio.shield(task)
+
+    def knows(self, caller: str, op: str, request_id: str) -> bool:
+        """Whether a request is or was answered here."""
+        return (caller, op, request_id) in self._answers
+
+    def _settle(self, key: _Key, task: asyncio.Task[Any]) -> None:
+        if task.cancelled() or isinstance(task.exception(), ProblemError):
+            self._answers.pop(key, None)
+        while len(self._answers) > self._limit:
+            self._answers.popitem(last=False)

@@ -1,0 +1,75 @@
+"""What handlers answer, as plain data for one encoding."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gymnasium import Space
+
+from clients.protocol.spaces import UnicodeText, describe_space
+from clients.protocol.values import encode_value
+from env_server.session import ResetRecord, Session, StepRecord
+from env_server.workers.base import StepOutcome
+
+Reply = dict[str, Any]
+
+
+def encode_observation(space: Space[Any], observation: Any, *, binary: bool) -> Any:
+    """An observation for the wire; plain text, the hot path, passes as it is."""
+    if type(observation) is str and type(space) is UnicodeText and observation.isascii():
+        return observation
+    return encode_value(space, observation, binary=binary)
+
+
+def encode_info(info: Mapping[str, Any], *, binary: bool) -> Any:
+    """An info for the wire."""
+    return encode_value(None, info, binary=binary)
+
+
+def reset_reply(session: Session, record: ResetRecord, *, binary: bool) -> Reply:
+    """The answer to a reset.
+
+    Raises:
+        EncodeError: If the environment gave something that has no form on the wire.
+    """
+    return {
+        "observation": encode_observation(session.observation_space, record.observation, binary=binary),
+        "info": encode_info(record.info, binary=binary),
+        "episode": record.episode,
+        "step": 0,
+        "seed": record.seed,
+    }
+
+
+def step_reply(session: Session, record: StepRecord, outcome: StepOutcome, *, binary: bool) -> Reply:
+    """The answer to a step.
+
+    Raises:
+        EncodeError: If the environment gave something that has no form on the wire.
+    """
+    reply = {
+        "observation": encode_observation(session.observation_space, outcome.observation, binary=True)
+        if binary
+        else record.seen,
+        "reward": outcome.reward,
+        "terminated": outcome.terminated,
+        "truncated": outcome.truncated,
+        "info": encode_value(None, outcome.info, binary=binary),
+        "episode": record.episode,
+        "step": record.step + 1,
+    }
+    if record.reset is not None:
+        reply["reset"] = reset_reply(session, record.reset, binary=binary)
+    return reply
+
+
+def session_reply(session: Session, reset: Reply | None = None) -> Reply:
+    """The answer to a call that makes a session."""
+    reply = {
+        "session_id": session.session_id,
+        "env_id": session.entry.env_id,
+        "action_space": describe_space(session.action_space),
+        "observation_space": describe_space(session.observation_space),
+    }
+    if reset is not None:
+        reply["reset"] = reset
+    return reply

@@ -1,0 +1,153 @@
+"""Operations in workers: one task for each, its failures turned into problems, environments attached again."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from clients.protocol.errors import ProblemError
+from env_server.failures import environment_error, not_reset
+from env_server.journal import Journal
+from env_server.metrics import Metrics
+from env_server.recovery import ReplayDiverged, rebuild
+from env_server.session import Running, Session, StepRecord
+from env_server.sessions import Sessions, session_gone
+from env_server.settings import Settings
+from env_server.workers.base import EnvironmentRaised, OperationTimeout, WorkerLost
+
+
+class Runner:
+    """Runs operations that are not answered at once.
+
+    Args:
+        settings: Time-outs.
+        metrics: Where times are counted.
+        sessions: Where sessions that cannot go on are ended.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics, sessions: Sessions) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._sessions = sessions
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(
+        self,
+        session: Session,
+        kind: str,
+        body: Coroutine[Any, Any, Any],
+        *,
+        episode: int = -1,
+        step: int = -1,
+        action: Any = None,
+    ) -> Running:
+        """Run an operation on a session that runs none."""
+        task = asyncio.get_running_loop().create_task(self._guard(session, kind, body))
+        running = Running(kind, task, episode, step, action)
+        session.running = running
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return running
+
+    async def result(self, running: Running) -> Any:
+        """Wait for an operation; whoever waits may go away without harm to it.
+
+        Raises:
+            ProblemError: What the operation ended in.
+        """
+        return await asyncio.shield(running.task)
+
+    async def idle(self, timeout_s: float) -> None:
+        """Wait until no operation runs, or the time is over."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+
+    async def make(self, session: Session) -> None:
+        """Make the session's environment anew, without an episode."""
+        spaces = await session.worker.make(
+            session.session_id, session.entry.source, session.kwargs, timeout=self._settings.make_timeout_s
+        )
+        session.take_spaces(*spaces)
+        session.attached = True
+
+    async def attach(self, session: Session) -> None:
+        """Make sure that the worker holds the environment, at the point where the session is.
+
+        Raises:
+            ProblemError: `not_reset` or `session_gone`.
+        """
+        if session.attached:
+            return
+        if not session.recoverable:
+            raise not_reset(session)
+        await self.rebuild(session, session.journal)
+
+    async def rebuild(self, session: Session, journal: Journal) -> None:
+        """Replay a journal into the session's worker."""
+        if not session.entry.deterministic:
+            self._sessions.end(session, "lost")
+            raise session_gone(session.session_id, "lost")
+        point = await rebuild(
+            session.worker,
+            session.session_id,
+            session.entry.source,
+            session.kwargs,
+            journal,
+            timeout=self._settings.make_timeout_s,
+        )
+        session.take_spaces(point.action_space, point.observation_space)
+        session.attached = True
+        session.recoverable = False
+        self._take_point(session, point.last, journal)
+
+    def detach(self, session: Session) -> None:
+        """Note that the worker lost the environment, through no fault of this session."""
+        session.attached = False
+        session.recoverable = session.episode >= 0
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            # Nobody may be waiting any more; the problem is kept by the session where it matters.
+            task.exception()
+
+    async def _guard(self, session: Session, kind: str, body: Coroutine[Any, Any, Any]) -> Any:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        try:
+            return await body
+        except (
+            EnvironmentRaised,
+            OperationTimeout,
+            WorkerLost,
+            ReplayDiverged,
+            asyncio.CancelledError,
+        ) as error:
+            problem = self._problem(session, kind, error)
+            running = session.running
+            if running is not None and running.kind == "step":
+                session.last = StepRecord(running.episode, running.step, running.action, problem)
+            raise problem from error
+        finally:
+            session.running = None
+            session.last_used = loop.time()
+            self._metrics.seconds.labels(kind, session.entry.isolation).observe(loop.time() - started)
+
+    def _problem(self, session: Session, kind: str, error: BaseException) -> ProblemError:
+        """Turn a failure into a problem, and leave the session as that problem says."""
+        ended = self._sessions.end_reason(session.session_id)
+        if ended is not None:
+            return session_gone(session.session_id, ended)
+        if isinstance(error, WorkerLost):
+            self._sessions.end(session, "lost")
+            return session_gone(session.session_id, "lost")
+        if isinstance(error, ReplayDiverged):
+            self._sessions.end(session, "replay_diverged")
+            return session_gone(session.session_id, "replay_diverged")
+        session.playing = False
+        session.recoverable = False
+        if isinstance(error, EnvironmentRaised):
+            return environment_error(error)
+        session.attached = False
+        if isinstance(error, OperationTimeout):
+            return ProblemError("step_timeout", f"the {kind} did not finish in time; reset the session")
+        return ProblemError("step_timeout", f"the {kind} was cancelled; reset the session", cancelled=True)

@@ -1,0 +1,123 @@
+"""One I/O process: from its settings to its exit code."""
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from env_server.app import App
+from env_server.auth import Tokens
+from env_server.catalog import Catalog
+from env_server.configuration import ConfigurationError
+from env_server.seat import Seat
+from env_server.services import Services
+from env_server.settings import Settings
+from env_server.socket import HARD_LIMIT_FACTOR
+
+_KEEP_ALIVE_S = 75
+_CLOSE_GRACE_S = 5
+
+
+def run_process(
+    settings: Settings, seat: Seat, listening: socket.socket, announce: Callable[[], None]
+) -> int:
+    """Serve on a listening socket until SIGTERM or SIGINT.
+
+    Args:
+        settings: What the operator set.
+        seat: Which of the server's I/O processes this is.
+        listening: Where to listen.
+        announce: Called once the process serves.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ConfigurationError: If the settings cannot be used.
+    """
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    tokens = Tokens.load(settings.token_file)
+    catalog = Catalog.load(settings)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(settings, seat, tokens, catalog, listening, announce))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if sys.platform == "win32":
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop
+
+
+async def _serve(
+    settings: Settings,
+    seat: Seat,
+    tokens: Tokens,
+    catalog: Catalog,
+    listening: socket.socket,
+    announce: Callable[[], None],
+) -> int:
+    services = Services(settings, seat, tokens, catalog)
+    config = uvicorn.Config(
+        App(services),
+        http="httptools",
+        ws="websockets-sansio",
+        lifespan="off",
+        ws_max_size=HARD_LIMIT_FACTOR * settings.max_request_bytes,
+        # A client that waits minutes for a language model answers no pings. TCP keepalive finds dead peers.
+        ws_ping_interval=None,
+        ws_ping_timeout=None,
+        ws_per_message_deflate=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_CLOSE_GRACE_S,
+        access_log=False,
+        server_header=False,
+        log_config=None,
+    )
+    server = _Server(config, services)
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        await services.start()
+    except ConfigurationError:
+        server.should_exit = True
+        await serving
+        await services.stop()
+        raise
+    announce()
+    await serving
+    await services.stop()
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """A server that finishes what runs before it closes its sockets."""
+
+    def __init__(self, config: uvicorn.Config, services: Services) -> None:
+        super().__init__(config)
+        self._services = services
+        self._loop = asyncio.get_running_loop()
+        self._draining: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain at the first signal, give up at the second."""
+        self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def _begin_drain(self) -> None:
+        if self._draining is not None:
+            self.force_exit = self.should_exit = True
+            return
+        self._draining = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        await self._services.drain()
+        self.should_exit = True

@@ -1,0 +1,141 @@
+"""The parts of one I/O process, put together."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from env_server.auth import Tokens
+from env_server.catalog import Catalog, CatalogEntry
+from env_server.census import Census
+from env_server.configuration import ConfigurationError
+from env_server.context import Context
+from env_server.information import Information
+from env_server.journal import JournalFile
+from env_server.lifecycle import Lifecycle, Phase
+from env_server.making import Making
+from env_server.metrics import Metrics
+from env_server.neighbours import Neighbours
+from env_server.operations import Operations
+from env_server.play import Play
+from env_server.rate import RateLimit
+from env_server.running import Runner
+from env_server.seat import Seat
+from env_server.sessions import Sessions
+from env_server.settings import Isolation, Settings
+from env_server.verifying import Verifying
+from env_server.workers.base import EnvironmentRaised, OperationTimeout, WorkerLost
+from env_server.workplaces import Workplaces
+
+
+class Services:
+    """Everything that answers operations in one I/O process.
+
+    It is made, started, and in the end stopped, within a running event loop.
+
+    Args:
+        settings: What the operator set.
+        seat: Which process this is.
+        tokens: Who may call.
+        catalog: What is served.
+    """
+
+    def __init__(self, settings: Settings, seat: Seat, tokens: Tokens, catalog: Catalog) -> None:
+        self.settings = settings
+        self.seat = seat
+        self.tokens = tokens
+        self.lifecycle = Lifecycle()
+        self.metrics = Metrics()
+        self._catalog = catalog
+        self._workplaces = Workplaces(settings)
+        self._census = Census(seat, tokens.count)
+        self._journal_file: JournalFile | None = None
+        self._sessions = Sessions(settings, seat, self._census, self.metrics, self._journal_file)
+        self._neighbours = Neighbours(seat, None)
+        self._runner = Runner(settings, self.metrics, self._sessions)
+        play = Play(settings, self.metrics, self._runner, self._journal_file)
+        self.operations = Operations(
+            lifecycle=self.lifecycle,
+            sessions=self._sessions,
+            play=play,
+            making=Making(
+                settings,
+                catalog,
+                self._sessions,
+                self._runner,
+                play,
+                self._workplaces.get,
+                self._journal_file,
+            ),
+            verifying=Verifying(settings, catalog, self.metrics, self._workplaces.get),
+            information=Information(settings, seat, catalog, self._sessions, self._neighbours),
+            neighbours=self._neighbours,
+            metrics=self.metrics,
+            rate=None if settings.rate_limit is None else RateLimit(settings.rate_limit),
+        )
+        self._answering: set[asyncio.Task[Any]] = set()
+        self.metrics.watch_sessions(self._count_sessions, settings.max_sessions)
+
+    async def start(self) -> None:
+        """Start the workers and look at every environment once.
+
+        Raises:
+            ConfigurationError: If an environment cannot be made.
+        """
+        needed: set[Isolation] = {entry.isolation for entry in self._catalog}
+        if any(entry.stateless for entry in self._catalog):
+            needed.add("process")
+        await self._workplaces.start(sorted(needed))
+        await asyncio.gather(*(self._probe(entry) for entry in self._catalog))
+        self.lifecycle.phase = Phase.READY
+
+    def flush(self) -> None:
+        """Write down what happened, before anybody is told of it."""
+        if self._journal_file is not None:
+            self._journal_file.flush()
+
+    def answering(self, task: asyncio.Task[Any]) -> None:
+        """Note a task that will answer a frame, so that a drain waits for it."""
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    def socket_dropped(self, context: Context) -> None:
+        """Note that a socket is no more: sessions made on sockets end some time after their last one."""
+        for session_id in context.sessions:
+            session = self._sessions.by_id.get(session_id)
+            if session is not None:
+                session.sockets.discard(context.socket or "")
+                if session.lingers and not session.sockets:
+                    self._sessions.orphan(session)
+
+    async def metrics_text(self) -> bytes:
+        """The metrics of all processes."""
+        return self.metrics.text()
+
+    async def drain(self) -> None:
+        """Refuse new sessions and let running operations finish, within the grace."""
+        self.lifecycle.phase = Phase.DRAINING
+        deadline = asyncio.get_running_loop().time() + self.settings.drain_grace_s
+        await self._runner.idle(self.settings.drain_grace_s)
+        if self._answering:
+            left = max(0.0, deadline - asyncio.get_running_loop().time())
+            await asyncio.wait(self._answering, timeout=left)
+
+    async def stop(self) -> None:
+        """End the workers; the sessions stay in their journals."""
+        await self._sessions.shutdown()
+        await self._workplaces.shutdown()
+        self._census.close()
+
+    def _count_sessions(self) -> Mapping[str, int]:
+        return Counter(session.entry.env_id for session in self._sessions.by_id.values())
+
+    async def _probe(self, entry: CatalogEntry) -> None:
+        worker = self._workplaces.get(entry.isolation)
+        key = f"probe-{entry.env_id}"
+        try:
+            spaces = await worker.make(key, entry.source, {}, timeout=self.settings.make_timeout_s)
+        except (EnvironmentRaised, OperationTimeout, WorkerLost) as error:
+            raise ConfigurationError(f"{entry.env_id} cannot be made without kwargs: {error}") from error
+        entry.take_spaces(*spaces)
+        await worker.close(key)

@@ -1,0 +1,214 @@
+"""A session: one environment of one caller, and where its episode is."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gymnasium import Space
+
+from clients.protocol.errors import ProblemError
+from env_server.actions import action_reader
+from env_server.workers.base import StepOutcome, Worker
+from env_server.workers.inline import InlineWorker
+
+if TYPE_CHECKING:
+    from env_server.catalog import CatalogEntry
+    from env_server.journal import Journal
+
+_REMEMBERED_RESETS = 4
+
+
+class ResetRecord(NamedTuple):
+    """How an episode began."""
+
+    observation: Any
+    info: Mapping[str, Any]
+    episode: int
+    seed: int
+
+
+class StepRecord(NamedTuple):
+    """The last step taken, kept so that it can be answered again.
+
+    Attributes:
+        episode: The episode it belongs to.
+        step: The index that the request named.
+        action: The action in JSON's encoding.
+        outcome: What the environment answered, or the problem that the step ended in.
+        seen: The observation in JSON's encoding.
+        reset: The episode that the step began, where it was asked to (`autoreset`).
+    """
+
+    episode: int
+    step: int
+    action: Any
+    outcome: "StepOutcome | ProblemError"
+    seen: Any = None
+    reset: ResetRecord | None = None
+
+
+class Running(NamedTuple):
+    """An operation that runs in a worker.
+
+    Attributes:
+        kind: The operation's name.
+        task: Its task; the result is what its handler turns into a reply.
+        episode: For a step: the episode that it belongs to.
+        step: For a step: its index.
+        action: For a step: the action in JSON's encoding.
+    """
+
+    kind: str
+    task: "asyncio.Task[Any]"
+    episode: int = -1
+    step: int = -1
+    action: Any = None
+
+
+class Session:
+    """One environment of one caller.
+
+    Attributes:
+        session_id: Its id; also the key of the environment in the worker.
+        owner: The name of the token that made it.
+        row: The row of that token in the quotas.
+        entry: What it is a session of.
+        kwargs: What the client set.
+        worker: Where the environment lives.
+        inline: The same worker where it is this process, so that a step needs no await.
+        attached: Whether the worker holds the environment. It does not after a crash or a time-out.
+        recoverable: Whether an environment that is not attached can be rebuilt from the journal.
+        episode: Index of the episode; -1 before the first reset.
+        step: Steps taken in the episode; the index of the next one.
+        seed: Seed of the episode.
+        playing: Whether a step can be taken: an episode has begun, and neither ended nor broke.
+        terminated: Whether the task ended.
+        truncated: Whether a limit cut the episode.
+        last: The last step.
+        resets: The last resets by their request id.
+        running: The operation that runs in the worker now.
+        journal: How to rebuild the episode.
+        idle_timeout_s: The session is evicted when it was not used for so long.
+        last_used: When it was last used, on the event loop's clock.
+        lingers: Whether it was made on a socket, and ends some time after its last socket.
+        orphaned_at: When its last socket dropped, while it has none.
+        sockets: The names of the open sockets that have used it.
+    """
+
+    __slots__ = (
+        "action_space",
+        "attached",
+        "entry",
+        "episode",
+        "idle_timeout_s",
+        "inline",
+        "journal",
+        "kwargs",
+        "last",
+        "last_used",
+        "lingers",
+        "observation_space",
+        "orphaned_at",
+        "owner",
+        "playing",
+        "read_action",
+        "recoverable",
+        "resets",
+        "row",
+        "running",
+        "seed",
+        "session_id",
+        "sockets",
+        "step",
+        "terminated",
+        "truncated",
+        "worker",
+    )
+
+    def __init__(
+        self,
+        session_id: str,
+        *,
+        entry: "CatalogEntry",
+        owner: str,
+        row: int,
+        kwargs: dict[str, Any],
+        worker: Worker,
+        journal: "Journal",
+        idle_timeout_s: float,
+        now: float,
+    ) -> None:
+        self.session_id = session_id
+        self.owner = owner
+        self.row = row
+        self.entry = entry
+        self.kwargs = kwargs
+        self.worker = worker
+        self.inline = worker if isinstance(worker, InlineWorker) else None
+        self.journal = journal
+        self.idle_timeout_s = idle_timeout_s
+        self.last_used = now
+        self.lingers = False
+        self.orphaned_at: float | None = None
+        self.sockets: set[str] = set()
+        self.attached = False
+        self.recoverable = False
+        self.episode = -1
+        self.step = 0
+        self.seed: int | None = None
+        self.playing = False
+        self.terminated = False
+        self.truncated = False
+        self.last: StepRecord | None = None
+        self.resets: OrderedDict[str, ResetRecord] | None = None
+        self.running: Running | None = None
+        self.take_spaces(entry.action_space, entry.observation_space)
+
+    def take_spaces(self, action_space: Space[Any], observation_space: Space[Any]) -> None:
+        """Use the spaces of the environment that was made; kwargs may change them."""
+        if action_space is self.entry.action_space:
+            self.read_action = self.entry.read_action
+        else:
+            self.read_action = action_reader(action_space)
+        self.action_space = action_space
+        self.observation_space = observation_space
+
+    def remember_reset(self, request_id: str, record: ResetRecord) -> None:
+        """Keep the answer to a reset for the case that its request comes again."""
+        if self.resets is None:
+            self.resets = OrderedDict()
+        self.resets[request_id] = record
+        if len(self.resets) > _REMEMBERED_RESETS:
+            self.resets.popitem(last=False)
+
+    def take_step(self, record: StepRecord, *, terminated: bool, truncated: bool) -> None:
+        """Move on by a step that was taken."""
+        self.step = record.step + 1
+        self.last = record
+        self.terminated = terminated
+        self.truncated = truncated
+        self.playing = not (terminated or truncated)
+
+    def begin_episode(self, record: ResetRecord) -> None:
+        """Move on to the episode that a reset began."""
+        self.episode = record.episode
+        self.seed = record.seed
+        self.step = 0
+        self.playing = True
+        self.terminated = self.truncated = False
+        self.attached = True
+
+    def describe(self, now: float) -> dict[str, Any]:
+        """What lists of sessions show."""
+        return {
+            "session_id": self.session_id,
+            "env_id": self.entry.env_id,
+            "episode": self.episode if self.episode >= 0 else None,
+            "step": self.step if self.episode >= 0 else None,
+            "seed": self.seed,
+            "terminated": self.terminated,
+            "truncated": self.truncated,
+            "idle_s": round(max(0.0, now - self.last_used), 3),
+            "owner": self.owner,
+        }

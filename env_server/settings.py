@@ -1,0 +1,100 @@
+"""Everything an operator can set, with its default, its flag and its meaning."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+EnvironmentId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
+Isolation = Literal["inline", "thread", "process"]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Settings(BaseModel):
+    """Settings of one server. A YAML file (`--config`) and the flags use the same names."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(
+        8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one and prints it."
+    )
+    processes: int = Field(1, ge=1, le=256, description="I/O processes on the one port.")
+    workers: int = Field(2, ge=1, le=1024, description="Environment child processes of each I/O process.")
+    threads: int = Field(32, ge=1, le=4096, description="Threads for environments isolated by thread.")
+
+    env: tuple[str, ...] = Field(
+        (), description="An environment to serve: `module:Class` or `name=module:Class` (repeatable)."
+    )
+    gymnasium: tuple[str, ...] = Field(
+        (), description="A Gymnasium id to serve: `ID` or `name=ID` (repeatable)."
+    )
+    isolation: dict[EnvironmentId, Isolation] = Field(
+        default_factory=dict,
+        description="Where an environment runs, against the rule: `ENV=inline|thread|process` (repeatable).",
+    )
+    operator_kwargs: dict[EnvironmentId, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="Kwargs that only the operator sets: `ENV={JSON object}` (repeatable).",
+    )
+    kwargs_schemas: dict[EnvironmentId, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="JSON Schema of the kwargs a client may set, for an environment that declares none: "
+        "`ENV={JSON object}` (repeatable).",
+    )
+    env_step_timeout_s: dict[EnvironmentId, Seconds] = Field(
+        default_factory=dict,
+        description="Step time-out of one environment, in seconds: `ENV=SECONDS` (repeatable).",
+    )
+    allow_expert: bool = Field(False, description="Let clients ask environments for expert actions.")
+
+    token_file: Path | None = Field(None, description="YAML file of tokens (hashes) and their roles.")
+    rate_limit: float | None = Field(
+        None,
+        gt=0,
+        description="Operations a second allowed to one token in one I/O process; unlimited if unset.",
+    )
+    state_dir: Path | None = Field(
+        None, description="Directory for journals: sessions go on after a crash of the server."
+    )
+
+    max_sessions: Count = Field(4096, description="Sessions of the server.")
+    max_sessions_per_token: Count = Field(1024, description="Sessions of one token.")
+    max_request_bytes: Count = Field(1024 * 1024, description="Largest request body or frame.")
+    max_reply_bytes: Count = Field(8 * 1024 * 1024, description="Largest reply.")
+    max_batch: Count = Field(
+        1024, description="Operations in one batch, items of one verify, sessions of one make."
+    )
+    max_in_flight: Count = Field(
+        1024, description="Frames of one socket that may be unanswered before it is read on."
+    )
+    max_remembered_requests: Count = Field(
+        4096, description="Answers to make, fork and restore kept for repeated request ids."
+    )
+
+    idle_timeout_s: Seconds = Field(3600.0, description="A session not used for so long is evicted.")
+    linger_s: float = Field(
+        30.0, ge=0, description="A session made on a socket stays so long after its last socket dropped."
+    )
+    step_timeout_s: Seconds = Field(60.0, description="Step (and render) time-out.")
+    make_timeout_s: Seconds = Field(120.0, description="Make and reset time-out.")
+    verify_timeout_s: Seconds = Field(60.0, description="Time-out of one verify item.")
+    drain_grace_s: float = Field(
+        20.0, ge=0, description="On SIGTERM, running operations may take so long to finish."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
+
+    @model_validator(mode="after")
+    def _tokens_beyond_loopback(self) -> "Settings":
+        if self.token_file is None and not is_loopback(self.host):
+            raise ValueError(
+                f"no tokens are configured, so the server binds to loopback only, not to {self.host!r}: "
+                "set token_file (see `roll-serve token --help`) or host 127.0.0.1"
+            )
+        return self
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a listening address is reachable from this machine only."""
+    return host in {"localhost", "::1"} or host.startswith("127.")

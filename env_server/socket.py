@@ -1,0 +1,215 @@
+"""The WebSocket: frames in, operations called, answers out."""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from starlette.datastructures import Headers
+
+from clients.protocol.arrays import DecodeError
+from clients.protocol.errors import ProblemError
+from clients.protocol.frames import SUBPROTOCOLS, dumps, loads
+from env_server.auth import Caller
+from env_server.batch import Results, encode_results, read_batch, run_batch
+from env_server.context import Context
+from env_server.envelope import FrameId, as_problem, bad_frame, frame_id
+from env_server.negotiation import PROBLEM_MEDIA_TYPE, too_large_reply, too_large_request
+from env_server.operations import SOCKET_OPS
+from env_server.replies import Reply
+from env_server.services import Services
+from env_server.validation import invalid
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+HARD_LIMIT_FACTOR = 8
+"""A frame over the limit is answered `too_large`; one over this many times the limit ends the socket (code 1009)."""
+
+_AUTH_TIMEOUT_S = 20.0
+_POLICY_VIOLATION = 1008
+_names = itertools.count()
+
+
+async def serve_socket(
+    services: Services, scope: MutableMapping[str, Any], receive: Receive, send: Send
+) -> None:
+    """Accept one socket and serve it until it drops."""
+    await receive()
+    try:
+        caller = services.tokens.from_headers(Headers(scope=scope))
+        if caller is not None:
+            caller.require("play")
+    except ProblemError as problem:
+        await reject(services, send, problem)
+        return
+    offered = scope["subprotocols"]
+    binary = next((offer == SUBPROTOCOLS[True] for offer in offered if offer in SUBPROTOCOLS.values()), False)
+    chosen = SUBPROTOCOLS[binary] if SUBPROTOCOLS[binary] in offered else None
+    await send({"type": "websocket.accept", "subprotocol": chosen})
+    services.metrics.sockets += 1
+    try:
+        if caller is None:
+            caller = await _first_frame_caller(services, receive, send, binary=binary)
+        if caller is not None:
+            await Socket(services, caller, receive, send, binary=binary).serve()
+    except OSError:
+        # uvicorn says in this way that the client went away while an answer was being sent.
+        pass
+    finally:
+        services.metrics.sockets -= 1
+
+
+async def reject(services: Services, send: Send, problem: ProblemError) -> None:
+    """Answer a handshake with a problem."""
+    services.metrics.problems[problem.code] += 1
+    body = dumps(problem.to_problem(), binary=False)
+    headers = [(b"content-type", PROBLEM_MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
+    if problem.code == "unauthorized":
+        headers.append((b"www-authenticate", b'Bearer realm="rollgym"'))
+    await send({"type": "websocket.http.response.start", "status": problem.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": body})
+
+
+async def _first_frame_caller(
+    services: Services, receive: Receive, send: Send, *, binary: bool
+) -> Caller | None:
+    """Who the first frame says that this is; anything else than a good token ends the socket."""
+    frame: Any = None
+    try:
+        async with asyncio.timeout(_AUTH_TIMEOUT_S):
+            message = await receive()
+        if message["type"] != "websocket.receive":
+            return None
+        frame = loads(message.get("text") or message.get("bytes") or b"", binary=binary)
+        if type(frame) is not dict or frame.get("op") != "auth":
+            raise ProblemError(
+                "unauthorized", "this server needs a token: a header, or a first frame with op 'auth'"
+            )
+        token = frame.get("token")
+        if type(token) is not str:
+            raise ProblemError("unauthorized", "the first frame holds no token")
+        caller = services.tokens.caller(token)
+        caller.require("play")
+    except (ProblemError, DecodeError, TimeoutError) as error:
+        problem = error if isinstance(error, ProblemError) else ProblemError("unauthorized", "no token came")
+        services.metrics.problems[problem.code] += 1
+        content = dumps({"id": frame_id(frame), "error": problem.to_problem()}, binary=binary)
+        await send(_message(content, binary))
+        await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": problem.code})
+        return None
+    await send(_message(dumps({"id": frame_id(frame), "ok": {}}, binary=binary), binary))
+    return caller
+
+
+def _message(content: bytes, binary: bool) -> dict[str, Any]:
+    if binary:
+        return {"type": "websocket.send", "bytes": content}
+    return {"type": "websocket.send", "text": content.decode()}
+
+
+class Socket:
+    """One open socket of one caller."""
+
+    def __init__(
+        self, services: Services, caller: Caller, receive: Receive, send: Send, *, binary: bool
+    ) -> None:
+        self._services = services
+        self._call = services.operations.call
+        self._problems = services.metrics.problems
+        self._receive = receive
+        self._send = send
+        self._binary = binary
+        self._request_limit = services.settings.max_request_bytes
+        self._reply_limit = services.settings.max_reply_bytes
+        self._max_batch = services.settings.max_batch
+        self._max_in_flight = services.settings.max_in_flight
+        self._context = Context(caller, binary=binary, socket=f"{services.seat.index}.{next(_names)}")
+        self._in_flight: dict[FrameId, asyncio.Task[None]] = {}
+
+    async def serve(self) -> None:
+        """Answer frames until the socket drops. Operations that run then are finished all the same."""
+        receive, send, binary = self._receive, self._send, self._binary
+        try:
+            while True:
+                message = await receive()
+                if message["type"] != "websocket.receive":
+                    return
+                text = message.get("text")
+                content = self._take(message["bytes"] if text is None else text)
+                if content is not None:
+                    await send(_message(content, binary))
+                elif len(self._in_flight) >= self._max_in_flight:
+                    # Not reading on is what slows a client down that asks faster than it is answered.
+                    await asyncio.wait(self._in_flight.values(), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._services.socket_dropped(self._context)
+
+    def _take(self, data: str | bytes) -> bytes | None:
+        """Handle one frame; the answer, if it is ready at once."""
+        number: FrameId = None
+        try:
+            frame = loads(data, binary=self._binary)
+            number = frame_id(frame)
+            if 4 * len(data) > self._request_limit:
+                self._check_size(data)
+            if number is None:
+                raise bad_frame(frame)
+            if number in self._in_flight:
+                raise invalid("id", f"the id {number!r} is in use")
+            op = frame.get("op")
+            reply: Reply | Results | Awaitable[Reply | Results]
+            if op == "batch":
+                reply = run_batch(
+                    self._services.operations, self._context, read_batch(frame, self._max_batch)
+                )
+            elif type(op) is str and op in SOCKET_OPS:
+                reply = self._call(self._context, op, frame)
+            elif op == "auth":
+                reply = {}
+            else:
+                raise ProblemError("unknown_op", f"there is no operation {op!r}", known=sorted(SOCKET_OPS))
+            if isinstance(reply, (dict, list)):
+                return self._encode(number, reply)
+            task = asyncio.get_running_loop().create_task(self._finish(number, reply))
+            self._in_flight[number] = task
+            self._services.answering(task)
+        except DecodeError as error:
+            return self._encode_problem(number, invalid("", str(error)))
+        except Exception as error:  # noqa: BLE001 - a defect of ours costs this frame, not the socket
+            return self._encode_problem(number, as_problem(error))
+        return None
+
+    def _check_size(self, data: str | bytes) -> None:
+        size = len(data.encode()) if isinstance(data, str) else len(data)
+        if size > self._request_limit:
+            raise too_large_request(size, self._request_limit)
+
+    async def _finish(self, number: FrameId, reply: Awaitable[Reply | Results]) -> None:
+        """Answer a frame when its operation is done."""
+        try:
+            content = self._encode(number, await reply)
+        except Exception as error:  # noqa: BLE001 - a defect of ours costs this frame, not the socket
+            content = self._encode_problem(number, as_problem(error))
+        del self._in_flight[number]
+        try:
+            await self._send(_message(content, self._binary))
+        except OSError:
+            # The client went away; it may ask again on another socket.
+            return
+
+    def _encode(self, number: FrameId, reply: Reply | Results) -> bytes:
+        self._services.flush()
+        if isinstance(reply, list):
+            for result in reply:
+                if "error" in result:
+                    self._problems[result["error"]["code"]] += 1
+            return encode_results(number, reply, self._reply_limit, binary=self._binary)
+        content = dumps({"id": number, "ok": reply}, binary=self._binary)
+        if len(content) > self._reply_limit:
+            raise too_large_reply(len(content), self._reply_limit)
+        return content
+
+    def _encode_problem(self, number: FrameId, problem: ProblemError) -> bytes:
+        self._problems[problem.code] += 1
+        return dumps({"id": number, "error": problem.to_problem()}, binary=self._binary)

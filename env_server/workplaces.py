@@ -1,0 +1,42 @@
+"""The workers of one I/O process, by isolation."""
+
+from collections.abc import Iterable
+
+from env_server.settings import Isolation, Settings
+from env_server.workers.base import Worker
+from env_server.workers.inline import InlineWorker
+from env_server.workers.process import ProcessWorker
+from env_server.workers.thread import ThreadWorker
+
+
+class Workplaces:
+    """Gives the worker of an isolation. Workers that no environment needs are not started.
+
+    Args:
+        settings: How many threads and child processes there are.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._workers: dict[Isolation, Worker] = {
+            "inline": InlineWorker(),
+            "thread": ThreadWorker(settings.threads),
+            "process": ProcessWorker(settings.workers),
+        }
+        self._started: list[Worker] = []
+
+    def get(self, isolation: Isolation) -> Worker:
+        """The worker of an isolation."""
+        return self._workers[isolation]
+
+    async def start(self, isolations: Iterable[Isolation]) -> None:
+        """Start the workers that are needed."""
+        for isolation in isolations:
+            worker = self._workers[isolation]
+            self._started.append(worker)
+            await worker.start()
+
+    async def shutdown(self) -> None:
+        """End the workers and their environments."""
+        for worker in self._started:
+            await worker.shutdown()
+        self._started.clear()
