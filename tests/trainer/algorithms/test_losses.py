@@ -6,7 +6,7 @@ import torch
 
 from tests.support.algorithm_cases import random_case
 from trainer.algorithms.aggregation import Denominators
-from trainer.algorithms.corrections import mismatch_metrics
+from trainer.algorithms.corrections import importance_weights, mismatch_metrics
 from trainer.algorithms.kl import kl_estimate
 from trainer.algorithms.losses import value_surrogate, weighted_surrogate
 from trainer.algorithms.objective import critic_loss, policy_loss
@@ -78,8 +78,15 @@ def test_straight_through_keeps_the_value_and_takes_the_gradient_of_k2(estimator
     torch.testing.assert_close(through, gradient(lambda leaf: kl_estimate(leaf, reference, "k2"), logprobs))
 
 
-def test_k3_is_bounded():
-    assert kl_estimate(torch.tensor([-100.0]), torch.tensor([0.0]), "k3").item() == 10
+def test_k3_of_an_outlier_is_bounded_and_has_a_finite_gradient():
+    outlier, reference = torch.tensor([-200.0]), torch.tensor([0.0])
+    assert kl_estimate(outlier, reference, "k3").item() == 10
+    assert gradient(lambda leaf: kl_estimate(leaf, reference, "k3"), outlier).isfinite().all()
+
+
+def test_correction_weights_carry_no_gradient():
+    leaf = torch.zeros(1, 1, requires_grad=True)
+    assert not importance_weights(leaf, leaf, torch.ones(1, 1, dtype=torch.bool)).requires_grad
 
 
 def test_value_clip_takes_the_larger_error():
