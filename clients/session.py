@@ -197,14 +197,30 @@ class EnvSession:
         neutral = None if options is None else encode_value(None, options, binary=False)
         return Operation(self, fields, lambda payload, plain: self._take_reset(neutral, payload, plain))
 
-    def plan_step(self, action: Any, *, autoreset: bool = False, timeout_s: float | None = None) -> Operation:
-        """Return a step for `EnvClient.run_many`; see `step`."""
+    def plan_step(
+        self,
+        action: Any,
+        *,
+        autoreset: bool = False,
+        next_seed: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Operation:
+        """Return a step for `EnvClient.run_many`; see `step`.
+
+        Args:
+            action: A value of the action space.
+            autoreset: Begin the next episode when this step ends this one.
+            next_seed: The next episode's seed; the server draws one if None.
+            timeout_s: How long the environment may take.
+        """
         wire = encode_value(self.action_space, action, binary=self._binary)
         fields = {"op": "step", "action": wire, "episode": self.episode, "step": self.step_index}
         if self.episode < 0:
             del fields["episode"], fields["step"]  # the server answers `not_reset`
         if autoreset:
             fields["autoreset"] = True
+            if next_seed is not None:
+                fields["reset"] = {"seed": next_seed}
         if timeout_s is not None:
             fields["timeout_s"] = timeout_s
         neutral = wire

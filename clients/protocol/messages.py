@@ -62,6 +62,7 @@ class StepRequest(Request):
     episode: Index | None = None
     step: Index | None = None
     autoreset: bool = Field(default=False, description="Begin the next episode when this step ends this one.")
+    reset: ResetFields | None = Field(default=None, description="How `autoreset` begins the next episode.")
     timeout_s: Seconds | None = None
 
 

@@ -1,0 +1,1 @@
+"""What an author's environment is checked for."""

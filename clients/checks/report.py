@@ -1,0 +1,63 @@
+"""Findings, and how they are printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+import orjson
+from rich.console import Console
+from rich.markup import escape
+
+
+class Status(Enum):
+    """How a check ended."""
+
+    PASS = "PASS"
+    WARN = "WARN"
+    FAIL = "FAIL"
+    SKIP = "SKIP"
+
+
+class Finding(NamedTuple):
+    """What a check found.
+
+    Attributes:
+        check: The check's name.
+        status: How it ended.
+        detail: What was seen.
+        remedy: What to do about it.
+    """
+
+    check: str
+    status: Status
+    detail: str = ""
+    remedy: str = ""
+
+
+_STYLES = {Status.PASS: "green", Status.WARN: "yellow", Status.FAIL: "bold red", Status.SKIP: "dim"}
+
+
+def print_report(subject: str, findings: Sequence[Finding], *, as_json: bool) -> int:
+    """Print findings for people or programs; return the exit code, 1 where a check failed."""
+    failed = sum(finding.status is Status.FAIL for finding in findings)
+    warned = sum(finding.status is Status.WARN for finding in findings)
+    if as_json:
+        rows = [finding._asdict() | {"status": finding.status.value} for finding in findings]
+        print(orjson.dumps({"subject": subject, "ok": failed == 0, "findings": rows}).decode())  # noqa: T201
+        return 1 if failed else 0
+    console = Console(highlight=False)
+    for finding in findings:
+        style = _STYLES[finding.status]
+        console.print(
+            f"[{style}]{finding.status.value}[/] {escape(finding.check)}"
+            + (f": {escape(finding.detail)}" if finding.detail else ""),
+            soft_wrap=True,
+        )
+        if finding.remedy and finding.status is not Status.PASS:
+            console.print(f"     {escape(finding.remedy)}", soft_wrap=True)
+    console.print(
+        f"{escape(subject)}: {failed} failed, {warned} warned, {len(findings)} checks", soft_wrap=True
+    )
+    return 1 if failed else 0

@@ -1,0 +1,67 @@
+"""Running the checks, with the author's exceptions as findings."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+
+from clients.checks.local import (
+    check_gymnasium,
+    check_kwargs,
+    check_odd_actions,
+    check_play,
+    check_seeds,
+    check_spaces,
+)
+from clients.checks.report import Finding, Status
+from clients.checks.served import check_served
+from clients.checks.target import Target, TargetError
+
+Check = Callable[[Target], Iterator[Finding]]
+
+CHECKS: dict[str, Check] = {
+    "Gymnasium's check_env": check_gymnasium,
+    "spaces": check_spaces,
+    "play": check_play,
+    "odd replies": check_odd_actions,
+    "seeds": check_seeds,
+    "kwargs": check_kwargs,
+    "serving": check_served,
+}
+
+
+def run_checks(target: Target) -> list[Finding]:
+    """Run all checks on an environment; the first one that cannot even be built ends them.
+
+    Raises:
+        TargetError: The name does not lead to an environment.
+    """
+    built = _guard("it can be made", _check_build, target)
+    findings = list(built)
+    if any(finding.status is Status.FAIL for finding in findings):
+        return findings
+    for name, check in CHECKS.items():
+        findings.extend(_guard(name, check, target))
+    return findings
+
+
+def _check_build(target: Target) -> Iterator[Finding]:
+    target.build().close()
+    yield Finding("it can be made", Status.PASS)
+
+
+def _guard(name: str, check: Check, target: Target) -> Iterator[Finding]:
+    """Run one check; this is the boundary to the author's code."""
+    try:
+        yield from check(target)
+    except TargetError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the author's code raises is a finding
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        message = str(error).strip() or "no message"
+        yield Finding(
+            name,
+            Status.FAIL,
+            f"{type(error).__name__}: {message}",
+            f"raised at {last.filename}:{last.lineno} in {last.name}",
+        )

@@ -1,0 +1,82 @@
+"""What is checked: a class of the author's, or a registered environment."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import registry
+
+_SERVED_NAME = "checked"
+
+
+class TargetError(Exception):
+    """The name does not lead to an environment."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """An environment under check.
+
+    Attributes:
+        name: What the author called it: `module:Class`, or an id of Gymnasium's registry.
+        kwargs: What it is made with.
+    """
+
+    name: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self) -> gymnasium.Env[Any, Any]:
+        """Make the environment here.
+
+        Raises:
+            TargetError: The name does not lead to an environment.
+        """
+        if ":" in self.name:
+            built = self._load_class()(**self.kwargs)
+            if not isinstance(built, gymnasium.Env):
+                raise TargetError(f"{self.name} makes a {type(built).__name__}, which is no gymnasium.Env")
+            return built
+        return gymnasium.make(self._registered_id(), disable_env_checker=True, **self.kwargs)
+
+    def server_arguments(self) -> list[str]:
+        """Return how a server is told to serve it, as `served_id`."""
+        if ":" in self.name:
+            return ["--env", f"{_SERVED_NAME}={self.name}"]
+        if self._registered_id() != self.name:
+            return []  # one of ours, which every server offers
+        return ["--gymnasium", f"{_SERVED_NAME}={self.name}"]
+
+    @property
+    def served_id(self) -> str:
+        """What it is called on the server."""
+        is_ours = ":" not in self.name and self._registered_id() != self.name
+        return self.name if is_ours else _SERVED_NAME
+
+    def _load_class(self) -> Any:
+        module_name, _, class_name = self.name.partition(":")
+        # A console command does not look in the working directory, where authors keep what they work on.
+        if (here := str(Path.cwd())) not in sys.path:
+            sys.path.insert(0, here)
+        try:
+            module = import_module(module_name)
+        except ModuleNotFoundError as error:
+            raise TargetError(f"there is no module {error.name}") from error
+        if not hasattr(module, class_name):
+            raise TargetError(f"module {module_name} has no {class_name}")
+        return getattr(module, class_name)
+
+    def _registered_id(self) -> str:
+        """Return the id in Gymnasium's registry; ours stand under our namespace there."""
+        import_module("rollgym")  # registers ours
+        for candidate in (f"rollgym/{self.name}", self.name):
+            if candidate in registry:
+                return candidate
+        raise TargetError(
+            f"neither we nor Gymnasium have an environment {self.name!r}; a class is `module:Class`"
+        )

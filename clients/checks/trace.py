@@ -1,0 +1,88 @@
+"""Traces: what an environment answers to seeded random play, as digests that can be compared.
+
+`python -m clients.checks.trace` prints one, so that another process can be compared with this one.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import gymnasium
+import orjson
+
+from clients.checks.target import Target
+from clients.protocol.episode import step_digest
+from clients.protocol.values import encode_value
+
+MAX_EPISODE_STEPS = 200
+"""Random play gives an episode up after so many steps."""
+
+SEEDS = (0, 1, 2)
+"""Of the episodes of a trace."""
+
+
+class RandomActions:
+    """Seeded random play; where an environment lists its actions, mostly those.
+
+    Args:
+        space: The action space.
+        seed: Of the choices.
+    """
+
+    def __init__(self, space: gymnasium.Space[Any], seed: int) -> None:
+        self._space = space
+        self._random = random.Random(seed)
+        space.seed(seed)
+
+    def choose(self, info: Mapping[str, Any]) -> Any:
+        """Return an action."""
+        listed = info.get("available_actions")
+        if isinstance(listed, (list, tuple)) and listed and self._random.random() < 0.9:
+            return self._random.choice(listed)
+        return self._space.sample()
+
+
+def episode(env: gymnasium.Env[Any, Any], seed: int) -> Iterator[str]:
+    """Play an episode; give the digest of the reset and of each step."""
+    space = env.observation_space
+    actions = RandomActions(env.action_space, seed)
+    observation, info = env.reset(seed=seed)
+    yield step_digest(encode_value(space, observation, binary=False), 0.0, False, False)
+    for _ in range(MAX_EPISODE_STEPS):
+        observation, reward, terminated, truncated, info = env.step(actions.choose(info))
+        yield step_digest(
+            encode_value(space, observation, binary=False), float(reward), terminated, truncated
+        )
+        if terminated or truncated:
+            return
+
+
+def trace(env: gymnasium.Env[Any, Any]) -> list[list[str]]:
+    """Return the digests of an episode for each of `SEEDS`."""
+    return [list(episode(env, seed)) for seed in SEEDS]
+
+
+def first_difference(first: list[list[str]], second: list[list[str]]) -> str | None:
+    """Say where two traces part, or None where they are equal."""
+    for seed, one, other in zip(SEEDS, first, second, strict=True):
+        for step, (left, right) in enumerate(zip(one, other, strict=False)):
+            if left != right:
+                return f"with seed {seed} they differ at {'the reset' if step == 0 else f'step {step}'}"
+        if len(one) != len(other):
+            return f"with seed {seed} one episode has {len(one) - 1} steps, the other {len(other) - 1}"
+    return None
+
+
+def main() -> None:
+    """Print the trace of the target that the arguments name (its name, and its kwargs as JSON)."""
+    name, kwargs = sys.argv[1:3]
+    env = Target(name, orjson.loads(kwargs)).build()
+    sys.stdout.buffer.write(orjson.dumps(trace(env)))
+    env.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Arguments that several commands share: which server, which kwargs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+
+from clients.commands.local_server import LocalServer
+
+TOKEN_VARIABLE = "ROLLGYM_TOKEN"
+
+
+class UsageError(Exception):
+    """The command line asks for something that does not make sense."""
+
+
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the choice between a running server and one that the command starts."""
+    parser.add_argument("--url", help="A running server; without it, one is started here for this command.")
+    add_token_argument(parser)
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="MODULE:CLASS",
+        help="For the server started here: serve this class too, as its name or `name=module:Class` (repeatable).",
+    )
+    parser.add_argument(
+        "--gymnasium",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="For the server started here: serve this Gymnasium id too (repeatable).",
+    )
+
+
+def add_token_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the token, which may as well stand in the environment variable."""
+    parser.add_argument(
+        "--token", default=os.environ.get(TOKEN_VARIABLE), help=f"Bearer token; or set {TOKEN_VARIABLE}."
+    )
+
+
+def add_kwargs_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the environment's kwargs."""
+    parser.add_argument(
+        "--kwarg",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="A kwarg of the environment; the value is JSON, or text where it is not (repeatable).",
+    )
+
+
+def parse_kwargs(pairs: Sequence[str]) -> dict[str, Any]:
+    """Read `key=value` pairs whose values are JSON, or else text.
+
+    Raises:
+        UsageError: A pair has no `=`.
+    """
+    kwargs: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--kwarg {pair!r} is not KEY=VALUE")
+        try:
+            kwargs[key] = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            kwargs[key] = text
+    return kwargs
+
+
+@contextmanager
+def server_url(options: argparse.Namespace) -> Iterator[str]:
+    """Give the address of the chosen server, starting one if none was named.
+
+    Raises:
+        UsageError: Both a running server and environments for a new one were named.
+    """
+    if options.url is not None:
+        if options.env or options.gymnasium:
+            raise UsageError("--env and --gymnasium are for a server started here, so they exclude --url")
+        yield options.url
+        return
+    arguments = [part for name in options.env for part in ("--env", name)]
+    arguments += [part for name in options.gymnasium for part in ("--gymnasium", name)]
+    with LocalServer(arguments) as server:
+        yield server.url

@@ -1,0 +1,58 @@
+"""`roll-env list`: what a server offers."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from typing import Any
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from clients.client import EnvClient
+from clients.commands.arguments import add_server_arguments, server_url
+from clients.protocol.messages import EnvInfo
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser("list", help="show the environments that a server offers")
+    add_server_arguments(parser)
+    parser.add_argument("--kind", choices=("episodic", "stateless"), help="Only these.")
+    parser.add_argument("--json", action="store_true", help="Print everything that is known, as JSON.")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the catalog."""
+    with server_url(options) as url:
+        envs = asyncio.run(_fetch(url, options.token))
+    chosen = [env for env in envs if options.kind in (None, env.kind)]
+    if options.json:
+        print(orjson.dumps([env.model_dump() for env in chosen], option=orjson.OPT_INDENT_2).decode())
+    else:
+        Console().print(_table(chosen))
+    return 0
+
+
+async def _fetch(url: str, token: str | None) -> list[EnvInfo]:
+    async with EnvClient(url, token=token) as client:
+        return await client.envs()
+
+
+def _table(envs: list[EnvInfo]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("id", "version", "kind", "runs", "deterministic", "steps", "description"):
+        table.add_column(heading, no_wrap=heading == "id")
+    for env in envs:
+        table.add_row(
+            env.env_id,
+            env.version,
+            env.kind,
+            env.isolation if env.origin == "local" else f"registered ({env.replicas})",
+            "yes" if env.deterministic else "no",
+            str(env.max_episode_steps or "-"),
+            env.description,
+        )
+    return table

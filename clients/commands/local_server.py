@@ -1,0 +1,96 @@
+"""A server of our own, on loopback, for as long as a command needs it."""
+
+from __future__ import annotations
+
+import queue
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import IO, Self
+
+_READY = re.compile(r"rollgym serving on (http\S+)")
+_START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 30.0
+
+
+class LocalServer:
+    """Runs `python -m env_server` on a free port of this machine.
+
+    Args:
+        arguments: More of its command line.
+
+    Attributes:
+        url: Its address, once it is entered.
+        process: The process.
+    """
+
+    def __init__(self, arguments: Sequence[str] = ()) -> None:
+        self._arguments = list(arguments)
+        self.url = ""
+
+    def __enter__(self) -> Self:
+        """Start it and wait until it is ready.
+
+        Raises:
+            ConnectionError: It ended, or did not get ready; the message has what it said.
+        """
+        self._log: IO[bytes] = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "env_server", "--port", "0", *self._arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+        lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, args=(lines,), daemon=True).start()
+        try:
+            self.url = self._wait_until_ready(lines)
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    @property
+    def log(self) -> str:
+        """What it has written to stderr."""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
+
+    def _read(self, lines: queue.SimpleQueue[str | None]) -> None:
+        """Hand on what it prints, and keep its pipe empty afterwards."""
+        for line in self.process.stdout or ():
+            lines.put(line)
+        lines.put(None)
+
+    def _wait_until_ready(self, lines: queue.SimpleQueue[str | None]) -> str:
+        while True:
+            try:
+                line = lines.get(timeout=_START_TIMEOUT_S)
+            except queue.Empty:
+                raise ConnectionError(f"the server did not get ready:\n{self.log}") from None
+            if line is None:
+                raise ConnectionError(f"the server did not start:\n{self.log.strip()}")
+            ready = _READY.search(line)
+            if ready:
+                return ready.group(1)
+
+    def _stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self._log.close()
