@@ -1,0 +1,98 @@
+"""Maps of the frozen lake: drawn at random, measured by shortest safe path, split by content."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+Split = Literal["train", "valid", "test"]
+Rows = tuple[str, ...]
+
+# Of 256 values of a digest byte: train below the first bound, valid below the second, test above.
+_TRAIN_BELOW, _VALID_BELOW = 154, 205
+_TRIES = 100_000
+
+
+def split_of(rows: Rows) -> Split:
+    """Return the split that a map belongs to, by its content alone: 60 % train, 20 % valid, 20 % test."""
+    byte = hashlib.blake2b("\n".join(rows).encode(), digest_size=1).digest()[0]
+    if byte < _TRAIN_BELOW:
+        return "train"
+    return "valid" if byte < _VALID_BELOW else "test"
+
+
+def goal_distances(rows: Rows) -> list[int]:
+    """Return, for each cell, the length of the shortest safe path to a goal; -1 where there is none."""
+    height, width = len(rows), len(rows[0])
+    tiles = "".join(rows)
+    distances = [-1] * len(tiles)
+    frontier = [cell for cell, tile in enumerate(tiles) if tile == "G"]
+    for cell in frontier:
+        distances[cell] = 0
+    while frontier:
+        reached = []
+        for cell in frontier:
+            row, column = divmod(cell, width)
+            for near, inside in (
+                (cell - 1, column > 0),
+                (cell + width, row < height - 1),
+                (cell + 1, column < width - 1),
+                (cell - width, row > 0),
+            ):
+                if inside and distances[near] < 0 and tiles[near] in "SF":
+                    distances[near] = distances[cell] + 1
+                    reached.append(near)
+        frontier = reached
+    return distances
+
+
+def checked_map(rows: Sequence[str]) -> Rows:
+    """Return a map as a tuple of rows.
+
+    Raises:
+        ValueError: If it is not a rectangle of S, F, H and G with at least one S and one G.
+    """
+    chosen = tuple(rows)
+    if not chosen or not all(isinstance(row, str) and row and set(row) <= set("SFHG") for row in chosen):
+        raise ValueError("map must be a list of rows made of the letters S, F, H and G")
+    if len({len(row) for row in chosen}) != 1:
+        raise ValueError("all rows of map must have the same length")
+    tiles = "".join(chosen)
+    if "S" not in tiles or "G" not in tiles:
+        raise ValueError("map needs at least one start S and one goal G")
+    return chosen
+
+
+def draw_map(
+    generator: np.random.Generator,
+    *,
+    size: int,
+    hole_density: float,
+    random_start: bool,
+    min_path: int,
+    max_path: int | None,
+    split: Split | None,
+) -> Rows:
+    """Draw maps until one can be solved, has a path of the wanted length and belongs to the split.
+
+    Raises:
+        ValueError: If no such map turns up: the wishes contradict each other.
+    """
+    for _ in range(_TRIES):
+        holes = (generator.random(size * size) < hole_density).tolist()
+        start, goal = 0, size * size - 1
+        if random_start:
+            start, goal = generator.choice(size * size, 2, replace=False).tolist()
+        tiles = ["H" if hole else "F" for hole in holes]
+        tiles[start], tiles[goal] = "S", "G"
+        rows = tuple("".join(tiles[row * size : (row + 1) * size]) for row in range(size))
+        if split is not None and split_of(rows) != split:
+            continue
+        length = goal_distances(rows)[start]
+        if length >= max(1, min_path) and (max_path is None or length <= max_path):
+            return rows
+    raise ValueError(
+        f"no map of size {size} with hole_density {hole_density}, a path of {min_path} to {max_path} steps and split "
+        f"{split} in {_TRIES} tries: loosen min_path, max_path or hole_density"
+    )
