@@ -53,7 +53,7 @@ class RunConsole:
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        self._console.print(text, markup=False)
+        self._console.print(text, markup=False, soft_wrap=True)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the numbers of a finished step."""

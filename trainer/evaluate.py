@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from clients.protocol.spaces import parse_space
 from trainer.config.run import PanelSettings
 from trainer.panels import Panel
 from trainer.records import Outcome, Trajectory
@@ -112,7 +113,7 @@ async def random_baseline(panel: Panel, pool: EnvironmentPool, max_turns: int, s
     """Score a player that draws uniformly from the available actions."""
     client = await pool.client(panel.settings.url)
     info = await client.env(panel.settings.env_id)
-    space = info.parsed_action_space()
+    space = parse_space(info.action_space)
     space.seed(seed % 2**31)
 
     def actor(task: Task) -> Actor:

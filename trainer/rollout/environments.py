@@ -1,16 +1,20 @@
 """Connections to the environment servers of a run, and sessions that are used again."""
 
+import asyncio
+import contextlib
+import json
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
-from clients.client import EnvClient
-from clients.session import EnvSession
 from gymnasium.spaces import Space
 
+from clients.client import EnvClient
+from clients.protocol.errors import ProblemError
 from clients.protocol.spaces import UnicodeText
+from clients.session import EnvSession
 from trainer.tasks.task import Task
 
 
@@ -23,12 +27,15 @@ class EnvironmentPool:
         encoding: "json" or "msgpack".
     """
 
-    def __init__(self, default_url: str | None, token: str | None, encoding: str) -> None:
+    def __init__(
+        self, default_url: str | None, token: str | None, encoding: Literal["json", "msgpack"]
+    ) -> None:
         self._default_url = default_url
         self._token = token
         self._encoding = encoding
         self._clients: dict[str, EnvClient] = {}
         self._idle: defaultdict[str, list[EnvSession]] = defaultdict(list)
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -36,6 +43,7 @@ class EnvironmentPool:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await asyncio.gather(*self._closing, return_exceptions=True)
         for client in self._clients.values():
             await client.close()
         self._clients.clear()
@@ -48,8 +56,8 @@ class EnvironmentPool:
             raise ValueError("no environment server: pass --env-url, or set 'url' on every task")
         if address not in self._clients:
             client = EnvClient(address, token=self._token, encoding=self._encoding)
+            await client.__aenter__()
             self._clients[address] = client
-            await client.connect()
         return self._clients[address]
 
     @asynccontextmanager
@@ -65,15 +73,21 @@ class EnvironmentPool:
             if healthy:
                 idle.append(session)
             else:
-                await session.abandon()
+                self._abandon(session)
 
     async def shrink(self) -> None:
         """Close all idle sessions, for example after an evaluation that needed many."""
-        for sessions in self._idle.values():
+        for key, sessions in self._idle.items():
             if sessions:
-                client = await self.client(sessions[0].url)
+                client = await self.client(json.loads(key)[0])
                 await client.close_sessions(sessions)
                 sessions.clear()
+
+    def _abandon(self, session: EnvSession) -> None:
+        """Close a session in the background: its operation may hang, and its episode may be cancelled by now."""
+        task = asyncio.get_running_loop().create_task(_close_quietly(session))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def _make(self, task: Task) -> EnvSession:
         client = await self.client(task.url)
@@ -82,7 +96,13 @@ class EnvironmentPool:
         return session
 
 
-def _require_text(env_id: str, space: Space) -> None:
+async def _close_quietly(session: EnvSession) -> None:
+    # A session that cannot be closed is gone, or its server is; either way the server's idle time-out has it.
+    with contextlib.suppress(ProblemError, ConnectionError, TimeoutError):
+        await session.close()
+
+
+def _require_text(env_id: str, space: Space[object]) -> None:
     if not isinstance(space, UnicodeText):
         raise ValueError(
             f"{env_id} takes {space} actions, but a language model speaks text: serve it through the text adapter "

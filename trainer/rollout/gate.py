@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient
+from trainer.rollout.scheduler import EpisodeSlots
 
 
 class _Wave:
@@ -22,7 +23,7 @@ class _Wave:
         self.answer: asyncio.Task[dict[str, GenerationResult]] | None = None
 
 
-class WaveGate:
+class WaveGate(EpisodeSlots):
     """An inference client that waits until every running episode has asked.
 
     Episodes must say `enter` before their first request and `leave` when they end, however they end.

@@ -1,0 +1,110 @@
+"""Whole runs as a user starts them: real server, real model, killed and resumed."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import env_server, read_lines, start_training, train
+from trainer.ledger import read_events
+
+CONFIG = """
+seed: 3
+steps: 5
+threads: 1
+tasks:
+  - {env_id: FrozenLake-v0, kwargs: {size: 4, split: train, max_episode_steps: 6}}
+model: {hidden_size: 16, layers: 1, heads: 2, max_length: 96}
+prompt: {context: single_turn, instruction: none}
+warm_start: {demonstrations: 8, epochs: 1, batch_rows: 16}
+rollout: {groups_per_step: 2, group_size: 3, max_turns: 6, max_new_tokens: 3}
+evaluation:
+  every: 0
+  panels:
+    held_out: {env_id: FrozenLake-v0, kwargs: {size: 4, split: test, max_episode_steps: 6}, episodes: 8}
+checkpoint: {every: 1, resume: auto}
+tracking: {tensorboard: false, digests: true}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+def digests(directory: Path) -> list[dict]:
+    return read_lines(directory / "digests.jsonl")
+
+
+def test_deterministic_runs_are_equal_embedded_remote_and_killed(tmp_path, config):
+    common = ["--config", str(config), "deterministic=true"]
+    output = train(*common, f"output_dir={tmp_path}/embedded")
+    assert "embedded environment server" in output
+    expected = digests(tmp_path / "embedded")
+    assert [line["step"] for line in expected] == [0, 1, 2, 3, 4]
+    assert {"ids", "rewards", "weights"} <= expected[0].keys()
+    assert len({line["weights"] for line in expected}) == 5, "the weights must change at every step"
+    assert (tmp_path / "embedded" / "curves.png").stat().st_size > 10_000
+
+    with env_server("--allow-expert") as url:
+        train(*common, "--env-url", url, f"output_dir={tmp_path}/remote")
+        assert digests(tmp_path / "remote") == expected
+
+        killed = [*common, "--env-url", url, f"output_dir={tmp_path}/killed"]
+        process = start_training(*killed)
+        for line in process.stdout:
+            if "step 3:" in line:
+                break
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert len(digests(tmp_path / "killed")) < 5
+        assert "resuming" in train(*killed)
+        assert digests(tmp_path / "killed") == expected
+
+
+def test_an_asynchronous_run_accounts_for_every_task_after_a_kill(tmp_path, config):
+    with env_server("--allow-expert") as url:
+        arguments = [
+            "--config",
+            str(config),
+            "--env-url",
+            url,
+            f"output_dir={tmp_path}/run",
+            "rollout.max_staleness=1",
+            "evaluation.panels={}",
+        ]
+        process = start_training(*arguments)
+        for line in process.stdout:
+            if "step 2:" in line:
+                break
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        train(*arguments)
+    fates: dict[int, list[str]] = {}
+    for event in read_events(tmp_path / "run" / "ledger.jsonl"):
+        fates.setdefault(event["task"], []).append(event["fate"])
+    last = {task: history[-1] for task, history in fates.items()}
+    assert sum(fate == "trained" for fate in last.values()) == 5 * 2
+    assert set(last) == set(range(len(last))), "no task of the stream may be missing"
+    for history in fates.values():
+        # Once trained, a task is trained again only if a checkpoint without it was resumed.
+        assert history.count("trained") <= 1 + history.count("reissued")
+    # The stream is that of any other run with this seed.
+    played = {line["task"]["index"]: line["task"]["seed"] for line in read_lines(tmp_path / "run" / "episodes.jsonl")}
+    from trainer.config.load import load_settings
+    from trainer.tasks.mixture import MixtureTaskSource
+
+    settings = load_settings(config)
+    source = MixtureTaskSource(settings.tasks, settings.seed)
+    assert played == {index: source.task(index).seed for index in played}
+
+
+def test_resuming_with_other_settings_is_refused(tmp_path, config):
+    common = ["--config", str(config), f"output_dir={tmp_path}/run", "evaluation.panels={}", "steps=1"]
+    train(*common)
+    process = start_training(*common, "optimizer.learning_rate=0.5", "steps=2")
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "optimizer.learning_rate" in output

@@ -1,0 +1,174 @@
+"""Builds the parts of a run from its settings and ties them together."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from trainer.backends.heads import PolicyHead, ValueHead
+from trainer.backends.torch_backend import Schedule, TorchBackend
+from trainer.config.run import RunSettings
+from trainer.console import RunConsole
+from trainer.embedded_server import embedded_server
+from trainer.inference.base import InferenceClient, SamplingParams
+from trainer.inference.torch_engine import TorchEngine
+from trainer.models.load import load_model, load_tokenizer
+from trainer.models.tiny import TinyPolicySettings, build_tiny_model
+from trainer.models.tokenizer import build_tiny_tokenizer
+from trainer.models.value_head import ValueModel
+from trainer.plugins import load_attribute
+from trainer.rollout.actors import ModelActor
+from trainer.rollout.context import context_policy
+from trainer.rollout.environments import EnvironmentPool
+from trainer.rollout.gate import WaveGate
+from trainer.rollout.prompts import PromptBuilder
+from trainer.rollout.rendering import ChatRenderer
+from trainer.rollout.scheduler import EpisodeSlots
+from trainer.seeding import derive_seed
+from trainer.tasks.mixture import MixtureTaskSource
+from trainer.tasks.task import TaskSource
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A model, its tokenizer and how conversations are rendered for it."""
+
+    model: PreTrainedModel
+    tokenizer: Any
+    renderer: ChatRenderer
+
+
+@dataclass(frozen=True, slots=True)
+class Players:
+    """What plays episodes with the policy.
+
+    Attributes:
+        client: Where replies are sampled.
+        engine: The engine behind it.
+        slots: Told of every episode's start and end.
+        make_prompts: Makes the prompt builder of one episode.
+    """
+
+    client: InferenceClient
+    engine: TorchEngine
+    slots: EpisodeSlots
+    make_prompts: Callable[[], PromptBuilder]
+
+
+def build_policy(settings: RunSettings, directory: Path | None = None) -> Policy:
+    """Load the policy from `directory` (or the path in the settings), or build the tiny one."""
+    path = directory or (Path(settings.model.path) if settings.model.path else None)
+    if path is not None:
+        tokenizer = load_tokenizer(path)
+        return Policy(load_model(path), tokenizer, ChatRenderer(tokenizer))
+    tokenizer = build_tiny_tokenizer()
+    shape = TinyPolicySettings(
+        vocabulary=len(tokenizer),
+        hidden_size=settings.model.hidden_size,
+        layers=settings.model.layers,
+        heads=settings.model.heads,
+        max_length=settings.model.max_length,
+        end_id=tokenizer.eos_token_id,
+        pad_id=tokenizer.pad_token_id,
+    )
+    model = build_tiny_model(shape, derive_seed(settings.seed, "model"))
+    return Policy(model, tokenizer, ChatRenderer(tokenizer))
+
+
+def policy_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBackend:
+    """Return the backend that trains the policy by reinforcement."""
+    schedule = _schedule(settings, settings.optimizer.learning_rate)
+    return TorchBackend(PolicyHead(model, settings.rollout.temperature), settings.optimizer, schedule)
+
+
+def critic_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBackend:
+    """Return the backend of a critic whose body starts as a copy of the policy's."""
+    schedule = _schedule(settings, settings.optimizer.critic_learning_rate)
+    return TorchBackend(ValueHead(ValueModel(model)), settings.optimizer, schedule)
+
+
+def warm_start_backend(settings: RunSettings, model: PreTrainedModel, learning_rate: float) -> TorchBackend:
+    """Return the backend of the supervised start; its optimizer's state ends with it."""
+    schedule = Schedule(learning_rate, 0, 1, "constant")
+    return TorchBackend(PolicyHead(model, 1.0), settings.optimizer, schedule)
+
+
+def _schedule(settings: RunSettings, peak: float) -> Schedule:
+    return Schedule(
+        peak,
+        settings.optimizer.warmup_steps,
+        settings.steps * settings.algorithm.updates,
+        settings.optimizer.schedule,
+    )
+
+
+def task_source(settings: RunSettings) -> TaskSource:
+    """Return the run's stream of tasks."""
+    if settings.rollout.task_source is not None:
+        source: TaskSource = load_attribute(settings.rollout.task_source)(settings, settings.seed)
+        return source
+    return MixtureTaskSource(settings.tasks, settings.seed)
+
+
+def sampling_params(settings: RunSettings, renderer: ChatRenderer, *, greedy: bool = False) -> SamplingParams:
+    """Return how replies are drawn in training, or the greedy variant of it."""
+    return SamplingParams(
+        max_new_tokens=settings.rollout.max_new_tokens,
+        temperature=0.0 if greedy else settings.rollout.temperature,
+        top_p=1.0 if greedy else settings.rollout.top_p,
+        top_k=0 if greedy else settings.rollout.top_k,
+        stop_token_ids=renderer.stop_token_ids,
+    )
+
+
+@asynccontextmanager
+async def open_environments(settings: RunSettings, console: RunConsole) -> AsyncIterator[EnvironmentPool]:
+    """Connect to the run's environments; start a server on loopback if none is named."""
+    async with AsyncExitStack() as stack:
+        url = settings.env_url
+        entries = [*settings.tasks, *settings.evaluation.panels.values()]
+        if url is None and any(entry.url is None for entry in entries):
+            url = await stack.enter_async_context(embedded_server(allow_expert=True))
+            console.say(f"no --env-url: started an embedded environment server on {url}")
+        pool = EnvironmentPool(url, settings.env_token, settings.rollout.encoding)
+        yield await stack.enter_async_context(pool)
+
+
+@asynccontextmanager
+async def open_players(settings: RunSettings, policy: Policy) -> AsyncIterator[Players]:
+    """Start the inference engine and what leads to it."""
+    torch.set_num_threads(settings.threads)
+    context = context_policy(settings.prompt)
+
+    def make_prompts() -> PromptBuilder:
+        return PromptBuilder(policy.renderer, context, settings.prompt.instruction)
+
+    engine = TorchEngine(
+        policy.model,
+        max_rows=settings.rollout.max_concurrent_sequences,
+        max_length=settings.model.max_length,
+    )
+    async with engine:
+        if settings.deterministic:
+            gate = WaveGate(engine)
+            yield Players(gate, engine, gate, make_prompts)
+        else:
+            yield Players(engine, engine, EpisodeSlots(), make_prompts)
+
+
+def model_actor(
+    settings: RunSettings, policy: Policy, players: Players, purpose: str, *, greedy: bool = False
+) -> ModelActor:
+    """Return a player of one episode that asks the policy."""
+    return ModelActor(
+        players.client,
+        players.make_prompts(),
+        sampling_params(settings, policy.renderer, greedy=greedy),
+        settings.model.max_length,
+        settings.seed,
+        purpose,
+    )

@@ -1,0 +1,83 @@
+"""What a training backend offers. It holds a model and its optimizer, and never an algorithm."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+
+from trainer.algorithms.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class TrainRow:
+    """One token sequence to compute on.
+
+    Attributes:
+        ids: Token ids, int64 `[tokens]`.
+        mask: True where a result is wanted, bool `[tokens]`; never at the first token, which nothing predicts.
+        fields: Further numbers per token, float32 `[tokens]` each, handed to the loss.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    fields: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What a loss reads: tensors of a few rows, padded to equal length, `[rows, tokens]` each.
+
+    Attributes:
+        rows: Indices of the rows in the batch that was given to the backend, int64 `[rows]`.
+        mask: True where a result was wanted.
+        outputs: Log-probability of each token given those before it (or value of the state before it); with gradient
+            while training, zero outside the mask.
+        entropy: Entropy of the distribution that each token was drawn from; None where nobody asked.
+        fields: The rows' further numbers, zero outside the row.
+    """
+
+    rows: Tensor
+    mask: Tensor
+    outputs: Tensor
+    entropy: Tensor | None
+    fields: Mapping[str, Tensor]
+
+
+LossFunction = Callable[[MicroBatch], tuple[Tensor, Metrics]]
+"""Returns the micro-batch's share of the loss, already divided by counts of the whole batch, and metrics."""
+
+
+EntropyMode = Literal["none", "metric", "gradient"]
+"""Whether entropies are computed: not at all, as numbers only, or with gradient."""
+
+
+class TrainBackend(Protocol):
+    """A model that can be trained."""
+
+    def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
+        """Return the outputs of each row, float32 `[tokens]`, zero outside its mask, without gradient."""
+        ...
+
+    def step(
+        self, rows: Sequence[TrainRow], loss: LossFunction, *, entropy: EntropyMode = "none"
+    ) -> tuple[Metrics, float]:
+        """Take one optimizer step and return the loss's metrics and the gradient norm before clipping."""
+        ...
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next step."""
+        ...
+
+    def export(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights by their Hugging Face names, always in the same order."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that `load_state_dict` needs to go on exactly: weights, optimizer, schedule."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved state."""
+        ...

@@ -1,0 +1,44 @@
+"""Cut rows into micro-batches by tokens, rows of like length together.
+
+Rows are padded at their end. A causal model never looks ahead, so padding cannot change a row's own outputs, and no
+row attends to another: there is nothing to mask.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trainer.backends.base import TrainRow
+
+
+def length_buckets(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Return row indices by micro-batch, longest rows first.
+
+    Each micro-batch has at most `budget` tokens, padding included; a row longer than that is alone. Rows of equal
+    length keep their order, so the cut depends on nothing but the lengths.
+
+    Args:
+        lengths: Tokens of each row.
+        budget: Tokens of a micro-batch.
+    """
+    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    buckets: list[list[int]] = []
+    width = 0
+    for place in order:
+        if buckets and (len(buckets[-1]) + 1) * width <= budget:
+            buckets[-1].append(place)
+        else:
+            buckets.append([place])
+            width = lengths[place]
+    return buckets
+
+
+def pad_rows(rows: Sequence[Tensor]) -> Tensor:
+    """Return `[rows, longest]`, zeros behind the end of each row."""
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+
+
+def pad_field(rows: Sequence[TrainRow], name: str) -> Tensor:
+    """Return one of the rows' fields as `[rows, longest]`."""
+    return pad_rows([row.fields[name] for row in rows])

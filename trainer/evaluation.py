@@ -1,0 +1,122 @@
+"""The measurements of a run: all its panels, sampled and greedy, with the baselines beside them."""
+
+from dataclasses import dataclass, replace
+
+from trainer.assembly import Players, Policy, model_actor, task_source
+from trainer.config.run import RunSettings
+from trainer.console import RunConsole
+from trainer.evaluate import Score, blind_baseline, panel_turns, play_tasks, random_baseline, score
+from trainer.panels import Panel, build_panel
+from trainer.rollout.environments import EnvironmentPool
+from trainer.statistics import rate_difference
+from trainer.tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluator:
+    """Measures the policy that the players hold.
+
+    Attributes:
+        settings: The run.
+        policy: The policy's tokenizer and renderer.
+        players: What plays with it.
+        pool: The environments.
+        console: Where results are said.
+        panels: The fixed panels.
+    """
+
+    settings: RunSettings
+    policy: Policy
+    players: Players
+    pool: EnvironmentPool
+    console: RunConsole
+    panels: list[Panel]
+
+    async def measure(self, *, whole: bool, greedy: bool | None = None) -> dict[str, Score]:
+        """Play the panels and return scores by `panel/mode`.
+
+        Args:
+            whole: Play all tasks of a panel, or only the `interim_episodes` first ones.
+            greedy: Only this mode; None for those that the settings name.
+        """
+        scores: dict[str, Score] = {}
+        evaluation = self.settings.evaluation
+        modes = {"sampled": evaluation.sampled, "greedy": evaluation.greedy}
+        for panel in self.panels:
+            tasks = panel.tasks if whole else panel.tasks[: evaluation.interim_episodes]
+            turns = panel_turns(panel.settings, self.settings.rollout.max_turns)
+            for mode, wanted in modes.items():
+                if not wanted or (greedy is not None and greedy != (mode == "greedy")):
+                    continue
+                purpose = f"evaluate-{panel.name}-{mode}"
+                played = await play_tasks(
+                    tasks,
+                    lambda _, purpose=purpose, mode=mode: model_actor(
+                        self.settings, self.policy, self.players, purpose, greedy=mode == "greedy"
+                    ),
+                    self.pool,
+                    turns,
+                    self.players.slots,
+                    concurrency=self.settings.rollout.max_concurrent_sequences,
+                )
+                scores[f"{panel.name}/{mode}"] = score(played)
+        await self.pool.shrink()
+        return scores
+
+    async def baselines(self) -> dict[str, Score]:
+        """Play the random and the blind baseline on every panel that asks for them."""
+        scores: dict[str, Score] = {}
+        warm = self.settings.warm_start
+        for panel in self.panels:
+            if not panel.settings.baselines:
+                continue
+            turns = panel_turns(panel.settings, self.settings.rollout.max_turns)
+            scores[f"{panel.name}/random"] = await random_baseline(
+                panel, self.pool, turns, self.settings.seed
+            )
+            train = _training_tasks(self.settings, panel)
+            if train and warm is not None:
+                blind = await blind_baseline(panel, train, self.pool, turns, warm.reply)
+                if blind is not None:
+                    scores[f"{panel.name}/blind"] = blind
+        await self.pool.shrink()
+        return scores
+
+    def say(self, title: str, scores: dict[str, Score]) -> None:
+        """Print scores, one a line."""
+        for name, result in scores.items():
+            lost = f", {result.failures} failed in the environment" if result.failures else ""
+            self.console.say(
+                f"{title}  {name:<24} success {result.success}  reward {result.reward}  "
+                f"({result.episodes} episodes, {result.turns:.1f} turns{lost})"
+            )
+
+    def say_gain(self, before: dict[str, Score], after: dict[str, Score]) -> None:
+        """Print what training gained on each panel, with its interval."""
+        for name, result in after.items():
+            if name in before:
+                gain = rate_difference(before[name].success, result.success)
+                self.console.say(f"gain     {name:<24} {gain}")
+
+
+async def build_panels(settings: RunSettings, pool: EnvironmentPool) -> list[Panel]:
+    """Choose the tasks of all panels."""
+    return [await build_panel(name, panel, pool) for name, panel in settings.evaluation.panels.items()]
+
+
+def as_metrics(scores: dict[str, Score]) -> dict[str, float]:
+    """Return scores as named numbers."""
+    return {
+        name: value
+        for key, entry in scores.items()
+        for name, value in entry.as_metrics(f"evaluate/{key}").items()
+    }
+
+
+def _training_tasks(settings: RunSettings, panel: Panel) -> list[Task]:
+    """Training tasks of the panel's environment, for choosing the blind baseline's script."""
+    if panel.settings.env_id not in {entry.env_id for entry in settings.tasks}:
+        return []
+    source = task_source(settings)
+    tasks = (source.task(index) for index in range(2**41, 2**41 + 400))
+    return [replace(task, options=None) for task in tasks if task.env_id == panel.settings.env_id]

@@ -1,0 +1,173 @@
+"""The rows that are being decoded: one key-value cache, right-aligned, that rows join and leave."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from trainer.inference.base import GenerationRequest, GenerationResult
+from trainer.inference.sampling import RequestStream, draw_tokens
+
+Layers = list[tuple[Tensor, Tensor]]
+"""Keys and values of each layer, `[rows, heads, tokens, width]`."""
+
+
+@dataclass(slots=True)
+class _Row:
+    """One reply under way."""
+
+    request: GenerationRequest
+    stream: RequestStream
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def take(self, token: int, logprob: float, version: int) -> GenerationResult | None:
+        """Note a token and return the reply if that was its last."""
+        self.ids.append(token)
+        self.logprobs.append(logprob)
+        self.versions.append(version)
+        stopped = token in self.request.sampling.stop_token_ids
+        if stopped or len(self.ids) == self.request.sampling.max_new_tokens:
+            return GenerationResult(self.ids, self.logprobs, self.versions, "stop" if stopped else "length")
+        return None
+
+
+class ActiveBatch:
+    """Decodes rows together. Not thread-safe: one thread at a time.
+
+    Args:
+        model: The policy.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._rows: list[_Row] = []
+        self._layers: Layers = []
+        # How many of the cache's columns, counted from its right end, are real for each row.
+        self._lengths: list[int] = []
+
+    @torch.inference_mode()
+    def advance(
+        self, admitted: Sequence[GenerationRequest], version: int
+    ) -> list[tuple[int, GenerationResult]]:
+        """Draw one token for every row, admitting new rows first.
+
+        Args:
+            admitted: Requests that join; their rows come after those that are there.
+            version: Policy version that draws the tokens.
+
+        Returns:
+            Row and reply of those that are finished. They have left: the rows behind them move up.
+        """
+        parts = []
+        if self._rows:
+            parts.append(self._decode())
+        if admitted:
+            parts.append(self._prefill([_Row(request, RequestStream(request.seed)) for request in admitted]))
+        logits = torch.cat(parts)
+        tokens, logprobs = draw_tokens(
+            logits, [row.request.sampling for row in self._rows], [row.stream for row in self._rows]
+        )
+        finished = []
+        for place, row in enumerate(self._rows):
+            result = row.take(tokens[place], logprobs[place], version)
+            if result is not None:
+                finished.append((place, result))
+        self.remove([place for place, _ in finished])
+        return finished
+
+    @torch.inference_mode()
+    def remove(self, places: Sequence[int]) -> None:
+        """Let rows leave."""
+        if not places:
+            return
+        gone = set(places)
+        kept = [place for place in range(len(self._rows)) if place not in gone]
+        self._rows = [self._rows[place] for place in kept]
+        self._lengths = [self._lengths[place] for place in kept]
+        if not kept:
+            self._layers = []
+            return
+        width = max(self._lengths)
+        index = torch.tensor(kept)
+        self._layers = [(keys[index, :, -width:], values[index, :, -width:]) for keys, values in self._layers]
+
+    @torch.inference_mode()
+    def recompute(self) -> None:
+        """Compute all keys and values again, after the weights have changed."""
+        rows, self._rows, self._lengths, self._layers = self._rows, [], [], []
+        if rows:
+            # The last token of a row is not in the cache: it is what the next step reads.
+            self._prefill(rows, upto=-1)
+
+    def _prefill(self, rows: list[_Row], upto: int | None = None) -> Tensor:
+        """Run whole prompts (and what was drawn so far), add them to the cache, return the last logits."""
+        sequences = [(row.request.prompt_ids + row.ids)[:upto] for row in rows]
+        distinct = {tuple(sequence): None for sequence in sequences}
+        places = {sequence: place for place, sequence in enumerate(distinct)}
+        # Members of a group often read the same prompt: it is computed once.
+        where = torch.tensor([places[tuple(sequence)] for sequence in sequences])
+        lengths = [len(sequence) for sequence in distinct]
+        width = max(lengths)
+        ids = torch.zeros(len(distinct), width, dtype=torch.long)
+        for place, sequence in enumerate(distinct):
+            ids[place, width - len(sequence) :] = torch.tensor(sequence)
+        logits, cache = self._forward(ids, lengths, DynamicCache(config=self._model.config))
+        layers = [(keys[where], values[where]) for keys, values in cache]
+        self._join(rows, layers, [len(sequence) for sequence in sequences])
+        return logits[where]
+
+    def _decode(self) -> Tensor:
+        ids = torch.tensor([[row.ids[-1]] for row in self._rows])
+        self._lengths = [length + 1 for length in self._lengths]
+        cache = DynamicCache(config=self._model.config)
+        for layer, (keys, values) in enumerate(self._layers):
+            cache.update(keys, values, layer)
+        logits, self._layers = self._forward(ids, self._lengths, cache)
+        return logits
+
+    def _forward(self, ids: Tensor, lengths: list[int], cache: DynamicCache) -> tuple[Tensor, Layers]:
+        """Return the logits of the last column and all keys and values.
+
+        Args:
+            ids: New tokens, `[rows, new]`, right-aligned.
+            lengths: Real columns of each row, the new ones included.
+            cache: What was computed before.
+        """
+        new = ids.shape[1]
+        width = new + cache.get_seq_length()
+        real = torch.tensor(lengths)[:, None]
+        columns = torch.arange(width)[None, :] - (width - real)
+        mask = (columns >= 0).long()
+        positions = columns[:, -new:].clamp(min=0)
+        output = self._model.base_model(
+            input_ids=ids,
+            attention_mask=None if bool(mask.all()) else mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        logits = self._model.get_output_embeddings()(output.last_hidden_state[:, -1])
+        return logits, [(layer.keys, layer.values) for layer in cache.layers]
+
+    def _join(self, rows: list[_Row], layers: Layers, lengths: list[int]) -> None:
+        self._rows = [*self._rows, *rows]
+        self._lengths = [*self._lengths, *lengths]
+        if not self._layers:
+            self._layers = layers
+            return
+        width = max(self._layers[0][0].shape[2], layers[0][0].shape[2])
+        self._layers = [
+            (
+                torch.cat([_left_padded(old_keys, width), _left_padded(keys, width)]),
+                torch.cat([_left_padded(old_values, width), _left_padded(values, width)]),
+            )
+            for (old_keys, old_values), (keys, values) in zip(self._layers, layers, strict=True)
+        ]
+
+
+def _left_padded(tensor: Tensor, width: int) -> Tensor:
+    return torch.nn.functional.pad(tensor, (0, 0, width - tensor.shape[2], 0))

@@ -1,0 +1,207 @@
+"""The embedded inference engine: plain torch, requests admitted and retired as they come.
+
+Computation runs in one thread of its own, so the event loop stays free for environments. Between two decoding steps
+the engine takes in waiting requests, new weights and cancellations. Rows stand right-aligned in one key-value cache:
+a new row is padded on its left, a finished row is cut out.
+"""
+
+import asyncio
+import copy
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from trainer.inference.base import GenerationRequest, GenerationResult
+from trainer.inference.decoding import ActiveBatch
+
+
+class TorchEngine:
+    """Samples replies from a copy of a model.
+
+    Args:
+        model: The policy. The engine keeps a copy, because training changes the original in place.
+        max_rows: Rows that are decoded at once; more requests wait.
+        max_length: Longest row in tokens; a request that could pass it is refused.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, max_rows: int, max_length: int) -> None:
+        self._model = copy.deepcopy(model).eval()
+        self._max_rows = max_rows
+        self._max_length = max_length
+        self._version = 0
+        self._waiting: deque[tuple[GenerationRequest, asyncio.Future[GenerationResult]]] = deque()
+        self._active: list[asyncio.Future[GenerationResult]] = []
+        self._batch = ActiveBatch(self._model)
+        self._updates: deque[tuple[dict[str, Tensor], int, asyncio.Future[None]]] = deque()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch-engine")
+        self._loop_task: asyncio.Task[None] | None = None
+        self._work = asyncio.Event()
+        self.tokens_generated = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def version(self) -> int:
+        """The policy version that answers now."""
+        return self._version
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        """Return one reply; it shares batches with whatever else is running.
+
+        Raises:
+            ValueError: If the prompt is empty or leaves no room for the reply.
+        """
+        self._check(request)
+        future: asyncio.Future[GenerationResult] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, future))
+        self._wake()
+        return await future
+
+    async def generate_together(self, requests: list[GenerationRequest]) -> list[GenerationResult]:
+        """Return the replies of one batch that nothing else shares; equal calls give bitwise equal replies.
+
+        More requests than the engine decodes at once are cut into batches of that size, in order.
+        """
+        for request in requests:
+            self._check(request)
+        loop = asyncio.get_running_loop()
+        results: list[GenerationResult] = []
+        for start in range(0, len(requests), self._max_rows):
+            part = requests[start : start + self._max_rows]
+            results += await loop.run_in_executor(self._thread, self._run_alone, part, self._version)
+        self.tokens_generated += sum(len(result.token_ids) for result in results)
+        return results
+
+    async def update_weights(self, state: Mapping[str, Tensor], version: int) -> None:
+        """Take new weights between two decoding steps.
+
+        Replies that are under way go on with the new weights: their keys and values are computed again, and each of
+        their tokens says which version drew it.
+        """
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # The caller may go on training: what is taken must be what was handed over.
+        self._updates.append(
+            ({name: tensor.detach().clone() for name, tensor in state.items()}, version, future)
+        )
+        self._wake()
+        await future
+
+    async def close(self) -> None:
+        """Stop; requests that still wait are cancelled."""
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+            await asyncio.gather(self._loop_task, return_exceptions=True)
+            self._loop_task = None
+        for future in [*self._active, *(future for _, future in self._waiting)]:
+            future.cancel()
+        self._thread.shutdown(wait=True)
+
+    def _check(self, request: GenerationRequest) -> None:
+        if not request.prompt_ids:
+            raise ValueError(f"request {request.request_id} has an empty prompt")
+        if len(request.prompt_ids) + request.sampling.max_new_tokens > self._max_length:
+            raise ValueError(
+                f"request {request.request_id}: a prompt of {len(request.prompt_ids)} tokens and a reply of up to "
+                f"{request.sampling.max_new_tokens} pass the longest row of {self._max_length} (model.max_length)"
+            )
+
+    def _wake(self) -> None:
+        if self._loop_task is None:
+            self._loop_task = asyncio.get_running_loop().create_task(self._serve())
+        self._work.set()
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                self._drop_cancelled()
+                while self._updates:
+                    state, version, done = self._updates.popleft()
+                    await loop.run_in_executor(self._thread, self._take_weights, state)
+                    self._version = version
+                    if not done.done():
+                        done.set_result(None)
+                admitted = self._admissible()
+                if admitted or self._active:
+                    finished = await loop.run_in_executor(
+                        self._thread, self._batch.advance, admitted, self._version
+                    )
+                    self._answer(finished)
+                else:
+                    self._work.clear()
+                    await self._work.wait()
+        except Exception as error:
+            # The engine is broken: whoever waits must hear of it rather than wait for ever.
+            for future in [*self._active, *(future for _, future in self._waiting)]:
+                if not future.done():
+                    future.set_exception(error)
+            raise
+
+    def _admissible(self) -> list[GenerationRequest]:
+        admitted = []
+        while self._waiting and len(self._active) < self._max_rows:
+            request, future = self._waiting.popleft()
+            if not future.done():
+                admitted.append(request)
+                self._active.append(future)
+        return admitted
+
+    def _answer(self, finished: list[tuple[int, GenerationResult]]) -> None:
+        for row, result in finished:
+            self.tokens_generated += len(result.token_ids)
+            if not self._active[row].done():
+                self._active[row].set_result(result)
+        gone = {row for row, _ in finished}
+        self._active = [future for row, future in enumerate(self._active) if row not in gone]
+
+    def _drop_cancelled(self) -> None:
+        gone = [row for row, future in enumerate(self._active) if future.cancelled()]
+        if gone:
+            self._batch.remove(gone)
+            self._active = [future for future in self._active if not future.cancelled()]
+
+    def _take_weights(self, state: Mapping[str, Tensor]) -> None:
+        load_weights(self._model, state)
+        self._batch.recompute()
+
+    def _run_alone(self, requests: list[GenerationRequest], version: int) -> list[GenerationResult]:
+        batch = ActiveBatch(self._model)
+        places = list(range(len(requests)))
+        results: list[GenerationResult | None] = [None] * len(requests)
+        admitted = requests
+        while places:
+            finished = batch.advance(admitted, version)
+            admitted = []
+            gone = set()
+            for row, result in finished:
+                results[places[row]] = result
+                gone.add(row)
+            places = [place for row, place in enumerate(places) if row not in gone]
+        return [result for result in results if result is not None]
+
+
+def load_weights(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
+    """Copy weights into `model` by name.
+
+    Raises:
+        ValueError: If a name is unknown, or a weight is missing: half an update is no update.
+    """
+    own: dict[str, Any] = dict(model.named_parameters())
+    unknown = state.keys() - own.keys()
+    missing = own.keys() - state.keys()
+    if unknown or missing:
+        raise ValueError(
+            f"weights do not fit the model: unknown {sorted(unknown)}, missing {sorted(missing)}"
+        )
+    with torch.no_grad():
+        for name, tensor in state.items():
+            own[name].copy_(tensor)

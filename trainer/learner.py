@@ -1,0 +1,175 @@
+"""One update of the policy: rows, advantages once for the whole batch, then optimizer steps."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainer.algorithms.aggregation import Denominators
+from trainer.algorithms.batch import LossInputs, RowBatch
+from trainer.algorithms.metrics import Metrics, means, merge
+from trainer.algorithms.objective import compute_advantages, critic_loss, policy_loss
+from trainer.algorithms.settings import AlgorithmSettings
+from trainer.backends.base import MicroBatch, TrainBackend, TrainRow
+from trainer.batches import EpisodeBatch, padded, padded_tensors
+from trainer.seeding import generator
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What an update trains and reads.
+
+    Attributes:
+        policy: The policy.
+        critic: The value model, where the algorithm has one.
+        reference: The policy as the run began, where the algorithm has a KL penalty.
+    """
+
+    policy: TrainBackend
+    critic: TrainBackend | None = None
+    reference: TrainBackend | None = None
+
+
+class Learner:
+    """Updates the policy (and critic) on batches of episodes.
+
+    Args:
+        settings: The algorithm.
+        models: What is trained and read.
+        seed: The run's seed; minibatches are drawn from a stream below it.
+    """
+
+    def __init__(self, settings: AlgorithmSettings, models: Models, seed: int) -> None:
+        self._settings = settings
+        self._models = models
+        self._seed = seed
+
+    def update(self, batch: EpisodeBatch, step: int) -> dict[str, float]:
+        """Take the optimizer steps of one batch and return their metrics.
+
+        Args:
+            batch: Episodes and their rows.
+            step: Training step, which names the stream that minibatches are drawn from.
+        """
+        if not batch.rows:
+            return {"batch/rows": 0.0}
+        settings = self._settings
+        rows = [_train_row(row.ids, row.mask, {"behaviour": row.logprobs}) for row in batch.rows]
+        old = self._models.policy.forward(rows) if settings.needs_old_logprobs else None
+        reference = self._forward(self._models.reference, rows) if settings.needs_reference else None
+        values = self._forward(self._models.critic, rows) if settings.estimates_values else None
+        turn_index = padded([[float(turn) for turn in row.turn_index] for row in batch.rows]).long()
+        result = compute_advantages(
+            settings,
+            batch.episodes,
+            RowBatch(
+                trajectory=torch.tensor([row.trajectory for row in batch.rows]),
+                mask=batch.mask,
+                turn_index=turn_index,
+                values=_padded_or_none(values),
+                old_logprobs=_padded_or_none(old),
+                reference_logprobs=_padded_or_none(reference),
+            ),
+        )
+        extra: dict[str, Sequence[Tensor] | None] = {
+            "advantages": _unpadded(result.advantages, rows),
+            "turn": _unpadded(turn_index.float(), rows),
+            "old": old,
+            "reference": reference,
+            "values": values,
+            "returns": None if result.returns is None else _unpadded(result.returns, rows),
+        }
+        complete = [
+            TrainRow(
+                row.ids,
+                row.mask,
+                {**row.fields, **{name: part[place] for name, part in extra.items() if part is not None}},
+            )
+            for place, row in enumerate(rows)
+        ]
+        metrics = self._optimize(complete, result.scores, step)
+        return metrics | result.metrics | {"batch/rows": float(len(rows))}
+
+    def _optimize(self, rows: list[TrainRow], scores: Tensor, step: int) -> dict[str, float]:
+        settings = self._settings
+        parts: list[Metrics] = []
+        norms: list[float] = []
+        critic_norms: list[float] = []
+        for epoch in range(settings.epochs):
+            for places in self._minibatches(rows, step, epoch):
+                chosen = [rows[place] for place in places]
+                counts = Denominators.from_lengths(int(row.mask.sum()) for row in chosen)
+                chosen_scores = scores[places]
+                metrics, norm = self._models.policy.step(
+                    chosen,
+                    lambda micro, counts=counts, held=chosen_scores: policy_loss(
+                        settings, _loss_inputs(micro, held), counts
+                    ),
+                    entropy="gradient" if settings.needs_entropy else "metric",
+                )
+                parts.append(metrics)
+                norms.append(norm)
+                if self._models.critic is not None:
+                    metrics, norm = self._models.critic.step(
+                        chosen,
+                        lambda micro, counts=counts: critic_loss(
+                            settings,
+                            micro.outputs,
+                            micro.fields["values"],
+                            micro.fields["returns"],
+                            micro.mask,
+                            counts,
+                        ),
+                    )
+                    parts.append(metrics)
+                    critic_norms.append(norm)
+        numbers = means(merge(parts))
+        numbers["policy/gradient_norm"] = sum(norms) / len(norms)
+        numbers["policy/learning_rate"] = self._models.policy.learning_rate
+        if critic_norms:
+            numbers["critic/gradient_norm"] = sum(critic_norms) / len(critic_norms)
+        return numbers
+
+    def _minibatches(self, rows: list[TrainRow], step: int, epoch: int) -> list[list[int]]:
+        """Cut the rows at random into as many parts as the algorithm takes optimizer steps."""
+        count = min(self._settings.minibatches, len(rows))
+        if count == 1:
+            return [list(range(len(rows)))]
+        order = generator(self._seed, "minibatches", step, epoch).permutation(len(rows)).tolist()
+        return [sorted(order[part::count]) for part in range(count)]
+
+    def _forward(self, backend: TrainBackend | None, rows: list[TrainRow]) -> list[Tensor]:
+        if backend is None:
+            raise ValueError("the algorithm reads a model that the run did not build")
+        return backend.forward(rows)
+
+
+def _train_row(ids: list[int], mask: list[bool], fields: Mapping[str, list[float]]) -> TrainRow:
+    return TrainRow(
+        torch.tensor(ids),
+        torch.tensor(mask),
+        {name: torch.tensor(values, dtype=torch.float32) for name, values in fields.items()},
+    )
+
+
+def _loss_inputs(micro: MicroBatch, scores: Tensor) -> LossInputs:
+    return LossInputs(
+        logprobs=micro.outputs,
+        behaviour_logprobs=micro.fields["behaviour"],
+        advantages=micro.fields["advantages"],
+        mask=micro.mask,
+        turn_index=micro.fields["turn"].long(),
+        old_logprobs=micro.fields.get("old"),
+        reference_logprobs=micro.fields.get("reference"),
+        entropy=micro.entropy,
+        scores=scores[micro.rows],
+    )
+
+
+def _padded_or_none(rows: Sequence[Tensor] | None) -> Tensor | None:
+    return None if rows is None else padded_tensors(rows)
+
+
+def _unpadded(table: Tensor, rows: Sequence[TrainRow]) -> list[Tensor]:
+    return [table[place, : len(row.ids)] for place, row in enumerate(rows)]

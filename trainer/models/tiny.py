@@ -1,0 +1,60 @@
+"""The tiny policy: a few hundred thousand parameters of a standard architecture, made here, nothing downloaded."""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+
+@dataclass(frozen=True, slots=True)
+class TinyPolicySettings:
+    """Shape of the tiny policy.
+
+    Attributes:
+        vocabulary: Number of tokens.
+        hidden_size: Width.
+        layers: Depth.
+        heads: Attention heads.
+        max_length: Longest row in tokens.
+        end_id: Token that ends a reply.
+        pad_id: Token that fills up batches.
+    """
+
+    vocabulary: int
+    hidden_size: int = 64
+    layers: int = 2
+    heads: int = 4
+    max_length: int = 1024
+    end_id: int = 1
+    pad_id: int = 0
+
+
+def build_tiny_model(settings: TinyPolicySettings, seed: int) -> PreTrainedModel:
+    """Return a randomly initialised policy; equal seeds give equal weights.
+
+    Raises:
+        ValueError: If the heads do not divide the width into even parts.
+    """
+    if settings.hidden_size % (2 * settings.heads):
+        raise ValueError(
+            f"model.hidden_size {settings.hidden_size} must be a multiple of twice model.heads {settings.heads}"
+        )
+    config = Qwen3Config(
+        vocab_size=settings.vocabulary,
+        hidden_size=settings.hidden_size,
+        intermediate_size=4 * settings.hidden_size,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.heads,
+        head_dim=settings.hidden_size // settings.heads,
+        max_position_embeddings=settings.max_length,
+        tie_word_embeddings=True,
+        eos_token_id=settings.end_id,
+        pad_token_id=settings.pad_id,
+        attn_implementation="sdpa",
+    )
+    # The run's other random numbers must not depend on whether a model was built.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed % 2**63)
+        model = Qwen3ForCausalLM(config)
+    return model.float()

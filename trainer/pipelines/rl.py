@@ -1,0 +1,166 @@
+"""Reinforcement learning from served environments. Agentic and verifiable-reward training are this one loop."""
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from trainer.algorithms.objective import select_groups
+from trainer.algorithms.settings import AlgorithmSettings
+from trainer.batches import episode_batch, turns_of
+from trainer.checkpoint import CheckpointStore, RunState
+from trainer.console import RunConsole
+from trainer.inference.torch_engine import TorchEngine
+from trainer.learner import Learner, Models
+from trainer.ledger import Ledger
+from trainer.records import Group, Trajectory
+from trainer.rollout.scheduler import RolloutScheduler
+from trainer.rows import RowBuilder
+from trainer.tracking import Tracker
+from trainer.weights.publisher import WeightPublisher
+
+Evaluate = Callable[[int], Awaitable[None]]
+"""Measures the policy after so many steps, if it is time to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the loop drives."""
+
+    algorithm: AlgorithmSettings
+    scheduler: RolloutScheduler
+    learner: Learner
+    models: Models
+    publisher: WeightPublisher
+    engine: TorchEngine
+    build_rows: RowBuilder
+    ledger: Ledger
+    tracker: Tracker
+    console: RunConsole
+    checkpoints: CheckpointStore
+
+
+async def train(
+    parts: Parts, state: RunState, steps: int, checkpoint_every: int, evaluate: Evaluate
+) -> RunState:
+    """Train until `steps` and return where the run stands.
+
+    Each step: take finished groups, choose among them, update, publish the weights, let new groups start.
+    """
+    version = state.version
+    for step in range(state.step, steps):
+        started = time.monotonic()
+        tokens_before = parts.engine.tokens_generated
+        groups = await parts.scheduler.next_groups(version)
+        kept = choose_groups(parts, groups)
+        batch = episode_batch(kept, parts.build_rows)
+
+        # In a thread: episodes of later steps, if any are allowed, go on meanwhile.
+        updated = await asyncio.to_thread(parts.learner.update, batch, step)
+        await parts.publisher.publish(parts.models.policy, version + 1)
+
+        metrics = rollout_metrics(groups, kept, version) | updated
+        version += 1
+        parts.ledger.trained([group.index for group in kept], step)
+        for group in groups:
+            parts.scheduler.release(group)
+        parts.ledger.flush()
+        elapsed = time.monotonic() - started
+        metrics["time/step_s"] = elapsed
+        metrics["time/wait_s"] = parts.scheduler.waited_s
+        metrics["time/tokens_per_s"] = (parts.engine.tokens_generated - tokens_before) / elapsed
+        metrics |= {f"rollout/{name}": float(count) for name, count in parts.scheduler.counters.items()}
+        parts.tracker.episodes(step, [trajectory for group in groups for trajectory in group.trajectories])
+        if parts.tracker.wants_digests:
+            parts.tracker.digest(step, digests(groups, parts.models))
+        parts.tracker.metrics(step + 1, metrics)
+        parts.console.step(step, metrics)
+
+        state = RunState(
+            step + 1, version, parts.scheduler.window.next_index, parts.scheduler.window.untrained
+        )
+        if checkpoint_every and (step + 1) % checkpoint_every == 0:
+            save(parts, state)
+        await evaluate(step + 1)
+    save(parts, state)
+    return state
+
+
+def choose_groups(parts: Parts, groups: Sequence[Group]) -> list[Group]:
+    """Apply the algorithm's filter; groups that it drops are accounted for with the reason."""
+    chosen = select_groups(parts.algorithm, turns_of(groups))
+    for index, reason in chosen.dropped.items():
+        parts.ledger.dropped(index, f"filter:{reason}")
+    kept = set(chosen.kept)
+    return [group for group in groups if group.index in kept]
+
+
+def save(parts: Parts, state: RunState) -> None:
+    """Write a checkpoint, and everything that belongs to the steps before it."""
+    parts.tracker.flush()
+    parts.ledger.flush()
+    saved = {"policy": parts.models.policy.state_dict()}
+    if parts.models.critic is not None:
+        saved["critic"] = parts.models.critic.state_dict()
+    if parts.models.reference is not None:
+        saved["reference"] = parts.models.reference.state_dict()
+    parts.checkpoints.save(state, saved)
+
+
+def rollout_metrics(groups: Sequence[Group], kept: Sequence[Group], version: int) -> dict[str, float]:
+    """Return what the episodes of a step were like: means over episodes, never over turns."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    turns = [len(trajectory.turns) for trajectory in trajectories]
+    lags = [version - trajectory.oldest_version for trajectory in trajectories]
+    metrics = {
+        "rollout/success": _mean([float(trajectory.success) for trajectory in trajectories]),
+        "rollout/reward": _mean([trajectory.total_reward for trajectory in trajectories]),
+        "rollout/turns": _mean([float(count) for count in turns]),
+        "rollout/action_tokens": _mean([float(trajectory.action_tokens) for trajectory in trajectories]),
+        "rollout/forks": _mean([float(trajectory.forks) for trajectory in trajectories]),
+        "rollout/valid_replies": _mean(
+            [_mean([float(turn.action_is_valid) for turn in trajectory.turns]) for trajectory in trajectories]
+        ),
+        "rollout/lag_mean": _mean([float(lag) for lag in lags]),
+        "rollout/lag_max": float(max(lags)),
+        "rollout/groups_kept": float(len(kept)),
+    }
+    return metrics | _by_domain(trajectories)
+
+
+def _by_domain(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    domains: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        domains.setdefault(trajectory.task.domain, []).append(trajectory)
+    metrics = {}
+    for domain, played in domains.items():
+        metrics[f"domain/{domain}/success"] = _mean([float(trajectory.success) for trajectory in played])
+        metrics[f"domain/{domain}/reward"] = _mean([trajectory.total_reward for trajectory in played])
+        names = {name for trajectory in played for name in trajectory.metrics}
+        for name in sorted(names):
+            values = [trajectory.metrics[name] for trajectory in played if name in trajectory.metrics]
+            metrics[f"domain/{domain}/{name}"] = _mean(values)
+    return metrics
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def digests(groups: Sequence[Group], models: Models) -> dict[str, str]:
+    """Return digests of a step's token ids, rewards and resulting weights, for comparing two runs bit by bit."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    ids = [[segment.ids for segment in trajectory.segments] for trajectory in trajectories]
+    rewards = [[turn.reward for turn in trajectory.turns] for trajectory in trajectories]
+    weights = hashlib.blake2b(digest_size=16)
+    for backend in (models.policy, models.critic):
+        if backend is not None:
+            for _, tensor in backend.export():
+                weights.update(tensor.contiguous().numpy().tobytes())
+    return {"ids": _digest(ids), "rewards": _digest(rewards), "weights": weights.hexdigest()}
+
+
+def _digest(value: object) -> str:
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,57 @@
+"""Supervised learning on records: every reply becomes more likely, token by token."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from trainer.algorithms.aggregation import Denominators, aggregate
+from trainer.algorithms.metrics import Metrics, collect
+from trainer.backends.base import MicroBatch, TrainBackend, TrainRow
+from trainer.records import Trajectory
+from trainer.rows import trajectory_rows
+from trainer.seeding import generator
+
+
+def supervised_rows(trajectories: Sequence[Trajectory]) -> list[TrainRow]:
+    """Return the training rows of episodes whose replies are to be imitated."""
+    rows = [
+        row for index, trajectory in enumerate(trajectories) for row in trajectory_rows(index, trajectory)
+    ]
+    return [TrainRow(torch.tensor(row.ids), torch.tensor(row.mask)) for row in rows]
+
+
+def train_supervised(
+    backend: TrainBackend,
+    rows: Sequence[TrainRow],
+    *,
+    epochs: int,
+    batch_rows: int,
+    seed: int,
+    report: Callable[[int, float], None],
+) -> None:
+    """Minimise the mean negative log-likelihood of the replies' tokens.
+
+    Args:
+        backend: The policy.
+        rows: What to imitate.
+        epochs: Passes over all rows.
+        batch_rows: Rows of one optimizer step.
+        seed: The run's seed; the order of rows is drawn from a stream below it.
+        report: Told the epoch and its mean loss.
+    """
+    for epoch in range(epochs):
+        order = generator(seed, "supervised", epoch).permutation(len(rows)).tolist()
+        losses = []
+        for start in range(0, len(order), batch_rows):
+            chosen = [rows[place] for place in order[start : start + batch_rows]]
+            counts = Denominators.from_lengths(int(row.mask.sum()) for row in chosen)
+            metrics, _ = backend.step(
+                chosen, lambda micro, counts=counts: _negative_log_likelihood(micro, counts)
+            )
+            losses.append(metrics["loss/supervised"][0])
+        report(epoch, sum(losses) / len(losses))
+
+
+def _negative_log_likelihood(micro: MicroBatch, counts: Denominators) -> tuple[torch.Tensor, Metrics]:
+    loss = aggregate(-micro.outputs, micro.mask, "token-mean", counts)
+    return loss, collect({"loss/supervised": (loss, torch.ones(()))})

@@ -1,0 +1,33 @@
+"""Brings the trained weights to whoever samples from them, and keeps account of who has which."""
+
+from collections.abc import Sequence
+
+from trainer.backends.base import TrainBackend
+from trainer.inference.base import InferenceClient
+
+
+class PublishError(RuntimeError):
+    """A client did not take the weights: what it would answer with is undefined."""
+
+
+class WeightPublisher:
+    """Sends weights and their version to inference clients.
+
+    Args:
+        clients: Who samples from the policy.
+    """
+
+    def __init__(self, clients: Sequence[InferenceClient]) -> None:
+        self._clients = list(clients)
+
+    async def publish(self, backend: TrainBackend, version: int) -> None:
+        """Bring all clients to `version`.
+
+        Raises:
+            PublishError: If a client answers with another version afterwards.
+        """
+        state = dict(backend.export())
+        for client in self._clients:
+            await client.update_weights(state, version)
+            if client.version != version:
+                raise PublishError(f"an inference client is at version {client.version}, not {version}")
