@@ -24,6 +24,8 @@ _DTYPES = {
         *("float16", "float32", "float64"),
     )
 }
+# `dtype.name` is computed anew at each look, which costs more than all the rest of encoding a small array.
+_NAMES = {np.dtype(name): name for name in _DTYPES}
 _SPECIAL_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -46,17 +48,21 @@ def encode_array(array: Array, *, binary: bool, raw: bool = False) -> Any:
     Raises:
         EncodeError: The dtype is not boolean, integer or float of at most 64 bits.
     """
-    dtype = _DTYPES.get(array.dtype.name)
-    if dtype is None:
+    name = _NAMES.get(array.dtype) or array.dtype.name
+    if name not in _DTYPES:
         raise EncodeError(f"arrays of dtype {array.dtype} have no form on the wire")
     if binary or raw or array.size > LIST_LIMIT or _has_big_integers(array):
-        content = np.ascontiguousarray(array, dtype=dtype).tobytes()
+        content = np.ascontiguousarray(array, dtype=_DTYPES[name]).tobytes()
         payload = content if binary else base64.b64encode(content).decode("ascii")
-        return {"__nd__": [array.dtype.name, list(array.shape), payload]}
+        return {"__nd__": [name, list(array.shape), payload]}
     plain = array.tolist()
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        return _name_special(plain)
-    return plain
+    return _name_special(plain) if array.dtype.kind == "f" and not _all_finite(array, plain) else plain
+
+
+def _all_finite(array: Array, plain: Any) -> bool:
+    if array.ndim == 1 and array.size <= 32:  # cheaper without numpy
+        return all(map(math.isfinite, plain))
+    return bool(np.isfinite(array).all())
 
 
 def _has_big_integers(array: Array) -> bool:

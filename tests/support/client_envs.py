@@ -1,0 +1,145 @@
+"""Environments that the clients' tests serve."""
+
+import time
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from clients.protocol.spaces import UnicodeText
+
+
+class Walk(gymnasium.Env):
+    """Text in, text out. Every observation depends on the seed and on all actions; episodes end by chance."""
+
+    metadata: ClassVar[dict[str, Any]] = {
+        "render_modes": ["ansi"],
+        "inline": True,
+        "deterministic": True,
+        "forkable": True,
+        "description": "A random walk.",
+        "version": "3",
+    }
+    kwargs_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "properties": {"risk": {"type": "number", "default": 0.1}},
+        "additionalProperties": False,
+    }
+
+    def __init__(self, risk: float = 0.1, render_mode: str | None = None) -> None:
+        self.risk = risk
+        self.render_mode = render_mode
+        self.action_space = UnicodeText()
+        self.observation_space = UnicodeText()
+        self._place = 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[str, dict]:
+        super().reset(seed=seed)
+        self._place = int(self.np_random.integers(100))
+        info = self._info()
+        info["instruction"] = "Say anything."
+        return f"at {self._place}", info
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
+        if action == "raise":
+            raise RuntimeError("as you wish")
+        self._place += len(action) + int(self.np_random.integers(10))
+        ended = bool(self.np_random.random() < self.risk)
+        return (
+            f"at {self._place} after {action}",
+            self._place / 7,
+            ended,
+            False,
+            self._info() | {"success": ended},
+        )
+
+    def render(self) -> str:
+        return f"[{self._place}]"
+
+    def _info(self) -> dict:
+        return {"state": {"place": self._place}, "available_actions": ["left", "right"]}
+
+
+class OtherWalk(Walk):
+    """Claims to be `Walk`, and is not."""
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
+        return super().step(action + "!")
+
+
+class Dice(Walk):
+    """Does not promise to be deterministic."""
+
+    metadata: ClassVar[dict[str, Any]] = Walk.metadata | {"deterministic": False, "forkable": False}
+
+
+class Slow(Walk):
+    """Takes as long as its action says."""
+
+    metadata: ClassVar[dict[str, Any]] = Walk.metadata | {"inline": False}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
+        if action.startswith("sleep "):
+            time.sleep(float(action.removeprefix("sleep ")))
+        return super().step(action)
+
+
+class Arm(gymnasium.Env):
+    """Arrays in, nested arrays out; rewards and ends by chance."""
+
+    metadata: ClassVar[dict[str, Any]] = {
+        "render_modes": ["rgb_array"],
+        "inline": True,
+        "deterministic": True,
+    }
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+        self.action_space = spaces.Box(-1, 1, (2,), np.float32)
+        self.observation_space = spaces.Dict(
+            joints=spaces.Box(-np.inf, np.inf, (3,), np.float64),
+            camera=spaces.Box(0, 255, (20, 20, 3), np.uint8),
+            grip=spaces.Discrete(3),
+        )
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
+        super().reset(seed=seed)
+        return self._observe(), {"effort": np.zeros(2, np.float32)}
+
+    def step(self, action: np.ndarray) -> tuple[dict, float, bool, bool, dict]:
+        ended, cut = (bool(each) for each in self.np_random.random(2) < 0.1)
+        return self._observe(), float(action.sum()), ended, cut, {"effort": np.abs(action)}
+
+    def render(self) -> np.ndarray:
+        return np.full((4, 4, 3), 7, np.uint8)
+
+    def _observe(self) -> dict:
+        return {
+            "joints": self.np_random.normal(size=3),
+            "camera": self.np_random.integers(0, 256, (20, 20, 3), dtype=np.uint8),
+            "grip": int(self.np_random.integers(3)),
+        }
+
+
+class Sloppy(gymnasium.Env):
+    """Makes the mistakes that `roll-env check` is for."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "deterministic": True}
+    kwargs_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "properties": {"missing": {"type": "integer"}},
+    }
+
+    def __init__(self, size: int = 3) -> None:
+        self.action_space = UnicodeText()
+        self.observation_space = UnicodeText()
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[str, dict]:
+        super().reset(seed=seed)
+        return "go", {"thing": object()}
+
+    def step(self, action: str) -> tuple[str, float, Any, bool, dict]:
+        if not action:
+            raise ValueError("no action")
+        return f"{time.perf_counter_ns()}", float("nan"), np.True_, False, {}

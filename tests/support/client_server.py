@@ -1,0 +1,133 @@
+"""Servers that the clients' tests start, kill and start again, and a proxy that breaks connections."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+INLINE = ("Walk", "Dice", "Arm")
+ENVS = (
+    *(
+        part
+        for name in (*INLINE, "Slow")
+        for part in ("--env", f"{name}-v0=tests.support.client_envs:{name}")
+    ),
+    *(part for name in INLINE for part in ("--isolation", f"{name}-v0=inline")),
+)
+
+
+class ServerProcess:
+    """A real server on one port for all its lives."""
+
+    def __init__(self, arguments: Sequence[str] = ENVS) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.arguments = list(arguments)
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> ServerProcess:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "env_server", "--port", str(self.port), *self.arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert "serving on" in line, line
+        return self
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        assert self._process is not None
+        self._process.kill()
+        self._finish()
+
+    def stop(self) -> None:
+        """End it as an operator would."""
+        assert self._process is not None
+        self._process.terminate()
+        self._finish()
+
+    def _finish(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        self._process.wait(30)
+        self._process.stdout.close()
+        self._process = None
+
+    def __enter__(self) -> ServerProcess:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self.stop()
+
+
+class Proxy:
+    """A TCP proxy before a server, which can lose replies and cut connections."""
+
+    def __init__(self, target_port: int) -> None:
+        self._target_port = target_port
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.loses_replies = False
+        self.requests_passed = asyncio.Event()
+        self.connections = 0
+        self.url = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+        self._writers |= {writer, up_writer}
+        pumps = (
+            asyncio.ensure_future(self._pump(reader, up_writer, is_reply=False)),
+            asyncio.ensure_future(self._pump(up_reader, writer, is_reply=True)),
+        )
+        self._tasks |= set(pumps)
+        await asyncio.wait(pumps)
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_reply: bool
+    ) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(65536):
+                if is_reply and self.loses_replies:
+                    self.requests_passed.set()
+                    continue
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    def cut(self) -> None:
+        """Break all connections, without a goodbye."""
+        self.loses_replies = False
+        self.requests_passed.clear()
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    async def lose_next_reply(self) -> None:
+        """Wait until a request has been answered by the server, and cut before the client sees it."""
+        self.loses_replies = True
+        await self.requests_passed.wait()
+        self.cut()
+
+
+@asynccontextmanager
+async def proxy_before(server: ServerProcess) -> AsyncIterator[Proxy]:
+    proxy = Proxy(server.port)
+    listener = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    proxy.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    try:
+        yield proxy
+    finally:
+        proxy.cut()
+        listener.close()
