@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -195,7 +196,7 @@ async def rollout(
             f"reward {mean_interval([t.total_reward for t in played])}"
         )
     if output is not None:
-        output.write_text("".join(json.dumps(t.as_text(), ensure_ascii=False) + "\n" for t in played))
+        _write_episodes(output, played)
         console.say(f"episodes: {output}")
     return 0
 
@@ -381,6 +382,11 @@ def _recorded(path: Path | None) -> list[tuple[Task, list[str]]]:
         episode = json.loads(line)
         scripts.append((Task(**episode["task"]), [turn["reply"] for turn in episode["turns"]]))
     return scripts
+
+
+def _write_episodes(path: Path, played: Sequence[Trajectory]) -> None:
+    lines = [json.dumps(trajectory.as_text(), ensure_ascii=False) + "\n" for trajectory in played]
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def _print_episode(console: RunConsole, number: int, trajectory: Trajectory) -> None:

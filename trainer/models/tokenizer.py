@@ -14,7 +14,15 @@ PAD, END = "<|pad|>", "<|end|>"
 ROLES = ("system", "user", "assistant", "tool")
 _SPECIAL = (PAD, END, *(f"<|{role}|>" for role in ROLES))
 
-WORDS = ["Left", "Right", "Up", "Down", "left", "right", "up", "down", "answer", "think", "state", "board", "Invalid", "invalid", "action", "actions", "valid", "reply", "the", "The", "a", "an", "of", "to", "and", "or", "is", "are", "you", "You", "your", "on", "in", "at", "it", "move", "moves", "moved", "player", "box", "boxes", "target", "targets", "wall", "walls", "floor", "hole", "holes", "goal", "frozen", "ice", "lake", "push", "pushes", "grid", "cell", "cells", "row", "rows", "column", "columns", "turn", "turns", "step", "steps", "one", "two", "three", "reach", "avoid", "Solve", "solve", "What", "what", "equals", "equal", "plus", "minus", "times", "number", "numbers", "sum", "Answer", "with", "only", "Reply", "each", "draw", "drawn", "symbol", "symbols", "means", "mean", "left.", "right.", "not", "into", "off", "if", "If", "from", "by", "for", "as", "this", "that", "can", "cannot", "must", "do", "does", "game", "play", "reward", "rewards", "end", "ends", "ended", "no", "No", "yes", "Yes", "true", "false", "True", "False", "None", "Reward"]
+_WORDS = """
+Left Right Up Down left right up down answer think state board Invalid invalid action actions valid reply the
+The a an of to and or is are you You your on in at it move moves moved player box boxes target targets wall
+walls floor hole holes goal frozen ice lake push pushes grid cell cells row rows column columns turn turns step
+steps one two three reach avoid Solve solve What what equals equal plus minus times number numbers sum Answer
+with only Reply each draw drawn symbol symbols means mean left. right. not into off if If from by for as this
+that can cannot must do does game play reward rewards end ends ended no No yes Yes true false True False None
+Reward
+"""
 
 # Each of these characters stands alone; letters form words, a leading space belongs to its word, the rest are runs.
 _PIECES = r"[\n]|[0-9]|[_#@$*.+√XOPSGFHWBCA](?![a-z])| ?[A-Za-z]+|[^\sA-Za-z0-9]|\s"
@@ -32,7 +40,7 @@ def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
         vocabulary[token] = len(vocabulary)
     merges: list[tuple[str, str]] = []
     known: set[tuple[str, str]] = set()
-    for word in WORDS:
+    for word in _WORDS.split():
         for form in (word, f" {word}"):
             _add_merges(form, vocabulary, merges, known)
     core = Tokenizer(BPE(vocab=vocabulary, merges=merges))

@@ -1,0 +1,110 @@
+"""Prompts continue the stored tokens wherever they can, and say so where they cannot."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.config.run import PromptSettings
+from trainer.models.tokenizer import build_tiny_tokenizer
+from trainer.records import Trajectory
+from trainer.rollout.context import context_policy, with_instruction
+from trainer.rollout.prompts import PromptBuilder
+from trainer.rollout.rendering import ChatRenderer
+from trainer.tasks.task import Task
+
+TOKENIZER = build_tiny_tokenizer()
+RENDERER = ChatRenderer(TOKENIZER)
+# Drops what the assistant thought in earlier turns, as some published templates do.
+FORGETFUL = (
+    "{%- for message in messages -%}<|{{ message.role }}|>"
+    "{%- if message.role == 'assistant' -%}{{ message.content.split('</think>')[-1] }}"
+    "{%- else -%}{{ message.content }}{%- endif -%}<|end|>{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"
+)
+
+
+def play(builder: PromptBuilder, observations, replies, *, closed=True):
+    """Feed observations and replies through a builder and return the record and every prompt."""
+    trajectory, prompts = Trajectory(Task(0, "Any-v0", 0), 0), []
+    builder.begin("Play.")
+    for turn, (observation, reply) in enumerate(zip(observations, replies, strict=True)):
+        messages = ({"role": "user", "content": observation},)
+        prompts.append(list(builder.extend(trajectory, messages)))
+        ids = TOKENIZER.encode(reply, add_special_tokens=False)
+        if closed:
+            ids.append(RENDERER.end_of_turn_id)
+        trajectory.segments[-1].append_action(ids, [0.0] * len(ids), [0] * len(ids), turn)
+        builder.replied(messages, reply)
+    return trajectory, prompts
+
+
+def builder_of(renderer=RENDERER, placement="system", **settings):
+    return PromptBuilder(renderer, context_policy(PromptSettings(**settings)), placement)
+
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="<|>"), max_size=12)
+
+
+@given(turns=st.lists(st.tuples(texts, texts), min_size=1, max_size=4), closed=st.booleans())
+def test_full_history_is_one_segment_equal_to_the_template(turns, closed):
+    observations, replies = [turn[0] for turn in turns], [turn[1] for turn in turns]
+    trajectory, prompts = play(builder_of(), observations, replies, closed=closed)
+    assert (len(trajectory.segments), trajectory.forks) == (1, 0)
+    messages = [{"role": "system", "content": "Play."}]
+    for observation, reply, prompt in zip(observations, replies, prompts, strict=True):
+        messages.append({"role": "user", "content": observation})
+        assert TOKENIZER.decode(prompt) == TOKENIZER.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+        messages.append({"role": "assistant", "content": reply})
+    # Each prompt starts with all that was stored before it.
+    for before, after in zip(prompts, prompts[1:], strict=False):
+        assert after[: len(before)] == before
+
+
+def test_a_reply_cut_by_its_length_is_closed_by_a_masked_token():
+    trajectory, _ = play(builder_of(), ["a", "b"], ["Up", "Up"], closed=False)
+    segment = trajectory.segments[0]
+    end = trajectory.segments[0].ids.index(RENDERER.reply_ids("Up")[0]) + 1
+    assert segment.ids[end] == RENDERER.end_of_turn_id
+    assert segment.action_mask[end] is False
+
+
+def test_the_closing_token_is_not_repeated():
+    trajectory, _ = play(builder_of(placement="none"), ["a", "b"], ["Up", "Up"])
+    ids = trajectory.segments[0].ids
+    assert ids.count(RENDERER.end_of_turn_id) == 2 + 2  # two observations, two replies
+
+
+@pytest.mark.parametrize(("context", "segments"), [("full_history", 1), ("last_turns", 3), ("single_turn", 4)])
+def test_windows_open_segments_and_count_them(context, segments):
+    builder = builder_of(context=context, turns=2)
+    trajectory, _ = play(builder, ["a", "b", "c", "d"], ["Up"] * 4)
+    assert len(trajectory.segments) == segments
+    assert trajectory.forks == segments - 1
+
+
+def test_a_template_that_rewrites_the_past_is_found_out_and_forks():
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.chat_template = FORGETFUL
+    renderer = ChatRenderer(tokenizer)
+    assert RENDERER.append_only
+    assert not renderer.append_only
+    trajectory, prompts = play(builder_of(renderer), ["a", "b"], ["<think>x</think>Up", "Up"])
+    assert trajectory.forks == 1
+    assert tokenizer.decode(prompts[1]) == "<|system|>Play.<|end|><|user|>a<|end|><|assistant|>Up<|end|><|user|>b<|end|><|assistant|>"
+
+
+def test_a_tokenizer_without_a_template_is_refused():
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="no chat template"):
+        ChatRenderer(tokenizer)
+
+
+def test_where_the_instruction_goes():
+    messages = [{"role": "user", "content": "board"}]
+    assert with_instruction(messages, "Play.", "none") == messages
+    assert with_instruction(messages, "Play.", "system")[0] == {"role": "system", "content": "Play."}
+    assert with_instruction(messages, "Play.", "first_user") == [{"role": "user", "content": "Play.\n\nboard"}]
+    assert with_instruction(messages, None, "system") == messages
