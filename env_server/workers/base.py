@@ -1,0 +1,156 @@
+"""What a worker is: the place where environment objects live, with the same small interface wherever that is."""
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import gymnasium
+from gymnasium import Space
+
+Spaces = tuple[Space[Any], Space[Any]]
+"""An environment's action space and observation space."""
+
+Verdict = dict[str, Any]
+"""What a verifier says of one response: `score`, `outcome` and `detail`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSource:
+    """How an environment is built, wherever that is done.
+
+    Attributes:
+        kind: Whether `target` is `module:Class` or a Gymnasium id.
+        target: What to build.
+        operator_kwargs: Kwargs that the operator set; they win over a client's.
+        pinned_thread: Whether all calls of one environment must come from one thread.
+    """
+
+    kind: Literal["class", "gymnasium"]
+    target: str
+    operator_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    pinned_thread: bool = False
+
+    def build(self, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+        """Build the environment. This runs code of its author: call it within `boundary` only."""
+        merged = {**kwargs, **self.operator_kwargs}
+        if self.kind == "gymnasium":
+            # The checker repeats at every first step what `roll-env check` says once to the author.
+            return gymnasium.make(self.target, disable_env_checker=True, **merged)
+        module_name, _, class_name = self.target.partition(":")
+        try:
+            env_class = getattr(importlib.import_module(module_name), class_name)
+        except (ImportError, AttributeError) as error:
+            raise ImportError(f"cannot import {self.target}: {error}") from error
+        environment: gymnasium.Env[Any, Any] = env_class(**merged)
+        return environment
+
+
+class StepOutcome(NamedTuple):
+    """What an environment answers to a step."""
+
+    observation: Any
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: Mapping[str, Any]
+
+
+class EnvironmentRaised(Exception):  # noqa: N818 - the name says what happened
+    """Code of an environment raised, or gave something that is not what Gymnasium asks for.
+
+    Args:
+        error_class: The name of the exception's class.
+        message: Its text.
+    """
+
+    def __init__(self, error_class: str, message: str) -> None:
+        super().__init__(error_class, message)
+        self.error_class = error_class
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.error_class}: {self.message}"
+
+
+class WorkerLost(Exception):  # noqa: N818 - the name says what happened
+    """The environment is gone: the worker that held it died, or was ended.
+
+    Args:
+        message: What happened.
+        at_fault: Whether this was the operation that ran when the worker died. The environments of the others died
+            with it through no fault of theirs, so that trying them again is always safe.
+    """
+
+    def __init__(self, message: str, *, at_fault: bool = False) -> None:
+        super().__init__(message)
+        self.at_fault = at_fault
+
+
+class OperationTimeout(Exception):  # noqa: N818 - the name says what happened
+    """The operation did not finish in time; its environment is gone."""
+
+
+class Worker(ABC):
+    """Holds environments, each under a key.
+
+    Operations on one key come one at a time. A time-out counts from when the operation begins to run. After
+    `OperationTimeout`, `WorkerLost`, or when the awaiting task was cancelled, the environment under the key is gone,
+    and `make` with the same key puts a new one there.
+    """
+
+    isolation: ClassVar[Literal["inline", "thread", "process"]]
+
+    async def start(self) -> None:  # noqa: B027 - most workers have nothing to start
+        """Get ready; called once before anything else."""
+
+    @abstractmethod
+    async def make(
+        self, key: str, source: EnvSource, kwargs: Mapping[str, Any], *, timeout: float | None
+    ) -> Spaces:
+        """Build an environment under a key, in place of the one there, if any.
+
+        Raises:
+            EnvironmentRaised: Its constructor raised, or it could not be imported.
+            OperationTimeout: It was not built in time.
+            WorkerLost: The worker died while building it.
+        """
+
+    @abstractmethod
+    async def reset(
+        self, key: str, seed: int | None, options: dict[str, Any] | None, *, timeout: float | None
+    ) -> tuple[Any, Mapping[str, Any]]:
+        """Begin an episode; gives the observation and the info. Raises like `make`."""
+
+    @abstractmethod
+    async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
+        """Take a step. Raises like `make`."""
+
+    @abstractmethod
+    async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
+        """Draw the state in one of the environment's modes (None: as it was made). Raises like `make`."""
+
+    @abstractmethod
+    async def reseed(self, key: str, seed: int, *, timeout: float | None) -> None:
+        """Seed the environment's generator anew in the middle of an episode. Raises like `make`."""
+
+    @abstractmethod
+    async def verify(
+        self, source: EnvSource, items: Sequence[Mapping[str, Any]], *, timeout: float | None
+    ) -> list[Verdict]:
+        """Score responses, each with its task's fields and by itself, in their order.
+
+        Args:
+            source: The verifier.
+            items: Each has the `response` and the fields of its task.
+            timeout: For each item. One that takes longer has the outcome `timeout`; one that raises, `error`.
+        """
+
+    @abstractmethod
+    async def close(self, key: str) -> None:
+        """Let an environment go, if there is one under the key. One that is running ends with `WorkerLost`."""
+
+    @abstractmethod
+    async def shutdown(self) -> None:
+        """End all environments and whatever they run in."""

@@ -1,0 +1,134 @@
+"""The boundary to code of environments: the only place where whatever it raises is caught."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, is_dataclass
+from typing import Any, NoReturn, TypeVar
+
+import gymnasium
+from gymnasium.utils import seeding
+
+from env_server.workers.base import EnvironmentRaised, EnvSource, StepOutcome, Verdict
+
+Environment = gymnasium.Env[Any, Any]
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+def guarded(function: Callable[..., _T], *arguments: Any) -> _T:
+    """Call a function that runs code of an environment's author.
+
+    Raises:
+        EnvironmentRaised: It raised anything, `SystemExit` included: an environment does not end the server.
+    """
+    try:
+        return function(*arguments)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
+        _refuse(error)
+
+
+def _refuse(error: BaseException) -> NoReturn:
+    if isinstance(error, EnvironmentRaised):
+        raise error
+    _log.warning("code of an environment raised", exc_info=error)
+    raise EnvironmentRaised(type(error).__name__, str(error)) from error
+
+
+def build(source: EnvSource, kwargs: Mapping[str, Any]) -> Environment:
+    """Build an environment."""
+    return guarded(source.build, kwargs)
+
+
+def reset(
+    environment: Environment, seed: int | None, options: dict[str, Any] | None
+) -> tuple[Any, Mapping[str, Any]]:
+    """Begin an episode."""
+    return guarded(_reset, environment, seed, options)
+
+
+def _reset(
+    environment: Environment, seed: int | None, options: dict[str, Any] | None
+) -> tuple[Any, Mapping[str, Any]]:
+    observation, info = environment.reset(seed=seed, options=options)
+    _check_info(info)
+    return observation, info
+
+
+def step(environment: Environment, action: Any) -> StepOutcome:
+    """Take a step."""
+    return guarded(_step, environment, action)
+
+
+def _step(environment: Environment, action: Any) -> StepOutcome:
+    outcome = StepOutcome(*environment.step(action))  # type: ignore[arg-type]
+    _check_info(outcome.info)
+    return outcome
+
+
+def _check_info(info: Any) -> None:
+    if type(info) is not dict and not isinstance(info, Mapping):
+        raise TypeError(f"the info is of type {type(info).__name__}, not a mapping")
+
+
+def render(environment: Environment, mode: str | None) -> Any:
+    """Draw the state in a mode, whatever mode the environment was made with."""
+    return guarded(_render, environment, mode)
+
+
+def _render(environment: Environment, mode: str | None) -> Any:
+    if mode is None:
+        return environment.render()
+    base = environment.unwrapped
+    made_with = base.render_mode
+    base.render_mode = mode
+    try:
+        return environment.render()
+    finally:
+        base.render_mode = made_with
+
+
+def reseed(environment: Environment, seed: int) -> None:
+    """Give an environment's generator a new seed.
+
+    That is Gymnasium's `np_random`; an environment with other generators has a method `reseed(seed)`.
+    """
+    guarded(_reseed, environment, seed)
+
+
+def _reseed(environment: Environment, seed: int) -> None:
+    base = environment.unwrapped
+    own = getattr(base, "reseed", None)
+    if own is not None:
+        own(seed)
+    else:
+        base.np_random, _ = seeding.np_random(seed)
+
+
+def score(environment: Environment, item: Mapping[str, Any]) -> Verdict:
+    """Score one response. Raises like the other calls."""
+    return guarded(_score, environment, item)
+
+
+def _score(environment: Environment, item: Mapping[str, Any]) -> Verdict:
+    task = dict(item)
+    response = task.pop("response")
+    verdict: Any = environment.unwrapped.score(response, task)  # type: ignore[attr-defined]
+    fields = asdict(verdict) if is_dataclass(verdict) and not isinstance(verdict, type) else dict(verdict)
+    return {
+        "score": float(fields["score"]),
+        "outcome": str(fields["outcome"]),
+        "detail": fields.get("detail"),
+    }
+
+
+def error_verdict(error: EnvironmentRaised) -> Verdict:
+    """The verdict on a response that the verifier failed on."""
+    return {"score": 0.0, "outcome": "error", "detail": str(error)}
+
+
+def close(environment: Environment) -> None:
+    """Close an environment; what it raises then matters to nobody but the log."""
+    try:
+        guarded(environment.close)
+    except EnvironmentRaised:
+        return

@@ -1,0 +1,116 @@
+"""Environments in this process: no thread, no await, no time-out."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from env_server.workers import boundary
+from env_server.workers.base import (
+    EnvironmentRaised,
+    EnvSource,
+    Spaces,
+    StepOutcome,
+    Verdict,
+    Worker,
+    WorkerLost,
+)
+
+
+class InlineWorker(Worker):
+    """Runs environments that are fast and pure where the server runs.
+
+    The `..._now` methods are plain calls, for the hot path; the awaitable ones are the same, for code that does not
+    care which worker it has. Time-outs are not kept: nothing can interrupt what runs here.
+    """
+
+    isolation = "inline"
+
+    def __init__(self) -> None:
+        self._environments: dict[str, boundary.Environment] = {}
+
+    def make_now(self, key: str, source: EnvSource, kwargs: Mapping[str, Any]) -> Spaces:
+        """Build an environment under a key, in place of the one there, if any."""
+        self.close_now(key)
+        environment = self._environments[key] = boundary.build(source, kwargs)
+        return environment.action_space, environment.observation_space
+
+    def reset_now(
+        self, key: str, seed: int | None, options: dict[str, Any] | None
+    ) -> tuple[Any, Mapping[str, Any]]:
+        """Begin an episode."""
+        return boundary.reset(self._find(key), seed, options)
+
+    def step_now(self, key: str, action: Any) -> StepOutcome:
+        """Take a step."""
+        return boundary.step(self._find(key), action)
+
+    def render_now(self, key: str, mode: str | None) -> Any:
+        """Draw the state."""
+        return boundary.render(self._find(key), mode)
+
+    def reseed_now(self, key: str, seed: int) -> None:
+        """Seed the environment's generator anew."""
+        boundary.reseed(self._find(key), seed)
+
+    def close_now(self, key: str) -> None:
+        """Let an environment go, if there is one."""
+        environment = self._environments.pop(key, None)
+        if environment is not None:
+            boundary.close(environment)
+
+    def _find(self, key: str) -> boundary.Environment:
+        environment = self._environments.get(key)
+        if environment is None:
+            raise WorkerLost(f"there is no environment under {key}")
+        return environment
+
+    # -- the interface of every worker ---------------------------------------------------------------------------
+
+    async def make(
+        self, key: str, source: EnvSource, kwargs: Mapping[str, Any], *, timeout: float | None
+    ) -> Spaces:
+        """Build an environment under a key."""
+        return self.make_now(key, source, kwargs)
+
+    async def reset(
+        self, key: str, seed: int | None, options: dict[str, Any] | None, *, timeout: float | None
+    ) -> tuple[Any, Mapping[str, Any]]:
+        """Begin an episode."""
+        return self.reset_now(key, seed, options)
+
+    async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
+        """Take a step."""
+        return self.step_now(key, action)
+
+    async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
+        """Draw the state."""
+        return self.render_now(key, mode)
+
+    async def reseed(self, key: str, seed: int, *, timeout: float | None) -> None:
+        """Seed the environment's generator anew."""
+        self.reseed_now(key, seed)
+
+    async def verify(
+        self, source: EnvSource, items: Sequence[Mapping[str, Any]], *, timeout: float | None
+    ) -> list[Verdict]:
+        """Score responses one after another."""
+        environment = boundary.build(source, {})
+        try:
+            return [_verdict(environment, item) for item in items]
+        finally:
+            boundary.close(environment)
+
+    async def close(self, key: str) -> None:
+        """Let an environment go."""
+        self.close_now(key)
+
+    async def shutdown(self) -> None:
+        """Close all environments."""
+        for key in list(self._environments):
+            self.close_now(key)
+
+
+def _verdict(environment: boundary.Environment, item: Mapping[str, Any]) -> Verdict:
+    try:
+        return boundary.score(environment, item)
+    except EnvironmentRaised as error:
+        return boundary.error_verdict(error)
