@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     command = words.pop(0) if words and words[0] in ("rollout", "eval") else "train"
-    options = _parser(command).parse_args(words)
+    options = _parser(command).parse_intermixed_args(words)
     overrides = list(options.overrides)
     if options.env_url is not None:
         overrides.append(f"env_url={options.env_url}")

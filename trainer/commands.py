@@ -82,7 +82,7 @@ async def train(settings: RunSettings) -> int:
         players = await stack.enter_async_context(open_players(settings, policy))
         publisher = WeightPublisher([players.client])
         await publisher.publish(models.policy, state.version)
-        tracker = Tracker(directory, settings.tracking, state.step + 1 if folder else 0)
+        tracker = Tracker(directory, settings.tracking, state.step)
         stack.callback(tracker.close)
         ledger = Ledger(directory / "ledger.jsonl")
         stack.callback(ledger.close)

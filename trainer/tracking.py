@@ -19,12 +19,14 @@ class Tracker:
     Args:
         directory: The run's directory.
         settings: Which trackers are on.
-        resume_step: Lines of steps from this one on are void and cut (they will be written again).
+        resume_step: The step that the run begins with. What earlier processes wrote of it and later steps is void
+            and cut; it will be written again.
     """
 
     def __init__(self, directory: Path, settings: TrackingSettings, resume_step: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._metrics = _open_from(directory / "metrics.jsonl", resume_step)
+        # Metrics are filed under the number of updates behind them: those of step k under k + 1.
+        self._metrics = _open_from(directory / "metrics.jsonl", resume_step + 1 if resume_step else 0)
         self._episodes = _open_from(directory / "episodes.jsonl", resume_step) if settings.episodes else None
         self._digests = _open_from(directory / "digests.jsonl", resume_step) if settings.digests else None
         self._board: SummaryWriter | None = None

@@ -13,10 +13,10 @@ seed: 3
 steps: 5
 threads: 1
 tasks:
-  - {env_id: FrozenLake-v0, kwargs: {size: 4, split: train, max_episode_steps: 6}}
-model: {hidden_size: 16, layers: 1, heads: 2, max_length: 96}
+  - {env_id: FrozenLake-v0, kwargs: {size: 4, split: train, max_episode_steps: 6, format_penalty: -0.1}}
+model: {hidden_size: 32, layers: 1, heads: 2, max_length: 96}
 prompt: {context: single_turn, instruction: none}
-warm_start: {demonstrations: 8, epochs: 1, batch_rows: 16}
+warm_start: {demonstrations: 30, epochs: 6, batch_rows: 32, learning_rate: 5.0e-3}
 rollout: {groups_per_step: 2, group_size: 3, max_turns: 6, max_new_tokens: 3}
 evaluation:
   every: 0
