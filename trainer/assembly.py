@@ -130,8 +130,9 @@ async def open_environments(settings: RunSettings, console: RunConsole) -> Async
     """Connect to the run's environments; start a server on loopback if none is named."""
     async with AsyncExitStack() as stack:
         url = settings.env_url
-        entries = [*settings.tasks, *settings.evaluation.panels.values()]
-        if url is None and any(entry.url is None for entry in entries):
+        urls = [task.url for task in settings.tasks]
+        urls += [panel.url for panel in settings.evaluation.panels.values()]
+        if url is None and None in urls:
             url = await stack.enter_async_context(embedded_server(allow_expert=True))
             console.say(f"no --env-url: started an embedded environment server on {url}")
         pool = EnvironmentPool(url, settings.env_token, settings.rollout.encoding)

@@ -64,10 +64,10 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 async def _run(command: str, settings: RunSettings, options: argparse.Namespace) -> int:
     # Imported late: torch and transformers take seconds, and --dry-run and --help need neither.
-    from trainer import commands
-
     if command == "rollout":
-        return await commands.rollout(
+        from trainer.commands.rollout import rollout
+
+        return await rollout(
             settings,
             player=options.policy,
             episodes=options.episodes,
@@ -77,8 +77,12 @@ async def _run(command: str, settings: RunSettings, options: argparse.Namespace)
             output=options.output,
         )
     if command == "eval":
-        return await commands.evaluate(settings, checkpoint=options.checkpoint)
-    return await commands.train(settings)
+        from trainer.commands.evaluate import evaluate
+
+        return await evaluate(settings, checkpoint=options.checkpoint)
+    from trainer.commands.train import train
+
+    return await train(settings)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,13 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from clients.protocol.spaces import parse_space
 from trainer.config.run import PanelSettings
 from trainer.panels import Panel
-from trainer.records import Outcome, Trajectory
+from trainer.records import Trajectory
 from trainer.rollout.actors import Actor, ExpertActor, RandomActor, ScriptedActor
 from trainer.rollout.agent import play_episode
 from trainer.rollout.environments import EnvironmentPool
@@ -140,32 +141,19 @@ async def blind_baseline(
     )
     best: tuple[float, tuple[str, ...]] | None = None
     for sequence, _ in sequences.most_common(_BLIND_CANDIDATES):
-        played = await play_tasks(tasks, lambda _, replies=sequence: ScriptedActor(replies), pool, max_turns)
+        played = await play_tasks(tasks, partial(_scripted, sequence), pool, max_turns)
         rate = score(played).success.value
         if best is None or rate > best[0]:
             best = (rate, sequence)
     if best is None:
         return None
-    replies = best[1]
-    return score(await play_tasks(panel.tasks, lambda _: ScriptedActor(replies), pool, max_turns))
+    return score(await play_tasks(panel.tasks, partial(_scripted, best[1]), pool, max_turns))
+
+
+def _scripted(replies: tuple[str, ...], _: Task) -> Actor:
+    return ScriptedActor(replies)
 
 
 def with_expert(tasks: Sequence[Task]) -> list[Task]:
     """Return the tasks with the option that asks the environment for its expert's actions."""
-    return [
-        Task(
-            task.index,
-            task.env_id,
-            task.seed,
-            task.kwargs,
-            {**(task.options or {}), "expert": True},
-            task.domain,
-            task.url,
-        )
-        for task in tasks
-    ]
-
-
-def count_outcomes(trajectories: Sequence[Trajectory]) -> dict[Outcome, int]:
-    """How many episodes ended in each way."""
-    return dict(Counter(trajectory.outcome for trajectory in trajectories))
+    return [replace(task, options={**(task.options or {}), "expert": True}) for task in tasks]

@@ -1,12 +1,14 @@
 """The measurements of a run: all its panels, sampled and greedy, with the baselines beside them."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from trainer.assembly import Players, Policy, model_actor, task_source
 from trainer.config.run import RunSettings
 from trainer.console import RunConsole
 from trainer.evaluate import Score, blind_baseline, panel_turns, play_tasks, random_baseline, score
 from trainer.panels import Panel, build_panel
+from trainer.rollout.actors import Actor
 from trainer.rollout.environments import EnvironmentPool
 from trainer.statistics import rate_difference
 from trainer.tasks.task import Task
@@ -32,12 +34,11 @@ class Evaluator:
     console: RunConsole
     panels: list[Panel]
 
-    async def measure(self, *, whole: bool, greedy: bool | None = None) -> dict[str, Score]:
+    async def measure(self, *, whole: bool) -> dict[str, Score]:
         """Play the panels and return scores by `panel/mode`.
 
         Args:
             whole: Play all tasks of a panel, or only the `interim_episodes` first ones.
-            greedy: Only this mode; None for those that the settings name.
         """
         scores: dict[str, Score] = {}
         evaluation = self.settings.evaluation
@@ -46,14 +47,11 @@ class Evaluator:
             tasks = panel.tasks if whole else panel.tasks[: evaluation.interim_episodes]
             turns = panel_turns(panel.settings, self.settings.rollout.max_turns)
             for mode, wanted in modes.items():
-                if not wanted or (greedy is not None and greedy != (mode == "greedy")):
+                if not wanted:
                     continue
-                purpose = f"evaluate-{panel.name}-{mode}"
                 played = await play_tasks(
                     tasks,
-                    lambda _, purpose=purpose, mode=mode: model_actor(
-                        self.settings, self.policy, self.players, purpose, greedy=mode == "greedy"
-                    ),
+                    partial(self._player, f"evaluate-{panel.name}-{mode}", mode == "greedy"),
                     self.pool,
                     turns,
                     self.players.slots,
@@ -81,6 +79,9 @@ class Evaluator:
                     scores[f"{panel.name}/blind"] = blind
         await self.pool.shrink()
         return scores
+
+    def _player(self, purpose: str, greedy: bool, _: Task) -> Actor:
+        return model_actor(self.settings, self.policy, self.players, purpose, greedy=greedy)
 
     def say(self, title: str, scores: dict[str, Score]) -> None:
         """Print scores, one a line."""

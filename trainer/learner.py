@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -100,27 +101,16 @@ class Learner:
             for places in self._minibatches(rows, step, epoch):
                 chosen = [rows[place] for place in places]
                 counts = Denominators.from_lengths(int(row.mask.sum()) for row in chosen)
-                chosen_scores = scores[places]
                 metrics, norm = self._models.policy.step(
                     chosen,
-                    lambda micro, counts=counts, held=chosen_scores: policy_loss(
-                        settings, _loss_inputs(micro, held), counts
-                    ),
+                    partial(_policy_share, settings=settings, scores=scores[places], counts=counts),
                     entropy="gradient" if settings.needs_entropy else "metric",
                 )
                 parts.append(metrics)
                 norms.append(norm)
                 if self._models.critic is not None:
                     metrics, norm = self._models.critic.step(
-                        chosen,
-                        lambda micro, counts=counts: critic_loss(
-                            settings,
-                            micro.outputs,
-                            micro.fields["values"],
-                            micro.fields["returns"],
-                            micro.mask,
-                            counts,
-                        ),
+                        chosen, partial(_critic_share, settings=settings, counts=counts)
                     )
                     parts.append(metrics)
                     critic_norms.append(norm)
@@ -153,8 +143,10 @@ def _train_row(ids: list[int], mask: list[bool], fields: Mapping[str, list[float
     )
 
 
-def _loss_inputs(micro: MicroBatch, scores: Tensor) -> LossInputs:
-    return LossInputs(
+def _policy_share(
+    micro: MicroBatch, settings: AlgorithmSettings, scores: Tensor, counts: Denominators
+) -> tuple[Tensor, Metrics]:
+    inputs = LossInputs(
         logprobs=micro.outputs,
         behaviour_logprobs=micro.fields["behaviour"],
         advantages=micro.fields["advantages"],
@@ -165,6 +157,14 @@ def _loss_inputs(micro: MicroBatch, scores: Tensor) -> LossInputs:
         entropy=micro.entropy,
         scores=scores[micro.rows],
     )
+    return policy_loss(settings, inputs, counts)
+
+
+def _critic_share(
+    micro: MicroBatch, settings: AlgorithmSettings, counts: Denominators
+) -> tuple[Tensor, Metrics]:
+    fields = micro.fields
+    return critic_loss(settings, micro.outputs, fields["values"], fields["returns"], micro.mask, counts)
 
 
 def _padded_or_none(rows: Sequence[Tensor] | None) -> Tensor | None:

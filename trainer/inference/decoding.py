@@ -115,8 +115,8 @@ class ActiveBatch:
         ids = torch.zeros(len(distinct), width, dtype=torch.long)
         for place, sequence in enumerate(distinct):
             ids[place, width - len(sequence) :] = torch.tensor(sequence)
-        logits, cache = self._forward(ids, lengths, DynamicCache(config=self._model.config))
-        layers = [(keys[where], values[where]) for keys, values in cache]
+        logits, cached = self._forward(ids, lengths, DynamicCache(config=self._model.config))
+        layers = [(keys[where], values[where]) for keys, values in cached]
         self._join(rows, layers, [len(sequence) for sequence in sequences])
         return logits[where]
 
@@ -151,7 +151,7 @@ class ActiveBatch:
             use_cache=True,
         )
         logits = self._model.get_output_embeddings()(output.last_hidden_state[:, -1])
-        return logits, [(layer.keys, layer.values) for layer in cache.layers]
+        return logits, _layers_of(cache)
 
     def _join(self, rows: list[_Row], layers: Layers, lengths: list[int]) -> None:
         self._rows = [*self._rows, *rows]
@@ -167,6 +167,18 @@ class ActiveBatch:
             )
             for (old_keys, old_values), (keys, values) in zip(self._layers, layers, strict=True)
         ]
+
+
+def _layers_of(cache: DynamicCache) -> Layers:
+    layers = []
+    for layer in cache.layers:
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if not isinstance(keys, Tensor) or not isinstance(values, Tensor):
+            raise TypeError(
+                f"the embedded engine needs a key-value cache in every layer, not {type(layer).__name__}"
+            )
+        layers.append((keys, values))
+    return layers
 
 
 def _left_padded(tensor: Tensor, width: int) -> Tensor:

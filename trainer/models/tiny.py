@@ -51,7 +51,6 @@ def build_tiny_model(settings: TinyPolicySettings, seed: int) -> PreTrainedModel
         tie_word_embeddings=True,
         eos_token_id=settings.end_id,
         pad_token_id=settings.pad_id,
-        attn_implementation="sdpa",
     )
     # The run's other random numbers must not depend on whether a model was built.
     with torch.random.fork_rng(devices=[]):

@@ -1,6 +1,7 @@
 """Supervised learning on records: every reply becomes more likely, token by token."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -45,9 +46,7 @@ def train_supervised(
         for start in range(0, len(order), batch_rows):
             chosen = [rows[place] for place in order[start : start + batch_rows]]
             counts = Denominators.from_lengths(int(row.mask.sum()) for row in chosen)
-            metrics, _ = backend.step(
-                chosen, lambda micro, counts=counts: _negative_log_likelihood(micro, counts)
-            )
+            metrics, _ = backend.step(chosen, partial(_negative_log_likelihood, counts=counts))
             losses.append(metrics["loss/supervised"][0])
         report(epoch, sum(losses) / len(losses))
 

@@ -1,10 +1,9 @@
-"""What `roll-train` does: train, play episodes, evaluate."""
+"""`roll-train`: the parts of a run, put together and set going."""
 
-import json
-import sys
-from collections.abc import Sequence
+import copy
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,13 +19,13 @@ from trainer.assembly import (
     task_source,
     warm_start_backend,
 )
-from trainer.checkpoint import CheckpointError, CheckpointStore, RunState, load_checkpoint
-from trainer.config.load import dump_settings, load_settings
+from trainer.backends.torch_backend import TorchBackend
+from trainer.checkpoint import CheckpointStore, RunState, load_checkpoint
 from trainer.config.run import RunSettings
 from trainer.console import RunConsole
 from trainer.demonstrations import collect_demonstrations
+from trainer.evaluate import Score
 from trainer.evaluation import Evaluator, as_metrics, build_panels
-from trainer.inference.torch_engine import load_weights
 from trainer.learner import Learner, Models
 from trainer.ledger import Ledger
 from trainer.models.load import save_model
@@ -35,37 +34,25 @@ from trainer.pipelines.sft import supervised_rows, train_supervised
 from trainer.plots import plot_run
 from trainer.plugins import load_attribute
 from trainer.records import Trajectory
-from trainer.rollout.actors import Actor, HumanActor, RandomActor, ScriptedActor
+from trainer.resume import keep_settings, resume_folder
 from trainer.rollout.admission import AdmissionWindow
 from trainer.rollout.agent import play_episode
+from trainer.rollout.context import context_policy
 from trainer.rollout.environments import EnvironmentPool
+from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.scheduler import GroupPlan, PlayEpisode, RolloutScheduler
 from trainer.rows import row_builder
-from trainer.seeding import generator
-from trainer.statistics import mean_interval, success_rate
 from trainer.tasks.task import Task
 from trainer.tracking import Tracker
 from trainer.weights.publisher import WeightPublisher
-
-_FREE_TO_CHANGE = (
-    "steps",
-    "output_dir",
-    "env_url",
-    "env_token",
-    "checkpoint",
-    "tracking",
-    "evaluation",
-    "name",
-)
-"""Settings that a resumed run may change: they do not touch what is learnt."""
 
 
 async def train(settings: RunSettings) -> int:
     """Train a policy, from the start or from the newest checkpoint."""
     directory = Path(settings.output_dir)
     store = CheckpointStore(directory / "checkpoints", settings.checkpoint.keep)
-    folder = _resume_folder(settings, store)
-    _keep_settings(settings, directory, resuming=folder is not None)
+    folder = resume_folder(settings, store)
+    keep_settings(settings, directory, resuming=folder is not None)
     torch.set_num_threads(settings.threads)
     async with AsyncExitStack() as stack:
         console = RunConsole(settings.steps, live=settings.tracking.console)
@@ -125,88 +112,9 @@ async def train(settings: RunSettings) -> int:
     return 0
 
 
-async def evaluate(settings: RunSettings, checkpoint: Path | None) -> int:
-    """Measure a trained policy on the panels of its run."""
-    async with AsyncExitStack() as stack:
-        console = RunConsole(settings.steps, live=False)
-        policy = _trained_policy(settings, checkpoint)
-        pool = await stack.enter_async_context(open_environments(settings, console))
-        players = await stack.enter_async_context(open_players(settings, policy))
-        evaluator = Evaluator(settings, policy, players, pool, console, await build_panels(settings, pool))
-        evaluator.say("baseline", await evaluator.baselines())
-        evaluator.say("policy", await evaluator.measure(whole=True))
-    return 0
-
-
-async def rollout(
-    settings: RunSettings,
-    *,
-    player: str,
-    episodes: int,
-    panel: str | None,
-    recorded: Path | None,
-    checkpoint: Path | None,
-    output: Path | None,
-) -> int:
-    """Play episodes one after the other and print them."""
-    async with AsyncExitStack() as stack:
-        console = RunConsole(settings.steps, live=False)
-        pool = await stack.enter_async_context(open_environments(settings, console))
-        scripts = _recorded(recorded) if player == "recorded" else []
-        if scripts:
-            tasks = [task for task, _ in scripts][:episodes]
-        elif panel is not None:
-            if panel not in settings.evaluation.panels:
-                raise ValueError(
-                    f"no panel '{panel}'; the config has {', '.join(settings.evaluation.panels)}"
-                )
-            panels = await build_panels(settings, pool)
-            tasks = list(next(entry for entry in panels if entry.name == panel).tasks)[:episodes]
-        else:
-            source = task_source(settings)
-            tasks = [source.task(index) for index in range(episodes)]
-        model: tuple[Policy, Players] | None = None
-        if player == "model":
-            policy = _trained_policy(settings, checkpoint)
-            model = policy, await stack.enter_async_context(open_players(settings, policy))
-        played: list[Trajectory] = []
-        for number, task in enumerate(tasks):
-            if model is not None:
-                model[1].slots.enter()
-            async with pool.session(task) as session:
-                actor: Actor
-                if model is not None:
-                    actor = model_actor(settings, *model, "rollout")
-                elif player == "random":
-                    actor = RandomActor(
-                        generator(settings.seed, "rollout", number), session.action_space.sample
-                    )
-                elif player == "human":
-                    actor = HumanActor()
-                else:
-                    actor = ScriptedActor(scripts[number][1])
-                trajectory = await play_episode(session, task, 0, actor, settings.rollout.max_turns)
-            if model is not None:
-                model[1].slots.leave()
-            played.append(trajectory)
-            _print_episode(console, number, trajectory)
-    if played:
-        console.say(
-            f"{len(played)} episodes: success {success_rate(sum(t.success for t in played), len(played))}, "
-            f"reward {mean_interval([t.total_reward for t in played])}"
-        )
-    if output is not None:
-        _write_episodes(output, played)
-        console.say(f"episodes: {output}")
-    return 0
-
-
 async def _warm_start(
     settings: RunSettings, policy: Policy, pool: EnvironmentPool, console: RunConsole
 ) -> None:
-    from trainer.rollout.context import context_policy
-    from trainer.rollout.prompts import PromptBuilder
-
     warm = settings.warm_start
     assert warm is not None
     context = context_policy(settings.prompt)
@@ -234,7 +142,7 @@ async def _warm_start(
     )
 
 
-def _models(settings: RunSettings, policy: Policy, saved: dict | None) -> Models:
+def _models(settings: RunSettings, policy: Policy, saved: dict[str, Any] | None) -> Models:
     models = Models(
         policy=policy_backend(settings, policy.model),
         critic=critic_backend(settings, policy.model) if settings.algorithm.critic is not None else None,
@@ -249,9 +157,7 @@ def _models(settings: RunSettings, policy: Policy, saved: dict | None) -> Models
     return models
 
 
-def _reference(settings: RunSettings, policy: Policy):
-    import copy
-
+def _reference(settings: RunSettings, policy: Policy) -> TorchBackend:
     return policy_backend(settings, copy.deepcopy(policy.model))
 
 
@@ -306,7 +212,9 @@ def _player(settings: RunSettings, policy: Policy, players: Players, pool: Envir
     return play
 
 
-async def _measure_start(evaluator: Evaluator, tracker: Tracker, *, resuming: bool):
+async def _measure_start(
+    evaluator: Evaluator, tracker: Tracker, *, resuming: bool
+) -> dict[str, Score] | None:
     """Measure where the run begins, once; a resumed run has done so before."""
     if resuming:
         return None
@@ -316,83 +224,3 @@ async def _measure_start(evaluator: Evaluator, tracker: Tracker, *, resuming: bo
     evaluator.say("start", before)
     tracker.metrics(0, as_metrics(before) | as_metrics(baselines))
     return before
-
-
-def _resume_folder(settings: RunSettings, store: CheckpointStore) -> Path | None:
-    resume = settings.checkpoint.resume
-    if resume == "never":
-        return None
-    if resume == "auto":
-        return store.latest()
-    folder = Path(resume)
-    if not folder.is_dir():
-        raise CheckpointError(f"checkpoint.resume: there is no folder {folder}")
-    return folder
-
-
-def _keep_settings(settings: RunSettings, directory: Path, *, resuming: bool) -> None:
-    """Write the resolved settings beside the run, or check that a resumed run has the same."""
-    path = directory / "config.yaml"
-    if resuming and path.exists():
-        before = load_settings(path).model_dump(mode="json")
-        now = settings.model_dump(mode="json")
-        changed = [key for key in _changes(before, now) if key.split(".")[0] not in _FREE_TO_CHANGE]
-        if changed:
-            raise CheckpointError(
-                f"cannot resume: {', '.join(changed)} differ from the settings of the run in {directory}; use another "
-                "output_dir, or the settings it began with"
-            )
-    directory.mkdir(parents=True, exist_ok=True)
-    path.write_text(dump_settings(settings), encoding="utf-8")
-
-
-def _changes(before: object, now: object, prefix: str = "") -> list[str]:
-    if isinstance(before, dict) and isinstance(now, dict):
-        keys = sorted({*before, *now})
-        return [
-            change
-            for key in keys
-            for change in _changes(before.get(key), now.get(key), f"{prefix}.{key}" if prefix else str(key))
-        ]
-    return [] if before == now else [prefix]
-
-
-def _trained_policy(settings: RunSettings, checkpoint: Path | None) -> Policy:
-    """Load the policy of a checkpoint or model directory; the run's newest if none is named."""
-    directory = Path(settings.output_dir)
-    if checkpoint is None:
-        store = CheckpointStore(directory / "checkpoints", settings.checkpoint.keep)
-        checkpoint = directory / "model" if (directory / "model").exists() else store.latest()
-    if checkpoint is None:
-        raise CheckpointError(f"there is no trained policy in {directory}; name one with --checkpoint")
-    if (checkpoint / "config.json").exists():
-        return build_policy(settings, checkpoint)
-    _, saved = load_checkpoint(checkpoint)
-    policy = build_policy(settings)
-    names = dict(policy.model.named_parameters())
-    load_weights(policy.model, {name: saved["policy"]["model"][name] for name in names})
-    return policy
-
-
-def _recorded(path: Path | None) -> list[tuple[Task, list[str]]]:
-    if path is None:
-        raise ValueError("--policy recorded needs --recorded FILE, for example a run's episodes.jsonl")
-    scripts = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        episode = json.loads(line)
-        scripts.append((Task(**episode["task"]), [turn["reply"] for turn in episode["turns"]]))
-    return scripts
-
-
-def _write_episodes(path: Path, played: Sequence[Trajectory]) -> None:
-    lines = [json.dumps(trajectory.as_text(), ensure_ascii=False) + "\n" for trajectory in played]
-    path.write_text("".join(lines), encoding="utf-8")
-
-
-def _print_episode(console: RunConsole, number: int, trajectory: Trajectory) -> None:
-    task = trajectory.task
-    console.say(f"\nepisode {number}: {task.env_id}, seed {task.seed}")
-    for place, turn in enumerate(trajectory.turns):
-        console.say(f"{turn.observation}\n  turn {place}: {turn.reply!r}  reward {turn.reward:g}")
-    console.say(f"  {trajectory.outcome.value} {trajectory.detail}  reward {trajectory.total_reward:g}")
-    sys.stdout.flush()

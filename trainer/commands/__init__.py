@@ -1,0 +1,1 @@
+"""What `roll-train` does: train, play episodes, evaluate."""

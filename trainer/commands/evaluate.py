@@ -1,0 +1,23 @@
+"""`roll-train eval`."""
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from trainer.assembly import open_environments, open_players
+from trainer.commands.policy import trained_policy
+from trainer.config.run import RunSettings
+from trainer.console import RunConsole
+from trainer.evaluation import Evaluator, build_panels
+
+
+async def evaluate(settings: RunSettings, checkpoint: Path | None) -> int:
+    """Measure a trained policy on the panels of its run."""
+    async with AsyncExitStack() as stack:
+        console = RunConsole(settings.steps, live=False)
+        policy = trained_policy(settings, checkpoint)
+        pool = await stack.enter_async_context(open_environments(settings, console))
+        players = await stack.enter_async_context(open_players(settings, policy))
+        evaluator = Evaluator(settings, policy, players, pool, console, await build_panels(settings, pool))
+        evaluator.say("baseline", await evaluator.baselines())
+        evaluator.say("policy", await evaluator.measure(whole=True))
+    return 0
