@@ -92,7 +92,10 @@ def test_an_asynchronous_run_accounts_for_every_task_after_a_kill(tmp_path, conf
         # Once trained, a task is trained again only if a checkpoint without it was resumed.
         assert history.count("trained") <= 1 + history.count("reissued")
     # The stream is that of any other run with this seed.
-    played = {line["task"]["index"]: line["task"]["seed"] for line in read_lines(tmp_path / "run" / "episodes.jsonl")}
+    played = {
+        line["task"]["index"]: line["task"]["seed"]
+        for line in read_lines(tmp_path / "run" / "episodes.jsonl")
+    }
     from trainer.config.load import load_settings
     from trainer.tasks.mixture import MixtureTaskSource
 

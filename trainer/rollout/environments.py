@@ -44,6 +44,9 @@ class EnvironmentPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await asyncio.gather(*self._closing, return_exceptions=True)
+        if kind is None:
+            # After an error the server may be gone; its idle time-out then does what we cannot.
+            await self.shrink()
         for client in self._clients.values():
             await client.close()
         self._clients.clear()

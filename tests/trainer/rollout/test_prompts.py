@@ -76,7 +76,9 @@ def test_the_closing_token_is_not_repeated():
     assert ids.count(RENDERER.end_of_turn_id) == 2 + 2  # two observations, two replies
 
 
-@pytest.mark.parametrize(("context", "segments"), [("full_history", 1), ("last_turns", 3), ("single_turn", 4)])
+@pytest.mark.parametrize(
+    ("context", "segments"), [("full_history", 1), ("last_turns", 3), ("single_turn", 4)]
+)
 def test_windows_open_segments_and_count_them(context, segments):
     builder = builder_of(context=context, turns=2)
     trajectory, _ = play(builder, ["a", "b", "c", "d"], ["Up"] * 4)
@@ -92,7 +94,10 @@ def test_a_template_that_rewrites_the_past_is_found_out_and_forks():
     assert not renderer.append_only
     trajectory, prompts = play(builder_of(renderer), ["a", "b"], ["<think>x</think>Up", "Up"])
     assert trajectory.forks == 1
-    assert tokenizer.decode(prompts[1]) == "<|system|>Play.<|end|><|user|>a<|end|><|assistant|>Up<|end|><|user|>b<|end|><|assistant|>"
+    assert (
+        tokenizer.decode(prompts[1])
+        == "<|system|>Play.<|end|><|user|>a<|end|><|assistant|>Up<|end|><|user|>b<|end|><|assistant|>"
+    )
 
 
 def test_a_tokenizer_without_a_template_is_refused():
@@ -106,5 +111,7 @@ def test_where_the_instruction_goes():
     messages = [{"role": "user", "content": "board"}]
     assert with_instruction(messages, "Play.", "none") == messages
     assert with_instruction(messages, "Play.", "system")[0] == {"role": "system", "content": "Play."}
-    assert with_instruction(messages, "Play.", "first_user") == [{"role": "user", "content": "Play.\n\nboard"}]
+    assert with_instruction(messages, "Play.", "first_user") == [
+        {"role": "user", "content": "Play.\n\nboard"}
+    ]
     assert with_instruction(messages, None, "system") == messages

@@ -1,0 +1,100 @@
+"""Episodes against a real server: what is recorded, what is replaced, what is loud."""
+
+import pytest
+
+from clients.protocol.errors import ProblemError
+from tests.support.processes import env_server
+from trainer.evaluate import play_tasks, score, with_expert
+from trainer.records import Outcome
+from trainer.rollout.actors import ExpertActor, RandomActor, ScriptedActor
+from trainer.rollout.environments import EnvironmentPool
+from trainer.seeding import generator
+from trainer.tasks.task import Task
+
+MAP = ["SFF", "FHF", "FFG"]
+
+
+@pytest.fixture(scope="module")
+def url():
+    with env_server("--allow-expert", "--gymnasium", "CartPole-v1") as address:
+        yield address
+
+
+@pytest.fixture
+async def pool(url):
+    async with EnvironmentPool(url, None, "msgpack") as environments:
+        yield environments
+
+
+def task(**kwargs) -> Task:
+    return Task(0, "FrozenLake-v0", seed=5, kwargs={"map": MAP, **kwargs})
+
+
+async def test_a_solved_episode_is_recorded_turn_by_turn(pool):
+    script = ["Right", "Right", "nonsense", "<answer>down</answer>", "Down"]
+    (trajectory,) = await play_tasks([task(format_penalty=-0.5)], lambda _: ScriptedActor(script), pool, 20)
+    assert trajectory.outcome is Outcome.SOLVED
+    assert [turn.reward for turn in trajectory.turns] == [0.0, 0.0, -0.5, 0.0, 1.0]
+    assert [turn.action_is_valid for turn in trajectory.turns] == [True, True, False, True, True]
+    assert trajectory.turns[2].format_penalty == -0.5
+    assert trajectory.total_reward == 0.5
+    # The anchor is that of the state in which the reply was given.
+    anchors = [turn.anchor for turn in trajectory.turns]
+    assert anchors[2] == anchors[3] != anchors[0]
+
+
+async def test_holes_fail_and_limits_truncate(pool):
+    tasks = [task(), task(max_episode_steps=2), task()]
+    scripts = {id(tasks[0]): ["Right", "Down"], id(tasks[1]): ["Left"], id(tasks[2]): ["Left"]}
+    played = await play_tasks(tasks, lambda each: ScriptedActor(scripts[id(each)]), pool, max_turns=4)
+    assert [trajectory.outcome for trajectory in played] == [
+        Outcome.FAILED,
+        Outcome.TRUNCATED,
+        Outcome.TRUNCATED,
+    ]
+    assert played[2].detail == "max_turns 4 reached"
+    assert score(played).success.value == 0.0
+
+
+async def test_the_expert_solves_over_the_wire(pool):
+    tasks = [Task(index, "FrozenLake-v0", seed=index, kwargs={"split": "test"}) for index in range(20)]
+    played = await play_tasks(
+        with_expert(tasks), lambda _: ExpertActor("<answer>{action}</answer>"), pool, 40
+    )
+    assert all(trajectory.success for trajectory in played)
+
+
+async def test_random_play_is_reproducible(pool):
+    def actor(each: Task) -> RandomActor:
+        return RandomActor(generator(1, "random", each.index), lambda: "")
+
+    tasks = [Task(index, "FrozenLake-v0", seed=index) for index in range(5)]
+    first, second = [await play_tasks(tasks, actor, pool, 30) for _ in range(2)]
+    replies = [
+        [[turn.reply for turn in trajectory.turns] for trajectory in played] for played in (first, second)
+    ]
+    assert replies[0] == replies[1]
+
+
+async def test_what_replaying_cannot_mend_is_raised(pool):
+    with pytest.raises(ExceptionGroup) as caught:
+        await play_tasks([Task(0, "FrozenLake-v9", seed=0)], lambda _: ScriptedActor(["Up"]), pool, 3)
+    (problem,) = caught.value.exceptions
+    assert isinstance(problem, ProblemError)
+    assert problem.code == "unknown_env"
+
+
+async def test_environments_that_take_numbers_are_refused_with_the_remedy(pool):
+    with pytest.raises(ExceptionGroup) as caught:
+        await play_tasks([Task(0, "CartPole-v1", seed=0)], lambda _: ScriptedActor(["0"]), pool, 3)
+    assert "text adapter" in str(caught.value.exceptions[0])
+
+
+async def test_sessions_are_used_again(pool, url):
+    tasks = [Task(index, "FrozenLake-v0", seed=index) for index in range(30)]
+    client = await pool.client(url)
+    before = (await client.info()).capacity.sessions
+    await play_tasks(tasks, lambda _: ScriptedActor(["Left"]), pool, 2, concurrency=4)
+    assert (await client.info()).capacity.sessions <= before + 4
+    await pool.shrink()
+    assert (await client.info()).capacity.sessions == before
