@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import clients
 from clients.checks.local import (
     check_gymnasium,
     check_kwargs,
@@ -57,11 +59,13 @@ def _guard(name: str, check: Check, target: Target) -> Iterator[Finding]:
     except TargetError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever the author's code raises is a finding
-        last = traceback.extract_tb(error.__traceback__)[-1]
         message = str(error).strip() or "no message"
-        yield Finding(
-            name,
-            Status.FAIL,
-            f"{type(error).__name__}: {message}",
-            f"raised at {last.filename}:{last.lineno} in {last.name}",
-        )
+        yield Finding(name, Status.FAIL, f"{type(error).__name__}: {message}", _place(error))
+
+
+def _place(error: Exception) -> str:
+    """Say where in the author's own code, or in what it calls, an error was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = str(Path(clients.__file__).parent)
+    last = frames[-1]
+    return "" if last.filename.startswith(ours) else f"raised at {last.filename}:{last.lineno} in {last.name}"

@@ -11,8 +11,11 @@ from typing import Any
 import orjson
 
 from clients.commands.local_server import LocalServer
+from clients.transport import socket_url
 
 TOKEN_VARIABLE = "ROLLGYM_TOKEN"
+CONNECT_TIMEOUT_S = 3.0
+"""A person who mistyped an address wants to know soon."""
 
 
 class UsageError(Exception):
@@ -80,11 +83,15 @@ def server_url(options: argparse.Namespace) -> Iterator[str]:
     """Give the address of the chosen server, starting one if none was named.
 
     Raises:
-        UsageError: Both a running server and environments for a new one were named.
+        UsageError: The address is none, or both a running server and environments for a new one were named.
     """
     if options.url is not None:
         if options.env or options.gymnasium:
             raise UsageError("--env and --gymnasium are for a server started here, so they exclude --url")
+        try:
+            socket_url(options.url)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
         yield options.url
         return
     arguments = [part for name in options.env for part in ("--env", name)]

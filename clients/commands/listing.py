@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from clients.client import EnvClient
-from clients.commands.arguments import add_server_arguments, server_url
+from clients.commands.arguments import CONNECT_TIMEOUT_S, add_server_arguments, server_url
 from clients.protocol.messages import EnvInfo
 
 
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _fetch(url: str, token: str | None) -> list[EnvInfo]:
-    async with EnvClient(url, token=token) as client:
+    async with EnvClient(url, token=token, connect_timeout_s=CONNECT_TIMEOUT_S) as client:
         return await client.envs()
 
 
