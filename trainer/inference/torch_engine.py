@@ -132,9 +132,11 @@ class TorchEngine:
                         done.set_result(None)
                 admitted = self._admissible()
                 if admitted or self._active:
+                    rows = len(self._active)
                     finished = await loop.run_in_executor(
                         self._thread, self._batch.advance, admitted, self._version
                     )
+                    self.tokens_generated += rows
                     self._answer(finished)
                 else:
                     self._work.clear()
@@ -157,7 +159,6 @@ class TorchEngine:
 
     def _answer(self, finished: list[tuple[int, GenerationResult]]) -> None:
         for row, result in finished:
-            self.tokens_generated += len(result.token_ids)
             if not self._active[row].done():
                 self._active[row].set_result(result)
         gone = {row for row, _ in finished}

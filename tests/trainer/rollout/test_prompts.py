@@ -1,5 +1,7 @@
 """Prompts continue the stored tokens wherever they can, and say so where they cannot."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,7 +60,7 @@ def test_full_history_is_one_segment_equal_to_the_template(turns, closed):
         )
         messages.append({"role": "assistant", "content": reply})
     # Each prompt starts with all that was stored before it.
-    for before, after in zip(prompts, prompts[1:], strict=False):
+    for before, after in itertools.pairwise(prompts):
         assert after[: len(before)] == before
 
 

@@ -1,0 +1,163 @@
+"""The embedded engine against the library's own forward pass and generation."""
+
+import asyncio
+
+import pytest
+import torch
+
+from tests.support.tiny_models import VOCABULARY, reference_logprobs, sharp_model
+from trainer.inference.base import GenerationRequest, SamplingParams
+from trainer.inference.torch_engine import TorchEngine, load_weights
+
+PROMPTS = [[3, 4, 5], [6], [7, 8, 9, 10, 11, 12, 13], [3, 4, 5], [2, 2]]
+
+
+def requests_of(prompts, sampling, first_seed=0):
+    return [
+        GenerationRequest(f"r{first_seed + place}", prompt, sampling, first_seed + place, (place,))
+        for place, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.fixture
+def model():
+    return sharp_model()
+
+
+@pytest.fixture
+async def engine(model):
+    async with TorchEngine(model, max_rows=4, max_length=48) as running:
+        yield running
+
+
+async def test_greedy_replies_are_those_of_the_library(model, engine):
+    results = await engine.generate_together(requests_of(PROMPTS, SamplingParams(8, temperature=0.0)))
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        expected = model.generate(
+            torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0
+        )[0, len(prompt) :]
+        assert result.token_ids == expected.tolist()
+        assert result.finish_reason == "length"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+async def test_logprobs_are_those_of_the_sampled_distribution(model, engine, temperature):
+    sampling = SamplingParams(10, temperature=temperature)
+    results = await asyncio.gather(*map(engine.generate, requests_of(PROMPTS, sampling)))
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        expected = reference_logprobs(model, prompt + result.token_ids, temperature)[len(prompt) - 1 :]
+        assert result.logprobs == pytest.approx(expected, abs=2e-4)
+
+
+async def test_truncated_distributions_are_renormalised(model, engine):
+    sampling = SamplingParams(1, top_k=3)
+    (result,) = await engine.generate_together(requests_of([[3, 4]], sampling))
+    with torch.no_grad():
+        logits = model(torch.tensor([[3, 4]])).logits[0, -1]
+    best = logits.topk(3)
+    assert result.token_ids[0] in best.indices.tolist()
+    place = best.indices.tolist().index(result.token_ids[0])
+    assert result.logprobs[0] == pytest.approx(best.values.log_softmax(-1)[place].item(), abs=1e-4)
+
+
+async def test_a_reply_does_not_depend_on_who_shares_its_batch(model, engine):
+    sampling = SamplingParams(12)
+    alone = [(await engine.generate_together([request]))[0] for request in requests_of(PROMPTS, sampling)]
+    together = await engine.generate_together(requests_of(PROMPTS, sampling))
+    mixed = await asyncio.gather(*map(engine.generate, requests_of(PROMPTS, sampling)))
+    for one, other, third in zip(alone, together, mixed, strict=True):
+        assert one.token_ids == other.token_ids == third.token_ids
+        assert one.logprobs == pytest.approx(other.logprobs, abs=2e-4)
+
+
+async def test_equal_calls_are_bitwise_equal(engine):
+    sampling = SamplingParams(12)
+    first = await engine.generate_together(requests_of(PROMPTS, sampling))
+    second = await engine.generate_together(requests_of(PROMPTS, sampling))
+    assert [(r.token_ids, r.logprobs) for r in first] == [(r.token_ids, r.logprobs) for r in second]
+
+
+async def test_a_stop_token_ends_the_reply_and_belongs_to_it(engine):
+    free = (await engine.generate_together(requests_of([[3, 4, 5]], SamplingParams(8, 0.0))))[0].token_ids
+    stop = free[3]
+    expected = free[: free.index(stop) + 1]
+    (result,) = await engine.generate_together(
+        requests_of([[3, 4, 5]], SamplingParams(8, 0.0, stop_token_ids=(stop,)))
+    )
+    assert (result.token_ids, result.finish_reason) == (expected, "stop")
+    assert len(result.logprobs) == len(result.policy_versions) == len(expected)
+
+
+async def test_requests_join_and_leave_while_others_run(engine):
+    """More requests than rows, of very different lengths: all are answered as if alone."""
+    lengths = [1, 20, 3, 9, 2, 15, 1, 5]
+    prompts = [[place + 2] * (place + 1) for place in range(len(lengths))]
+    requests = [
+        GenerationRequest(f"r{place}", prompt, SamplingParams(length), 100 + place)
+        for place, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
+    ]
+    results = await asyncio.gather(*map(engine.generate, requests))
+    for request, result in zip(requests, results, strict=True):
+        (alone,) = await engine.generate_together([request])
+        assert result.token_ids == alone.token_ids
+        assert len(result.token_ids) == request.sampling.max_new_tokens
+
+
+async def test_weights_that_change_in_flight_stamp_each_token(model):
+    async with TorchEngine(model, max_rows=2, max_length=64) as engine:
+        reply = asyncio.create_task(engine.generate(requests_of([[3, 4]], SamplingParams(40))[0]))
+        while engine.tokens_generated < 3:
+            await asyncio.sleep(0)
+        other = sharp_model(seed=1)
+        await engine.update_weights(dict(other.named_parameters()), version=1)
+        result = await reply
+        assert engine.version == 1
+        versions = result.policy_versions
+        assert versions == sorted(versions)
+        assert {0, 1} == set(versions)
+        # What was drawn afterwards is what the new weights say of the whole row.
+        change = versions.index(1)
+        expected = reference_logprobs(other, [3, 4, *result.token_ids])[1:]
+        assert result.logprobs[change:] == pytest.approx(expected[change:], abs=2e-4)
+
+
+async def test_training_on_the_original_does_not_change_the_engine(model, engine):
+    before = await engine.generate_together(requests_of(PROMPTS, SamplingParams(4, 0.0)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    after = await engine.generate_together(requests_of(PROMPTS, SamplingParams(4, 0.0)))
+    assert [r.token_ids for r in before] == [r.token_ids for r in after]
+
+
+async def test_half_an_update_is_refused(model):
+    with pytest.raises(ValueError, match="missing"):
+        load_weights(model, {})
+    with pytest.raises(ValueError, match="unknown"):
+        load_weights(model, {**dict(model.named_parameters()), "no.such": torch.zeros(1)})
+
+
+async def test_a_cancelled_request_frees_its_row(engine):
+    requests = requests_of([[3]] * 4, SamplingParams(40))
+    running = [asyncio.create_task(engine.generate(request)) for request in requests]
+    await asyncio.sleep(0.02)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    result = await asyncio.wait_for(engine.generate(requests_of([[5]], SamplingParams(2), 50)[0]), 10)
+    assert len(result.token_ids) == 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"), [([], "empty prompt"), ([1] * 45, "pass the longest row of 48")]
+)
+async def test_prompts_that_cannot_be_answered_are_refused(engine, prompt, message):
+    with pytest.raises(ValueError, match=message):
+        await engine.generate(requests_of([prompt], SamplingParams(8))[0])
+
+
+async def test_every_token_can_be_drawn(engine):
+    """Draws follow the distribution: a hot policy over 40 tokens shows nearly all of them."""
+    sampling = SamplingParams(1, temperature=50.0)
+    results = await engine.generate_together(requests_of([[3]] * 400, sampling))
+    assert len({result.token_ids[0] for result in results}) > 0.9 * VOCABULARY
