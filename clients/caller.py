@@ -8,7 +8,7 @@ import random
 import secrets
 from typing import Any
 
-from clients.connection import Reply
+from clients.connection import Connection, Reply
 from clients.pool import ConnectionPool, Timing
 from clients.protocol.errors import RETRY_LATER, ProblemError
 from clients.transport import ConnectionLost
@@ -74,8 +74,7 @@ class Caller:
             try:
                 connection = pool.ready(process)
                 if connection is None:
-                    async with asyncio.timeout_at(deadline):
-                        connection = await pool.connection(process)
+                    connection = await self._connect(process, deadline)
                 return await connection.request(fields, deadline, pool.max_request_bytes)
             except ConnectionLost as lost:
                 error: Exception = lost
@@ -90,3 +89,10 @@ class Caller:
                 raise error
             attempt += 1
             await asyncio.sleep(delay)
+
+    async def _connect(self, process: int | None, deadline: float) -> Connection:
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self.pool.connection(process)
+        except TimeoutError:
+            raise TimeoutError(f"no connection to {self.pool.url} in time") from None

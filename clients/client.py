@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 
 from clients.batching import Batch
 from clients.caller import Caller
+from clients.keeper import SessionKeeper
 from clients.pool import Timing
 from clients.protocol.episode import PortableEpisode
 from clients.protocol.errors import ProblemError
@@ -60,7 +61,7 @@ class EnvClient:
         self._caller = Caller(url, token=token, binary=encoding == "msgpack", timing=timing)
         self._pool = self._caller.pool
         self._envs: dict[str, EnvInfo] = {}
-        self._sessions: dict[EnvSession, None] = {}  # in the order of making; a set has none
+        self._sessions = SessionKeeper(self._caller)
 
     async def __aenter__(self) -> Self:
         """Connect, so that a wrong address shows here."""
@@ -159,7 +160,7 @@ class EnvClient:
         for session in sessions:
             if not session.closed:
                 session.mark_closed()
-                self._sessions.pop(session, None)
+                self._sessions.drop(session)
                 groups.setdefault(session.process, []).append(session.session_id)
         deadline = self._caller.deadline()
         replies = await asyncio.gather(
@@ -176,8 +177,8 @@ class EnvClient:
             # A server that is gone, or goes, drops the sessions of a closed socket by itself.
             with suppress(ConnectionError, TimeoutError, ProblemError):
                 async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                    await self.close_sessions(list(self._sessions))
-        self._sessions.clear()
+                    await self.close_sessions(self._sessions)
+        self._sessions.close()
         await self._pool.close()
 
     # -- many at once
@@ -277,7 +278,7 @@ class EnvClient:
 
     def track(self, session: EnvSession) -> None:
         """Close this session with the client."""
-        self._sessions[session] = None
+        self._sessions.add(session)
 
     # -- inside
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from clients.protocol.arrays import DecodeError
@@ -40,6 +41,11 @@ class Connection:
     Args:
         socket: The open WebSocket.
         binary: Whether frames are MessagePack.
+
+    Attributes:
+        process: Index of the I/O process at the other end.
+        open: Whether requests can be sent.
+        on_lost: Called when the connection breaks; not when it is closed from here.
     """
 
     def __init__(self, socket: WebSocket, *, binary: bool) -> None:
@@ -53,6 +59,7 @@ class Connection:
         self._pinged_at: float | None = None
         self.process = 0
         self.open = True
+        self.on_lost: Callable[[], None] | None = None
         socket.on_message = self._receive
         socket.on_pong = self._hear
         socket.closed.add_done_callback(self._fail_all)
@@ -139,7 +146,7 @@ class Connection:
         self._tick_handle = self._loop.call_later(_TICK_S, self._tick)
 
     def _fail_all(self, closed: asyncio.Future[str]) -> None:
-        self.open = False
+        was_open, self.open = self.open, False
         if self._tick_handle is not None:
             self._tick_handle.cancel()
             self._tick_handle = None
@@ -148,3 +155,5 @@ class Connection:
         for future, _ in waiting.values():
             if not future.done():
                 future.set_exception(ConnectionLost(reason))
+        if was_open and self.on_lost is not None:
+            self.on_lost()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from clients.connection import Connection
@@ -67,6 +68,10 @@ class ConnectionPool:
         binary: Whether frames are MessagePack.
         timing: How long to wait.
         jitter: An own stream of random numbers for the delays.
+
+    Attributes:
+        info: What the server said about itself when it was last connected to.
+        on_lost: Called with the index of a process when the connection to it breaks.
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class ConnectionPool:
         self.url = url
         self.backoff = Backoff(jitter)
         self.info: dict[str, Any] = {}
+        self.on_lost: Callable[[int], None] | None = None
         self.max_request_bytes = _DEFAULT_MAX_REQUEST_BYTES
         self.max_batch = _DEFAULT_MAX_BATCH
         self._socket_url = socket_url(url)
@@ -111,7 +117,7 @@ class ConnectionPool:
                 self._filling = asyncio.ensure_future(self._fill())
                 self._filling.add_done_callback(self._filled)
             # Many tasks may wait for the one attempt; one that is cancelled must not end it.
-            await asyncio.shield(self._filling)
+            await self._wait_for(self._filling)
             found = self.ready(process) or self.ready(None)
         if found is None:
             found = other
@@ -139,6 +145,14 @@ class ConnectionPool:
         await asyncio.gather(*(each.close() for each in self._connections.values()))
         self._connections.clear()
 
+    async def _wait_for(self, filling: asyncio.Task[None]) -> None:
+        try:
+            await asyncio.shield(filling)
+        except asyncio.CancelledError:
+            if filling.cancelled():  # by `close`, and not the waiting task itself
+                raise ConnectionError("the client is closed") from None
+            raise
+
     def _filled(self, task: asyncio.Task[None]) -> None:
         self._filling = None
         if not task.cancelled():
@@ -146,20 +160,19 @@ class ConnectionPool:
 
     async def _fill(self) -> None:
         """Open connections until there is one to each process."""
-        loop = asyncio.get_running_loop()
         if self.ready(None) is None:
             await self._connect_patiently()
         count = int(self.info.get("processes", 1))
         for _ in range(4 * count + 4):
             if len(self.processes) >= count:
-                return
+                break
             try:
                 surplus = self._adopt(*await self._open())
             except (ConnectionError, ProblemError):
                 break  # one of the processes is away; the others do
             if surplus is not None:
                 await surplus.close()
-        self._refill_at = loop.time() + _MAX_DELAY_S
+        self._refill_at = asyncio.get_running_loop().time() + _MAX_DELAY_S
 
     async def _connect_patiently(self) -> None:
         loop = asyncio.get_running_loop()
@@ -217,4 +230,9 @@ class ConnectionPool:
         if present is not None and present.open:
             return connection
         self._connections[connection.process] = connection
+        connection.on_lost = partial(self._lost, connection.process)
         return None
+
+    def _lost(self, process: int) -> None:
+        if self.on_lost is not None and not self._closed:
+            self.on_lost(process)

@@ -187,3 +187,14 @@ async def test_a_server_that_does_not_answer_is_an_error_in_time(proxy: Proxy) -
         proxy.cut()
         await session.step("left")  # the same step again: it was taken once
         assert session.step_index == 1
+
+
+async def test_sessions_whose_player_thinks_are_kept_when_the_socket_drops() -> None:
+    with ServerProcess([*ENVS, "--linger-s", "0.5"]) as server:
+        async with proxy_before(server) as proxy, EnvClient(proxy.url) as client:
+            session = await client.make("Dice-v0", {"risk": 0.0})  # could not be rebuilt
+            await session.reset(4)
+            await session.step("left")
+            proxy.cut()
+            await asyncio.sleep(1.5)
+            assert await session.step("right") == local_episode(4, ["left", "right"])[2]
