@@ -258,6 +258,32 @@ def _trace_elsewhere(target: Target) -> list[list[str]]:
     return digests
 
 
+def check_stateless(target: Target) -> Iterator[Finding]:
+    """See that what calls itself stateless scores without a session, and is over after one step."""
+    env = target.build()
+    if env.metadata.get("kind") != "stateless":
+        env.close()
+        return
+    check = "stateless: scores without a session"
+    if callable(getattr(env.unwrapped, "score", None)):
+        yield Finding(check, Status.PASS)
+    else:
+        yield Finding(
+            check,
+            Status.FAIL,
+            "it has no `score`",
+            "give it `score(response, task)`, which returns score, outcome and detail",
+        )
+    check = "stateless: one step is all"
+    _, info = env.reset(seed=0)
+    _, _, terminated, _, _ = env.step(RandomActions(env.action_space, 0).choose(info))
+    if terminated:
+        yield Finding(check, Status.PASS)
+    else:
+        yield Finding(check, Status.FAIL, "the first step does not terminate", "terminate at each step")
+    env.close()
+
+
 def check_kwargs(target: Target) -> Iterator[Finding]:
     """Compare what a client may set with what the class takes."""
     check = "kwargs_schema fits the signature"

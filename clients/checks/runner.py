@@ -14,6 +14,7 @@ from clients.checks.local import (
     check_play,
     check_seeds,
     check_spaces,
+    check_stateless,
 )
 from clients.checks.report import Finding, Status
 from clients.checks.served import check_served
@@ -27,6 +28,7 @@ CHECKS: dict[str, Check] = {
     "play": check_play,
     "odd replies": check_odd_actions,
     "seeds": check_seeds,
+    "statelessness": check_stateless,
     "kwargs": check_kwargs,
     "serving": check_served,
 }

@@ -104,8 +104,9 @@ def test_actions_are_read_as_the_space_says() -> None:
     assert read_action(Arm().action_space, "[0.5, -1]").tolist() == [0.5, -1.0]
 
 
-def test_check_passes_what_is_right() -> None:
-    done = roll_env("check", "tests.support.client_envs:Walk", "--json")
+@pytest.mark.parametrize("name", ["Walk", "Spelling"])
+def test_check_passes_what_is_right(name: str) -> None:
+    done = roll_env("check", f"tests.support.client_envs:{name}", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert {each["status"] for each in findings(done).values()} == {"PASS"}
     assert findings(done)["served and played over the wire"]["detail"] == "equal to local play"

@@ -1,5 +1,6 @@
 """RemoteVectorEnv behaves as Gymnasium's own vector environments do."""
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -33,31 +34,36 @@ class SeededResets(gymnasium.Wrapper):
         return self.env.reset(seed=seed, options=options)
 
 
-def local_vector(kind: Any, mode: AutoresetMode) -> SyncVectorEnv:
-    return SyncVectorEnv([lambda: SeededResets(kind())] * COUNT, autoreset_mode=mode)
+def frozen_lake() -> gymnasium.Env:
+    return gymnasium.make("rollgym/FrozenLake-v0", disable_env_checker=True)
 
 
-def choose(kind: Any, envs: Any, step: int) -> Any:
-    if kind is Walk:
-        return tuple(f"{step}-{index}" for index in range(COUNT))
-    return np.random.default_rng(step).uniform(-1, 1, (COUNT, 2)).astype(np.float32)
+KINDS: dict[str, Callable[[], gymnasium.Env]] = {"Walk-v0": Walk, "Arm-v0": Arm, "FrozenLake-v0": frozen_lake}
+
+
+def choose(env_id: str, step: int) -> Any:
+    """Actions for a step, equal ones for equal steps."""
+    stream = np.random.default_rng(step)
+    if env_id == "Arm-v0":
+        return stream.uniform(-1, 1, (COUNT, 2)).astype(np.float32)
+    return tuple(str(each) for each in stream.choice(["Left", "Down", "Right", "Up", "what?"], COUNT))
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", [Walk, Arm])
+@pytest.mark.parametrize("env_id", KINDS)
 @pytest.mark.parametrize("encoding", ["json", "msgpack"])
 def test_it_gives_what_a_local_vector_gives(
-    server: ServerProcess, kind: Any, mode: Any, encoding: Any
+    server: ServerProcess, env_id: str, mode: Any, encoding: Any
 ) -> None:
-    remote = RemoteVectorEnv(server.url, f"{kind.__name__}-v0", COUNT, autoreset_mode=mode, encoding=encoding)
-    local = local_vector(kind, mode)
+    remote = RemoteVectorEnv(server.url, env_id, COUNT, autoreset_mode=mode, encoding=encoding)
+    local = SyncVectorEnv([lambda: SeededResets(KINDS[env_id]())] * COUNT, autoreset_mode=mode)
     assert remote.observation_space == local.observation_space
     assert remote.action_space == local.action_space
     assert remote.metadata["autoreset_mode"] is mode
     assert data_equivalence(remote.reset(seed=3), local.reset(seed=3), exact=True)
     ends = 0
     for step in range(25):
-        actions = choose(kind, local, step)
+        actions = choose(env_id, step)
         results = [envs.step(actions) for envs in (remote, local)]
         ended = results[1][2] | results[1][3]
         ends += int(ended.sum())

@@ -1,6 +1,8 @@
 """Environments that the clients' tests serve."""
 
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import gymnasium
@@ -120,6 +122,31 @@ class Arm(gymnasium.Env):
             "camera": self.np_random.integers(0, 256, (20, 20, 3), dtype=np.uint8),
             "grip": int(self.np_random.integers(3)),
         }
+
+
+@dataclass(frozen=True)
+class Verdict:
+    score: float
+    outcome: str
+    detail: Any = None
+
+
+class Spelling(Walk):
+    """Stateless: how much of a word was spelled right."""
+
+    metadata: ClassVar[dict[str, Any]] = Walk.metadata | {"kind": "stateless", "inline": False}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, True, False, info | {"success": False}
+
+    def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
+        if response == "raise":
+            raise RuntimeError("as you wish")
+        right = sum(one == other for one, other in zip(response, task["word"], strict=False))
+        return Verdict(
+            right / len(task["word"]), "correct" if response == task["word"] else "wrong", {"right": right}
+        )
 
 
 class Sloppy(gymnasium.Env):

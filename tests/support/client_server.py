@@ -15,7 +15,7 @@ INLINE = ("Walk", "Dice", "Arm")
 ENVS = (
     *(
         part
-        for name in (*INLINE, "Slow")
+        for name in (*INLINE, "Slow", "Spelling")
         for part in ("--env", f"{name}-v0=tests.support.client_envs:{name}")
     ),
     *(part for name in INLINE for part in ("--isolation", f"{name}-v0=inline")),
