@@ -14,10 +14,10 @@ from env_server.auth import Tokens
 from env_server.calls import CALLS, Call
 from env_server.context import Context
 from env_server.envelope import as_problem
+from env_server.fields import ENVELOPE
 from env_server.lifecycle import Lifecycle, Phase
 from env_server.negotiation import answer, problem_answer, read_fields, wants_binary
 from env_server.openapi import DOCS_PAGE, describe_calls
-from env_server.play import ENVELOPE
 from env_server.services import Services
 from env_server.socket import reject, serve_socket
 from env_server.validation import invalid

@@ -11,19 +11,21 @@ class Context:
     Attributes:
         caller: Who calls.
         binary: Whether values in answers are for MessagePack.
+        fragments: Whether answers may hold parts that are JSON already.
         socket: The name of the socket that carries the calls, or None over HTTP.
         forwarded: Whether another I/O process passed the call on.
         sessions: Ids of the sessions that this socket has used.
         remote: Indices of the I/O processes that this socket's calls were forwarded to.
     """
 
-    __slots__ = ("binary", "caller", "forwarded", "remote", "sessions", "socket")
+    __slots__ = ("binary", "caller", "forwarded", "fragments", "remote", "sessions", "socket")
 
     def __init__(
         self, caller: Caller, *, binary: bool, socket: str | None = None, forwarded: bool = False
     ) -> None:
         self.caller = caller
         self.binary = binary
+        self.fragments = not binary and not forwarded
         self.socket = socket
         self.forwarded = forwarded
         self.sessions: set[str] = set()

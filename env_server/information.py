@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from env_server.catalog import Catalog
 from env_server.context import Context
+from env_server.fields import own_fields, refuse_fields
 from env_server.neighbours import Neighbours
-from env_server.play import own_fields, refuse_fields
 from env_server.replies import Reply
 from env_server.seat import Seat
 from env_server.sessions import Sessions

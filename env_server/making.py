@@ -12,11 +12,12 @@ from clients.protocol.messages import ForkRequest, MakeRequest, RestoreRequest
 from env_server.catalog import Catalog, CatalogEntry
 from env_server.context import Context
 from env_server.failures import busy, environment_error, not_reset
+from env_server.fields import own_fields
 from env_server.journal import Journal, JournalFile
-from env_server.play import Play, own_fields
 from env_server.recovery import ReplayDiverged
 from env_server.remembered import RememberedAnswers
 from env_server.replies import Reply, reset_reply, session_reply
+from env_server.resetting import Resetting
 from env_server.running import Runner
 from env_server.session import ResetRecord, Session
 from env_server.sessions import Sessions, session_gone
@@ -39,7 +40,7 @@ class Making:
         catalog: What can be made.
         sessions: Where new sessions go.
         runner: Rebuilds environments.
-        play: Resets new sessions where the request asks for it.
+        resetting: Resets new sessions where the request asks for it.
         workers: Gives the worker of an isolation.
         journal_file: Where sessions are written down, if anywhere.
     """
@@ -50,7 +51,7 @@ class Making:
         catalog: Catalog,
         sessions: Sessions,
         runner: Runner,
-        play: Play,
+        resetting: Resetting,
         workers: Callable[[Isolation], Worker],
         journal_file: JournalFile | None,
     ) -> None:
@@ -58,7 +59,7 @@ class Making:
         self._catalog = catalog
         self._sessions = sessions
         self._runner = runner
-        self._play = play
+        self._resetting = resetting
         self._workers = workers
         self._journal_file = journal_file
         self.remembered = RememberedAnswers(settings.max_remembered_requests)
@@ -74,18 +75,18 @@ class Making:
         if request.count is not None and request.count > self._settings.max_batch:
             raise invalid("count", f"at most {self._settings.max_batch}")
         if request.reset is not None:
-            self._play.check_options(request.reset.options)
+            self._resetting.check_options(request.reset.options)
         made: _Opened = await self.remembered.once(
             context.caller.name,
             "make",
             request.request_id,
             lambda: self._make_many(context, entry, kwargs, request),
         )
-        replies = [self._made_reply(session, record, context.binary) for session, record in made]
+        replies = [self._made_reply(session, record, context) for session, record in made]
         return replies[0] if request.count is None else {"sessions": replies}
 
-    def _made_reply(self, session: Session, record: ResetRecord | None, binary: bool) -> Reply:
-        return session_reply(session, None if record is None else reset_reply(session, record, binary=binary))
+    def _made_reply(self, session: Session, record: ResetRecord | None, context: Context) -> Reply:
+        return session_reply(session, None if record is None else reset_reply(session, record, context))
 
     async def _make_many(
         self, context: Context, entry: CatalogEntry, kwargs: dict[str, Any], request: MakeRequest
@@ -106,8 +107,8 @@ class Making:
             if request.reset is None:
                 return None
             if session.inline is not None:
-                return self._play.reset_inline(session, request.reset.seed, request.reset.options)
-            return await self._play.reset_in_worker(session, request.reset.seed, request.reset.options)
+                return self._resetting.inline(session, request.reset.seed, request.reset.options)
+            return await self._resetting.in_worker(session, request.reset.seed, request.reset.options)
 
         return await self._open(context, entry, kwargs, request.count or 1, idle_timeout_s, begin)
 
@@ -136,15 +137,15 @@ class Making:
             raise invalid("count", f"at most {self._settings.max_batch}")
         if session.episode >= 0 and not (session.playing or session.terminated or session.truncated):
             raise not_reset(session)
-        episode = session.journal.portable()
-        point = (session.episode, session.last)
+        episode = session.journal.portable(max(0, session.episode))
 
         async def begin(copy: Session, number: int) -> None:
             await self._rebuild(copy, episode)
-            copy.episode, copy.last = point
+            copy.last = session.last
             if request.reseed is not None:
                 seed = _copy_seed(request.reseed, number)
-                await copy.worker.reseed(copy.session_id, seed, timeout=self._settings.make_timeout_s)
+                timeout = self._settings.make_timeout_s
+                await copy.worker.reseed(copy.session_id, seed, timeout=timeout)
                 copy.journal.reseed(seed)
 
         return await self._open(
@@ -157,7 +158,7 @@ class Making:
         episode = request.episode
         entry = self._catalog.get(episode.env_id)
         entry.rules.check(episode.kwargs)
-        self._play.check_options(episode.options)
+        self._resetting.check_options(episode.options)
         if not entry.deterministic:
             raise ProblemError("session_gone", f"{entry.env_id} cannot be rebuilt by replay", reason="lost")
         if episode.env_version != entry.version:
@@ -185,7 +186,9 @@ class Making:
 
     async def _rebuild(self, session: Session, episode: PortableEpisode) -> None:
         try:
-            await self._runner.rebuild(session, Journal.from_portable(episode))
+            session.journal = Journal.from_portable(episode)
+            session.episode = episode.episode if episode.seed is not None else -1
+            await self._runner.rebuild(session, session.journal)
         except EnvironmentRaised as error:
             raise _refused(session.entry, session.kwargs, error) from error
 

@@ -7,23 +7,26 @@ from typing import Any
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import CloseRequest
 from env_server.context import Context
+from env_server.fields import own_fields, refuse_fields
 from env_server.information import Information
 from env_server.lifecycle import Lifecycle
 from env_server.making import Making
 from env_server.metrics import Metrics
 from env_server.neighbours import Neighbours
-from env_server.play import Play, own_fields, refuse_fields
 from env_server.rate import RateLimit
+from env_server.rendering import Rendering
 from env_server.replies import Reply
+from env_server.resetting import Resetting
 from env_server.session import Session
 from env_server.sessions import Sessions
+from env_server.stepping import Stepping
 from env_server.validation import invalid, validate
 from env_server.verifying import Verifying
 
 SOCKET_OPS = frozenset(
     {
         *("make", "reset", "step", "render", "cancel", "fork", "episode", "restore", "close", "verify"),
-        *("envs", "info", "ping"),
+        *("envs", "info", "ping", "session"),
     }
 )
 """The operations that a frame may name, beside `batch` and `auth`, which are the socket's own."""
@@ -45,7 +48,9 @@ class Operations:
         *,
         lifecycle: Lifecycle,
         sessions: Sessions,
-        play: Play,
+        resetting: Resetting,
+        stepping: Stepping,
+        rendering: Rendering,
         making: Making,
         verifying: Verifying,
         information: Information,
@@ -62,10 +67,10 @@ class Operations:
         self._rate = rate
         self._time = asyncio.get_running_loop().time
         self._on_session: dict[str, SessionHandler] = {
-            "step": play.step,
-            "reset": play.reset,
-            "render": play.render,
-            "cancel": play.cancel,
+            "step": stepping.step,
+            "reset": resetting.reset,
+            "render": rendering.render,
+            "cancel": _cancel,
             "fork": self._fork,
             "episode": self._episode,
             "session": self._session,
@@ -142,7 +147,7 @@ class Operations:
 
     def _episode(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Reply:
         refuse_fields(fields)
-        return session.journal.portable(session.episode).model_dump(mode="json")
+        return session.journal.portable(max(0, session.episode)).model_dump(mode="json")
 
     def _session(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Reply:
         refuse_fields(fields)
@@ -180,6 +185,14 @@ class Operations:
         )
         replies = await asyncio.gather(*calls)
         return {"closed": closed + sum(reply["closed"] for reply in replies)}
+
+
+def _cancel(context: Context, session: Session, fields: Mapping[str, Any]) -> Reply:
+    """Give the running operation up; the session can be reset or closed."""
+    refuse_fields(fields)
+    if session.running is not None:
+        session.running.task.cancel()
+    return {}
 
 
 def _ping(context: Context, fields: Mapping[str, Any]) -> Reply:

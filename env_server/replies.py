@@ -3,14 +3,23 @@
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
 from gymnasium import Space
 
 from clients.protocol.spaces import UnicodeText, describe_space
 from clients.protocol.values import encode_value
+from env_server.context import Context
 from env_server.session import ResetRecord, Session, StepRecord
 from env_server.workers.base import StepOutcome
 
 Reply = dict[str, Any]
+
+_PLAIN_ONLY = (
+    orjson.OPT_STRICT_INTEGER
+    | orjson.OPT_PASSTHROUGH_SUBCLASS
+    | orjson.OPT_PASSTHROUGH_DATACLASS
+    | orjson.OPT_PASSTHROUGH_DATETIME
+)
 
 
 def encode_observation(space: Space[Any], observation: Any, *, binary: bool) -> Any:
@@ -20,27 +29,41 @@ def encode_observation(space: Space[Any], observation: Any, *, binary: bool) -> 
     return encode_value(space, observation, binary=binary)
 
 
-def encode_info(info: Mapping[str, Any], *, binary: bool) -> Any:
-    """An info for the wire."""
-    return encode_value(None, info, binary=binary)
+def encode_info(info: Mapping[str, Any], context: Context) -> Any:
+    """An info for the wire.
+
+    Infos are nested and come with every step, so for JSON they are serialised here at once, and the answer holds
+    the bytes. That cannot tell NaN from None; an info with either, or with anything that is not plain data, goes
+    the long way.
+    """
+    if context.fragments:
+        try:
+            content = orjson.dumps(info, option=_PLAIN_ONLY)
+        except TypeError:
+            content = b"null"
+        if b"null" not in content:
+            return orjson.Fragment(content)
+    return encode_value(None, info, binary=context.binary)
 
 
-def reset_reply(session: Session, record: ResetRecord, *, binary: bool) -> Reply:
+def reset_reply(session: Session, record: ResetRecord, context: Context) -> Reply:
     """The answer to a reset.
 
     Raises:
         EncodeError: If the environment gave something that has no form on the wire.
     """
     return {
-        "observation": encode_observation(session.observation_space, record.observation, binary=binary),
-        "info": encode_info(record.info, binary=binary),
+        "observation": encode_observation(
+            session.observation_space, record.observation, binary=context.binary
+        ),
+        "info": encode_info(record.info, context),
         "episode": record.episode,
         "step": 0,
         "seed": record.seed,
     }
 
 
-def step_reply(session: Session, record: StepRecord, outcome: StepOutcome, *, binary: bool) -> Reply:
+def step_reply(session: Session, record: StepRecord, outcome: StepOutcome, context: Context) -> Reply:
     """The answer to a step.
 
     Raises:
@@ -48,17 +71,17 @@ def step_reply(session: Session, record: StepRecord, outcome: StepOutcome, *, bi
     """
     reply = {
         "observation": encode_observation(session.observation_space, outcome.observation, binary=True)
-        if binary
+        if context.binary
         else record.seen,
         "reward": outcome.reward,
         "terminated": outcome.terminated,
         "truncated": outcome.truncated,
-        "info": encode_value(None, outcome.info, binary=binary),
+        "info": encode_info(outcome.info, context),
         "episode": record.episode,
         "step": record.step + 1,
     }
     if record.reset is not None:
-        reply["reset"] = reset_reply(session, record.reset, binary=binary)
+        reply["reset"] = reset_reply(session, record.reset, context)
     return reply
 
 

@@ -1,8 +1,8 @@
 """Operations in workers: one task for each, its failures turned into problems, environments attached again."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from clients.protocol.errors import ProblemError
 from env_server.failures import environment_error, not_reset
@@ -13,6 +13,8 @@ from env_server.session import Running, Session, StepRecord
 from env_server.sessions import Sessions, session_gone
 from env_server.settings import Settings
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, WorkerLost
+
+_Result = TypeVar("_Result")
 
 
 class Runner:
@@ -81,8 +83,30 @@ class Runner:
             raise not_reset(session)
         await self.rebuild(session, session.journal)
 
+    async def in_episode(self, session: Session, operation: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Do something with the session's environment as it is.
+
+        A worker's crash may be another session's doing, so the episode is rebuilt and the operation tried once more.
+        """
+        await self.attach(session)
+        try:
+            return await operation()
+        except WorkerLost:
+            session.attached = False
+            session.recoverable = True
+            await self.attach(session)
+            return await operation()
+
     async def rebuild(self, session: Session, journal: Journal) -> None:
-        """Replay a journal into the session's worker."""
+        """Put the session's environment where a journal says, by replay.
+
+        Raises:
+            ProblemError: `session_gone`, if the environment cannot be rebuilt.
+        """
+        episode = journal.portable(max(0, session.episode))
+        if episode.seed is None:
+            await self.make(session)
+            return
         if not session.entry.deterministic:
             self._sessions.end(session, "lost")
             raise session_gone(session.session_id, "lost")
@@ -95,14 +119,7 @@ class Runner:
             timeout=self._settings.make_timeout_s,
         )
         session.take_spaces(point.action_space, point.observation_space)
-        session.attached = True
-        session.recoverable = False
-        self._take_point(session, point.last, journal)
-
-    def detach(self, session: Session) -> None:
-        """Note that the worker lost the environment, through no fault of this session."""
-        session.attached = False
-        session.recoverable = session.episode >= 0
+        session.resume(episode, point.last)
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

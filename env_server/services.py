@@ -17,12 +17,14 @@ from env_server.making import Making
 from env_server.metrics import Metrics
 from env_server.neighbours import Neighbours
 from env_server.operations import Operations
-from env_server.play import Play
 from env_server.rate import RateLimit
+from env_server.rendering import Rendering
+from env_server.resetting import Resetting
 from env_server.running import Runner
 from env_server.seat import Seat
 from env_server.sessions import Sessions
 from env_server.settings import Isolation, Settings
+from env_server.stepping import Stepping
 from env_server.verifying import Verifying
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, WorkerLost
 from env_server.workplaces import Workplaces
@@ -53,17 +55,19 @@ class Services:
         self._sessions = Sessions(settings, seat, self._census, self.metrics, self._journal_file)
         self._neighbours = Neighbours(seat, None)
         self._runner = Runner(settings, self.metrics, self._sessions)
-        play = Play(settings, self.metrics, self._runner, self._journal_file)
+        resetting = Resetting(settings, self.metrics, self._runner, self._journal_file)
         self.operations = Operations(
             lifecycle=self.lifecycle,
             sessions=self._sessions,
-            play=play,
+            resetting=resetting,
+            stepping=Stepping(self.metrics, self._runner, resetting, self._journal_file),
+            rendering=Rendering(self._runner),
             making=Making(
                 settings,
                 catalog,
                 self._sessions,
                 self._runner,
-                play,
+                resetting,
                 self._workplaces.get,
                 self._journal_file,
             ),

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gymnasium import Space
 
+from clients.protocol.episode import PortableEpisode
 from clients.protocol.errors import ProblemError
+from clients.protocol.values import encode_value
 from env_server.actions import action_reader
 from env_server.workers.base import StepOutcome, Worker
 from env_server.workers.inline import InlineWorker
@@ -182,7 +184,7 @@ class Session:
         if len(self.resets) > _REMEMBERED_RESETS:
             self.resets.popitem(last=False)
 
-    def take_step(self, record: StepRecord, *, terminated: bool, truncated: bool) -> None:
+    def take_step(self, record: StepRecord, terminated: bool, truncated: bool) -> None:
         """Move on by a step that was taken."""
         self.step = record.step + 1
         self.last = record
@@ -198,6 +200,19 @@ class Session:
         self.playing = True
         self.terminated = self.truncated = False
         self.attached = True
+
+    def resume(self, episode: PortableEpisode, outcome: StepOutcome | None) -> None:
+        """Go on where a replay has put the environment; `outcome` is that of its last step, if there was one."""
+        self.attached = True
+        self.recoverable = False
+        self.episode = episode.episode
+        self.seed = episode.seed
+        self.step = len(episode.actions)
+        if outcome is not None:
+            seen = encode_value(self.observation_space, outcome.observation, binary=False)
+            self.last = StepRecord(self.episode, self.step - 1, episode.actions[-1], outcome, seen)
+            self.terminated, self.truncated = bool(outcome.terminated), bool(outcome.truncated)
+        self.playing = not (self.terminated or self.truncated)
 
     def describe(self, now: float) -> dict[str, Any]:
         """What lists of sessions show."""

@@ -9,8 +9,8 @@ from clients.protocol.values import EncodeError, encode_value
 from env_server.catalog import Catalog, CatalogEntry
 from env_server.context import Context
 from env_server.failures import environment_error
+from env_server.fields import own_fields
 from env_server.metrics import Metrics
-from env_server.play import own_fields
 from env_server.replies import Reply
 from env_server.settings import Isolation, Settings
 from env_server.validation import invalid, validate

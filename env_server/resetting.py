@@ -1,0 +1,171 @@
+"""Beginning episodes."""
+
+import logging
+import secrets
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+from clients.protocol.errors import ProblemError
+from clients.protocol.messages import ResetRequest
+from clients.protocol.values import EncodeError
+from env_server.context import Context
+from env_server.failures import busy, environment_error
+from env_server.fields import own_fields
+from env_server.journal import JournalFile
+from env_server.metrics import Metrics
+from env_server.replies import Reply, encode_observation, reset_reply
+from env_server.running import Runner
+from env_server.session import ResetRecord, Running, Session
+from env_server.settings import Settings
+from env_server.validation import validate
+from env_server.workers.base import EnvironmentRaised, WorkerLost
+
+_SEEDS = 2**53
+_log = logging.getLogger(__name__)
+
+
+class Resetting:
+    """The handler of reset.
+
+    An environment in this process (inline) is reset at once and the handler gives the reply; one elsewhere is reset
+    by a task, and the handler gives an awaitable.
+
+    Args:
+        settings: Time-outs and the expert gate.
+        metrics: Where resets are counted.
+        runner: Runs what does not run inline.
+        journal_file: Where episodes are written down, if anywhere.
+    """
+
+    def __init__(
+        self, settings: Settings, metrics: Metrics, runner: Runner, journal_file: JournalFile | None
+    ) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._runner = runner
+        self._journal_file = journal_file
+
+    def reset(
+        self, context: Context, session: Session, fields: Mapping[str, Any]
+    ) -> Reply | Awaitable[Reply]:
+        """Begin an episode; a request id seen before is answered as before."""
+        request = validate(ResetRequest, own_fields(fields))
+        request_id = request.request_id
+        if request_id is not None and session.resets is not None and request_id in session.resets:
+            return reset_reply(session, session.resets[request_id], context)
+        running = session.running
+        if running is not None:
+            if running.kind == "reset" and request_id is not None and running.action == request_id:
+                return self._later(context, session, running)
+            raise busy(running)
+        self.check_options(request.options)
+        if session.inline is not None:
+            record = self.inline(session, request.seed, request.options, request_id)
+            return self._encoded(context, session, record)
+        body = self.in_worker(session, request.seed, request.options, request_id)
+        running = self._runner.start(session, "reset", body, action=request_id)
+        return self._later(context, session, running)
+
+    def check_options(self, options: Mapping[str, Any] | None) -> None:
+        """Refuse options that the operator has not allowed.
+
+        Raises:
+            ProblemError: `forbidden`.
+        """
+        if options and options.get("expert") and not self._settings.allow_expert:
+            raise ProblemError(
+                "forbidden", "this server gives no expert actions (its setting is allow_expert)"
+            )
+
+    def inline(
+        self,
+        session: Session,
+        seed: int | None,
+        options: dict[str, Any] | None,
+        request_id: str | None = None,
+    ) -> ResetRecord:
+        """Begin an episode of an environment in this process.
+
+        Raises:
+            ProblemError: `env_error`.
+        """
+        assert session.inline is not None
+        seed = secrets.randbelow(_SEEDS) if seed is None else seed
+        try:
+            if not session.attached:
+                entry = session.entry
+                session.take_spaces(
+                    *session.inline.make_now(session.session_id, entry.source, session.kwargs)
+                )
+                session.attached = True
+            observation, info = session.inline.reset_now(session.session_id, seed, options)
+        except EnvironmentRaised as error:
+            raise self.broken(session, error) from error
+        return self._begun(session, seed, options, observation, info, request_id)
+
+    async def in_worker(
+        self,
+        session: Session,
+        seed: int | None,
+        options: dict[str, Any] | None,
+        request_id: str | None = None,
+    ) -> ResetRecord:
+        """Begin an episode of an environment in a worker; the body of a running operation."""
+        seed = secrets.randbelow(_SEEDS) if seed is None else seed
+        timeout = self._settings.make_timeout_s
+        if session.attached:
+            try:
+                observation, info = await session.worker.reset(
+                    session.session_id, seed, options, timeout=timeout
+                )
+            except WorkerLost:
+                # Another session's fault took the worker down; a fresh environment serves as well.
+                session.attached = False
+        if not session.attached:
+            await self._runner.make(session)
+            observation, info = await session.worker.reset(session.session_id, seed, options, timeout=timeout)
+        return self._begun(session, seed, options, observation, info, request_id)
+
+    def _begun(
+        self,
+        session: Session,
+        seed: int,
+        options: dict[str, Any] | None,
+        observation: Any,
+        info: Mapping[str, Any],
+        request_id: str | None,
+    ) -> ResetRecord:
+        try:
+            written = encode_observation(session.observation_space, observation, binary=False)
+        except EncodeError as error:
+            raise self.broken(session, error) from error
+        record = ResetRecord(observation, info, session.episode + 1, seed)
+        session.begin_episode(record)
+        session.last = None
+        if request_id is not None:
+            session.remember_reset(request_id, record)
+        session.journal.begin(seed, options, written)
+        env_id = session.entry.env_id
+        self._metrics.resets[env_id] += 1
+        if options and options.get("expert"):
+            self._metrics.expert_resets[env_id] += 1
+        if self._journal_file is not None:
+            self._journal_file.began(session.session_id, record.episode, session.journal)
+        return record
+
+    async def _later(self, context: Context, session: Session, running: Running) -> Reply:
+        record: ResetRecord = await self._runner.result(running)
+        return self._encoded(context, session, record)
+
+    def _encoded(self, context: Context, session: Session, record: ResetRecord) -> Reply:
+        try:
+            return reset_reply(session, record, context)
+        except EncodeError as error:
+            raise self.broken(session, error) from error
+
+    def broken(self, session: Session, error: EnvironmentRaised | EncodeError) -> ProblemError:
+        """Note that an environment failed, and give the problem; the session can be reset."""
+        session.playing = False
+        session.recoverable = False
+        _log.warning("%s failed in session %s: %s", session.entry.env_id, session.session_id, error)
+        return environment_error(error)

@@ -1,0 +1,235 @@
+"""Taking steps.
+
+A step of an environment in this process (inline) is the hot path of the server: the handler gives the reply at once,
+without a model, a task or an await. A step elsewhere is one task, which the session names while it runs, so that a
+repeated request can join it; the handler gives an awaitable then.
+"""
+
+import math
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+from clients.protocol.errors import ProblemError
+from clients.protocol.messages import ResetFields, StepRequest
+from clients.protocol.values import EncodeError
+from env_server.context import Context
+from env_server.failures import busy, episode_over, not_reset, step_mismatch
+from env_server.fields import ENVELOPE, own_fields
+from env_server.journal import JournalFile
+from env_server.metrics import Metrics
+from env_server.replies import Reply, encode_observation, step_reply
+from env_server.resetting import Resetting
+from env_server.running import Runner
+from env_server.session import ResetRecord, Running, Session, StepRecord
+from env_server.validation import validate
+from env_server.workers.base import EnvironmentRaised, StepOutcome
+
+_PLAIN_FIELDS = ENVELOPE | {"action", "episode", "step", "autoreset"}
+_NO_CHOICE = ResetFields()
+
+
+class Stepping:
+    """The handler of step.
+
+    Args:
+        metrics: Where steps are counted.
+        runner: Runs what does not run inline.
+        resetting: Begins the next episode where a step asks for it.
+        journal_file: Where steps are written down, if anywhere.
+    """
+
+    def __init__(
+        self, metrics: Metrics, runner: Runner, resetting: Resetting, journal_file: JournalFile | None
+    ) -> None:
+        self._steps = metrics.steps
+        self._runner = runner
+        self._resetting = resetting
+        self._journal_file = journal_file
+
+    def step(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
+        """Take one step; one that is running is joined, the last one taken is answered again."""
+        episode, index = fields.get("episode"), fields.get("step")
+        if not (
+            "action" in fields
+            and fields.keys() <= _PLAIN_FIELDS
+            and (index is None or type(index) is int)
+            and (episode is None or type(episode) is int)
+            and type(fields.get("autoreset", False)) is bool
+        ):
+            request = validate(StepRequest, own_fields(fields))
+            then = request.reset or _NO_CHOICE if request.autoreset else None
+            if then is not None:
+                self._resetting.check_options(then.options)
+            return self._step(context, session, request.action, episode, index, then, request.timeout_s)
+        then = _NO_CHOICE if fields.get("autoreset") else None
+        return self._step(context, session, fields["action"], episode, index, then, None)
+
+    def _step(
+        self,
+        context: Context,
+        session: Session,
+        wire: Any,
+        episode: int | None,
+        index: int | None,
+        then: ResetFields | None,
+        timeout_s: float | None,
+    ) -> Reply | Awaitable[Reply]:
+        if (
+            not session.playing
+            or session.running is not None
+            or (index is not None and index != session.step)
+            or (episode is not None and episode != session.episode)
+        ):
+            return self._repeat(context, session, wire, episode, index)
+        action, written = session.read_action(wire)
+        inline = session.inline
+        if inline is None or not session.attached:
+            limit = session.entry.step_timeout_s
+            timeout = limit if timeout_s is None else min(limit, timeout_s)
+            body = self._step_in_worker(session, action, written, then, timeout)
+            running = self._runner.start(
+                session, "step", body, episode=session.episode, step=session.step, action=written
+            )
+            return self._later(context, session, running)
+        try:
+            outcome = inline.step_now(session.session_id, action)
+        except EnvironmentRaised as error:
+            raise self._failed(session, written, error) from error
+        record = self._taken(session, written, outcome)
+        if then is not None and (session.terminated or session.truncated):
+            record = self._with_reset(
+                session, record, self._resetting.inline(session, then.seed, then.options)
+            )
+        return self._encoded(context, session, record)
+
+    async def _step_in_worker(
+        self, session: Session, action: Any, written: Any, then: ResetFields | None, timeout: float
+    ) -> StepRecord:
+        record = self._taken(session, written, await self._outcome(session, action, timeout))
+        if then is not None and not session.playing:
+            if session.inline is not None:
+                reset = self._resetting.inline(session, then.seed, then.options)
+            else:
+                reset = await self._resetting.in_worker(session, then.seed, then.options)
+            record = self._with_reset(session, record, reset)
+        return record
+
+    async def _outcome(self, session: Session, action: Any, timeout: float) -> StepOutcome:
+        async def step() -> StepOutcome:
+            if not session.playing:
+                # Only the replay of a recovered session could tell that its last step had ended the episode.
+                raise episode_over(session)
+            return await session.worker.step(session.session_id, action, timeout=timeout)
+
+        return await self._runner.in_episode(session, step)
+
+    def _taken(self, session: Session, written: Any, outcome: StepOutcome) -> StepRecord:
+        """Move a session on by what its environment answered."""
+        try:
+            observation, reward, terminated, truncated, _ = outcome
+            if (
+                type(reward) is not float
+                or type(terminated) is not bool
+                or type(truncated) is not bool
+                or not math.isfinite(reward)
+            ):
+                outcome = _plain_outcome(outcome)
+                observation, reward, terminated, truncated, _ = outcome
+            seen = encode_observation(session.observation_space, observation, binary=False)
+        except EncodeError as error:
+            raise self._failed(session, written, error) from error
+        record = StepRecord(session.episode, session.step, written, outcome, seen)
+        session.take_step(record, terminated, truncated)
+        session.journal.record(written, seen, reward, terminated, truncated)
+        self._steps[session.entry.env_id] += 1
+        if self._journal_file is not None:
+            self._journal_file.stepped(session.session_id, session.journal)
+        return record
+
+    def _with_reset(self, session: Session, record: StepRecord, reset: ResetRecord) -> StepRecord:
+        record = record._replace(reset=reset)
+        session.last = record
+        return record
+
+    def _encoded(self, context: Context, session: Session, record: StepRecord) -> Reply:
+        if isinstance(record.outcome, ProblemError):
+            raise record.outcome
+        try:
+            return step_reply(session, record, record.outcome, context)
+        except EncodeError as error:
+            raise self._failed(session, record.action, error) from error
+
+    async def _later(self, context: Context, session: Session, running: Running) -> Reply:
+        record: StepRecord = await self._runner.result(running)
+        return self._encoded(context, session, record)
+
+    def _failed(self, session: Session, written: Any, error: EnvironmentRaised | EncodeError) -> ProblemError:
+        """Note a step that the environment failed: asked again, it is answered by the same problem."""
+        problem = self._resetting.broken(session, error)
+        session.last = StepRecord(session.episode, session.step, written, problem)
+        return problem
+
+    # -- steps that are not simply the next one ------------------------------------------------------------------
+
+    def _repeat(
+        self, context: Context, session: Session, wire: Any, episode: int | None, index: int | None
+    ) -> Reply | Awaitable[Reply]:
+        running = session.running
+        if running is not None:
+            if running.kind == "step" and index == running.step and episode in (None, running.episode):
+                if _same_action(session, wire, running.action):
+                    return self._later(context, session, running)
+                raise step_mismatch(session, f"step {index} is running with another action")
+            raise busy(running)
+        last = session.last
+        if index is not None and last is not None and index == last.step and episode in (None, last.episode):
+            if _same_action(session, wire, last.action):
+                return self._encoded(context, session, last)
+            raise step_mismatch(session, f"step {index} was taken with another action")
+        if index is not None and last is None and index == session.step - 1 and session.recoverable:
+            # A session from the journal of a server that died: its last answer comes back with the environment.
+            running = self._runner.start(session, "recovery", self._runner.attach(session))
+            return self._repeat_later(context, session, running, wire, episode, index)
+        if episode is not None and episode != session.episode:
+            raise step_mismatch(session, f"the session is in episode {session.episode}, not {episode}")
+        if session.episode < 0:
+            raise not_reset(session)
+        if index is not None and index != session.step:
+            raise step_mismatch(session, f"the next step is {session.step}, not {index}")
+        if session.terminated or session.truncated:
+            raise episode_over(session)
+        raise not_reset(session)
+
+    async def _repeat_later(
+        self,
+        context: Context,
+        session: Session,
+        running: Running,
+        wire: Any,
+        episode: int | None,
+        index: int,
+    ) -> Reply:
+        await self._runner.result(running)
+        reply = self._repeat(context, session, wire, episode, index)
+        return reply if isinstance(reply, dict) else await reply
+
+
+def _plain_outcome(outcome: StepOutcome) -> StepOutcome:
+    """An outcome with a float as its reward and plain flags."""
+    observation, reward, terminated, truncated, info = outcome
+    try:
+        reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
+    except (TypeError, ValueError) as error:
+        raise EncodeError(f"the reward or a flag is not a number: {error}") from error
+    if not math.isfinite(reward):
+        raise EncodeError(f"the reward is {reward}")
+    return StepOutcome(observation, reward, terminated, truncated, info)
+
+
+def _same_action(session: Session, wire: Any, written: Any) -> bool:
+    if wire is written or type(wire) is type(written) is str:
+        return bool(wire == written)
+    try:
+        return bool(session.read_action(wire)[1] == written)
+    except ProblemError:
+        return False
