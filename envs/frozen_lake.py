@@ -1,37 +1,22 @@
-"""FrozenLake-v0: cross a frozen lake to the goal without falling into a hole. Text in, text out."""
+"""FrozenLake-v0: cross a frozen lake to the goal without falling into a hole."""
 
-import re
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.protocol.spaces import UnicodeText
 from envs.frozen_lake_maps import Rows, checked_map, draw_map, goal_distances
+from envs.grid import GRID_KWARGS, GridGame, Move
 
 ACTIONS = ("Left", "Down", "Right", "Up")
-_BY_NAME = {name.lower(): index for index, name in enumerate(ACTIONS)}
-_THINKING = re.compile(r"<think>.*?(</think>|\Z)", re.DOTALL | re.IGNORECASE)
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
-_INSTRUCTION = (
-    "You walk on a frozen lake, drawn row by row. P is you, _ is safe ice, O is a hole, G is the goal. "
-    "Reach the goal; a hole ends the game. Each turn move one cell: Left, Down, Right or Up. {ice}"
-    "Reply with <answer>ACTION</answer>, for example <answer>Right</answer>."
-)
-_COLOURS = {"S": (222, 238, 248), "F": (222, 238, 248), "H": (28, 60, 96), "G": (244, 201, 93)}
-_PLAYER = (200, 60, 60)
+_ICE, _HOLE, _GOAL, _PLAYER = (222, 238, 248), (28, 60, 96), (244, 201, 93), (200, 60, 60)
+_COLOURS = {"S": _ICE, "F": _ICE, "H": _HOLE, "G": _GOAL}
 _CELL = 24
+_PLANNING_SWEEPS = 10_000
 
 
-def read_action(reply: str) -> int | None:
-    """Return the action that a reply names, or None: the last answer tag outside thinking, or a bare action name."""
-    spoken = _THINKING.sub("", reply)
-    answers = _ANSWER.findall(spoken)
-    return _BY_NAME.get((answers[-1] if answers else spoken).strip().lower())
-
-
-class FrozenLakeEnv(gymnasium.Env[str, str]):
+class FrozenLakeEnv(GridGame):
     """Grid of ice and holes; rules, rewards and transition probabilities are those of Gymnasium's FrozenLake-v1.
 
     Args:
@@ -46,23 +31,18 @@ class FrozenLakeEnv(gymnasium.Env[str, str]):
         min_path: Shortest safe path of a random map, at least.
         max_path: Shortest safe path of a random map, at most.
         split: Only maps of this split, by content.
-        format_penalty: Added to the reward of a reply that names no action.
+        profile: How boards are shown and replies are read.
+        format_penalty: Added to the reward of an unreadable reply; the profile's own if None.
+        max_actions_per_turn: Actions that one reply may name, separated by `||`.
         render_mode: "ansi" or "rgb_array".
 
     Raises:
         ValueError: If an argument makes no sense.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {
-        "render_modes": ["ansi", "rgb_array"],
-        "kind": "episodic",
-        "inline": True,
-        "deterministic": True,
-        "forkable": True,
-        "expert": True,
-        "version": "0",
-        "max_episode_steps": 100,
+    metadata: dict[str, Any] = GridGame.metadata | {
         "description": "Cross a frozen lake to the goal without falling into a hole.",
+        "max_episode_steps": 100,
     }
     kwargs_schema: ClassVar[dict[str, Any]] = {
         "type": "object",
@@ -75,12 +55,9 @@ class FrozenLakeEnv(gymnasium.Env[str, str]):
             "success_rate": {"type": "number", "minimum": 0, "maximum": 1},
             "reward_schedule": {"type": "array", "items": {"type": "number"}, "minItems": 3, "maxItems": 3},
             "random_start": {"type": "boolean"},
-            "max_episode_steps": {"type": "integer", "minimum": 1},
             "min_path": {"type": "integer", "minimum": 1},
             "max_path": {"type": ["integer", "null"], "minimum": 1},
-            "split": {"enum": ["train", "valid", "test", None]},
-            "format_penalty": {"type": "number"},
-            "render_mode": {"enum": ["ansi", "rgb_array", None]},
+            **GRID_KWARGS,
         },
     }
 
@@ -89,23 +66,38 @@ class FrozenLakeEnv(gymnasium.Env[str, str]):
         *,
         size: int = 4,
         hole_density: float = 0.2,
-        map: list[str] | None = None,
+        map: Sequence[str] | None = None,
         is_slippery: bool = False,
         success_rate: float = 1 / 3,
-        reward_schedule: tuple[float, float, float] | list[float] = (1, 0, 0),
+        reward_schedule: Sequence[float] = (1, 0, 0),
         random_start: bool = False,
         max_episode_steps: int = 100,
         min_path: int = 1,
         max_path: int | None = None,
         split: str | None = None,
-        format_penalty: float = 0.0,
+        profile: str = "native",
+        format_penalty: float | None = None,
+        max_actions_per_turn: int = 1,
         render_mode: str | None = None,
     ) -> None:
+        super().__init__(
+            ACTIONS,
+            max_episode_steps=max_episode_steps,
+            profile=profile,
+            format_penalty=format_penalty,
+            max_actions_per_turn=max_actions_per_turn,
+            render_mode=render_mode,
+        )
         if len(reward_schedule) != 3:
             raise ValueError("reward_schedule needs three rewards: goal, hole, frozen")
-        self.action_space = UnicodeText()
-        self.observation_space = UnicodeText()
-        self.render_mode = render_mode
+        if size < 2:
+            raise ValueError(f"size must be at least 2, not {size}")
+        if not 0.0 <= hole_density <= 0.95:
+            raise ValueError(f"hole_density must be between 0 and 0.95, not {hole_density}")
+        if not 0.0 <= success_rate <= 1.0:
+            raise ValueError(f"success_rate must be between 0 and 1, not {success_rate}")
+        if max_path is not None and max_path < min_path:
+            raise ValueError(f"max_path {max_path} is below min_path {min_path}")
         self._fixed = None if map is None else checked_map(map)
         self._difficulty: dict[str, Any] = {
             "size": size,
@@ -119,21 +111,26 @@ class FrozenLakeEnv(gymnasium.Env[str, str]):
         self._success_rate = success_rate
         self._rewards = {"G": float(reward_schedule[0]), "H": float(reward_schedule[1])}
         self._frozen_reward = float(reward_schedule[2])
-        self._limit = max_episode_steps
-        self._format_penalty = format_penalty
-        self._expert = False
-        self._last_action: int | None = None
-        self._take_map(self._fixed or ("SF", "FG"))
+        self._probability = 1.0
         self._position = 0
-        self._steps = 0
+        self._take_map(self._fixed or ("SF", "FG"))
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[str, dict[str, Any]]:
-        """Begin an episode. Options: `map`, `split`, `expert`."""
-        super().reset(seed=seed)
-        options = options or {}
-        self._expert = bool(options.get("expert", False))
+    def transition_table(self) -> dict[int, dict[int, list[tuple[float, int, float, bool]]]]:
+        """Return all transitions in the form of Gymnasium's `P`: state, action, then (p, next, reward, terminated)."""
+        table: dict[int, dict[int, list[tuple[float, int, float, bool]]]] = {}
+        for cell, tile in enumerate(self._tiles):
+            for action in range(4):
+                if tile in "GH":
+                    entries = [(1.0, cell, 0.0, True)]
+                else:
+                    ways = self._outcomes(action) if self._slippery else [(action, 1.0)]
+                    entries = [self._transition(cell, way, probability) for way, probability in ways]
+                table.setdefault(cell, {})[action] = entries
+        return table
+
+    # -- the game --------------------------------------------------------------------------------------------------
+
+    def _begin(self, options: Mapping[str, Any]) -> None:
         given = options.get("map")
         rows = checked_map(given) if given is not None else self._fixed
         if rows is None:
@@ -141,102 +138,22 @@ class FrozenLakeEnv(gymnasium.Env[str, str]):
             rows = draw_map(self.np_random, split=split, **self._difficulty)
         self._take_map(rows)
         starts = [cell for cell, tile in enumerate(self._tiles) if tile == "S"]
-        self._position = starts[0]
-        if len(starts) > 1:
-            self._position = starts[int(self.np_random.integers(len(starts)))]
-        self._steps = 0
-        self._last_action = None
-        info = self._info(valid=True, success=False, reward=0.0, penalty=0.0, probability=1.0)
-        ice = "The ice is slippery: you may slide sideways. " if self._slippery else ""
-        info["instruction"] = _INSTRUCTION.format(ice=ice)
-        info["optimal_steps"] = self._distances()[self._position]
-        return self._draw(), info
+        self._position = starts[0] if len(starts) == 1 else starts[int(self.np_random.integers(len(starts)))]
+        self._probability = 1.0
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Move one cell, or stay where the reply names no action."""
-        self._steps += 1
-        chosen = read_action(action)
-        self._last_action = chosen
-        if chosen is None:
-            info = self._info(
-                valid=False, success=False, reward=0.0, penalty=self._format_penalty, probability=1.0
-            )
-            truncated = self._steps >= self._limit
-            return f"Invalid action.\n{self._draw()}", self._format_penalty, False, truncated, info
-        probability = 1.0
+    def _move(self, action: int) -> Move:
+        self._probability = 1.0
         if self._slippery:
-            outcomes = self._outcomes(chosen)
-            draw, total = self.np_random.random(), 0.0
-            # The first outcome whose cumulative probability exceeds the draw, as Gymnasium picks it.
-            for way, probability in outcomes:
-                total += probability
-                if total > draw:
-                    break
-            chosen = way
-        self._position = self._moves[self._position][chosen]
+            action, self._probability = self._slide(action)
+        self._position = self._moves[self._position][action]
         tile = self._tiles[self._position]
-        reward = self._rewards.get(tile, self._frozen_reward)
-        success, terminated = tile == "G", tile in "GH"
-        truncated = self._steps >= self._limit and not terminated
-        info = self._info(valid=True, success=success, reward=reward, penalty=0.0, probability=probability)
-        return self._draw(), reward, terminated, truncated, info
+        return Move(self._rewards.get(tile, self._frozen_reward), tile in "GH", tile == "G")
 
-    def render(self) -> Any:
-        """Return the board as text or as a picture, by `render_mode`."""
-        if self.render_mode == "rgb_array":
-            return self._picture()
-        if self.render_mode == "ansi":
-            title = f"  ({ACTIONS[self._last_action]})\n" if self._last_action is not None else "\n"
-            return title + self._draw() + "\n"
-        return None
+    def _idle(self) -> float:
+        self._probability = 1.0
+        return 0.0
 
-    def transition_table(self) -> dict[int, dict[int, list[tuple[float, int, float, bool]]]]:
-        """Return all transitions in the form of Gymnasium's `P`: state, action, then (p, next, reward, terminated)."""
-        table: dict[int, dict[int, list[tuple[float, int, float, bool]]]] = {}
-        for cell, tile in enumerate(self._tiles):
-            table[cell] = {}
-            for action in range(4):
-                if tile in "GH":
-                    table[cell][action] = [(1.0, cell, 0.0, True)]
-                    continue
-                ways = self._outcomes(action) if self._slippery else [(action, 1.0)]
-                entries = []
-                for way, probability in ways:
-                    reached = self._moves[cell][way]
-                    there = self._tiles[reached]
-                    reward = self._rewards.get(there, self._frozen_reward)
-                    entries.append((probability, reached, reward, there in "GH"))
-                table[cell][action] = entries
-        return table
-
-    def _take_map(self, rows: Rows) -> None:
-        self._rows = rows
-        self._width = width = len(rows[0])
-        self._tiles = "".join(rows)
-        height = len(rows)
-        self._distance_table: list[int] | None = None
-        self._moves = [
-            (
-                cell - 1 if cell % width else cell,
-                cell + width if cell // width < height - 1 else cell,
-                cell + 1 if cell % width < width - 1 else cell,
-                cell - width if cell >= width else cell,
-            )
-            for cell in range(len(self._tiles))
-        ]
-        drawn = self._tiles.replace("S", "_").replace("F", "_").replace("H", "O")
-        self._drawn = [drawn[start : start + width] for start in range(0, len(drawn), width)]
-
-    def _outcomes(self, action: int) -> list[tuple[int, float]]:
-        side = (1.0 - self._success_rate) / 2.0
-        return [((action - 1) % 4, side), (action, self._success_rate), ((action + 1) % 4, side)]
-
-    def _distances(self) -> list[int]:
-        if self._distance_table is None:
-            self._distance_table = goal_distances(self._rows)
-        return self._distance_table
-
-    def _draw(self) -> str:
+    def _board(self) -> str:
         row, column = divmod(self._position, self._width)
         tile = self._tiles[self._position]
         player = "X" if tile == "H" else "√" if tile == "G" else "P"
@@ -244,40 +161,108 @@ class FrozenLakeEnv(gymnasium.Env[str, str]):
         rows = [*self._drawn[:row], f"{line[:column]}{player}{line[column + 1 :]}", *self._drawn[row + 1 :]]
         return "\n".join(rows)
 
-    def _info(
-        self, *, valid: bool, success: bool, reward: float, penalty: float, probability: float
-    ) -> dict[str, Any]:
-        info = {
-            "success": success,
-            "action_is_valid": valid,
-            "format_penalty": penalty,
-            "env_reward": reward,
-            "prob": probability,
-            "available_actions": list(ACTIONS),
-            "anchor": f"{self._position}",
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "prob": self._probability,
+            # Within one task the map is the same, so the cell says all of the state.
+            "anchor": str(self._position),
             "state": {"position": self._position, "rows": list(self._rows)},
-            "metrics": {"steps": self._steps},
         }
-        if self._expert:
-            info["expert_action"] = self._expert_action()
-        return info
 
-    def _expert_action(self) -> str:
+    def _rules(self) -> str:
+        ice = " The ice is slippery: you may slide sideways." if self._slippery else ""
+        return (
+            "You walk on a frozen lake, drawn row by row: P is you, _ is safe ice, O is a hole, G is the goal. "
+            f"Reach the goal; a hole ends the game. Each action moves you one cell.{ice}"
+        )
+
+    def _optimal_steps(self) -> int | None:
+        """Return the length of the shortest safe path; None where the ice decides."""
+        steps = self._distances()[self._position]
+        return None if self._slippery or steps < 0 else steps
+
+    def _best_action(self) -> int:
+        if self._slippery:
+            return self._plan()[self._position]
         distances = self._distances()
         here = distances[self._position]
-        for action, reached in enumerate(self._moves[self._position]):
-            if here > 0 and distances[reached] == here - 1:
-                return ACTIONS[action]
-        return ACTIONS[0]
+        ways = enumerate(self._moves[self._position])
+        return next((action for action, cell in ways if here > 0 and distances[cell] == here - 1), 0)
 
     def _picture(self) -> NDArray[np.uint8]:
-        height = len(self._rows)
-        picture = np.zeros((height * _CELL, self._width * _CELL, 3), dtype=np.uint8)
+        picture = np.zeros((len(self._rows) * _CELL, self._width * _CELL, 3), dtype=np.uint8)
         for cell, tile in enumerate(self._tiles):
-            row, column = divmod(cell, self._width)
-            picture[row * _CELL : (row + 1) * _CELL - 1, column * _CELL : (column + 1) * _CELL - 1] = _COLOURS[tile]
-        row, column = divmod(self._position, self._width)
-        edge = _CELL // 4
-        top, left = row * _CELL, column * _CELL
-        picture[top + edge : top + _CELL - edge, left + edge : left + _CELL - edge] = _PLAYER
+            top, left = (part * _CELL for part in divmod(cell, self._width))
+            picture[top : top + _CELL - 1, left : left + _CELL - 1] = _COLOURS[tile]
+        top, left = (part * _CELL + _CELL // 4 for part in divmod(self._position, self._width))
+        picture[top : top + _CELL // 2, left : left + _CELL // 2] = _PLAYER
         return picture
+
+    # -- helpers ---------------------------------------------------------------------------------------------------
+
+    def _take_map(self, rows: Rows) -> None:
+        self._rows = rows
+        self._width = width = len(rows[0])
+        self._tiles = "".join(rows)
+        self._distance_table: list[int] | None = None
+        self._policy: list[int] | None = None
+        last = len(self._tiles) - width
+        self._moves = [
+            (
+                cell - 1 if cell % width else cell,
+                cell + width if cell < last else cell,
+                cell + 1 if (cell + 1) % width else cell,
+                cell - width if cell >= width else cell,
+            )
+            for cell in range(len(self._tiles))
+        ]
+        drawn = self._tiles.translate(str.maketrans("SFH", "__O"))
+        self._drawn = [drawn[start : start + width] for start in range(0, len(drawn), width)]
+
+    def _outcomes(self, action: int) -> list[tuple[int, float]]:
+        side = (1.0 - self._success_rate) / 2.0
+        return [((action - 1) % 4, side), (action, self._success_rate), ((action + 1) % 4, side)]
+
+    def _slide(self, action: int) -> tuple[int, float]:
+        """Draw where a move really goes: the first way whose cumulative probability exceeds the draw, as Gymnasium."""
+        draw, total = self.np_random.random(), 0.0
+        ways = self._outcomes(action)
+        for way, probability in ways:
+            total += probability
+            if total > draw:
+                return way, probability
+        return ways[0]
+
+    def _transition(self, cell: int, way: int, probability: float) -> tuple[float, int, float, bool]:
+        reached = self._moves[cell][way]
+        tile = self._tiles[reached]
+        return (probability, reached, self._rewards.get(tile, self._frozen_reward), tile in "GH")
+
+    def _distances(self) -> list[int]:
+        if self._distance_table is None:
+            self._distance_table = goal_distances(self._rows)
+        return self._distance_table
+
+    def _plan(self) -> list[int]:
+        """Return the action of each cell that makes reaching the goal most probable (value iteration)."""
+        if self._policy is None:
+            values = [1.0 if tile == "G" else 0.0 for tile in self._tiles]
+            safe = [cell for cell, tile in enumerate(self._tiles) if tile in "SF"]
+            policy = [0] * len(values)
+            for _ in range(_PLANNING_SWEEPS):
+                change = 0.0
+                for cell in safe:
+                    chances = [
+                        sum(
+                            probability * values[self._moves[cell][way]]
+                            for way, probability in self._outcomes(action)
+                        )
+                        for action in range(4)
+                    ]
+                    policy[cell] = chances.index(max(chances))
+                    change = max(change, abs(chances[policy[cell]] - values[cell]))
+                    values[cell] = chances[policy[cell]]
+                if change < 1e-12:
+                    break
+            self._policy = policy
+        return self._policy

@@ -2,7 +2,10 @@
 
 from envs.spec import EnvironmentSpec
 
-_BUILTIN = (EnvironmentSpec("FrozenLake-v0", "envs.frozen_lake:FrozenLakeEnv", 100),)
+_BUILTIN = (
+    EnvironmentSpec("FrozenLake-v0", "envs.frozen_lake:FrozenLakeEnv", 100),
+    EnvironmentSpec("Sokoban-v0", "envs.sokoban.environment:SokobanEnv", 120),
+)
 
 
 def builtin_environments() -> dict[str, EnvironmentSpec]:

@@ -1,0 +1,149 @@
+"""Profiles: how a text environment is shown and how replies are read, as each framework does it.
+
+The core of an environment knows none of this. Sources: RAGEN, ROLL, verl-agent and GEM as they run; `native` is ours.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL | re.IGNORECASE)
+_SPECIAL = re.compile(r"<\|[^|<>]*\|>")
+_PATTERNS = {
+    "answer": re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE),
+    "action": re.compile(r"<action>(.*?)</action>", re.DOTALL | re.IGNORECASE),
+    "boxed": re.compile(r"\\boxed\{([^{}]*)\}"),
+}
+_QUOTES = "\"'`.“”‘’ \t\r\n"
+SEPARATOR = "||"
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How one framework talks with a game.
+
+    Attributes:
+        name: The framework.
+        mark: What stands around the action: `<answer>`, `<action>` or a box.
+        which: Which mark counts if there are several.
+        bare: Whether a reply that is nothing but an action counts too.
+        ignores_thinking: Whether marks inside think tags are passed over.
+        needs_thinking: Whether a reply without think tags is invalid.
+        inside: Whether the mark must hold exactly the action's name, or only contain it.
+        default_penalty: Added to the reward of a turn with an unreadable reply, unless the environment says otherwise.
+        invalid_costs_step: Whether such a turn counts as a step of the environment.
+        invalid_note: Line before the observation after such a turn.
+        template: Observation, with `{board}`, `{actions}` and `{left}` (steps that are left).
+        legend: Name of the symbols that boards are drawn with, where an environment has several.
+    """
+
+    name: str
+    mark: Literal["answer", "action", "boxed"]
+    which: Literal["first", "last"]
+    bare: bool = False
+    ignores_thinking: bool = True
+    needs_thinking: bool = False
+    inside: Literal["exact", "contains"] = "exact"
+    default_penalty: float = 0.0
+    invalid_costs_step: bool = True
+    invalid_note: str = "Invalid action."
+    template: str = "{board}"
+    legend: str = "ragen"
+
+
+PROFILES: Mapping[str, Profile] = MappingProxyType(
+    {
+        profile.name: profile
+        for profile in (
+            Profile("native", "answer", "last", bare=True, legend="xsb"),
+            Profile(
+                "ragen",
+                "answer",
+                "first",
+                default_penalty=-0.1,
+                invalid_costs_step=False,
+                invalid_note="No valid action provided previously. Environment state remains the same. "
+                "Please try again.",
+                template="State:\n{board}\nYou have {left} actions left. Your available actions are: {actions}.",
+            ),
+            Profile(
+                "roll",
+                "answer",
+                "first",
+                ignores_thinking=False,
+                default_penalty=-0.1,
+                template="{board}\nActions left: {left}. Choose one of: {actions}.",
+            ),
+            Profile(
+                "verl-agent",
+                "action",
+                "first",
+                ignores_thinking=False,
+                needs_thinking=True,
+                inside="contains",
+                default_penalty=-0.1,
+                invalid_costs_step=False,
+                template="Current observation:\n{board}\nAdmissible actions: {actions}.",
+            ),
+            Profile(
+                "gem",
+                "boxed",
+                "last",
+                default_penalty=-0.1,
+                template="{board}\nAnswer with \\boxed{{ACTION}}, one of: {actions}.",
+            ),
+        )
+    }
+)
+
+
+def profile_named(name: str) -> Profile:
+    """Return a profile.
+
+    Raises:
+        ValueError: If there is none of that name.
+    """
+    if name not in PROFILES:
+        raise ValueError(f"profile must be one of {', '.join(PROFILES)}, not {name!r}")
+    return PROFILES[name]
+
+
+def read_actions(reply: str, profile: Profile, names: Mapping[str, int], limit: int = 1) -> list[int]:
+    """Return the actions that a reply names, at most `limit`; none if it is not valid.
+
+    Args:
+        reply: What the policy said.
+        profile: How it is to be read.
+        names: Actions by lower-case name.
+        limit: Actions that one turn may take, separated by `||`; those beyond it are left out.
+    """
+    if limit == 1 and profile.bare and (plain := names.get(reply.lower())) is not None:
+        return [plain]
+    if profile.needs_thinking and not ("<think>" in reply and "</think>" in reply):
+        return []
+    spoken = _THINKING.sub("", reply) if profile.ignores_thinking else reply
+    spoken = _SPECIAL.sub("", spoken)
+    marked = _PATTERNS[profile.mark].findall(spoken)
+    if marked:
+        text = marked[0 if profile.which == "first" else -1]
+    elif profile.bare:
+        text = spoken
+    else:
+        return []
+    parts = text.split(SEPARATOR) if limit > 1 else [text]
+    read = [_lookup(part, profile, names) for part in parts[:limit]]
+    return [action for action in read if action is not None]
+
+
+def _lookup(text: str, profile: Profile, names: Mapping[str, int]) -> int | None:
+    word = text.strip(_QUOTES).lower()
+    if profile.inside == "exact":
+        return names.get(word)
+    return next((action for name, action in names.items() if name in word), None)
+
+
+def name_table(names: Sequence[str]) -> dict[str, int]:
+    """Return actions by lower-case name."""
+    return {name.lower(): action for action, name in enumerate(names)}

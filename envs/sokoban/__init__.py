@@ -1,0 +1,1 @@
+"""Sokoban: boards, levels, a solver, a generator and the environment."""

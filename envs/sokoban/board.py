@@ -1,0 +1,121 @@
+"""A Sokoban level as immutable data, and the one rule of the game.
+
+Cells are numbered row by row. Levels are written in XSB: `#` wall, `@` player, `+` player on target, `$` box,
+`*` box on target, `.` target, space floor (`-` and `_` are read as floor too).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+ACTIONS = ("Up", "Down", "Left", "Right")
+_SYMBOLS = frozenset("#@+$*. -_")
+
+
+@dataclass(frozen=True)
+class Room:
+    """What never moves.
+
+    Attributes:
+        height: Rows.
+        width: Columns.
+        walls: Cells that nothing enters.
+        targets: Cells that boxes belong on.
+    """
+
+    height: int
+    width: int
+    walls: frozenset[int]
+    targets: frozenset[int]
+
+    @cached_property
+    def steps(self) -> tuple[int, int, int, int]:
+        """What each action adds to a cell's number: up, down, left, right."""
+        return (-self.width, self.width, -1, 1)
+
+    @cached_property
+    def floor(self) -> tuple[int, ...]:
+        """Cells that are no wall."""
+        return tuple(cell for cell in range(self.height * self.width) if cell not in self.walls)
+
+
+@dataclass(frozen=True)
+class Level:
+    """A room with boxes and the player in it."""
+
+    room: Room
+    boxes: frozenset[int]
+    player: int
+
+    @property
+    def solved(self) -> bool:
+        """Whether every box stands on a target."""
+        return self.boxes == self.room.targets
+
+    def on_target(self) -> int:
+        """How many boxes stand on targets."""
+        return len(self.boxes & self.room.targets)
+
+    def moved(self, action: int) -> "Level":
+        """Return the level after an action: a push where a box can move, a walk where free, else no change."""
+        ahead = self.player + self.room.steps[action]
+        if ahead in self.room.walls:
+            return self
+        if ahead not in self.boxes:
+            return Level(self.room, self.boxes, ahead)
+        behind = ahead + self.room.steps[action]
+        if behind in self.room.walls or behind in self.boxes:
+            return self
+        return Level(self.room, (self.boxes - {ahead}) | {behind}, ahead)
+
+    def to_xsb(self) -> str:
+        """Return the level as XSB text, every row at full width."""
+        return "\n".join(
+            "".join(self._symbol(row * self.room.width + column) for column in range(self.room.width))
+            for row in range(self.room.height)
+        )
+
+    def _symbol(self, cell: int) -> str:
+        target = cell in self.room.targets
+        if cell in self.room.walls:
+            return "#"
+        if cell == self.player:
+            return "+" if target else "@"
+        if cell in self.boxes:
+            return "*" if target else "$"
+        return "." if target else " "
+
+
+def parse_level(text: str) -> Level:
+    """Read a level from XSB text.
+
+    Cells outside the outer wall are made wall, so that nothing can leave the board.
+
+    Raises:
+        ValueError: If the text is no level: a wrong symbol, not one player, or not as many boxes as targets.
+    """
+    rows = [row for row in text.strip("\n").splitlines() if row.strip()]
+    if not rows:
+        raise ValueError("the level is empty")
+    strange = set("".join(rows)) - _SYMBOLS
+    if strange:
+        raise ValueError(f"a level is written with '#@+$*. ' only, not {sorted(strange)}")
+    width = max(len(row) for row in rows)
+    grid = [row.ljust(width) for row in rows]
+    if any(grid[0][column] != "#" or grid[-1][column] != "#" for column in range(width)) or any(
+        row[0] != "#" or row[-1] != "#" for row in grid
+    ):
+        # A border keeps every neighbour of a floor cell on the board.
+        grid = ["#" * (width + 2), *(f"#{row}#" for row in grid), "#" * (width + 2)]
+        width += 2
+    cells = "".join(grid)
+    players = [cell for cell, symbol in enumerate(cells) if symbol in "@+"]
+    boxes = frozenset(cell for cell, symbol in enumerate(cells) if symbol in "$*")
+    targets = frozenset(cell for cell, symbol in enumerate(cells) if symbol in ".+*")
+    if len(players) != 1:
+        raise ValueError(f"a level has one player, not {len(players)}")
+    if not boxes or len(boxes) != len(targets):
+        raise ValueError(
+            f"a level has as many boxes as targets, and at least one: {len(boxes)} and {len(targets)}"
+        )
+    walls = frozenset(cell for cell, symbol in enumerate(cells) if symbol == "#")
+    return Level(Room(len(grid), width, walls, targets), boxes, players[0])

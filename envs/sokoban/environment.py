@@ -1,0 +1,217 @@
+"""Sokoban-v0: push every box onto a target. Rules and rewards are those of gym-sokoban."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.grid import GRID_KWARGS, GridGame, Move
+from envs.sokoban.board import ACTIONS, Level, parse_level
+from envs.sokoban.generator import Difficulty, generate
+from envs.sokoban.solver import SearchLimitError, push_distances, solve
+
+VOCABULARIES: Mapping[str, Mapping[str, str]] = {
+    "xsb": {symbol: symbol for symbol in "#@+$*. "},
+    "ragen": {"#": "#", "@": "P", "+": "S", "$": "X", "*": "√", ".": "O", " ": "_"},
+    "letters": {"#": "W", "@": "A", "+": "@", "$": "B", "*": "C", ".": "G", " ": "."},
+}
+"""Symbols that cells are drawn with for the policy, by XSB symbol."""
+
+_MEANINGS = {
+    "#": "a wall",
+    "@": "you",
+    "+": "you on a target",
+    "$": "a box",
+    "*": "a box on a target",
+    ".": "a target",
+    " ": "floor",
+}
+_STEP, _BOX_ON, _BOX_OFF, _SOLVED = -0.1, 1.0, -1.0, 10.0
+_COLOURS = {
+    "#": (90, 90, 90),
+    "@": (60, 120, 200),
+    "+": (60, 120, 200),
+    "$": (190, 130, 60),
+    "*": (80, 170, 80),
+    ".": (230, 170, 170),
+    " ": (235, 235, 225),
+}
+_CELL = 16
+
+
+class SokobanEnv(GridGame):
+    """Boxes, targets and one who can only push.
+
+    Args:
+        size: Rows and columns of a generated level, walls included.
+        boxes: Boxes of a generated level.
+        min_moves: Fewest moves of an optimal solution.
+        max_moves: Most moves of an optimal solution.
+        level: One level as XSB text; wins over size and difficulty.
+        split: Only levels of this split, by content up to symmetry; None for any.
+        vocabulary: How cells are drawn: "xsb", "ragen" or "letters"; the profile's own if None.
+        dead_squares: Report in `info` the cells that a box can never leave for a target.
+        max_episode_steps: Steps after which the episode is truncated.
+        profile: How boards are shown and replies are read.
+        format_penalty: Added to the reward of an unreadable reply; the profile's own if None.
+        max_actions_per_turn: Actions that one reply may name, separated by `||`.
+        render_mode: "ansi" or "rgb_array".
+
+    Raises:
+        ValueError: If an argument makes no sense.
+    """
+
+    metadata: dict[str, Any] = GridGame.metadata | {
+        "description": "Push every box onto a target; boxes cannot be pulled.",
+        "max_episode_steps": 120,
+    }
+    kwargs_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "size": {
+                "type": "array",
+                "items": {"type": "integer", "minimum": 4, "maximum": 20},
+                "minItems": 2,
+                "maxItems": 2,
+            },
+            "boxes": {"type": "integer", "minimum": 1, "maximum": 8},
+            "min_moves": {"type": "integer", "minimum": 1},
+            "max_moves": {"type": ["integer", "null"], "minimum": 1},
+            "level": {"type": ["string", "null"]},
+            "vocabulary": {"enum": [*VOCABULARIES, None]},
+            "dead_squares": {"type": "boolean"},
+            **GRID_KWARGS,
+        },
+    }
+
+    def __init__(
+        self,
+        *,
+        size: Sequence[int] = (6, 6),
+        boxes: int = 1,
+        min_moves: int = 1,
+        max_moves: int | None = None,
+        level: str | None = None,
+        split: str | None = "train",
+        vocabulary: str | None = None,
+        dead_squares: bool = False,
+        max_episode_steps: int = 120,
+        profile: str = "native",
+        format_penalty: float | None = None,
+        max_actions_per_turn: int = 1,
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__(
+            ACTIONS,
+            max_episode_steps=max_episode_steps,
+            profile=profile,
+            format_penalty=format_penalty,
+            max_actions_per_turn=max_actions_per_turn,
+            render_mode=render_mode,
+        )
+        if len(size) != 2 or min(size) < 4:
+            raise ValueError(f"size must be two numbers, rows and columns, of at least 4, not {list(size)}")
+        if max_moves is not None and max_moves < min_moves:
+            raise ValueError(f"max_moves {max_moves} is below min_moves {min_moves}")
+        symbols = vocabulary or self.profile.legend
+        if symbols not in VOCABULARIES:
+            raise ValueError(f"vocabulary must be one of {', '.join(VOCABULARIES)}, not {symbols!r}")
+        self._fixed = None if level is None else parse_level(level)
+        self._difficulty = Difficulty(int(size[0]), int(size[1]), boxes, min_moves, max_moves)
+        self._split = split
+        self._symbols = str.maketrans(dict(VOCABULARIES[symbols]))
+        self._legend = VOCABULARIES[symbols]
+        self._shows_dead_squares = dead_squares
+        self._level = self._fixed or parse_level("####\n#@$.#\n####")
+        self._text = self._level.to_xsb()
+        self._known_optimum: int | None = None
+        self._plan: list[int] = []
+        self._planned_for: Level | None = None
+        self._on_target = 0
+
+    # -- the game --------------------------------------------------------------------------------------------------
+
+    def _begin(self, options: Mapping[str, Any]) -> None:
+        given = options.get("level")
+        fixed = parse_level(given) if given is not None else self._fixed
+        self._known_optimum = None
+        if fixed is None:
+            made = generate(self.np_random, self._difficulty, options.get("split", self._split))
+            self._known_optimum = made.optimal_moves
+            fixed = made.level
+        self._level = fixed
+        self._text = fixed.to_xsb()
+        self._plan, self._planned_for = [], None
+        # gym-sokoban counts from zero even if a box starts on a target: the first step then pays for it.
+        self._on_target = 0
+
+    def _move(self, action: int) -> Move:
+        before = self._level
+        self._level = before.moved(action)
+        if self._level is not before:
+            self._text = self._level.to_xsb()
+        if self._planned_for is before and self._plan and self._plan[0] == action:
+            self._plan, self._planned_for = self._plan[1:], self._level
+        return self._reward()
+
+    def _idle(self) -> float:
+        return self._reward().reward
+
+    def _reward(self) -> Move:
+        count = self._level.on_target()
+        reward = _STEP
+        if count != self._on_target:
+            reward += _BOX_ON if count > self._on_target else _BOX_OFF
+        self._on_target = count
+        if self._level.solved:
+            return Move(reward + _SOLVED, True, True)
+        return Move(reward, False, False)
+
+    def _board(self) -> str:
+        return self._text.translate(self._symbols)
+
+    def _facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {"anchor": self._text, "state": {"level": self._text}}
+        if self._shows_dead_squares:
+            room = self._level.room
+            alive = push_distances(room)
+            facts["dead_squares"] = [cell for cell in room.floor if cell not in alive]
+        return facts
+
+    def _rules(self) -> str:
+        drawn = ", ".join(
+            f"{self._legend[symbol].replace(' ', 'a space')} is {meaning}"
+            for symbol, meaning in _MEANINGS.items()
+        )
+        return (
+            f"You play Sokoban on a board drawn row by row: {drawn}. Push every box onto a target. Walk into a box to "
+            "push it; you cannot pull, and cannot push two boxes at once."
+        )
+
+    def _optimal_steps(self) -> int | None:
+        if self._known_optimum is None:
+            plan = self._solution()
+            self._known_optimum = len(plan) if plan is not None else None
+        return self._known_optimum
+
+    def _best_action(self) -> int:
+        plan = self._solution()
+        return plan[0] if plan else 0
+
+    def _solution(self) -> list[int] | None:
+        """Return a shortest solution from here; None if there is none, or it is too far to find."""
+        if self._planned_for is not self._level:
+            try:
+                plan = solve(self._level)
+            except SearchLimitError:
+                plan = None
+            if plan is None:
+                return None
+            self._plan, self._planned_for = plan, self._level
+        return self._plan
+
+    def _picture(self) -> NDArray[np.uint8]:
+        rows = [[_COLOURS[symbol] for symbol in row] for row in self._text.split("\n")]
+        return np.asarray(rows, dtype=np.uint8).repeat(_CELL, axis=0).repeat(_CELL, axis=1)
