@@ -1,0 +1,161 @@
+"""The worker child process: holds environments and runs one operation after another on them.
+
+It is started by `ChildProcess` with one end of a socket pair. What environments print goes to the server's log. When
+the server is no more, the child ends, even while an environment hangs.
+"""
+
+import gc
+import logging
+import os
+import select
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from clients.protocol.spaces import describe_space
+from env_server.workers import boundary
+from env_server.workers.base import EnvironmentRaised, EnvSource, Verdict
+from env_server.workers.wire import (
+    RAISED,
+    READY,
+    RESULT,
+    FrameReader,
+    dump_result,
+    frame,
+    load_request,
+)
+
+_READ_SIZE = 256 * 1024
+
+
+class Household:
+    """The environments of one child, by number, and its verifiers, by how they are built."""
+
+    def __init__(self) -> None:
+        self._environments: dict[int, boundary.Environment] = {}
+        self._verifiers: dict[bytes, boundary.Environment] = {}
+        self.operations: dict[str, Callable[..., Any]] = {
+            "make": self.make,
+            "reset": self.reset,
+            "step": self.step,
+            "render": self.render,
+            "reseed": self.reseed,
+            "close": self.close,
+            "prepare": self.prepare,
+            "score": self.score,
+        }
+
+    def make(self, number: int, source: EnvSource, kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Build an environment; gives its spaces as they are described on the wire."""
+        environment = boundary.build(source, kwargs)
+        spaces = boundary.guarded(_describe_spaces, environment)
+        self._environments[number] = environment
+        return spaces
+
+    def reset(self, number: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Any]:
+        """Begin an episode."""
+        return boundary.reset(self._environments[number], seed, options)
+
+    def step(self, number: int, action: Any) -> tuple[Any, ...]:
+        """Take a step."""
+        observation, reward, terminated, truncated, info = boundary.step(self._environments[number], action)
+        return observation, reward, terminated, truncated, info
+
+    def render(self, number: int, mode: str | None) -> Any:
+        """Draw the state."""
+        return boundary.render(self._environments[number], mode)
+
+    def reseed(self, number: int, seed: int) -> None:
+        """Seed an environment's generator anew."""
+        boundary.reseed(self._environments[number], seed)
+
+    def close(self, number: int) -> None:
+        """Let an environment go. It may never have been made: its maker gave up before it was, and did not know."""
+        environment = self._environments.pop(number, None)
+        if environment is not None:
+            boundary.close(environment)
+
+    def prepare(self, source: bytes) -> None:
+        """Build a verifier, so that no response's time is spent on that."""
+        if source not in self._verifiers:
+            self._verifiers[source] = boundary.build(load_request(source), {})
+
+    def score(self, source: bytes, item: Mapping[str, Any]) -> Verdict:
+        """Score one response."""
+        self.prepare(source)
+        return boundary.score(self._verifiers[source], item)
+
+    def close_all(self) -> None:
+        """Let everything go."""
+        for environment in (*self._environments.values(), *self._verifiers.values()):
+            boundary.close(environment)
+
+
+def _describe_spaces(environment: boundary.Environment) -> tuple[Any, Any]:
+    return describe_space(environment.action_space), describe_space(environment.observation_space)
+
+
+def serve(connection: socket.socket) -> None:
+    """Answer requests in their order until the request to exit, or until the server is no more."""
+    household = Household()
+    reader = FrameReader()
+    connection.sendall(frame(0, READY, b""))
+    while data := connection.recv(_READ_SIZE):
+        for number, _, body in reader.feed(data):
+            op, arguments = load_request(body)
+            if op == "exit":
+                household.close_all()
+                return
+            connection.sendall(_answer(number, household.operations[op], arguments))
+
+
+def _answer(number: int, operation: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
+    try:
+        return frame(number, RESULT, boundary.guarded(_run, operation, arguments))
+    except EnvironmentRaised as error:
+        return frame(number, RAISED, dump_result((error.error_class, error.message)))
+
+
+def _run(operation: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
+    # Writing a result runs code of the environment's objects, and so belongs within the boundary, too.
+    return dump_result(operation(*arguments))
+
+
+def _end_with(connection: socket.socket) -> None:
+    """End this process when the other side of the socket is gone, whatever the main thread does."""
+    hangup = select.poll()
+    hangup.register(connection, select.POLLHUP)
+    while not any(events & (select.POLLHUP | select.POLLERR) for _, events in hangup.poll()):
+        pass
+    os._exit(0)
+
+
+def main(descriptor: int) -> None:
+    """Run the child on its end of the socket pair."""
+    os.set_inheritable(descriptor, False)
+    connection = socket.socket(fileno=descriptor)
+    logging.basicConfig(
+        level=logging.WARNING,
+        stream=sys.stderr,
+        format=f"%(asctime)s %(levelname)s worker {os.getpid()} %(name)s: %(message)s",
+    )
+    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+    # What was imported so far lives as long as the process; collections need not look at it.
+    gc.freeze()
+    exit_code = 1
+    try:
+        serve(connection)
+        exit_code = 0
+    except ConnectionError:
+        # The server went away while it was being answered.
+        exit_code = 0
+    finally:
+        if exit_code:
+            traceback.print_exc()
+        logging.shutdown()
+        sys.stdout.flush()
+        # Threads that an environment left behind must not keep the process alive.
+        os._exit(exit_code)

@@ -1,0 +1,253 @@
+"""Environments in child processes: what hangs or crashes there costs that child, and nothing here."""
+
+import asyncio
+import functools
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+from gymnasium import Space
+
+from clients.protocol.spaces import parse_space
+from env_server.workers import boundary
+from env_server.workers.base import (
+    EnvironmentRaised,
+    EnvSource,
+    OperationTimeout,
+    Spaces,
+    StepOutcome,
+    Verdict,
+    Worker,
+    WorkerLost,
+)
+from env_server.workers.child_process import ChildProcess
+from env_server.workers.wire import dump_request
+
+_CLOSE_TIMEOUT_S = 10.0
+_PREPARE_TIMEOUT_S = 120.0
+_STOP_GRACE_S = 3.0
+_FIRST_BACKOFF_S = 0.25
+_MAX_BACKOFF_S = 10.0
+# Enough to keep a child busy, and few enough that steps of its sessions come in between.
+_SCORES_PER_CHILD = 2
+_SCORE_TRIES = 3
+_KNOWN_SPACES = 256
+
+_log = logging.getLogger(__name__)
+
+
+class _Place(NamedTuple):
+    """Where an environment is: its child, and its number there."""
+
+    child: ChildProcess
+    number: int
+
+
+class ProcessWorker(Worker):
+    """Runs environments in a pool of child processes, many in each.
+
+    A child is started when one is needed, and replaced when it dies. A new environment goes to the child that holds the
+    fewest. The operations of one child run one after another.
+
+    Args:
+        processes: The largest number of children.
+    """
+
+    isolation = "process"
+
+    def __init__(self, processes: int) -> None:
+        self._slots: list[ChildProcess | None] = [None] * processes
+        self._places: dict[str, _Place] = {}
+        self._keys: dict[int, str] = {}
+        self._numbers = itertools.count(1)
+        self._space = functools.lru_cache(maxsize=_KNOWN_SPACES)(_read_space)
+        self._scoring = asyncio.Semaphore(_SCORES_PER_CHILD * processes)
+        self._room = asyncio.Event()
+        self._failed_starts = 0
+        self._resume_at: asyncio.TimerHandle | None = None
+        self._stopping = False
+        self.children_lost = 0
+
+    def pids(self) -> list[int]:
+        """The process ids of the children that run."""
+        return [child.pid for child in self._children()]
+
+    # -- the pool ------------------------------------------------------------------------------------------------
+
+    def _children(self) -> list[ChildProcess]:
+        return [child for child in self._slots if child is not None]
+
+    async def _pick(self, timeout: float | None) -> ChildProcess:
+        """The child that has least to do, or a new one where all have something to do and more are allowed."""
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    children = self._children()
+                    if None in self._slots and all(child.environments or child.load for child in children):
+                        started = self._start_child()
+                        if started is not None:
+                            return started
+                    if children:
+                        return min(children, key=lambda child: (len(child.environments), child.load))
+                    self._room.clear()
+                    await self._room.wait()
+        except TimeoutError:
+            raise OperationTimeout("no worker process could be started in time") from None
+
+    def _start_child(self) -> ChildProcess | None:
+        """A new child, unless children cannot be started at the moment."""
+        if self._stopping or self._resume_at is not None:
+            return None
+        child = ChildProcess(self._child_ended)
+        self._slots[self._slots.index(None)] = child
+        self._room.set()
+        return child
+
+    def _child_ended(self, child: ChildProcess) -> None:
+        for number in child.environments:
+            key = self._keys.pop(number)
+            del self._places[key]
+        child.environments.clear()
+        self._slots[self._slots.index(child)] = None
+        if self._stopping:
+            return
+        self.children_lost += 1
+        if child.ready:
+            self._failed_starts = 0
+            _log.warning("worker process %d ended; a new one takes its place", child.pid)
+            self._start_child()
+        else:
+            # One that dies before it is ready is likely to do so again.
+            backoff = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2**self._failed_starts)
+            self._failed_starts += 1
+            _log.error("worker process %d ended before it was ready; next try in %g s", child.pid, backoff)
+            if self._resume_at is None:
+                self._resume_at = asyncio.get_running_loop().call_later(backoff, self._resume)
+
+    def _resume(self) -> None:
+        self._resume_at = None
+        self._room.set()
+
+    # -- environments --------------------------------------------------------------------------------------------
+
+    async def make(
+        self, key: str, source: EnvSource, kwargs: Mapping[str, Any], *, timeout: float | None
+    ) -> Spaces:
+        """Build an environment under a key, in the child that holds the fewest."""
+        await self.close(key)
+        child = await self._pick(timeout)
+        number = next(self._numbers)
+        self._places[key] = _Place(child, number)
+        self._keys[number] = key
+        child.environments.add(number)
+        try:
+            action, observation = await self._run(key, "make", source, kwargs, timeout=timeout)
+        except EnvironmentRaised:
+            self._forget(key)
+            raise
+        return self._space(orjson.dumps(action)), self._space(orjson.dumps(observation))
+
+    async def reset(
+        self, key: str, seed: int | None, options: dict[str, Any] | None, *, timeout: float | None
+    ) -> tuple[Any, Mapping[str, Any]]:
+        """Begin an episode."""
+        observation, info = await self._run(key, "reset", seed, options, timeout=timeout)
+        return observation, info
+
+    async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
+        """Take a step."""
+        return StepOutcome(*await self._run(key, "step", action, timeout=timeout))
+
+    async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
+        """Draw the state."""
+        return await self._run(key, "render", mode, timeout=timeout)
+
+    async def reseed(self, key: str, seed: int, *, timeout: float | None) -> None:
+        """Seed the environment's generator anew."""
+        await self._run(key, "reseed", seed, timeout=timeout)
+
+    async def close(self, key: str) -> None:
+        """Let an environment go; its child closes it when it comes to that."""
+        place = self._places.get(key)
+        if place is None:
+            return
+        self._forget(key)
+        place.child.give_up(place.number)
+        place.child.tell("close", (place.number,), timeout=_CLOSE_TIMEOUT_S)
+
+    async def _run(self, key: str, op: str, *arguments: Any, timeout: float | None) -> Any:
+        place = self._places.get(key)
+        if place is None:
+            raise WorkerLost(f"there is no environment under {key}")
+        child, number = place
+        operation = child.ask(op, (number, *arguments), environment=number, timeout=timeout)
+        assert operation.future is not None
+        try:
+            return await operation.future
+        except asyncio.CancelledError:
+            if self._places.get(key) is place:
+                child.abandon(operation)
+                await self.close(key)
+            raise
+
+    def _forget(self, key: str) -> None:
+        child, number = self._places.pop(key)
+        del self._keys[number]
+        child.environments.discard(number)
+
+    # -- verifiers -----------------------------------------------------------------------------------------------
+
+    async def verify(
+        self, source: EnvSource, items: Sequence[Mapping[str, Any]], *, timeout: float | None
+    ) -> list[Verdict]:
+        """Score responses, spread over the children."""
+        content = dump_request(source)
+        return await asyncio.gather(*(self._score(content, item, timeout) for item in items))
+
+    async def _score(self, source: bytes, item: Mapping[str, Any], timeout: float | None) -> Verdict:
+        async with self._scoring:
+            faults = 0
+            for _ in range(_SCORE_TRIES):
+                child = await self._pick_scorer()
+                if source not in child.prepared:
+                    child.prepared.add(source)
+                    child.tell("prepare", (source,), timeout=_PREPARE_TIMEOUT_S)
+                operation = child.ask("score", (source, item), timeout=timeout)
+                assert operation.future is not None
+                try:
+                    verdict: Verdict = await operation.future
+                    return verdict
+                except EnvironmentRaised as error:
+                    return boundary.error_verdict(error)
+                except OperationTimeout as error:
+                    return {"score": 0.0, "outcome": "timeout", "detail": str(error)}
+                except WorkerLost as lost:
+                    faults += lost.at_fault
+                    if faults > 1:
+                        break
+                except asyncio.CancelledError:
+                    child.abandon(operation)
+                    raise
+            return {"score": 0.0, "outcome": "error", "detail": "the process of the verifier died"}
+
+    async def _pick_scorer(self) -> ChildProcess:
+        children = self._children()
+        if children and None not in self._slots:
+            return min(children, key=lambda child: child.load)
+        idle = next((child for child in children if not child.load), None)
+        return idle or await self._pick(_PREPARE_TIMEOUT_S)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    async def shutdown(self) -> None:
+        """Let the children close their environments, and end them."""
+        self._stopping = True
+        if self._resume_at is not None:
+            self._resume_at.cancel()
+        await asyncio.gather(*(child.stop(_STOP_GRACE_S) for child in self._children()))
+
+
+def _read_space(description: bytes) -> Space[Any]:
+    return parse_space(orjson.loads(description))

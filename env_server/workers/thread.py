@@ -1,0 +1,180 @@
+"""Environments in threads of this process: for those that mostly wait for disks, networks or other processes."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from env_server.workers import boundary
+from env_server.workers.base import (
+    EnvironmentRaised,
+    EnvSource,
+    OperationTimeout,
+    Spaces,
+    StepOutcome,
+    Verdict,
+    Worker,
+    WorkerLost,
+)
+from env_server.workers.threads import ThreadPool
+
+_CLOSE_TIMEOUT_S = 10.0
+
+
+class _Home:
+    """Where one environment lives, and what runs on it."""
+
+    __slots__ = ("environment", "pool", "running")
+
+    def __init__(self, pool: ThreadPool) -> None:
+        self.environment: boundary.Environment | None = None
+        self.pool = pool
+        self.running: asyncio.Task[Any] | None = None
+
+    def build(self, source: EnvSource, kwargs: Mapping[str, Any]) -> Spaces:
+        """Build the environment, in a thread."""
+        self.environment = boundary.build(source, kwargs)
+        return boundary.guarded(_spaces, self.environment)
+
+    def score(self, source: EnvSource, item: Mapping[str, Any]) -> Verdict:
+        """Build a verifier and score one response with it, in a thread."""
+        self.environment = boundary.build(source, {})
+        try:
+            return boundary.score(self.environment, item)
+        finally:
+            self.clear()
+
+    def clear(self) -> None:
+        """Close the environment, in a thread."""
+        environment, self.environment = self.environment, None
+        if environment is not None:
+            boundary.close(environment)
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _spaces(environment: boundary.Environment) -> Spaces:
+    return environment.action_space, environment.observation_space
+
+
+class ThreadWorker(Worker):
+    """Runs environments in a bounded pool of threads, or in a thread of their own where they need one.
+
+    Args:
+        max_threads: The size of the pool.
+    """
+
+    isolation = "thread"
+
+    def __init__(self, max_threads: int) -> None:
+        self._pool = ThreadPool(max_threads)
+        self._homes: dict[str, _Home] = {}
+
+    @property
+    def stuck(self) -> int:
+        """How many threads of the pool are left to calls that took too long."""
+        return self._pool.stuck
+
+    async def make(
+        self, key: str, source: EnvSource, kwargs: Mapping[str, Any], *, timeout: float | None
+    ) -> Spaces:
+        """Build an environment under a key."""
+        await self.close(key)
+        home = self._homes[key] = _Home(ThreadPool(1) if source.pinned_thread else self._pool)
+        try:
+            spaces: Spaces = await self._run(key, home.build, source, kwargs, timeout=timeout)
+        except EnvironmentRaised:
+            await self.close(key)
+            raise
+        return spaces
+
+    async def reset(
+        self, key: str, seed: int | None, options: dict[str, Any] | None, *, timeout: float | None
+    ) -> tuple[Any, Mapping[str, Any]]:
+        """Begin an episode."""
+        observation, info = await self._call(key, boundary.reset, seed, options, timeout=timeout)
+        return observation, info
+
+    async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
+        """Take a step."""
+        outcome: StepOutcome = await self._call(key, boundary.step, action, timeout=timeout)
+        return outcome
+
+    async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
+        """Draw the state."""
+        return await self._call(key, boundary.render, mode, timeout=timeout)
+
+    async def reseed(self, key: str, seed: int, *, timeout: float | None) -> None:
+        """Seed the environment's generator anew."""
+        await self._call(key, boundary.reseed, seed, timeout=timeout)
+
+    async def _call(
+        self, key: str, function: Callable[..., Any], *arguments: Any, timeout: float | None
+    ) -> Any:
+        home = self._homes.get(key)
+        if home is None:
+            raise WorkerLost(f"there is no environment under {key}")
+        return await self._run(key, function, home.environment, *arguments, timeout=timeout)
+
+    async def _run(
+        self, key: str, function: Callable[..., Any], *arguments: Any, timeout: float | None
+    ) -> Any:
+        home = self._homes[key]
+        home.running = asyncio.get_running_loop().create_task(
+            home.pool.run(function, *arguments, timeout=timeout, given_up=home.clear)
+        )
+        try:
+            return await home.running
+        except (asyncio.CancelledError, OperationTimeout) as error:
+            if self._homes.get(key) is home:
+                del self._homes[key]
+            elif isinstance(error, asyncio.CancelledError) and not _is_cancelled():
+                raise WorkerLost("the environment was closed") from None
+            raise
+        finally:
+            home.running = None
+
+    async def verify(
+        self, source: EnvSource, items: Sequence[Mapping[str, Any]], *, timeout: float | None
+    ) -> list[Verdict]:
+        """Score responses, each with a verifier of its own: one that takes too long keeps its verifier."""
+        return await asyncio.gather(*(self._score(source, item, timeout) for item in items))
+
+    async def _score(self, source: EnvSource, item: Mapping[str, Any], timeout: float | None) -> Verdict:
+        home = _Home(self._pool)
+        try:
+            verdict: Verdict = await self._pool.run(
+                home.score, source, item, timeout=timeout, given_up=home.clear
+            )
+            return verdict
+        except EnvironmentRaised as error:
+            return boundary.error_verdict(error)
+        except OperationTimeout as error:
+            return {"score": 0.0, "outcome": "timeout", "detail": str(error)}
+
+    async def close(self, key: str) -> None:
+        """Let an environment go; one that runs is closed when its call comes to an end."""
+        home = self._homes.pop(key, None)
+        if home is None:
+            return
+        if home.running is not None:
+            home.running.cancel()
+        else:
+            await self._clear(home)
+
+    async def _clear(self, home: _Home) -> None:
+        try:
+            await home.pool.run(home.clear, timeout=_CLOSE_TIMEOUT_S, given_up=home.clear)
+        except OperationTimeout:
+            # Its thread is counted as stuck.
+            return
+        finally:
+            if home.pool is not self._pool:
+                home.pool.dismiss()
+
+    async def shutdown(self) -> None:
+        """Close the environments and let the threads go; those that are stuck end with the process."""
+        await asyncio.gather(*(self.close(key) for key in list(self._homes)))
+        self._pool.dismiss()
