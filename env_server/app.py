@@ -85,7 +85,7 @@ class App:
         return problem_answer(failure)
 
     async def _route(self, request: Request) -> Response:
-        method, path = request.method, request.url.path
+        method, path = request.scope["method"], request.scope["path"]
         page = self._pages.get(path)
         if page is not None and method in ("GET", "HEAD"):
             return await page(request)

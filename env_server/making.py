@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium import Space
 
 from clients.protocol.episode import PortableEpisode
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import ForkRequest, MakeRequest, RestoreRequest
+from clients.protocol.values import EncodeError
 from env_server.catalog import Catalog, CatalogEntry
 from env_server.context import Context
 from env_server.failures import busy, environment_error, not_reset
@@ -27,9 +29,23 @@ from env_server.workers.base import EnvironmentRaised, OperationTimeout, Worker,
 
 # The event loop serves others between two environments of a large make.
 _YIELD_EVERY = 16
-_Opened = list[tuple[Session, ResetRecord | None]]
 _Begin = Callable[[Session, int], Coroutine[Any, Any, ResetRecord | None]]
 _REFUSED_BY_CONSTRUCTOR = frozenset({"TypeError", "ValueError", "KeyError", "AssertionError"})
+
+
+class _Opened(NamedTuple):
+    """What the answer to a call that opened a session holds; the session itself may end before it is asked again."""
+
+    reply: Reply
+    observation_space: Space[Any]
+    episode: int
+    step: int
+    reset: ResetRecord | None
+
+    def answer(self, context: Context) -> Reply:
+        if self.reset is None:
+            return self.reply
+        return {**self.reply, "reset": reset_reply(self.observation_space, self.reset, context)}
 
 
 class Making:
@@ -76,21 +92,21 @@ class Making:
             raise invalid("count", f"at most {self._settings.max_batch}")
         if request.reset is not None:
             self._resetting.check_options(request.reset.options)
-        made: _Opened = await self.remembered.once(
+        opened: list[_Opened] = await self.remembered.once(
             context.caller.name,
             "make",
             request.request_id,
             lambda: self._make_many(context, entry, kwargs, request),
         )
-        replies = [self._made_reply(session, record, context) for session, record in made]
+        try:
+            replies = [made.answer(context) for made in opened]
+        except EncodeError as error:
+            raise environment_error(error) from error
         return replies[0] if request.count is None else {"sessions": replies}
-
-    def _made_reply(self, session: Session, record: ResetRecord | None, context: Context) -> Reply:
-        return session_reply(session, None if record is None else reset_reply(session, record, context))
 
     async def _make_many(
         self, context: Context, entry: CatalogEntry, kwargs: dict[str, Any], request: MakeRequest
-    ) -> _Opened:
+    ) -> list[_Opened]:
         idle_timeout_s = min(
             request.idle_timeout_s or self._settings.idle_timeout_s, self._settings.idle_timeout_s
         )
@@ -122,15 +138,15 @@ class Making:
         return self._fork(context, session, request)
 
     async def _fork(self, context: Context, session: Session, request: ForkRequest) -> Reply:
-        opened: _Opened = await self.remembered.once(
+        opened: list[_Opened] = await self.remembered.once(
             context.caller.name,
             "fork",
             request.request_id,
             lambda: self._fork_many(context, session, request),
         )
-        return {"session_ids": [copy.session_id for copy, _ in opened]}
+        return {"session_ids": [copy.reply["session_id"] for copy in opened]}
 
-    async def _fork_many(self, context: Context, session: Session, request: ForkRequest) -> _Opened:
+    async def _fork_many(self, context: Context, session: Session, request: ForkRequest) -> list[_Opened]:
         if session.running is not None:
             raise busy(session.running)
         if request.count > self._settings.max_batch:
@@ -167,7 +183,7 @@ class Making:
                 f"the episode is of version {episode.env_version}, this server has {entry.version}",
                 reason="replay_diverged",
             )
-        opened: _Opened = await self.remembered.once(
+        opened: list[_Opened] = await self.remembered.once(
             context.caller.name,
             "restore",
             request.request_id,
@@ -180,9 +196,8 @@ class Making:
                 lambda session, number: self._rebuild(session, episode),
             ),
         )
-        session = opened[0][0]
-        place = session.describe(0.0)
-        return {**session_reply(session), "episode": place["episode"], "step": place["step"]}
+        restored = opened[0]
+        return {**restored.reply, "episode": restored.episode, "step": restored.step}
 
     async def _rebuild(self, session: Session, episode: PortableEpisode) -> None:
         try:
@@ -202,7 +217,7 @@ class Making:
         count: int,
         idle_timeout_s: float,
         begin: _Begin,
-    ) -> _Opened:
+    ) -> list[_Opened]:
         """Open new sessions, all or none."""
         caller = context.caller
         self._sessions.reserve(caller, count)
@@ -233,7 +248,10 @@ class Making:
                 session.sockets.add(context.socket)
                 context.sessions.add(session.session_id)
             self._sessions.add(session)
-        return list(zip(opened, records, strict=True))
+        return [
+            _Opened(session_reply(session), session.observation_space, session.episode, session.step, record)
+            for session, record in zip(opened, records, strict=True)
+        ]
 
     async def _begin_all(self, opened: list[Session], begin: _Begin) -> list[ResetRecord | None]:
         if opened[0].inline is not None:

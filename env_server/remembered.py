@@ -5,8 +5,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from clients.protocol.errors import ProblemError
-
 _Key = tuple[str, str, str]
 
 
@@ -43,7 +41,7 @@ class RememberedAnswers:
         return (caller, op, request_id) in self._answers
 
     def _settle(self, key: _Key, task: asyncio.Task[Any]) -> None:
-        if task.cancelled() or isinstance(task.exception(), ProblemError):
+        if task.cancelled() or task.exception() is not None:
             self._answers.pop(key, None)
         while len(self._answers) > self._limit:
             self._answers.popitem(last=False)

@@ -46,16 +46,14 @@ def encode_info(info: Mapping[str, Any], context: Context) -> Any:
     return encode_value(None, info, binary=context.binary)
 
 
-def reset_reply(session: Session, record: ResetRecord, context: Context) -> Reply:
+def reset_reply(space: Space[Any], record: ResetRecord, context: Context) -> Reply:
     """The answer to a reset.
 
     Raises:
         EncodeError: If the environment gave something that has no form on the wire.
     """
     return {
-        "observation": encode_observation(
-            session.observation_space, record.observation, binary=context.binary
-        ),
+        "observation": encode_observation(space, record.observation, binary=context.binary),
         "info": encode_info(record.info, context),
         "episode": record.episode,
         "step": 0,
@@ -81,18 +79,15 @@ def step_reply(session: Session, record: StepRecord, outcome: StepOutcome, conte
         "step": record.step + 1,
     }
     if record.reset is not None:
-        reply["reset"] = reset_reply(session, record.reset, context)
+        reply["reset"] = reset_reply(session.observation_space, record.reset, context)
     return reply
 
 
-def session_reply(session: Session, reset: Reply | None = None) -> Reply:
+def session_reply(session: Session) -> Reply:
     """The answer to a call that makes a session."""
-    reply = {
+    return {
         "session_id": session.session_id,
         "env_id": session.entry.env_id,
         "action_space": describe_space(session.action_space),
         "observation_space": describe_space(session.observation_space),
     }
-    if reset is not None:
-        reply["reset"] = reset
-    return reply

@@ -7,7 +7,7 @@ from typing import Any
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import ResetRequest
-from clients.protocol.values import EncodeError
+from clients.protocol.values import DecodeError, EncodeError, decode_value, encode_value
 from env_server.context import Context
 from env_server.failures import busy, environment_error
 from env_server.fields import own_fields
@@ -17,7 +17,7 @@ from env_server.replies import Reply, encode_observation, reset_reply
 from env_server.running import Runner
 from env_server.session import ResetRecord, Running, Session
 from env_server.settings import Settings
-from env_server.validation import validate
+from env_server.validation import invalid, validate
 from env_server.workers.base import EnvironmentRaised, WorkerLost
 
 _SEEDS = 2**53
@@ -52,7 +52,7 @@ class Resetting:
         request = validate(ResetRequest, own_fields(fields))
         request_id = request.request_id
         if request_id is not None and session.resets is not None and request_id in session.resets:
-            return reset_reply(session, session.resets[request_id], context)
+            return self._encoded(context, session, session.resets[request_id])
         running = session.running
         if running is not None:
             if running.kind == "reset" and request_id is not None and running.action == request_id:
@@ -67,11 +67,15 @@ class Resetting:
         return self._later(context, session, running)
 
     def check_options(self, options: Mapping[str, Any] | None) -> None:
-        """Refuse options that the operator has not allowed.
+        """Refuse options that cannot be read or that the operator has not allowed.
 
         Raises:
-            ProblemError: `forbidden`.
+            ProblemError: `invalid_request` or `forbidden`.
         """
+        try:
+            decode_value(None, options)
+        except DecodeError as error:
+            raise invalid("options", str(error)) from error
         if options and options.get("expert") and not self._settings.allow_expert:
             raise ProblemError(
                 "forbidden", "this server gives no expert actions (its setting is allow_expert)"
@@ -98,7 +102,9 @@ class Resetting:
                     *session.inline.make_now(session.session_id, entry.source, session.kwargs)
                 )
                 session.attached = True
-            observation, info = session.inline.reset_now(session.session_id, seed, options)
+            observation, info = session.inline.reset_now(
+                session.session_id, seed, decode_value(None, options)
+            )
         except EnvironmentRaised as error:
             raise self.broken(session, error) from error
         return self._begun(session, seed, options, observation, info, request_id)
@@ -112,18 +118,19 @@ class Resetting:
     ) -> ResetRecord:
         """Begin an episode of an environment in a worker; the body of a running operation."""
         seed = secrets.randbelow(_SEEDS) if seed is None else seed
+        given = decode_value(None, options)
         timeout = self._settings.make_timeout_s
         if session.attached:
             try:
                 observation, info = await session.worker.reset(
-                    session.session_id, seed, options, timeout=timeout
+                    session.session_id, seed, given, timeout=timeout
                 )
             except WorkerLost:
                 # Another session's fault took the worker down; a fresh environment serves as well.
                 session.attached = False
         if not session.attached:
             await self._runner.make(session)
-            observation, info = await session.worker.reset(session.session_id, seed, options, timeout=timeout)
+            observation, info = await session.worker.reset(session.session_id, seed, given, timeout=timeout)
         return self._begun(session, seed, options, observation, info, request_id)
 
     def _begun(
@@ -144,6 +151,8 @@ class Resetting:
         session.last = None
         if request_id is not None:
             session.remember_reset(request_id, record)
+        # In JSON's encoding, whatever encoding they came in.
+        options = encode_value(None, decode_value(None, options), binary=False)
         session.journal.begin(seed, options, written)
         env_id = session.entry.env_id
         self._metrics.resets[env_id] += 1
@@ -159,7 +168,7 @@ class Resetting:
 
     def _encoded(self, context: Context, session: Session, record: ResetRecord) -> Reply:
         try:
-            return reset_reply(session, record, context)
+            return reset_reply(session.observation_space, record, context)
         except EncodeError as error:
             raise self.broken(session, error) from error
 

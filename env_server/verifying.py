@@ -5,7 +5,7 @@ from typing import Any
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import VerifyRequest
-from clients.protocol.values import EncodeError, encode_value
+from clients.protocol.values import DecodeError, EncodeError, decode_value, encode_value
 from env_server.catalog import Catalog, CatalogEntry
 from env_server.context import Context
 from env_server.failures import environment_error
@@ -54,7 +54,11 @@ class Verifying:
                 raise invalid(f"items.{number}.response", "a response is needed, as text")
         limit = self._settings.verify_timeout_s
         timeout = limit if request.timeout_s is None else min(limit, request.timeout_s)
-        return self._verify(context, entry, request.items, timeout)
+        try:
+            items = [decode_value(None, item) for item in request.items]
+        except DecodeError as error:
+            raise invalid("items", str(error)) from error
+        return self._verify(context, entry, items, timeout)
 
     async def _verify(
         self, context: Context, entry: CatalogEntry, items: list[dict[str, Any]], timeout: float
