@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
 
+from trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
 from trainer.rollout.gate import WaveGate
 
 

@@ -1,0 +1,72 @@
+"""What runs reached, in one table: python benchmarks/learning/summary.py RUN [RUN ...] [--output FILE]."""
+
+import argparse
+import json
+import subprocess
+from pathlib import Path
+
+from trainer.statistics import Interval, rate_difference, success_rate
+from trainer.tracking import read_metrics
+
+
+def scores(rows, panel, mode):
+    """First and last measurement of a panel, as intervals."""
+    key = f"evaluate/{panel}/{mode}"
+    measured = [row for row in rows if f"{key}/success" in row]
+    return (
+        [
+            success_rate(round(row[f"{key}/success"] * row[f"{key}/episodes"]), round(row[f"{key}/episodes"]))
+            for row in (measured[0], measured[-1])
+        ]
+        if measured
+        else None
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    table = []
+    for run in options.runs:
+        rows = read_metrics(run / "metrics.jsonl")
+        steps = max(row["step"] for row in rows)
+        panels = sorted({key.split("/")[1] for row in rows for key in row if key.startswith("evaluate/")})
+        for panel in panels:
+            for mode in ("random", "blind", "sampled", "greedy"):
+                pair = scores(rows, panel, mode)
+                if pair is None:
+                    continue
+                before, after = pair
+                gain = rate_difference(before, after) if mode in ("sampled", "greedy") else Interval(0, 0, 0)
+                table.append((run.name, panel, mode, steps, before, after, gain))
+    print(f"{'run':<26}{'panel':<12}{'mode':<9}{'steps':>6}  {'start':<22}{'end':<22}gain")
+    for run, panel, mode, steps, before, after, gain in table:
+        shown = str(gain) if mode in ("sampled", "greedy") else ""
+        print(f"{run:<26}{panel:<12}{mode:<9}{steps:>6}  {before!s:<22}{after!s:<22}{shown}")
+    if options.output:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        content = [
+            {
+                "run": run,
+                "panel": panel,
+                "mode": mode,
+                "steps": steps,
+                "start": vars_of(before),
+                "end": vars_of(after),
+                "gain": vars_of(gain),
+            }
+            for run, panel, mode, steps, before, after, gain in table
+        ]
+        options.output.write_text(
+            json.dumps({"commit": commit.stdout.strip(), "rows": content}, indent=1) + "\n"
+        )
+
+
+def vars_of(interval):
+    return {"value": interval.value, "low": interval.low, "high": interval.high}
+
+
+if __name__ == "__main__":
+    main()
