@@ -1,0 +1,1 @@
+"""Verifiers: stateless environments that score one response."""

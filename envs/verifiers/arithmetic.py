@@ -1,0 +1,169 @@
+"""Arithmetic-v0: generated sums with exact answers."""
+
+import ast
+import hashlib
+import operator
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from envs.verifiers.base import Verdict, VerifierEnv
+
+_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL | re.IGNORECASE)
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
+_INTEGER = re.compile(r"[-+−]?(?<![\d.])\d+(?:[,_ ]\d{3})*(?!\.?\d)")
+_QUESTION = re.compile(r"\d{1,9}(?: [-+*] \d{1,9}){1,15}")
+_OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
+# Of 256 values of a digest byte: train below the first bound, valid below the second, test above.
+_TRAIN_BELOW, _VALID_BELOW = 154, 205
+_LONGEST_NUMBER = 400
+_TRIES = 10_000
+
+
+class ArithmeticEnv(VerifierEnv):
+    """Sums, differences and products of whole numbers.
+
+    A response is read outside think tags: the last `<answer>`, else the last box, else the last whole number.
+
+    Args:
+        terms: Numbers in a question.
+        digits: Most digits of a number.
+        operators: Which of `+`, `-` and `*` occur.
+        split: Only questions of this split, by content.
+        render_mode: "ansi".
+
+    Raises:
+        ValueError: If an argument makes no sense.
+    """
+
+    metadata: dict[str, Any] = VerifierEnv.metadata | {
+        "description": "Generated sums, differences and products with exact answers."
+    }
+    kwargs_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "terms": {"type": "integer", "minimum": 2, "maximum": 16},
+            "digits": {"type": "integer", "minimum": 1, "maximum": 9},
+            "operators": {"type": "string", "pattern": "^[-+*]+$"},
+            "split": {"enum": ["train", "valid", "test", None]},
+            "render_mode": {"enum": ["ansi", None]},
+        },
+    }
+
+    def __init__(
+        self,
+        *,
+        terms: int = 2,
+        digits: int = 2,
+        operators: str = "+-",
+        split: str | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__(render_mode=render_mode)
+        if not 2 <= terms <= 16:
+            raise ValueError(f"terms must be between 2 and 16, not {terms}")
+        if not 1 <= digits <= 9:
+            raise ValueError(f"digits must be between 1 and 9, not {digits}")
+        if not operators or set(operators) - set("+-*"):
+            raise ValueError(f"operators must be made of '+', '-' and '*', not {operators!r}")
+        self._terms = terms
+        self._digits = digits
+        self._operators = operators
+        self._split = split
+
+    def draw_task(self) -> dict[str, Any]:
+        """Draw a question of the wanted split and its answer."""
+        for _ in range(_TRIES):
+            numbers = self.np_random.integers(0, 10**self._digits, self._terms).tolist()
+            chosen = self.np_random.integers(len(self._operators), size=self._terms - 1).tolist()
+            question = str(numbers[0])
+            for place, number in zip(chosen, numbers[1:], strict=True):
+                question += f" {self._operators[place]} {number}"
+            if self._split is None or split_of(question) == self._split:
+                return {"question": question, "answer": str(evaluate(question))}
+        raise ValueError(f"no question of split {self._split} in {_TRIES} tries: allow more digits or terms")
+
+    def checked_task(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a question with its answer, which is computed if it is not given."""
+        question = fields.get("question")
+        if not isinstance(question, str):
+            raise ValueError("a task needs the field 'question', such as '12 + 7'")
+        answer = fields.get("answer")
+        return {"question": question, "answer": str(evaluate(question) if answer is None else answer)}
+
+    def prompt(self, task: Mapping[str, Any]) -> str:
+        """Return the question."""
+        return f"{task['question']} = ?"
+
+    def instruction(self) -> str:
+        """Return how to answer."""
+        return "Work out the sum. Reply with the number in answer tags, for example <answer>12</answer>."
+
+    def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
+        """Compare the number that a response names with the task's answer, exactly."""
+        expected = _whole_number(
+            str(task["answer"]) if "answer" in task else str(evaluate(str(task["question"])))
+        )
+        if expected is None:
+            return Verdict(0.0, "error", f"the task's answer {task.get('answer')!r} is no whole number")
+        read = read_number(response)
+        if read is None:
+            return Verdict(0.0, "unparsable", "no whole number was found in the response")
+        if read == expected:
+            return Verdict(1.0, "correct", f"{read}")
+        return Verdict(0.0, "wrong", f"{read}, expected {expected}")
+
+
+def read_number(response: str) -> int | None:
+    """Return the number that a response gives as its answer; None if it gives none."""
+    spoken = _THINKING.sub("", response)
+    for pattern in (_ANSWER, _BOXED):
+        if marked := pattern.findall(spoken):
+            return _whole_number(marked[-1])
+    numbers = _INTEGER.findall(spoken)
+    return _whole_number(numbers[-1]) if numbers else None
+
+
+def evaluate(question: str) -> int:
+    """Return the value of a question such as `12 + 7 * 3`; products bind tighter.
+
+    Raises:
+        ValueError: If the question is not of that form.
+    """
+    if not _QUESTION.fullmatch(question):
+        raise ValueError(
+            f"'{question}' is no question such as '12 + 7': 2 to 16 numbers with +, - or * between"
+        )
+    # Leading zeros are no Python, and nothing but numbers and operators is left to parse.
+    plain = re.sub(r"\b0+(?=\d)", "", question)
+    return _value(ast.parse(plain, mode="eval").body)
+
+
+def split_of(question: str) -> str:
+    """Return the split that a question belongs to: 60 % train, 20 % valid, 20 % test, by its content alone."""
+    byte = hashlib.blake2b(question.encode(), digest_size=1).digest()[0]
+    if byte < _TRAIN_BELOW:
+        return "train"
+    return "valid" if byte < _VALID_BELOW else "test"
+
+
+def _value(node: ast.expr) -> int:
+    if isinstance(node, ast.BinOp):
+        return _OPERATIONS[type(node.op)](_value(node.left), _value(node.right))
+    assert isinstance(node, ast.Constant)
+    assert isinstance(node.value, int)
+    return node.value
+
+
+def _whole_number(text: str) -> int | None:
+    plain = text.strip().strip("$.").replace("−", "-").replace("\N{NO-BREAK SPACE}", " ")
+    match = _INTEGER.fullmatch(plain)
+    if match is None or len(plain) > _LONGEST_NUMBER:
+        return None
+    return int(re.sub(r"[,_ ]", "", plain))

@@ -1,0 +1,112 @@
+"""A verifier is an environment of one step: a task is shown, a response is scored, the episode is over."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium
+
+from clients.protocol.spaces import UnicodeText
+
+Outcome = Literal["correct", "wrong", "partial", "unparsable", "timeout", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a response is worth.
+
+    Attributes:
+        score: Between 0 and 1.
+        outcome: In a word; `timeout` and `error` are faults of ours and never mean a score of 0.
+        detail: What was read and what was expected, for people.
+    """
+
+    score: float
+    outcome: Outcome
+    detail: str
+
+
+class VerifierEnv(gymnasium.Env[str, str]):
+    """Base of all verifiers. One instance can score any number of responses, each by itself."""
+
+    metadata: dict[str, Any] = {
+        "render_modes": ["ansi"],
+        "render_fps": 1,
+        "kind": "stateless",
+        "inline": True,
+        "deterministic": True,
+        "forkable": True,
+        "version": "0",
+        "max_episode_steps": 1,
+    }
+
+    def __init__(self, *, render_mode: str | None = None) -> None:
+        if render_mode not in (None, "ansi"):
+            raise ValueError(f"render_mode must be 'ansi' or None, not {render_mode!r}")
+        self.action_space = UnicodeText()
+        self.observation_space = UnicodeText()
+        self.render_mode = render_mode
+        self._task: Mapping[str, Any] = {}
+        self._prompt = ""
+
+    @abstractmethod
+    def draw_task(self) -> Mapping[str, Any]:
+        """Draw a task from `self.np_random`."""
+
+    @abstractmethod
+    def checked_task(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a task that a caller gave.
+
+        Raises:
+            ValueError: If a field is missing or makes no sense.
+        """
+
+    @abstractmethod
+    def prompt(self, task: Mapping[str, Any]) -> str:
+        """Return what the policy is asked."""
+
+    @abstractmethod
+    def instruction(self) -> str:
+        """Return how it should answer."""
+
+    @abstractmethod
+    def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
+        """Score a response; no text raises."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Draw a task, or take the one whose fields the options are."""
+        super().reset(seed=seed)
+        self._task = self.checked_task(options) if options else self.draw_task()
+        self._prompt = self.prompt(self._task)
+        info = {
+            "instruction": self.instruction(),
+            "success": False,
+            "action_is_valid": True,
+            "state": {"task": dict(self._task)},
+            "anchor": "0",
+            "optimal_steps": 1,
+        }
+        return self._prompt, info
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Score the response; the episode is over."""
+        verdict = self.score(action, self._task)
+        info = {
+            "success": verdict.outcome == "correct",
+            "action_is_valid": verdict.outcome != "unparsable",
+            "format_penalty": 0.0,
+            "env_reward": verdict.score,
+            "outcome": verdict.outcome,
+            "detail": verdict.detail,
+            "metrics": {"score": verdict.score},
+            "state": {"task": dict(self._task)},
+            "anchor": "1",
+        }
+        return verdict.detail, verdict.score, True, False, info
+
+    def render(self) -> Any:
+        """Return the task as text."""
+        return self._prompt if self.render_mode == "ansi" else None

@@ -1,0 +1,109 @@
+"""Arithmetic-v0, as an environment and as a verifier."""
+
+import pytest
+from gymnasium.utils.env_checker import check_env
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clients.client import EnvClient
+from envs.verifiers.arithmetic import ArithmeticEnv, evaluate, read_number, split_of
+from tests.support.processes import env_server
+
+ENVIRONMENT = ArithmeticEnv()
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        ("19", 19),
+        ("12 + 7 = 19", 19),
+        ("<answer>19</answer>", 19),
+        ("<answer>18</answer>, no, <answer> 19 </answer>", 19),
+        ("<think>18</think>19", 19),
+        ("<think>19", None),
+        ("\\boxed{19} and then 3", 19),
+        ("<answer>19</answer> \\boxed{3}", 19),
+        ("-7", -7),
+        ("−7", -7),
+        ("1,234", 1234),
+        ("$1234$", 1234),
+        ("19.0", None),
+        ("<answer>nineteen</answer> 19", None),
+        ("", None),
+        ("no number", None),
+        ("1" * 1000, None),
+    ],
+)
+def test_reading(response, expected):
+    assert read_number(response) == expected
+
+
+@given(response=st.text())
+def test_no_response_is_an_error(response):
+    verdict = ENVIRONMENT.score(response, {"question": "2 + 2", "answer": "4"})
+    assert verdict.outcome in ("correct", "wrong", "unparsable")
+    assert verdict.score == (1.0 if verdict.outcome == "correct" else 0.0)
+
+
+@given(
+    numbers=st.lists(st.integers(0, 10**6), min_size=2, max_size=6),
+    operators=st.lists(st.sampled_from("+-*"), min_size=5, max_size=5),
+)
+def test_answers_are_exact(numbers, operators):
+    question = str(numbers[0])
+    for operator, number in zip(operators, numbers[1:], strict=False):
+        question += f" {operator} {number}"
+    assert evaluate(question) == eval(question)
+
+
+@pytest.mark.parametrize("question", ["2", "2 / 2", "2 + x", "__import__('os')", "2 + 2 ", "9" * 99 + " + 1"])
+def test_what_is_no_question_is_refused(question):
+    with pytest.raises(ValueError, match="no question"):
+        evaluate(question)
+
+
+def test_an_episode_is_one_step():
+    environment = ArithmeticEnv(digits=1, terms=3, operators="*")
+    observation, info = environment.reset(seed=4)
+    assert info["instruction"]
+    answer = info["state"]["task"]["answer"]
+    assert observation == f"{info['state']['task']['question']} = ?"
+    _, reward, terminated, truncated, info = environment.step(f"<answer>{answer}</answer>")
+    assert (reward, terminated, truncated, info["success"]) == (1.0, True, False, True)
+    check_env(ArithmeticEnv(render_mode="ansi"))
+
+
+def test_splits_and_seeds():
+    questions = {}
+    for split in ("train", "valid", "test"):
+        environment = ArithmeticEnv(split=split, digits=3)
+        for seed in range(30):
+            question = environment.reset(seed=seed)[1]["state"]["task"]["question"]
+            assert split_of(question) == split
+            assert questions.setdefault(question, split) == split
+            assert environment.reset(seed=seed)[1]["state"]["task"]["question"] == question
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{"terms": 1}, {"digits": 0}, {"operators": "/"}, {"render_mode": "human"}]
+)
+def test_bad_kwargs_are_refused(kwargs):
+    with pytest.raises(ValueError, match="must be"):
+        ArithmeticEnv(**kwargs)
+
+
+async def test_the_same_scorer_answers_over_the_wire():
+    items = [
+        {"response": "<answer>4</answer>", "question": "2 + 2", "answer": "4"},
+        {"response": "5", "question": "2 + 2"},
+        {"response": "?", "question": "2 + 2", "answer": "4"},
+    ] * 50
+    with env_server() as url:
+        async with EnvClient(url) as client:
+            verdicts = await client.verify("Arithmetic-v0", items)
+            session = await client.make("Arithmetic-v0")
+            observation, _ = await session.reset(options={"question": "20 - 1"})
+            assert observation == "20 - 1 = ?"
+            assert (await session.step("19"))[1] == 1.0
+    assert [verdict.outcome for verdict in verdicts] == ["correct", "wrong", "unparsable"] * 50
+    assert [verdict.score for verdict in verdicts[:3]] == [1.0, 0.0, 0.0]
