@@ -1,0 +1,18 @@
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.wire import ENVS, INLINE, Server
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """One server for all tests that leave it as it was."""
+    with Server(
+        *ENVS,
+        *INLINE,
+        *("--gymnasium", "CartPole-v1", "--isolation", "CartPole-v1=inline"),
+        *("--env-step-timeout-s", "SlowCount=5", "--operator-kwargs", 'Count={"data_dir": "/srv/data"}'),
+    ) as running:
+        yield running
+        assert "failed inside the server" not in running.log()

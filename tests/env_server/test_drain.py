@@ -1,0 +1,64 @@
+"""SIGTERM: what runs is finished, what is new is refused, sockets are closed, the exit code is 0."""
+
+import asyncio
+
+import pytest
+import websockets
+
+from tests.support.wire import ENVS, INLINE, Server
+
+
+async def test_a_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
+    with Server(*ENVS, *INLINE) as server:
+        async with server.http() as client, server.socket() as socket:
+            assert (await client.get("/ready")).status_code == 200
+            made = await socket.make("SlowCount")
+            inline = await socket.make()
+            running = await socket.send("step", session_id=made, action="sleep 1.5")
+            over_http = asyncio.create_task(
+                client.post("/v1/verify/Equal", json={"items": [{"response": "sleep 1", "answer": "1"}]})
+            )
+            await asyncio.sleep(0.2)
+            server.process.terminate()
+            async with asyncio.timeout(5):
+                while (await client.get("/ready")).status_code != 503:
+                    await asyncio.sleep(0.02)
+            assert (await client.get("/health")).status_code == 200
+            for op, fields in (
+                ("make", {"env_id": "Count"}),
+                ("fork", {"session_id": inline}),
+                ("restore", {"episode": await socket.call("episode", session_id=inline)}),
+            ):
+                problem = (await socket.ask(op, **fields))["error"]
+                assert (problem["code"], problem["retry_after"] > 0) == ("draining", True)
+            refused = await client.post("/v1/sessions", json={"env_id": "Count"})
+            assert (refused.status_code, refused.json()["code"]) == (503, "draining")
+            assert int(refused.headers["retry-after"]) > 0
+            assert (await socket.call("step", session_id=inline, action="a"))["step"] == 1, "sessions go on"
+            assert (await socket.answer(running))["ok"]["step"] == 1
+            assert (await over_http).json()["results"][0]["outcome"] == "wrong"
+            with pytest.raises(websockets.ConnectionClosed) as end:
+                await socket.connection.recv()
+            assert end.value.rcvd is not None
+            assert end.value.rcvd.code in (1001, 1012)
+        assert server.process.wait(20) == 0
+
+
+async def test_the_grace_ends() -> None:
+    with Server(*ENVS, *INLINE, "--drain-grace-s", "0.3") as server:
+        async with server.socket() as socket:
+            made = await socket.make("SlowCount")
+            await socket.send("step", session_id=made, action="sleep 60")
+            await asyncio.sleep(0.2)
+            server.process.terminate()
+            with pytest.raises(websockets.ConnectionClosed):
+                await socket.connection.recv()
+        assert await asyncio.to_thread(server.process.wait, 20) == 0
+
+
+async def test_an_idle_server_ends_at_once() -> None:
+    with Server(*ENVS, *INLINE, "--drain-grace-s", "60") as server:
+        async with server.socket() as socket:
+            await socket.make()
+            server.process.terminate()
+            assert await asyncio.to_thread(server.process.wait, 20) == 0

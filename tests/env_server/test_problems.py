@@ -1,0 +1,238 @@
+"""Every problem code, provoked over HTTP and over the socket."""
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from clients.protocol.errors import CODES
+from tests.support.wire import ENVS, INLINE, Server, Socket
+
+OTHER_ISSUES = {
+    # Registration, the gateway and defects of our own: there is nothing here yet that could provoke them.
+    *("unknown_registration", "env_exists", "spec_mismatch", "probe_failed", "upstream_error", "internal"),
+}
+JSON = {"Content-Type": "application/json"}
+MSGPACK = {"Content-Type": "application/msgpack"}
+Case = Callable[[Socket], Awaitable[dict[str, Any]]]
+
+
+async def fresh(socket: Socket) -> str:
+    return (await socket.call("make", env_id="Count"))["session_id"]
+
+
+async def step(socket: Socket, session_id: str, action: Any = "go", **fields: Any) -> dict[str, Any]:
+    return await socket.ask("step", session_id=session_id, action=action, **fields)
+
+
+async def not_in_space(socket: Socket) -> dict[str, Any]:
+    made = await socket.make("CartPole-v1")
+    problem = await step(socket, made, 2)
+    assert "ok" in await step(socket, made, 1), "the episode goes on unharmed"
+    return problem
+
+
+async def gone(socket: Socket) -> dict[str, Any]:
+    made = await fresh(socket)
+    assert await socket.call("close", session_id=made) == {"closed": 1}
+    answer = await step(socket, made)
+    assert answer["error"]["reason"] == "closed"
+    return answer
+
+
+async def over(socket: Socket) -> dict[str, Any]:
+    made = await socket.make(kwargs={"length": 1})
+    assert (await step(socket, made))["ok"]["terminated"]
+    return await step(socket, made)
+
+
+async def mismatch(socket: Socket) -> dict[str, Any]:
+    made = await socket.make()
+    await step(socket, made, step=0)
+    answer = await step(socket, made, "other", step=0)
+    assert (answer["error"]["episode"], answer["error"]["step"]) == (0, 1)
+    return answer
+
+
+async def busy(socket: Socket) -> dict[str, Any]:
+    made = await socket.make("SlowCount")
+    running = await socket.send("step", session_id=made, action="sleep 0.5")
+    answer = await socket.ask("reset", session_id=made)
+    assert "ok" in await socket.answer(running)
+    return answer
+
+
+async def no_fork(socket: Socket) -> dict[str, Any]:
+    return await socket.ask("fork", session_id=await socket.make("Chance"))
+
+
+async def timeout(socket: Socket) -> dict[str, Any]:
+    made = await socket.make("SlowCount")
+    answer = await step(socket, made, "sleep 5", timeout_s=0.3)
+    assert "ok" in await socket.ask("reset", session_id=made), "the session can be reset"
+    return answer
+
+
+async def raised(socket: Socket) -> dict[str, Any]:
+    made = await socket.make()
+    answer = await step(socket, made, "raise")
+    assert answer["error"]["error_class"] == "RuntimeError"
+    assert "secret" not in json.dumps(answer)
+    assert "Traceback" not in json.dumps(answer)
+    assert (await step(socket, made))["error"]["code"] == "not_reset"
+    assert "ok" in await socket.ask("reset", session_id=made), "the session can be reset"
+    return answer
+
+
+ON_SOCKET: list[tuple[str, Case]] = [
+    ("invalid_request", lambda socket: socket.ask("make", env_id=3)),
+    ("unknown_op", lambda socket: socket.ask("walk")),
+    ("invalid_action", not_in_space),
+    ("invalid_kwargs", lambda socket: socket.ask("make", env_id="Count", kwargs={"data_dir": "/etc"})),
+    ("unknown_env", lambda socket: socket.ask("make", env_id="Cuont")),
+    ("unknown_session", lambda socket: step(socket, "0." + "0" * 32)),
+    ("session_gone", gone),
+    ("step_mismatch", mismatch),
+    ("episode_over", over),
+    ("busy", busy),
+    ("fork_unsupported", no_fork),
+    ("not_stateless", lambda socket: socket.ask("verify", env_id="Count", items=[])),
+    ("forbidden", lambda socket: socket.ask("make", env_id="Count", reset={"options": {"expert": True}})),
+    ("too_large", lambda socket: socket.ask("make", env_id="x" * 2**20)),
+    ("env_error", raised),
+    ("step_timeout", timeout),
+]
+
+
+@pytest.mark.parametrize(("code", "case"), ON_SOCKET, ids=[code for code, _ in ON_SOCKET])
+@pytest.mark.parametrize("binary", [False, True], ids=["json", "msgpack"])
+async def test_on_the_socket(server: Server, code: str, case: Case, binary: bool) -> None:
+    async with server.socket(binary=binary) as socket:
+        witness = await socket.make(kwargs={"length": 5})
+        problem = (await case(socket))["error"]
+        assert problem["code"] == code, problem
+        assert problem["status"] == CODES[code]
+        assert {"type", "title", "detail"} <= problem.keys()
+        assert (await socket.call("step", session_id=witness, action="still here"))["step"] == 1
+        assert (await socket.call("close", session_id=witness))["closed"] == 1
+
+
+async def test_a_step_before_reset(server: Server) -> None:
+    async with server.socket() as socket:
+        answer = await step(socket, await fresh(socket))
+        assert answer["error"]["code"] == "not_reset"
+
+
+OVER_HTTP: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("invalid_request", "POST", "/v1/sessions", {"json": {}}),
+    ("invalid_request", "POST", "/v1/sessions", {"json": {"env_id": "Count", "colour": 1}}),
+    ("invalid_request", "POST", "/v1/sessions", {"json": {"env_id": "Count", "count": "3"}}),
+    ("invalid_request", "POST", "/v1/sessions", {"json": {"env_id": "Count", "reset": {"seed": -1}}}),
+    ("invalid_request", "POST", "/v1/sessions", {"json": {"env_id": "Count", "reset": {"seed": 2**53}}}),
+    ("invalid_request", "POST", "/v1/sessions", {"json": [1]}),
+    ("invalid_request", "POST", "/v1/sessions", {"content": b"{", "headers": JSON}),
+    ("invalid_request", "POST", "/v1/sessions", {"content": b"\xff", "headers": JSON}),
+    ("invalid_request", "POST", "/v1/sessions", {"content": b"\xc1", "headers": MSGPACK}),
+    ("invalid_request", "GET", "/v1/sessions?limit=0", {}),
+    ("invalid_request", "GET", "/v1/sessions?colour=1", {}),
+    ("invalid_request", "GET", "/v1/envs?kind=none", {}),
+    ("invalid_request", "POST", "/v1/verify/Equal", {"json": {"items": [{"answer": "4"}]}}),
+    ("unsupported_media_type", "POST", "/v1/sessions", {"content": b"a=b", "headers": {"Content-Type": "text/plain"}}),
+    ("too_large", "POST", "/v1/sessions", {"content": b"[" + b"1," * 2**20}),
+    ("not_found", "GET", "/v1/nothing", {}),
+    ("not_found", "PUT", "/v1/sessions", {}),
+    ("not_found", "GET", "/", {}),
+    ("unknown_env", "POST", "/v1/sessions", {"json": {"env_id": "Nowhere"}}),
+    ("unknown_env", "GET", "/v1/envs/Nowhere", {}),
+    ("unknown_env", "POST", "/v1/verify/Nowhere", {"json": {"items": []}}),
+    ("unknown_session", "GET", "/v1/sessions/none", {}),
+    ("unknown_session", "POST", "/v1/sessions/9.0/step", {"json": {"action": ""}}),
+    ("not_stateless", "POST", "/v1/verify/Count", {"json": {"items": []}}),
+    ("invalid_kwargs", "POST", "/v1/sessions", {"json": {"env_id": "Count", "kwargs": {"length": "3"}}}),
+    ("invalid_kwargs", "POST", "/v1/sessions", {"json": {"env_id": "Count", "kwargs": {"length": 13}}}),
+    ("invalid_kwargs", "POST", "/v1/sessions", {"json": {"env_id": "CartPole-v1", "kwargs": {"render_mode": "human"}}}),
+    ("env_error", "POST", "/v1/sessions", {"json": {"env_id": "Count", "reset": {"options": {"raise": 1}}}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "method", "path", "request_"), OVER_HTTP)
+async def test_over_http(server: Server, code: str, method: str, path: str, request_: dict[str, Any]) -> None:
+    async with server.http() as client:
+        before = (await client.get("/v1/info")).json()["capacity"]["sessions"]
+        answer = await client.request(method, path, **request_)
+        check(answer, code)
+        after = (await client.get("/v1/info")).json()["capacity"]["sessions"]
+        assert after == before, "nothing was made"
+
+
+def check(answer: httpx.Response, code: str) -> dict[str, Any]:
+    problem = answer.json()
+    assert problem["code"] == code, problem
+    assert answer.status_code == problem["status"] == CODES[code]
+    assert answer.headers["content-type"] == "application/problem+json"
+    if code in {"invalid_request", "invalid_kwargs"}:
+        assert all({"field", "reason"} <= error.keys() for error in problem["errors"])
+        assert problem["errors"]
+    if code in {"rate_limited", "at_capacity", "draining"}:
+        assert int(answer.headers["retry-after"]) == problem["retry_after"] > 0
+    return problem
+
+
+async def test_near_names_are_suggested(server: Server) -> None:
+    async with server.http() as client:
+        problem = check(await client.get("/v1/envs/SlowCuont"), "unknown_env")
+        assert "SlowCount" in problem["suggestions"]
+        assert "SlowCount" in problem["detail"]
+
+
+async def test_a_body_that_grows_without_end_is_refused(server: Server) -> None:
+    async def endless() -> Any:
+        for _ in range(64):
+            yield b" " * 65536
+
+    async with server.http() as client:
+        check(await client.post("/v1/sessions", content=endless()), "too_large")
+
+
+async def test_limits_of_capacity_and_rate() -> None:
+    with Server(
+        *ENVS, *INLINE, "--max-sessions", "3", "--max-sessions-per-token", "2", "--rate-limit", "8"
+    ) as server:
+        async with server.http() as client:
+            three = {"env_id": "Count", "count": 3}
+            assert (
+                check(await client.post("/v1/sessions", json=three), "at_capacity")["limit"]
+                == "max_sessions_per_token"
+            )
+            made = (await client.post("/v1/sessions", json={"env_id": "Count", "count": 2})).json()[
+                "sessions"
+            ]
+            check(await client.post("/v1/sessions", json={"env_id": "Count"}), "at_capacity")
+            assert (await client.delete(f"/v1/sessions/{made[0]['session_id']}")).status_code == 204
+            answers = [await client.get("/v1/info") for _ in range(16)]
+            check(answers[-1], "rate_limited")
+
+
+async def test_a_reply_over_the_limit() -> None:
+    with Server(*ENVS, *INLINE, "--max-reply-bytes", "2000") as server:
+        async with server.http() as client, server.socket() as socket:
+            made = await socket.make(kwargs={"length": 9})
+            problem = (await socket.ask("step", session_id=made, action="large 3000", step=0))["error"]
+            assert problem["code"] == "too_large"
+            check(await client.post(f"/v1/sessions/{made}/step", json={"action": "large 3000"}), "too_large")
+            results = await socket.batch(
+                {"op": "step", "session_id": made, "action": "small"},
+                {"op": "step", "session_id": made, "action": "large 1900"},
+                {"op": "step", "session_id": made, "action": "small"},
+            )
+            assert ["ok" in result for result in results] == [True, False, True]
+            assert results[1]["error"]["code"] == "too_large"
+            assert results[2]["ok"]["step"] == 5, "what was asked for was done all the same"
+
+
+def test_the_table_is_complete() -> None:
+    elsewhere = {"unauthorized", "draining"}  # test_auth, test_drain
+    provoked = {code for code, _ in ON_SOCKET} | {code for code, *_ in OVER_HTTP}
+    assert provoked | {"not_reset", "at_capacity", "rate_limited"} | elsewhere | OTHER_ISSUES == set(CODES)
