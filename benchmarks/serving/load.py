@@ -118,7 +118,13 @@ async def ask(port: int, frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 async def closed_loop(
-    port: int, frames: list[bytes], pid: int, *, steps_per_frame: int, warm_up_s: float = 0.5, seconds: float = 3.0
+    port: int,
+    frames: list[bytes],
+    pid: int,
+    *,
+    steps_per_frame: int,
+    warm_up_s: float = 0.5,
+    seconds: float = 3.0,
 ) -> Measurement:
     """One socket for each frame; every socket sends its frame again as soon as it is answered."""
     measurement = Measurement()

@@ -33,7 +33,10 @@ ACTION = "<answer>Left</answer>"
 def server(*command: str) -> Iterator[tuple[int, int]]:
     """Run a server; gives its port and process id."""
     process = subprocess.Popen(
-        [sys.executable, *command], stdout=subprocess.PIPE, text=True, preexec_fn=lambda: os.sched_setaffinity(0, {0})
+        [sys.executable, *command],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, {0}),
     )
     try:
         assert process.stdout is not None
@@ -66,7 +69,9 @@ def batch(session_ids: list[str], extra: dict[str, Any]) -> bytes:
     return orjson.dumps({"id": 1, "op": "batch", "ops": ops, **extra})
 
 
-async def case(ours: tuple[int, int], echo: tuple[int, int], name: str, env_id: str, seconds: float) -> dict[str, Any]:
+async def case(
+    ours: tuple[int, int], echo: tuple[int, int], name: str, env_id: str, seconds: float
+) -> dict[str, Any]:
     kind, _, size = name.partition("-")
     count = int(size)
     session_ids = await make(ours[0], env_id, count)
@@ -75,8 +80,10 @@ async def case(ours: tuple[int, int], echo: tuple[int, int], name: str, env_id: 
     if kind == "single":
         frames = [step(each, 1, {}) for each in session_ids]
         # The echo gets the answer once at the begin: what it sends back has the size of a real one.
-        plain = [orjson.dumps({"id": 1, "op": "step", "session_id": each, "action": ACTION, "reply": reply})
-                 for each in session_ids]
+        plain = [
+            orjson.dumps({"id": 1, "op": "step", "session_id": each, "action": ACTION, "reply": reply})
+            for each in session_ids
+        ]
         per_frame = 1
     else:
         frames = [batch(session_ids, {})]
@@ -90,9 +97,13 @@ async def case(ours: tuple[int, int], echo: tuple[int, int], name: str, env_id: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--env", default="FrozenLake-v0")
-    parser.add_argument("--serve", default="", help="further arguments of roll-serve, as one text: --serve='--env m:C'")
+    parser.add_argument(
+        "--serve", default="", help="further arguments of roll-serve, as one text: --serve='--env m:C'"
+    )
     parser.add_argument("--cases", nargs="*", default=["single-1", "single-64", "batch-64"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0)
@@ -100,9 +111,10 @@ def main() -> None:
     options = parser.parse_args()
     os.sched_setaffinity(0, {os.cpu_count() - 1 if os.cpu_count() else 0})
     rounds: dict[str, list[dict[str, Any]]] = {}
-    with server("-m", "env_server", "--port", "0", *shlex.split(options.serve)) as ours, server(
-        str(Path(__file__).parent / "echo.py")
-    ) as echo:
+    with (
+        server("-m", "env_server", "--port", "0", *shlex.split(options.serve)) as ours,
+        server(str(Path(__file__).parent / "echo.py")) as echo,
+    ):
         for _ in range(options.rounds):
             for name in options.cases:
                 found = uvloop.run(case(ours, echo, name, options.env, options.seconds))
@@ -110,8 +122,7 @@ def main() -> None:
     table = {
         name: {
             label: {
-                metric: statistics.median(each[label][metric] for each in found)
-                for metric in found[0][label]
+                metric: statistics.median(each[label][metric] for each in found) for metric in found[0][label]
             }
             for label in found[0]
         }
