@@ -63,8 +63,9 @@ def build_policy(settings: RunSettings, directory: Path | None = None) -> Policy
     """Load the policy from `directory` (or the path in the settings), or build the tiny one."""
     path = directory or (Path(settings.model.path) if settings.model.path else None)
     if path is not None:
+        model = load_model(path)
         tokenizer = load_tokenizer(path)
-        return Policy(load_model(path), tokenizer, ChatRenderer(tokenizer))
+        return Policy(model, tokenizer, ChatRenderer(tokenizer))
     tokenizer = build_tiny_tokenizer()
     shape = TinyPolicySettings(
         vocabulary=len(tokenizer),

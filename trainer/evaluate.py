@@ -2,9 +2,10 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from clients.protocol.spaces import parse_space
 from trainer.config.run import PanelSettings
@@ -80,10 +81,18 @@ async def play_tasks(
         wave = tasks[start : start + concurrency]
         for _ in wave:
             slots.enter()
-        async with asyncio.TaskGroup() as group:
-            running = [group.create_task(play(task)) for task in wave]
-        results += [task.result() for task in running]
+        results += await _all_of([play(task) for task in wave])
     return results
+
+
+async def _all_of(plays: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
+    """Run all and return their results; the first that fails cancels the others and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(each) for each in plays]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in running]
 
 
 def score(trajectories: Sequence[Trajectory]) -> Score:

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from clients.session import EnvSession
-
 from clients.protocol.errors import ProblemError
+from clients.session import EnvSession
 from trainer.records import Outcome, Trajectory, Turn
 from trainer.rollout.actors import Actor, ContextOverflowError, View
 from trainer.rollout.context import observation_messages

@@ -1,0 +1,182 @@
+"""`roll-train`, its other commands, and everything that a config may replace."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import ROOT, env_server, read_lines, start_training, train
+from trainer.tracking import read_metrics
+
+CONFIG = """
+seed: 3
+steps: 1
+tasks:
+  - {env_id: FrozenLake-v0, kwargs: {size: 4, split: train, max_episode_steps: 8}, domain: lake}
+  - {env_id: Sokoban-v0, kwargs: {max_episode_steps: 5}, domain: boxes}
+model: {hidden_size: 32, layers: 1, heads: 2, max_length: 512}
+prompt: {context: full_history, instruction: none}
+warm_start: {demonstrations: 20, epochs: 3, learning_rate: 5.0e-3}
+rollout: {groups_per_step: 8, group_size: 2, max_turns: 8, max_new_tokens: 3}
+evaluation:
+  every: 0
+  panels:
+    lake: {env_id: FrozenLake-v0, kwargs: {size: 4, split: test, max_episode_steps: 5}, episodes: 8}
+    never_trained: {env_id: Arithmetic-v0, episodes: 6, baselines: false}
+tracking: {tensorboard: true}
+"""
+
+
+@pytest.fixture(scope="module")
+def url():
+    with env_server("--allow-expert") as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, url) -> tuple[Path, Path, str]:
+    """A finished run: its config, its directory and what it printed."""
+    directory = tmp_path_factory.mktemp("run")
+    config = directory / "config.yaml"
+    config.write_text(CONFIG)
+    output = train("--config", str(config), "--env-url", url, f"output_dir={directory}/out")
+    return config, directory / "out", output
+
+
+def roll_train(command: str, run, url, *arguments: str) -> str:
+    config, directory, _ = run
+    process = start_training(
+        command, "--config", str(config), "--env-url", url, f"output_dir={directory}", *arguments
+    )
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    return output
+
+
+def test_a_mixed_run_reports_by_domain_and_panel(run):
+    _, directory, output = run
+    rows = read_metrics(directory / "metrics.jsonl")
+    keys = {key for row in rows for key in row}
+    assert {"domain/lake/success", "domain/boxes/reward", "policy/entropy", "rollout/lag_max"} <= keys
+    for player in ("sampled", "greedy", "random", "blind"):
+        assert f"evaluate/lake/{player}/success" in keys
+    assert "evaluate/never_trained/sampled/success" in keys
+    assert "evaluate/never_trained/random/success" not in keys
+    assert "gain" in output
+    assert list((directory / "tensorboard").glob("events*"))
+    domains = {line["task"]["domain"] for line in read_lines(directory / "episodes.jsonl")}
+    assert domains <= {"lake", "boxes"}
+
+
+def test_episodes_hold_text_and_ids(run):
+    _, directory, _ = run
+    for episode in read_lines(directory / "episodes.jsonl"):
+        for turn in episode["turns"]:
+            segment, start, end = turn["tokens"]
+            masks = episode["segments"][segment]["action_mask"]
+            assert all(masks[start:end])
+        assert sum(sum(segment["action_mask"]) for segment in episode["segments"]) == sum(
+            turn["tokens"][2] - turn["tokens"][1] for turn in episode["turns"]
+        )
+
+
+@pytest.mark.parametrize("player", ["model", "random"])
+def test_rollout_plays_without_training(run, url, player, tmp_path):
+    file = tmp_path / "episodes.jsonl"
+    output = roll_train(
+        "rollout", run, url, "--policy", player, "--episodes", "3", "--panel", "lake", "--output", str(file)
+    )
+    assert "3 episodes: success" in output
+    assert len(read_lines(file)) == 3
+
+
+def test_a_recorded_episode_plays_again_exactly(run, url, tmp_path):
+    recorded, again = tmp_path / "recorded.jsonl", tmp_path / "again.jsonl"
+    roll_train("rollout", run, url, "--policy", "model", "--episodes", "2", "--output", str(recorded))
+    roll_train(
+        "rollout", run, url, "--policy", "recorded", "--recorded", str(recorded), "--output", str(again)
+    )
+    for first, second in zip(read_lines(recorded), read_lines(again), strict=True):
+        for turn, other in zip(first["turns"], second["turns"], strict=True):
+            assert (turn["observation"], turn["reply"], turn["reward"]) == (
+                other["observation"],
+                other["reply"],
+                other["reward"],
+            )
+
+
+def test_a_person_plays_in_the_terminal(run, url):
+    config, directory, _ = run
+    words = ["rollout", "--config", str(config), "--env-url", url, f"output_dir={directory}"]
+    result = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "trainer.cli",
+            *words,
+            "--policy",
+            "human",
+            "--episodes",
+            "1",
+            "--panel",
+            "lake",
+        ],
+        input="Right\n" * 8,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=ROOT,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "reply (Left, Down, Right, Up)>" in result.stdout
+
+
+def test_eval_measures_the_trained_policy(run, url):
+    output = roll_train("eval", run, url)
+    assert "policy  lake/sampled" in output
+    assert "baseline  lake/random" in output
+
+
+def test_everything_replaceable_is_replaced(run, url, tmp_path):
+    config, _, _ = run
+    train(
+        "--config",
+        str(config),
+        "--env-url",
+        url,
+        f"output_dir={tmp_path}/out",
+        "evaluation.panels={}",
+        "rollout.agent=tests.support.plugins:two_turn_agent",
+        "rollout.reward=tests.support.plugins:pay_valid_replies",
+        "rollout.task_source=tests.support.plugins:EvenSeeds",
+        "prompt.custom_context=tests.support.plugins:forgetful",
+    )
+    episodes = read_lines(tmp_path / "out" / "episodes.jsonl")
+    assert len(episodes) == 16
+    for episode in episodes:
+        assert episode["task"]["domain"] == "even"
+        assert episode["task"]["seed"] % 2 == 0
+        assert len(episode["turns"]) <= 2
+        assert episode["reward"] == sum(turn["valid"] for turn in episode["turns"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--env-url", "http://127.0.0.1:9"], "127.0.0.1:9"),
+        (["tasks.0.env_id=FrozenLake-v7"], "FrozenLake-v7"),
+        (["rollout.reward=no.such:thing"], "cannot import 'no.such'"),
+        (["checkpoint.resume=/no/such/folder"], "there is no folder"),
+        (["model.path=/no/such/model"], "holds no model"),
+    ],
+)
+def test_mistakes_end_with_one_readable_line(run, url, arguments, message, tmp_path):
+    config, _, _ = run
+    given = arguments if "--env-url" in arguments else ["--env-url", url, *arguments]
+    process = start_training("--config", str(config), f"output_dir={tmp_path}/out", *given)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert message in output.splitlines()[-1]
+    assert "Traceback" not in output
