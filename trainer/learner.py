@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trainer.algorithms.aggregation import Denominators
 from trainer.algorithms.batch import LossInputs, RowBatch
+from trainer.algorithms.corrections import mismatch_metrics
 from trainer.algorithms.metrics import Metrics, means, merge
 from trainer.algorithms.objective import compute_advantages, critic_loss, policy_loss
 from trainer.algorithms.settings import AlgorithmSettings
@@ -90,6 +91,9 @@ class Learner:
             for place, row in enumerate(rows)
         ]
         metrics = self._optimize(complete, result.scores, step)
+        if old is not None:
+            behaviour = padded([row.logprobs for row in batch.rows])
+            metrics |= mismatch_metrics(padded_tensors(old), behaviour, batch.mask)
         return metrics | result.metrics | {"batch/rows": float(len(rows))}
 
     def _optimize(self, rows: list[TrainRow], scores: Tensor, step: int) -> dict[str, float]:
