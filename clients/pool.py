@@ -14,7 +14,7 @@ from clients.protocol.frames import SUBPROTOCOLS
 from clients.transport import ConnectionLost, open_socket, socket_url
 
 _FIRST_DELAY_S = 0.05
-_MAX_DELAY_S = 5.0
+_MAX_DELAY_S = 2.0
 _DEFAULT_MAX_REQUEST_BYTES = 1024 * 1024
 _DEFAULT_MAX_BATCH = 1024
 

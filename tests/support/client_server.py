@@ -44,6 +44,12 @@ class ServerProcess:
         assert "serving on" in line, line
         return self
 
+    def children(self) -> list[int]:
+        """The ids of the processes that it has started and that run."""
+        assert self._process is not None
+        listed = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
+        return [int(each) for each in listed.split()]
+
     def kill(self) -> None:
         """End it as a crash would."""
         assert self._process is not None
