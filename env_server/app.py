@@ -116,7 +116,6 @@ class App:
         reply = services.operations.call(context, call.op, fields)
         if not isinstance(reply, dict):
             reply = await reply
-        services.flush()
         if call.empty:
             return Response(status_code=call.status)
         return answer(reply, binary=binary, limit=self._reply_limit, status=call.status)
@@ -136,7 +135,7 @@ class App:
         if caller is None:
             raise ProblemError("unauthorized", "metrics need a token with the role 'admin'")
         caller.require("admin")
-        return Response(await self._services.metrics_text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await self._services.metrics_text(caller), media_type=CONTENT_TYPE_LATEST)
 
     async def _openapi(self, request: Request) -> Response:
         return Response(dumps(describe_calls(), binary=False), media_type="application/json")

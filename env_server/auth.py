@@ -120,6 +120,11 @@ class Tokens:
             raise ProblemError("unauthorized", "this token is not known")
         return found
 
+    def named(self, name: str) -> Caller | None:
+        """The caller of a name, if there is one: the owner of a session, or whom another process speaks for."""
+        callers = [caller for caller, _ in self._entries] or [ANYONE]
+        return next((caller for caller in callers if caller.name == name), None)
+
     def from_headers(self, headers: Mapping[str, str]) -> Caller | None:
         """Who sends these headers, or None where they hold no credentials and some are needed.
 

@@ -64,8 +64,8 @@ class CatalogEntry:
 
     @property
     def render_modes(self) -> list[str]:
-        """The modes that `render` takes."""
-        return [str(mode) for mode in self.metadata.get("render_modes", ())]
+        """The modes that `render` takes: all but the one that opens a window where the server runs."""
+        return [str(mode) for mode in self.metadata.get("render_modes", ()) if mode != "human"]
 
     def take_spaces(self, action_space: Space[Any], observation_space: Space[Any]) -> None:
         """Learn the spaces from an environment that was made."""

@@ -1,7 +1,6 @@
 """The command `roll-serve`."""
 
 import argparse
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from env_server.listening import bind, url_of
 from env_server.seat import Seat
 from env_server.server import run_process
 from env_server.settings import Settings
+from env_server.supervisor import supervise
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,13 +45,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(settings: Settings) -> int:
     if settings.token_file is None:
         print("roll-serve: no tokens are configured, so only loopback is served", file=sys.stderr, flush=True)
+    if settings.state_dir is not None:
+        settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if settings.processes > 1:
+        return supervise(settings, _announce)
     listening = bind(settings.host, settings.port)
     seat = Seat(directory=settings.state_dir)
-    return run_process(settings, seat, listening, lambda: _announce(settings, listening))
+    return run_process(settings, seat, listening, lambda: _announce(url_of(settings.host, listening)))
 
 
-def _announce(settings: Settings, listening: socket.socket) -> None:
-    print(f"rollgym serving on {url_of(settings.host, listening)}", flush=True)
+def _announce(url: str) -> None:
+    print(f"rollgym serving on {url}", flush=True)
 
 
 def _make_token(arguments: Sequence[str]) -> int:

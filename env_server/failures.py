@@ -24,6 +24,16 @@ def environment_error(error: EnvironmentRaised | EncodeError) -> ProblemError:
     return ProblemError("env_error", f"{error_class}: {message}", error_class=error_class, message=message)
 
 
+def worker_died(env_id: str) -> ProblemError:
+    """The problem that an operation took its worker down, each time it was tried."""
+    return ProblemError(
+        "env_error",
+        f"the worker of {env_id} died",
+        error_class="WorkerLost",
+        message="the worker died",
+    )
+
+
 def busy(running: Running) -> ProblemError:
     """The problem that another operation runs on the session."""
     return ProblemError("busy", f"a {running.kind} is running on this session", running=running.kind)

@@ -23,6 +23,17 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     Raises:
         ConfigurationError: If the address cannot be used.
     """
+    listening = reserve(host, port, shared=shared)
+    listening.listen(_BACKLOG)
+    return listening
+
+
+def reserve(host: str, port: int, *, shared: bool) -> socket.socket:
+    """A socket that is bound and does not listen: it keeps a port for the processes that share it.
+
+    Raises:
+        ConfigurationError: If the address cannot be used.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, socket.SOCK_STREAM)
@@ -37,7 +48,6 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
         listening.bind(address)
     except OSError as error:
         raise ConfigurationError(f"cannot listen on {host} port {port}: {error}") from error
-    listening.listen(_BACKLOG)
     return listening
 
 

@@ -13,9 +13,10 @@ from clients.protocol.messages import ForkRequest, MakeRequest, RestoreRequest
 from clients.protocol.values import EncodeError
 from env_server.catalog import Catalog, CatalogEntry
 from env_server.context import Context
-from env_server.failures import busy, environment_error, not_reset
+from env_server.failures import busy, environment_error, not_reset, worker_died
 from env_server.fields import own_fields
-from env_server.journal import Journal, JournalFile
+from env_server.journal import Journal
+from env_server.journal_file import JournalFile
 from env_server.recovery import ReplayDiverged
 from env_server.remembered import RememberedAnswers
 from env_server.replies import Reply, reset_reply, session_reply
@@ -248,6 +249,15 @@ class Making:
                 session.sockets.add(context.socket)
                 context.sessions.add(session.session_id)
             self._sessions.add(session)
+            if self._journal_file is not None:
+                self._journal_file.opened(
+                    session.session_id,
+                    owner=session.owner,
+                    idle_timeout_s=session.idle_timeout_s,
+                    lingers=session.lingers,
+                    journal=session.journal,
+                    episode=session.episode,
+                )
         return [
             _Opened(session_reply(session), session.observation_space, session.episode, session.step, record)
             for session, record in zip(opened, records, strict=True)
@@ -277,12 +287,7 @@ class Making:
         except OperationTimeout as error:
             raise ProblemError("step_timeout", f"{session.entry.env_id} was not ready in time") from error
         except WorkerLost as error:
-            raise ProblemError(
-                "env_error",
-                f"the worker of {session.entry.env_id} died",
-                error_class="WorkerLost",
-                message="the worker died",
-            ) from error
+            raise worker_died(session.entry.env_id) from error
         except ReplayDiverged as error:
             raise session_gone(session.session_id, "replay_diverged") from error
 

@@ -1,8 +1,10 @@
 """The other I/O processes of this server: what is theirs is asked of them."""
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
+from clients.protocol.errors import ProblemError
 from env_server.context import Context
 from env_server.forwarding import Forwarder
 from env_server.replies import Reply
@@ -36,17 +38,20 @@ class Neighbours:
         if self._forwarder is None or context.forwarded:
             raise RuntimeError(f"process {index} is not a neighbour of process {self._seat.index}")
         context.remote.add(index)
-        return await self._forwarder.call(index, context.identity(), op, dict(fields), context.binary)
+        reply: Reply = await self._forwarder.call(index, context.identity(), op, fields, context.binary)
+        return reply
 
     async def gather(self, context: Context, op: str, fields: Mapping[str, Any]) -> list[Reply]:
         """Call an operation in all other processes; those that do not answer are left out."""
         if self._forwarder is None or context.forwarded:
             return []
-        return await self._forwarder.gather(context.identity(), op, dict(fields), context.binary)
+        return await self._forwarder.gather(context.identity(), op, fields, context.binary)
 
     async def socket_dropped(self, context: Context) -> None:
         """Tell the processes that a socket's calls were forwarded to that it is no more."""
-        if self._forwarder is None or context.socket is None:
+        if self._forwarder is None:
             return
         for index in context.remote:
-            await self._forwarder.call(index, context.identity(), "socket_dropped", {}, False)
+            # One that is away knows it: its connections to this process are gone, too.
+            with contextlib.suppress(ProblemError):
+                await self._forwarder.call(index, context.identity(), "socket_dropped", {}, False)

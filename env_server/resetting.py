@@ -11,14 +11,14 @@ from clients.protocol.values import DecodeError, EncodeError, decode_value, enco
 from env_server.context import Context
 from env_server.failures import busy, environment_error
 from env_server.fields import own_fields
-from env_server.journal import JournalFile
+from env_server.journal_file import JournalFile
 from env_server.metrics import Metrics
 from env_server.replies import Reply, encode_observation, reset_reply
 from env_server.running import Runner
 from env_server.session import ResetRecord, Running, Session
 from env_server.settings import Settings
 from env_server.validation import invalid, validate
-from env_server.workers.base import EnvironmentRaised, WorkerLost
+from env_server.workers.base import EnvironmentRaised
 
 _SEEDS = 2**53
 _log = logging.getLogger(__name__)
@@ -120,17 +120,13 @@ class Resetting:
         seed = secrets.randbelow(_SEEDS) if seed is None else seed
         given = decode_value(None, options)
         timeout = self._settings.make_timeout_s
-        if session.attached:
-            try:
-                observation, info = await session.worker.reset(
-                    session.session_id, seed, given, timeout=timeout
-                )
-            except WorkerLost:
-                # Another session's fault took the worker down; a fresh environment serves as well.
-                session.attached = False
-        if not session.attached:
-            await self._runner.make(session)
-            observation, info = await session.worker.reset(session.session_id, seed, given, timeout=timeout)
+
+        async def reset() -> tuple[Any, Mapping[str, Any]]:
+            if not session.attached:
+                await self._runner.make(session)
+            return await session.worker.reset(session.session_id, seed, given, timeout=timeout)
+
+        observation, info = await self._runner.persist(session, reset)
         return self._begun(session, seed, options, observation, info, request_id)
 
     def _begun(
@@ -159,7 +155,7 @@ class Resetting:
         if options and options.get("expert"):
             self._metrics.expert_resets[env_id] += 1
         if self._journal_file is not None:
-            self._journal_file.began(session.session_id, record.episode, session.journal)
+            self._journal_file.began(session.session_id, record.episode)
         return record
 
     async def _later(self, context: Context, session: Session, running: Running) -> Reply:

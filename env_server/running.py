@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from clients.protocol.errors import ProblemError
-from env_server.failures import environment_error, not_reset
+from env_server.failures import environment_error, not_reset, worker_died
 from env_server.journal import Journal
 from env_server.metrics import Metrics
 from env_server.recovery import ReplayDiverged, rebuild
@@ -14,6 +14,7 @@ from env_server.sessions import Sessions, session_gone
 from env_server.settings import Settings
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, WorkerLost
 
+_TRIES = 2
 _Result = TypeVar("_Result")
 
 
@@ -84,18 +85,32 @@ class Runner:
         await self.rebuild(session, session.journal)
 
     async def in_episode(self, session: Session, operation: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Do something with the session's environment as it is.
+        """Do something with the session's environment where it is in its episode, rebuilt if need be."""
 
-        A worker's crash may be another session's doing, so the episode is rebuilt and the operation tried once more.
-        """
-        await self.attach(session)
-        try:
-            return await operation()
-        except WorkerLost:
-            session.attached = False
-            session.recoverable = True
+        async def attached() -> _Result:
             await self.attach(session)
             return await operation()
+
+        return await self.persist(session, attached)
+
+    async def persist(self, session: Session, operation: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Do something in a worker that may die, and again where it did.
+
+        A crash that another session has caused is no reason to give up; what takes its own worker down is tried twice.
+
+        Raises:
+            WorkerLost: The operation took its worker down, or the session has ended.
+        """
+        faults = 0
+        while True:
+            try:
+                return await operation()
+            except WorkerLost as lost:
+                faults += lost.at_fault
+                if faults == _TRIES or self._sessions.end_reason(session.session_id) is not None:
+                    raise
+                session.attached = False
+                session.recoverable = session.episode >= 0
 
     async def rebuild(self, session: Session, journal: Journal) -> None:
         """Put the session's environment where a journal says, by replay.
@@ -154,9 +169,6 @@ class Runner:
         ended = self._sessions.end_reason(session.session_id)
         if ended is not None:
             return session_gone(session.session_id, ended)
-        if isinstance(error, WorkerLost):
-            self._sessions.end(session, "lost")
-            return session_gone(session.session_id, "lost")
         if isinstance(error, ReplayDiverged):
             self._sessions.end(session, "replay_diverged")
             return session_gone(session.session_id, "replay_diverged")
@@ -165,6 +177,8 @@ class Runner:
         if isinstance(error, EnvironmentRaised):
             return environment_error(error)
         session.attached = False
+        if isinstance(error, WorkerLost):
+            return worker_died(session.entry.env_id)
         if isinstance(error, OperationTimeout):
             return ProblemError("step_timeout", f"the {kind} did not finish in time; reset the session")
         return ProblemError("step_timeout", f"the {kind} was cancelled; reset the session", cancelled=True)

@@ -2,16 +2,19 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from env_server.auth import Tokens
+from clients.protocol.errors import ProblemError
+from env_server.aggregation import aggregate
+from env_server.auth import Caller, Tokens
 from env_server.catalog import Catalog, CatalogEntry
 from env_server.census import Census
 from env_server.configuration import ConfigurationError
 from env_server.context import Context
+from env_server.forwarding import Forwarder
 from env_server.information import Information
-from env_server.journal import JournalFile
+from env_server.journal_file import JournalError, JournalFile
 from env_server.lifecycle import Lifecycle, Phase
 from env_server.making import Making
 from env_server.metrics import Metrics
@@ -19,9 +22,12 @@ from env_server.neighbours import Neighbours
 from env_server.operations import Operations
 from env_server.rate import RateLimit
 from env_server.rendering import Rendering
+from env_server.replies import Reply
 from env_server.resetting import Resetting
+from env_server.revival import revive
 from env_server.running import Runner
 from env_server.seat import Seat
+from env_server.session import Session
 from env_server.sessions import Sessions
 from env_server.settings import Isolation, Settings
 from env_server.stepping import Stepping
@@ -51,9 +57,12 @@ class Services:
         self._catalog = catalog
         self._workplaces = Workplaces(settings)
         self._census = Census(seat, tokens.count)
-        self._journal_file: JournalFile | None = None
+        self._journal_file = _journal_file(seat)
         self._sessions = Sessions(settings, seat, self._census, self.metrics, self._journal_file)
-        self._neighbours = Neighbours(seat, None)
+        self._forwarder: Forwarder | None = None
+        if seat.processes > 1 and seat.directory is not None:
+            self._forwarder = Forwarder(seat.directory, seat.index, seat.processes)
+        self._neighbours = Neighbours(seat, self._forwarder)
         self._runner = Runner(settings, self.metrics, self._sessions)
         resetting = Resetting(settings, self.metrics, self._runner, self._journal_file)
         self.operations = Operations(
@@ -91,12 +100,11 @@ class Services:
             needed.add("process")
         await self._workplaces.start(sorted(needed))
         await asyncio.gather(*(self._probe(entry) for entry in self._catalog))
-        self.lifecycle.phase = Phase.READY
-
-    def flush(self) -> None:
-        """Write down what happened, before anybody is told of it."""
         if self._journal_file is not None:
-            self._journal_file.flush()
+            revive(self._journal_file, self._catalog, self.tokens, self._sessions, self._workplaces.get)
+        if self._forwarder is not None:
+            await self._forwarder.start(self._answer_neighbour, self._neighbour_lost)
+        self.lifecycle.phase = Phase.READY
 
     def answering(self, task: asyncio.Task[Any]) -> None:
         """Note a task that will answer a frame, so that a drain waits for it."""
@@ -108,13 +116,54 @@ class Services:
         for session_id in context.sessions:
             session = self._sessions.by_id.get(session_id)
             if session is not None:
-                session.sockets.discard(context.socket or "")
-                if session.lingers and not session.sockets:
-                    self._sessions.orphan(session)
+                self._leave(session, context.socket or "")
+        if context.remote:
+            self.answering(asyncio.get_running_loop().create_task(self._neighbours.socket_dropped(context)))
 
-    async def metrics_text(self) -> bytes:
+    def _leave(self, session: Session, socket: str) -> None:
+        session.sockets.discard(socket)
+        if session.lingers and not session.sockets and session.orphaned_at is None:
+            self._sessions.orphan(session)
+
+    async def metrics_text(self, caller: Caller) -> bytes:
         """The metrics of all processes."""
-        return self.metrics.text()
+        replies = await self._neighbours.gather(Context(caller, binary=False), "metrics", {})
+        if not replies:
+            return self.metrics.text()
+        return aggregate([self.metrics.text().decode(), *(reply["text"] for reply in replies)])
+
+    # -- the other processes -------------------------------------------------------------------------------------
+
+    async def _answer_neighbour(
+        self, identity: Mapping[str, Any], op: str, fields: dict[str, Any], binary: bool
+    ) -> Reply:
+        """Answer a call that reached another process first."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.answering(task)
+        if op == "metrics":
+            return {"text": self.metrics.text().decode()}
+        if op == "socket_dropped":
+            self._leave_all(lambda socket: socket == identity["socket"])
+            return {}
+        caller = self.tokens.named(identity["name"])
+        if caller is None:
+            raise ProblemError("unauthorized", "this token is not known")
+        context = Context(caller, binary=binary, socket=identity["socket"], forwarded=True)
+        reply = self.operations.call(context, op, fields)
+        return reply if isinstance(reply, dict) else await reply
+
+    def _neighbour_lost(self, index: int) -> None:
+        """Note that another process has ended, and its sockets with it."""
+        prefix = f"{index}."
+        self._leave_all(lambda socket: socket.startswith(prefix))
+
+    def _leave_all(self, left: Callable[[str], bool]) -> None:
+        for session in list(self._sessions.by_id.values()):
+            for socket in [socket for socket in session.sockets if left(socket)]:
+                self._leave(session, socket)
+
+    # -- the end -------------------------------------------------------------------------------------------------
 
     async def drain(self) -> None:
         """Refuse new sessions and let running operations finish, within the grace."""
@@ -127,8 +176,12 @@ class Services:
 
     async def stop(self) -> None:
         """End the workers; the sessions stay in their journals."""
+        if self._forwarder is not None:
+            await self._forwarder.close()
         await self._sessions.shutdown()
         await self._workplaces.shutdown()
+        if self._journal_file is not None:
+            self._journal_file.close()
         self._census.close()
 
     def _count_sessions(self) -> Mapping[str, int]:
@@ -143,3 +196,12 @@ class Services:
             raise ConfigurationError(f"{entry.env_id} cannot be made without kwargs: {error}") from error
         entry.take_spaces(*spaces)
         await worker.close(key)
+
+
+def _journal_file(seat: Seat) -> JournalFile | None:
+    if seat.directory is None:
+        return None
+    try:
+        return JournalFile(seat.directory / f"journal-{seat.index}.bin")
+    except JournalError as error:
+        raise ConfigurationError(str(error)) from error

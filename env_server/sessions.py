@@ -10,7 +10,7 @@ from clients.protocol.errors import ProblemError
 from env_server.auth import Caller
 from env_server.census import Census
 from env_server.expiry import Expiry
-from env_server.journal import JournalFile
+from env_server.journal_file import JournalFile
 from env_server.metrics import Metrics
 from env_server.seat import Seat
 from env_server.session import Session
@@ -105,6 +105,11 @@ class Sessions:
         self.by_id[session.session_id] = session
         self._expiry.watch(session)
 
+    def readmit(self, session: Session, caller: Caller) -> None:
+        """Take in a session that was here before this process was."""
+        self._census.add(caller.row, 1)
+        self.add(session)
+
     def get(self, session_id: str, caller: Caller) -> Session:
         """A session of this process that the caller may use.
 
@@ -149,12 +154,9 @@ class Sessions:
         self._expiry.forget(session)
         self._census.add(session.row, -1)
         self._metrics.session_ended(reason)
-        self._tombstones[session.session_id] = (session.owner, reason)
-        if len(self._tombstones) > _TOMBSTONES:
-            self._tombstones.popitem(last=False)
+        self.bury(session.session_id, session.owner, reason)
         if self._journal_file is not None:
-            self._journal_file.closed(session.session_id, reason)
-            self._journal_file.flush()
+            self._journal_file.closed(session.session_id)
         if session.running is not None:
             session.running.task.cancel()
         if session.attached and session.inline is not None:
@@ -164,6 +166,12 @@ class Sessions:
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
         session.attached = False
+
+    def bury(self, session_id: str, owner: str, reason: EndReason) -> None:
+        """Remember how a session ended."""
+        self._tombstones[session_id] = (owner, reason)
+        if len(self._tombstones) > _TOMBSTONES:
+            self._tombstones.popitem(last=False)
 
     def count(self) -> int:
         """Sessions of all processes."""

@@ -199,7 +199,6 @@ class Socket:
             return
 
     def _encode(self, number: FrameId, reply: Reply | Results) -> bytes:
-        self._services.flush()
         if isinstance(reply, list):
             for result in reply:
                 if "error" in result:

@@ -15,7 +15,7 @@ from clients.protocol.values import EncodeError
 from env_server.context import Context
 from env_server.failures import busy, episode_over, not_reset, step_mismatch
 from env_server.fields import ENVELOPE, own_fields
-from env_server.journal import JournalFile
+from env_server.journal_file import JournalFile
 from env_server.metrics import Metrics
 from env_server.replies import Reply, encode_observation, step_reply
 from env_server.resetting import Resetting
@@ -74,6 +74,10 @@ class Stepping:
         then: ResetFields | None,
         timeout_s: float | None,
     ) -> Reply | Awaitable[Reply]:
+        if session.recoverable and not session.attached:
+            running = session.running
+            if running is None or running.kind == "recovery":
+                return self._recovered(context, session, wire, episode, index, then, timeout_s)
         if (
             not session.playing
             or session.running is not None
@@ -115,13 +119,27 @@ class Stepping:
         return record
 
     async def _outcome(self, session: Session, action: Any, timeout: float) -> StepOutcome:
-        async def step() -> StepOutcome:
-            if not session.playing:
-                # Only the replay of a recovered session could tell that its last step had ended the episode.
-                raise episode_over(session)
-            return await session.worker.step(session.session_id, action, timeout=timeout)
+        return await self._runner.in_episode(
+            session, lambda: session.worker.step(session.session_id, action, timeout=timeout)
+        )
 
-        return await self._runner.in_episode(session, step)
+    async def _recovered(
+        self,
+        context: Context,
+        session: Session,
+        wire: Any,
+        episode: int | None,
+        index: int | None,
+        then: ResetFields | None,
+        timeout_s: float | None,
+    ) -> Reply:
+        """A step of a session from the journal of a process that died: its environment and its last answer first."""
+        running = session.running
+        if running is None:
+            running = self._runner.start(session, "recovery", self._runner.attach(session))
+        await self._runner.result(running)
+        reply = self._step(context, session, wire, episode, index, then, timeout_s)
+        return reply if isinstance(reply, dict) else await reply
 
     def _taken(self, session: Session, written: Any, outcome: StepOutcome) -> StepRecord:
         """Move a session on by what its environment answered."""
@@ -143,7 +161,7 @@ class Stepping:
         session.journal.record(written, seen, reward, terminated, truncated)
         self._steps[session.entry.env_id] += 1
         if self._journal_file is not None:
-            self._journal_file.stepped(session.session_id, session.journal)
+            self._journal_file.stepped(session.session_id)
         return record
 
     def _with_reset(self, session: Session, record: StepRecord, reset: ResetRecord) -> StepRecord:
@@ -186,10 +204,6 @@ class Stepping:
             if _same_action(session, wire, last.action):
                 return self._encoded(context, session, last)
             raise step_mismatch(session, f"step {index} was taken with another action")
-        if index is not None and last is None and index == session.step - 1 and session.recoverable:
-            # A session from the journal of a server that died: its last answer comes back with the environment.
-            running = self._runner.start(session, "recovery", self._runner.attach(session))
-            return self._repeat_later(context, session, running, wire, episode, index)
         if episode is not None and episode != session.episode:
             raise step_mismatch(session, f"the session is in episode {session.episode}, not {episode}")
         if session.episode < 0:
@@ -199,19 +213,6 @@ class Stepping:
         if session.terminated or session.truncated:
             raise episode_over(session)
         raise not_reset(session)
-
-    async def _repeat_later(
-        self,
-        context: Context,
-        session: Session,
-        running: Running,
-        wire: Any,
-        episode: int | None,
-        index: int,
-    ) -> Reply:
-        await self._runner.result(running)
-        reply = self._repeat(context, session, wire, episode, index)
-        return reply if isinstance(reply, dict) else await reply
 
 
 def _plain_outcome(outcome: StepOutcome) -> StepOutcome:
