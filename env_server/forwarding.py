@@ -18,6 +18,8 @@ Handler = Callable[[Mapping[str, Any], str, dict[str, Any], bool], Awaitable[Any
 """Answers a call: from whom it is, the operation, its fields, and whether values are for MessagePack."""
 
 _AWAY_S = 15.0
+# A call that takes the other process down each time must not do so for ever.
+_TRIES = 3
 _RETRY_AFTER_S = 2
 _FIRST_PAUSE_S = 0.02
 _MAX_PAUSE_S = 0.5
@@ -146,9 +148,9 @@ class Forwarder:
             ProblemError: What it answers, or `draining` where it stays away or it is not known whether it has done
                 what may not be done twice.
         """
-        deadline = asyncio.get_running_loop().time() + _AWAY_S
-        while True:
-            link = await self._link(index, deadline)
+        loop = asyncio.get_running_loop()
+        for _ in range(_TRIES):
+            link = await self._link(index, loop.time() + _AWAY_S)
             try:
                 is_problem, answer = await link.ask(caller, op, fields, binary)
             except ValueError as error:
@@ -157,11 +159,12 @@ class Forwarder:
             except _LinkLost:
                 self._forget(index, link)
                 if op == "step" and fields.get("step") is None:
-                    raise _away(index) from None
+                    break
                 continue
             if is_problem:
                 raise ProblemError.from_problem(answer)
             return answer
+        raise _away(index)
 
     async def gather(
         self, caller: Mapping[str, Any], op: str, fields: Mapping[str, Any], binary: bool
@@ -238,9 +241,10 @@ class Forwarder:
     def _forget(self, index: int, link: _Link) -> None:
         """Let the next call connect anew; a connection that is lost would be lost again for ever."""
         connecting = self._connecting.get(index)
-        if connecting is not None and connecting.done() and not connecting.cancelled():
-            if connecting.exception() is not None or connecting.result() is link:
-                del self._connecting[index]
+        if connecting is None or not connecting.done() or connecting.cancelled():
+            return
+        if connecting.exception() is not None or connecting.result() is link:
+            del self._connecting[index]
 
     def _incoming_lost(self, link: _Link) -> None:
         self._incoming.discard(link)
