@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from envs.registry import builtin_environments
 from gymnasium.envs.registration import register, registry
+
+from envs.registry import builtin_environments
 
 NAMESPACE = "rollgym"
 

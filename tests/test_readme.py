@@ -1,0 +1,46 @@
+"""The README's examples are the repository's, and they run."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+EXAMPLE = (ROOT / "examples" / "custom_environment.py").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_custom_environment_is_the_one_that_is_run():
+    (block,) = [block for block in blocks("python") if "class Countdown" in block]
+    code = EXAMPLE.split('"""\n', 1)[1].lstrip("\n")
+    assert block.strip() == code.strip()
+    body = block[block.index("class Countdown") :]
+    assert len([line for line in body.splitlines() if line.strip()]) <= 20
+
+
+def test_the_custom_environment_passes_the_check():
+    result = subprocess.run(
+        [sys.executable, "-m", "clients.commands.main", "check", "examples.custom_environment:Countdown"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_every_file_that_the_readme_names_exists():
+    for path in re.findall(r"\]\(((?:docs|examples|benchmarks)/[^)]+)\)", README):
+        assert (ROOT / path).exists(), path
+    for path in re.findall(r"--config (\S+)", README):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_commands_are_those_of_the_makefile():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"`?make ([a-z]+)", README)) <= targets
