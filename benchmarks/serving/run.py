@@ -1,13 +1,12 @@
-"""Steps a second and server CPU a step of `roll-serve`, beside a bare echo that answers equal bytes.
+"""Steps a second and server CPU a step of `roll-serve`, beside a bare Starlette that steps the same environments.
 
     python benchmarks/serving/run.py [--env FrozenLake-v0] [--rounds 3] [--out benchmarks/results/serving.json]
 
-Cases take turns (ours, echo, ours, ...), and medians over the rounds are printed: on a machine that does other work
+Cases take turns (ours, bare, ours, ...), and medians over the rounds are printed: on a machine that does other work
 as well, CPU a step is the number to compare.
 """
 
 import argparse
-import asyncio
 import json
 import os
 import re
@@ -58,40 +57,29 @@ async def make(port: int, env_id: str, count: int) -> list[str]:
     return [session["session_id"] for session in answers[0]["ok"]["sessions"]]
 
 
-def step(session_id: str, number: int, extra: dict[str, Any]) -> bytes:
+def step(session_id: str, number: int) -> bytes:
     return orjson.dumps(
-        {"id": number, "op": "step", "session_id": session_id, "action": ACTION, "autoreset": True, **extra}
+        {"id": number, "op": "step", "session_id": session_id, "action": ACTION, "autoreset": True}
     )
 
 
-def batch(session_ids: list[str], extra: dict[str, Any]) -> bytes:
+def batch(session_ids: list[str]) -> bytes:
     ops = [{"op": "step", "session_id": each, "action": ACTION, "autoreset": True} for each in session_ids]
-    return orjson.dumps({"id": 1, "op": "batch", "ops": ops, **extra})
+    return orjson.dumps({"id": 1, "op": "batch", "ops": ops})
 
 
 async def case(
-    ours: tuple[int, int], echo: tuple[int, int], name: str, env_id: str, seconds: float
+    ours: tuple[int, int], bare: tuple[int, int], name: str, env_id: str, seconds: float
 ) -> dict[str, Any]:
     kind, _, size = name.partition("-")
     count = int(size)
     session_ids = await make(ours[0], env_id, count)
-    one = await load.ask(ours[0], [orjson.loads(step(session_ids[0], 1, {}))])
-    reply = one[0]["ok"]
-    if kind == "single":
-        frames = [step(each, 1, {}) for each in session_ids]
-        # The echo gets the answer once at the begin: what it sends back has the size of a real one.
-        plain = [
-            orjson.dumps({"id": 1, "op": "step", "session_id": each, "action": ACTION, "reply": reply})
-            for each in session_ids
-        ]
-        per_frame = 1
-    else:
-        frames = [batch(session_ids, {})]
-        plain = [batch(session_ids, {"reply": reply})]
-        per_frame = count
+    frames = [step(each, 1) for each in session_ids] if kind == "single" else [batch(session_ids)]
     result = {}
-    for label, (port, pid), payload in (("rollgym", ours, frames), ("echo", echo, plain)):
-        measured = await load.closed_loop(port, payload, pid, steps_per_frame=per_frame, seconds=seconds)
+    for label, (port, pid) in (("rollgym", ours), ("bare", bare)):
+        measured = await load.closed_loop(
+            port, frames, pid, steps_per_frame=1 if kind == "single" else count, seconds=seconds
+        )
         result[label] = measured.summary()
     return result
 
@@ -113,11 +101,11 @@ def main() -> None:
     rounds: dict[str, list[dict[str, Any]]] = {}
     with (
         server("-m", "env_server", "--port", "0", *shlex.split(options.serve)) as ours,
-        server(str(Path(__file__).parent / "echo.py")) as echo,
+        server(str(Path(__file__).parent / "bare.py"), "--env", options.env) as bare,
     ):
         for _ in range(options.rounds):
             for name in options.cases:
-                found = uvloop.run(case(ours, echo, name, options.env, options.seconds))
+                found = uvloop.run(case(ours, bare, name, options.env, options.seconds))
                 rounds.setdefault(name, []).append(found)
     table = {
         name: {

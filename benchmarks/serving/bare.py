@@ -1,0 +1,87 @@
+"""The reference: a bare Starlette WebSocket with orjson and nothing of ours but the environment.
+
+Each socket has environments of its own, kept in a list; a frame is parsed, the environments are stepped, the outcomes
+are serialised. There are no sessions, checks, retries, journals or metrics, so the difference to `roll-serve` is what
+those cost. `--env none` steps nothing and answers a constant: the price of the transport.
+"""
+
+import argparse
+import importlib
+import socket
+from typing import Any
+
+import gymnasium
+import orjson
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from envs.registry import builtin_environments
+
+CONSTANT = {"observation": "P___\n_O_O\n___O\nO__G", "reward": 0.0, "terminated": False, "truncated": False}
+
+
+def step(environment: gymnasium.Env[Any, Any], action: Any) -> dict[str, Any]:
+    observation, reward, terminated, truncated, info = environment.step(action)
+    outcome = {
+        "observation": observation,
+        "reward": reward,
+        "terminated": terminated,
+        "truncated": truncated,
+        "info": info,
+    }
+    if terminated or truncated:
+        outcome["reset"] = environment.reset()
+    return outcome
+
+
+def serve(env_id: str) -> Starlette:
+    if env_id != "none":
+        module, _, name = builtin_environments()[env_id].entry_point.partition(":")
+        build = getattr(importlib.import_module(module), name)
+
+    async def bare(websocket: WebSocket) -> None:
+        environments: list[gymnasium.Env[Any, Any]] = []
+        await websocket.accept()
+        try:
+            while True:
+                frame = orjson.loads(await websocket.receive_text())
+                ops = frame["ops"] if frame["op"] == "batch" else [frame]
+                if env_id == "none":
+                    answers = [CONSTANT for _ in ops]
+                else:
+                    while len(environments) < len(ops):
+                        environments.append(build())
+                        environments[-1].reset(seed=len(environments))
+                    answers = [step(each, op["action"]) for each, op in zip(environments, ops, strict=False)]
+                await websocket.send_text(orjson.dumps({"id": frame["id"], "results": answers}).decode())
+        except WebSocketDisconnect:
+            return
+
+    return Starlette(routes=[WebSocketRoute("/v1/ws", bare)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--env", default="FrozenLake-v0")
+    options = parser.parse_args()
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    listening.listen(2048)
+    print(f"serving on http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
+    config = uvicorn.Config(
+        serve(options.env),
+        ws="websockets-sansio",
+        loop="uvloop",
+        http="httptools",
+        ws_per_message_deflate=False,
+        ws_ping_interval=None,
+        access_log=False,
+        log_level="warning",
+    )
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+if __name__ == "__main__":
+    main()
