@@ -1,74 +1,17 @@
-"""A closed-loop WebSocket client that costs little: raw frames, encoded once, and a counter of answers."""
+"""A closed-loop load generator that costs little: raw frames or HTTP requests, and a counter of answers."""
 
 import asyncio
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
+from processes import cpu_seconds
+from wire import Session
 
 _KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 _TEXT = 0x81
-
-
-def text_frame(content: bytes) -> bytes:
-    """A masked text frame; the mask is zero, so the content stays as it is."""
-    size = len(content)
-    if size < 126:
-        head = bytes((_TEXT, 0x80 | size))
-    elif size < 65536:
-        head = bytes((_TEXT, 0x80 | 126)) + size.to_bytes(2, "big")
-    else:
-        head = bytes((_TEXT, 0x80 | 127)) + size.to_bytes(8, "big")
-    return head + b"\0\0\0\0" + content
-
-
-class FrameProtocol(asyncio.Protocol):
-    """One socket: calls back with each complete text message."""
-
-    def __init__(self, path: str, on_message: Callable[["FrameProtocol", bytes], None]) -> None:
-        self._path = path
-        self._on_message = on_message
-        self._buffer = b""
-        self._upgraded = False
-        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.transport: asyncio.Transport
-
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-        transport.write(
-            f"GET {self._path} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            f"Sec-WebSocket-Key: {_KEY}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
-        )
-
-    def data_received(self, data: bytes) -> None:
-        data = self._buffer + data if self._buffer else data
-        if not self._upgraded:
-            head, found, data = data.partition(b"\r\n\r\n")
-            if not found:
-                self._buffer = head
-                return
-            assert b" 101 " in head, head
-            self._upgraded = True
-            self.ready.set_result(None)
-        start, end = 0, len(data)
-        while end - start >= 2:
-            size, body = data[start + 1], start + 2
-            if size == 126:
-                if end - start < 4:
-                    break
-                size, body = int.from_bytes(data[start + 2 : start + 4], "big"), start + 4
-            elif size == 127:
-                if end - start < 10:
-                    break
-                size, body = int.from_bytes(data[start + 2 : start + 10], "big"), start + 10
-            if end - body < size:
-                break
-            self._on_message(self, data[body : body + size])
-            start = body + size
-        self._buffer = data[start:]
+_DIALLED_AT_ONCE = 64
 
 
 @dataclass
@@ -78,112 +21,259 @@ class Measurement:
     steps: int = 0
     seconds: float = 0.0
     server_cpu_seconds: float = 0.0
+    load_cpu_seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, float]:
         ordered = sorted(self.latencies)
         return {
             "steps_per_s": round(self.steps / self.seconds),
             "server_cpu_us_per_step": round(1e6 * self.server_cpu_seconds / self.steps, 1),
+            "load_cpu_us_per_step": round(1e6 * self.load_cpu_seconds / self.steps, 1),
             "p50_ms": round(1e3 * ordered[len(ordered) // 2], 3),
             "p99_ms": round(1e3 * ordered[int(len(ordered) * 0.99)], 3),
         }
 
 
-async def open_socket(
-    port: int, on_message: Callable[[FrameProtocol, bytes], None], path: str = "/v1/ws"
-) -> FrameProtocol:
-    loop = asyncio.get_running_loop()
-    _, protocol = await loop.create_connection(lambda: FrameProtocol(path, on_message), "127.0.0.1", port)
-    await protocol.ready
-    return protocol
+class Load:
+    """Counts the answers of all connections, and learns when one of them fails.
+
+    Args:
+        sessions: How many sessions there will be.
+        hold: Whether each session stops after its first step.
+    """
+
+    def __init__(self, sessions: int, *, hold: bool = False) -> None:
+        loop = asyncio.get_running_loop()
+        self.stepped: asyncio.Future[None] = loop.create_future()
+        self.failed: asyncio.Future[None] = loop.create_future()
+        self.counting = False
+        self.measurement = Measurement()
+        self.hold = hold
+        self._waiting = sessions
+
+    def first_step(self) -> None:
+        self._waiting -= 1
+        if self._waiting == 0:
+            self.stepped.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
+            self.failed.exception()  # connections that are closed in the end fail as well, and nobody asks then
 
 
-async def ask(port: int, frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Send frames over one socket and wait for their answers, one after another; the socket stays open."""
-    answers: list[dict[str, Any]] = []
-    done = asyncio.get_running_loop().create_future()
+class Slot:
+    """One session and the request that it waits for."""
 
-    def on_message(protocol: FrameProtocol, message: bytes) -> None:
-        answers.append(orjson.loads(message))
-        if len(answers) == len(frames):
-            done.set_result(None)
+    def __init__(self, load: Load, session: Session) -> None:
+        self._load = load
+        self._session = session
+        self._fresh = True
+        self._steps, self.request = next(session)
+        self._sent = time.perf_counter()
+
+    def take(self, answer: bytes) -> bytes:
+        """Count an answer; gives the next request, or nothing if the session shall rest."""
+        load = self._load
+        now = time.perf_counter()
+        if self._steps:
+            if load.counting:
+                load.measurement.steps += self._steps
+                load.measurement.latencies.append(now - self._sent)
+            if self._fresh:
+                self._fresh = False
+                load.first_step()
+                if load.hold:
+                    return b""
+        self._steps, request = self._session.send(answer)
+        self._sent = time.perf_counter()
+        return request
+
+
+class Connection(asyncio.Protocol):
+    """One connection; several sessions share it if their answers begin with the id, which is the session's index."""
+
+    def __init__(self, load: Load, sessions: Sequence[Session]) -> None:
+        self._load = load
+        self._slots = [Slot(load, session) for session in sessions]
+        self._buffer = b""
+        self.transport: asyncio.Transport
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        self.begin()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            answers = self.split(self._buffer + data if self._buffer else data)
+            if len(self._slots) == 1:
+                requests = [self._slots[0].take(answer) for answer in answers]
+            else:
+                requests = [
+                    self._slots[int(answer[6 : answer.index(b",")])].take(answer) for answer in answers
+                ]
+            if requests:
+                self.transport.write(b"".join(self.encode(request) for request in requests if request))
+        except Exception as error:  # noqa: BLE001 - it is raised where the load is waited for
+            self._load.fail(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._load.fail(exc or ConnectionError("the server closed a connection"))
+
+    def begin(self) -> None:
+        self.transport.write(b"".join(self.encode(slot.request) for slot in self._slots))
+
+    def encode(self, request: bytes) -> bytes:
+        return request
+
+    def split(self, data: bytes) -> list[bytes]:
+        """Return the whole answers, and keep the rest for later."""
+        raise NotImplementedError
+
+
+class HttpConnection(Connection):
+    """HTTP/1.1 with keep-alive: one request at a time, answered with a length or in chunks."""
+
+    def split(self, data: bytes) -> list[bytes]:
+        end = data.find(b"\r\n\r\n")
+        if end >= 0:
+            head = data[:end].lower()
+            at = head.find(b"content-length: ")
+            if at >= 0:
+                length = int(head[at + 16 :].partition(b"\r\n")[0])
+                whole = len(data) - end - 4 >= length
+            else:
+                whole = data.endswith(b"0\r\n\r\n") and b"\r\ntransfer-encoding: chunked" in head
+            if whole:
+                if data[9:12] not in (b"200", b"201"):
+                    raise RuntimeError(f"the server answered {data!r}")
+                self._buffer = b""
+                return [data]
+        self._buffer = data
+        return []
+
+
+class SocketConnection(Connection):
+    """A WebSocket: text frames with a mask of zero, which leaves the content as it is."""
+
+    path = "/ws"
+    _upgraded = False
+
+    def begin(self) -> None:
+        self.transport.write(
+            f"GET {self.path} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            f"Sec-WebSocket-Key: {_KEY}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+        )
+
+    def encode(self, request: bytes) -> bytes:
+        size = len(request)
+        if size < 126:
+            head = bytes((_TEXT, 0x80 | size))
+        elif size < 65536:
+            head = bytes((_TEXT, 0x80 | 126)) + size.to_bytes(2, "big")
         else:
-            protocol.transport.write(text_frame(orjson.dumps(frames[len(answers)])))
+            head = bytes((_TEXT, 0x80 | 127)) + size.to_bytes(8, "big")
+        return head + b"\0\0\0\0" + request
 
-    protocol = await open_socket(port, on_message)
-    protocol.transport.write(text_frame(orjson.dumps(frames[0])))
-    await done
-    return answers
+    def split(self, data: bytes) -> list[bytes]:
+        if not self._upgraded:
+            head, found, data = data.partition(b"\r\n\r\n")
+            if not found:
+                self._buffer = head
+                return []
+            if b" 101 " not in head:
+                raise RuntimeError(f"the server answered {head!r}")
+            self._upgraded = True
+            super().begin()
+        answers = []
+        start, end = 0, len(data)
+        while end - start >= 2:
+            size, body = data[start + 1], start + 2
+            if size == 126:
+                size, body = int.from_bytes(data[start + 2 : start + 4], "big"), start + 4
+            elif size == 127:
+                size, body = int.from_bytes(data[start + 2 : start + 10], "big"), start + 10
+            if end - body < size:
+                break
+            if data[start] == _TEXT:  # and no ping
+                answers.append(data[body : body + size])
+            start = body + size
+        self._buffer = data[start:]
+        return answers
 
 
-async def closed_loop(
+class OwnSocketConnection(SocketConnection):
+    path = "/v1/ws"
+
+
+async def open_all(
+    port: int, kind: type[Connection], load: Load, groups: Sequence[Sequence[Session]]
+) -> list[Connection]:
+    """Open one connection for each group of sessions; each begins at once."""
+    loop = asyncio.get_running_loop()
+    connections: list[Connection] = []
+    for start in range(0, len(groups), _DIALLED_AT_ONCE):
+        dials = [
+            loop.create_connection(lambda group=group: kind(load, group), "127.0.0.1", port)
+            for group in groups[start : start + _DIALLED_AT_ONCE]
+        ]
+        connections += [protocol for _, protocol in await asyncio.gather(*dials)]
+    return connections
+
+
+async def run_load(
     port: int,
-    frames: list[bytes],
     pid: int,
+    kind: type[Connection],
+    groups: Sequence[Sequence[Session]],
     *,
-    steps_per_frame: int,
     warm_up_s: float = 0.5,
-    seconds: float = 3.0,
+    seconds: float = 2.0,
 ) -> Measurement:
-    """One socket for each frame; every socket sends its frame again as soon as it is answered."""
-    measurement = Measurement()
-    sent: dict[FrameProtocol, float] = {}
-    state = {"counting": False}
-    payload: dict[FrameProtocol, bytes] = {}
-    clock = time.perf_counter
-
-    def on_message(protocol: FrameProtocol, message: bytes) -> None:
-        now = clock()
-        if state["counting"]:
-            measurement.steps += steps_per_frame
-            measurement.latencies.append(now - sent[protocol])
-        sent[protocol] = now
-        protocol.transport.write(payload[protocol])
-
-    sockets = []
-    for frame in frames:
-        protocol = await open_socket(port, on_message)
-        payload[protocol] = text_frame(frame)
-        sockets.append(protocol)
-    for protocol in sockets:
-        sent[protocol] = clock()
-        protocol.transport.write(payload[protocol])
-    await asyncio.sleep(warm_up_s)
-    cpu, started = cpu_seconds(pid), clock()
-    state["counting"] = True
-    await asyncio.sleep(seconds)
-    state["counting"] = False
-    measurement.seconds = clock() - started
-    measurement.server_cpu_seconds = cpu_seconds(pid) - cpu
-    for protocol in sockets:
-        protocol.transport.abort()
+    """Keep one request of every session in flight, and measure for some seconds once all have stepped."""
+    load = Load(sum(map(len, groups)))
+    connections = await open_all(port, kind, load, groups)
+    try:
+        await _first(load.stepped, load.failed)
+        await _pause(warm_up_s, load.failed)
+        measurement = load.measurement
+        cpu, own_cpu, started = cpu_seconds(pid), time.process_time(), time.perf_counter()
+        load.counting = True
+        await _pause(seconds, load.failed)
+        load.counting = False
+        measurement.seconds = time.perf_counter() - started
+        measurement.server_cpu_seconds = cpu_seconds(pid) - cpu
+        measurement.load_cpu_seconds = time.process_time() - own_cpu
+    finally:
+        close(connections)
     return measurement
 
 
-def cpu_seconds(pid: int) -> float:
-    """CPU time of a process and of its living descendants."""
-    total = 0.0
-    for member in _tree(pid):
-        with open(f"/proc/{member}/stat", "rb") as stat:
-            fields = stat.read().rpartition(b")")[2].split()
-        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return total
+async def hold_sessions(
+    port: int, kind: type[Connection], groups: Sequence[Sequence[Session]]
+) -> list[Connection]:
+    """Open sessions, take one step in each, and leave them open."""
+    load = Load(sum(map(len, groups)), hold=True)
+    connections = await open_all(port, kind, load, groups)
+    await _first(load.stepped, load.failed)
+    return connections
 
 
-def resident_kib(pid: int) -> int:
-    """Resident memory of a process and of its living descendants."""
-    total = 0
-    for member in _tree(pid):
-        with open(f"/proc/{member}/statm", "rb") as statm:
-            total += int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
-    return total
+def close(connections: Sequence[Connection]) -> None:
+    for connection in connections:
+        connection.transport.abort()
 
 
-def _tree(pid: int) -> list[int]:
-    members = [pid]
-    for member in members:
-        for task in os.listdir(f"/proc/{member}/task"):
-            with open(f"/proc/{member}/task/{task}/children") as children:
-                members.extend(int(child) for child in children.read().split())
-    return members
+async def _first(wanted: asyncio.Future[None], failed: asyncio.Future[None]) -> None:
+    await asyncio.wait((wanted, failed), timeout=120, return_when=asyncio.FIRST_COMPLETED)
+    if failed.done():
+        failed.result()
+    if not wanted.done():
+        raise TimeoutError("the sessions did not all take their first step in 120 s")
+
+
+async def _pause(seconds: float, failed: asyncio.Future[None]) -> None:
+    await asyncio.wait((failed,), timeout=seconds)
+    if failed.done():
+        failed.result()

@@ -1,125 +1,195 @@
-"""Steps a second and server CPU a step of `roll-serve`, beside a bare Starlette that steps the same environments.
+"""Steps a second, server CPU a step, latency and memory of `roll-serve`, its peers and a bare Starlette.
 
-    python benchmarks/serving/run.py [--env FrozenLake-v0] [--rounds 3] [--out benchmarks/results/serving.json]
+    python benchmarks/serving/run.py --peers ~/.cache/rollgym/peers --out benchmarks/results/serving.json
 
-Cases take turns (ours, bare, ours, ...), and medians over the rounds are printed: on a machine that does other work
-as well, CPU a step is the number to compare.
+All servers step the same environment class, and one load generator speaks to all of them in their own formats. Cases
+take turns, and medians over the rounds are printed. On a machine that does other work as well, CPU a step is the
+figure to compare. Without `--peers` only this repository's servers are measured; with it, peers that are missing in
+the folder are installed there first.
 """
 
 import argparse
 import json
-import os
 import re
 import shlex
 import statistics
-import subprocess
 import sys
+import time
+from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import orjson
+import processes
 import uvloop
+from clients_compared import CLIENT_CASES, measure_client
+from contenders import CONTENDERS, Contender
+from load import close, hold_sessions, run_load
+from peers import install
+from report import markdown
+from wire import ACTION, Session
 
-sys.path.insert(0, str(Path(__file__).parent))
-import load
+from envs.frozen_lake import FrozenLakeEnv
 
-ACTION = "<answer>Left</answer>"
-
-
-@contextmanager
-def server(*command: str) -> Iterator[tuple[int, int]]:
-    """Run a server; gives its port and process id."""
-    process = subprocess.Popen(
-        [sys.executable, *command],
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: os.sched_setaffinity(0, {0}),
-    )
-    try:
-        assert process.stdout is not None
-        found = None
-        while found is None:
-            line = process.stdout.readline()
-            assert line, "the server did not start"
-            found = re.search(r"serving on http://[^:]+:(\d+)", line)
-        yield int(found.group(1)), process.pid
-    finally:
-        process.terminate()
-        process.wait(30)
+_WARM_SESSIONS = 50
+_CHECKED_SEED = 1
+Rows = dict[tuple[str, int], list[dict[str, float]]]
 
 
-async def make(port: int, env_id: str, count: int) -> list[str]:
-    answers = await load.ask(
-        port, [{"id": 1, "op": "make", "env_id": env_id, "count": count, "reset": {"seed": 1}}]
-    )
-    return [session["session_id"] for session in answers[0]["ok"]["sessions"]]
+def measure_steps(chosen: list[Contender], options: argparse.Namespace, pythons: dict[str, str]) -> Rows:
+    """Every case once a round, the servers running all the time."""
+    rows: Rows = defaultdict(list)
+    with ExitStack() as stack:
+        servers = {
+            each.server: stack.enter_context(processes.server((each.python(pythons), *each.server)))
+            for each in {each.server: each for each in chosen}.values()
+        }
+        for each in chosen:
+            if each.plays:
+                uvloop.run(check(each, servers[each.server]))
+        for number in range(options.rounds):
+            for each in chosen:
+                for sessions in each.sizes:
+                    if sessions not in options.sessions:
+                        continue
+                    port, pid = servers[each.server]
+                    measured = uvloop.run(
+                        run_load(port, pid, each.kind, each.groups(sessions), seconds=options.seconds)
+                    )
+                    found = measured.summary() | {"load_average": processes.load_average()}
+                    rows[each.label, sessions].append(found)
+                    progress(f"round {number + 1}: {each.label}, {sessions}: {found}")
+    return rows
 
 
-def step(session_id: str, number: int) -> bytes:
-    return orjson.dumps(
-        {"id": number, "op": "step", "session_id": session_id, "action": ACTION, "autoreset": True}
-    )
+async def check(contender: Contender, server: processes.Server) -> None:
+    """Make sure that a contender does the work: the boards that it sends are those of the environment here.
+
+    Raises:
+        RuntimeError: They are not.
+    """
+    game = FrozenLakeEnv()
+    game.reset(seed=_CHECKED_SEED)
+    wanted = orjson.dumps(game.step(ACTION)[0])[1:-1]
+    answers: list[bytes] = []
+
+    def watched(session: Session) -> Session:
+        request = next(session)
+        while True:
+            answers.append((yield request))
+            request = session.send(answers[-1])
+
+    session = watched(contender.dialect(_CHECKED_SEED))
+    await run_load(server.port, server.pid, contender.kind, [[session]], warm_up_s=0, seconds=0.05)
+    if not any(wanted in answer and b"available_actions" in answer for answer in answers[:4]):
+        raise RuntimeError(f"{contender.label} does not play the same game: {answers[:4]}")
 
 
-def batch(session_ids: list[str]) -> bytes:
-    ops = [{"op": "step", "session_id": each, "action": ACTION, "autoreset": True} for each in session_ids]
-    return orjson.dumps({"id": 1, "op": "batch", "ops": ops})
+async def measure_memory(contender: Contender, server: processes.Server, sessions: int) -> dict[str, float]:
+    """Memory that open sessions take which have made one step and now rest."""
+    port, pid = server
+    warm = await hold_sessions(port, contender.kind, contender.groups(_WARM_SESSIONS))
+    time.sleep(0.5)
+    before = processes.resident_kib(pid)
+    held = await hold_sessions(port, contender.kind, contender.groups(sessions))
+    time.sleep(0.5)
+    after = processes.resident_kib(pid)
+    close([*warm, *held])
+    return {"kib_per_session": round((after - before) / sessions, 1), "server_mib": round(before / 1024, 1)}
 
 
-async def case(
-    ours: tuple[int, int], bare: tuple[int, int], name: str, env_id: str, seconds: float
-) -> dict[str, Any]:
-    kind, _, size = name.partition("-")
-    count = int(size)
-    session_ids = await make(ours[0], env_id, count)
-    frames = [step(each, 1) for each in session_ids] if kind == "single" else [batch(session_ids)]
-    result = {}
-    for label, (port, pid) in (("rollgym", ours), ("bare", bare)):
-        measured = await load.closed_loop(
-            port, frames, pid, steps_per_frame=1 if kind == "single" else count, seconds=seconds
-        )
-        result[label] = measured.summary()
-    return result
+def measure_all_memory(chosen: list[Contender], options: argparse.Namespace, pythons: dict[str, str]) -> Rows:
+    """A fresh server for every measurement."""
+    rows: Rows = defaultdict(list)
+    for _ in range(options.rounds):
+        for each in chosen:
+            if each.idle and options.idle:
+                with processes.server((each.python(pythons), *each.server)) as server:
+                    found = uvloop.run(measure_memory(each, server, options.idle))
+                rows[each.label, options.idle].append(found)
+                progress(f"{each.label}, {options.idle} idle: {found}")
+    return rows
+
+
+def measure_clients(options: argparse.Namespace, pythons: dict[str, str]) -> Rows:
+    """Each side's own client against its own server."""
+    rows: Rows = defaultdict(list)
+    for _ in range(options.rounds):
+        for case in CLIENT_CASES:
+            if case.peer is None or case.peer in pythons:
+                found = measure_client(case, pythons, options.seconds)
+                rows[case.label, case.sessions].append(found)
+                progress(f"{case.label}, {case.sessions}: {found}")
+    return rows
+
+
+def medians(rows: Rows) -> list[dict[str, Any]]:
+    """One row for each case."""
+    return list(_medians(rows))
+
+
+def _medians(rows: Rows) -> Iterator[dict[str, Any]]:
+    for (label, sessions), found in rows.items():
+        values = {name: statistics.median(each[name] for each in found) for name in found[0]}
+        spread = {
+            name: [min(each[name] for each in found), max(each[name] for each in found)] for name in found[0]
+        }
+        yield {"who": label, "sessions": sessions, **values, "spread": spread}
+
+
+def progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--env", default="FrozenLake-v0")
-    parser.add_argument(
-        "--serve", default="", help="further arguments of roll-serve, as one text: --serve='--env m:C'"
-    )
-    parser.add_argument("--cases", nargs="*", default=["single-1", "single-64", "batch-64"])
+    parser.add_argument("--peers", type=Path, help="folder of the peers' virtual environments")
+    parser.add_argument("--python", action="append", default=[], help="an interpreter to try for peers")
+    parser.add_argument("--only", default="", help="regular expression of the names to measure")
+    parser.add_argument("--sessions", type=int, nargs="*", default=[1, 64, 256])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--idle", type=int, default=1000, help="idle sessions for memory; 0 leaves it out")
+    parser.add_argument("--no-clients", action="store_true", help="leave the comparison of clients out")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    os.sched_setaffinity(0, {os.cpu_count() - 1 if os.cpu_count() else 0})
-    rounds: dict[str, list[dict[str, Any]]] = {}
-    with (
-        server("-m", "env_server", "--port", "0", *shlex.split(options.serve)) as ours,
-        server(str(Path(__file__).parent / "bare.py"), "--env", options.env) as bare,
-    ):
-        for _ in range(options.rounds):
-            for name in options.cases:
-                found = uvloop.run(case(ours, bare, name, options.env, options.seconds))
-                rounds.setdefault(name, []).append(found)
-    table = {
-        name: {
-            label: {
-                metric: statistics.median(each[label][metric] for each in found) for metric in found[0][label]
-            }
-            for label in found[0]
-        }
-        for name, found in rounds.items()
+
+    pythons: dict[str, str] = {}
+    if options.peers is not None:
+        install.install(options.peers, options.python)
+        pythons = install.interpreters(options.peers)
+    chosen = [
+        each
+        for each in CONTENDERS
+        if (each.peer is None or each.peer in pythons) and re.search(options.only, each.label)
+    ]
+    processes.allow_many_files()
+    processes.pin_load()
+    result: dict[str, Any] = {
+        "command": shlex.join(["python", "benchmarks/serving/run.py", *shown_arguments(options)]),
+        **processes.machine(),
+        "versions": processes.versions(pythons),
+        "rounds": options.rounds,
+        "seconds": options.seconds,
+        "load_average_at_start": processes.load_average(),
+        "steps": medians(measure_steps(chosen, options, pythons)),
+        "idle": medians(measure_all_memory(chosen, options, pythons)),
+        "clients": [] if options.no_clients else medians(measure_clients(options, pythons)),
+        "load_average_at_end": processes.load_average(),
     }
-    text = json.dumps({"env": options.env, "rounds": options.rounds, "medians": table}, indent=1)
-    print(text)
     if options.out is not None:
-        options.out.write_text(text + "\n")
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(markdown(result))
+
+
+def shown_arguments(options: argparse.Namespace) -> list[str]:
+    """The command line without this machine's paths."""
+    paths = {str(options.peers): "PEERS", **dict.fromkeys(options.python, "PYTHON")}
+    return [paths.get(argument, argument) for argument in sys.argv[1:]]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,150 @@
+"""Servers as child processes, what they use of the machine, and what machine it is."""
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+_START_TIMEOUT_S = 120.0
+_VERSIONED = (
+    *("rollgym", "openenv", "nemo-gym", "fhaviary", "openreward"),
+    *("fastapi", "starlette", "uvicorn", "uvloop", "httptools", "websockets", "orjson", "pydantic"),
+    *("gymnasium", "numpy"),
+)
+
+
+class Server(NamedTuple):
+    port: int
+    pid: int
+
+
+_USABLE = sorted(os.sched_getaffinity(0))
+SERVER_CORE, LOAD_CORE = _USABLE[0], _USABLE[-1]
+
+
+def pin_load() -> None:
+    """Keep this process, and clients that it starts, off the servers' core."""
+    os.sched_setaffinity(0, {LOAD_CORE})
+
+
+def environment() -> dict[str, str]:
+    """Variables for the interpreters: peers need this repository's environments, and leave no traces in it."""
+    return os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+@contextmanager
+def server(command: Sequence[str]) -> Iterator[Server]:
+    """Run a server on the servers' core that prints `serving on http://HOST:PORT` when it is ready."""
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment(),
+            preexec_fn=lambda: os.sched_setaffinity(0, {SERVER_CORE}),
+        )
+        try:
+            yield Server(_port(process, output), process.pid)
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _port(process: "subprocess.Popen[bytes]", output: Any) -> int:
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while True:
+        output.seek(0)
+        text = output.read()
+        found = re.search(r"serving on http://[^:]+:(\d+)", text)
+        if found is not None:
+            return int(found.group(1))
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"{process.args!r} did not start: {text[-2000:]}")
+        time.sleep(0.05)
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and of its living descendants."""
+    total = 0.0
+    for member in _tree(pid):
+        with open(f"/proc/{member}/stat", "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()
+        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+def resident_kib(pid: int) -> int:
+    """Resident memory of a process and of its living descendants."""
+    total = 0
+    for member in _tree(pid):
+        with open(f"/proc/{member}/statm", "rb") as statm:
+            total += int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
+    return total
+
+
+def _tree(pid: int) -> list[int]:
+    members = [pid]
+    for member in members:
+        for task in os.listdir(f"/proc/{member}/task"):
+            try:
+                with open(f"/proc/{member}/task/{task}/children") as children:
+                    members.extend(int(child) for child in children.read().split())
+            except FileNotFoundError:  # the thread has just ended
+                continue
+    return members
+
+
+def allow_many_files() -> None:
+    """Raise the limit of open files as far as it goes; servers inherit it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def load_average() -> float:
+    return round(os.getloadavg()[0], 2)
+
+
+def machine() -> dict[str, Any]:
+    """The CPU, and the commit that is measured."""
+    model = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return {
+        "cpu": model.group(1) if model else "unknown",
+        "cpus": os.cpu_count(),
+        "commit": _git("rev-parse", "HEAD"),
+        "changed_files": _git("status", "--porcelain", "--", "clients", "env_server", "envs").splitlines(),
+    }
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.rstrip()
+
+
+def versions(pythons: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """What is installed for each interpreter."""
+    script = (
+        "import importlib.metadata as m, json, platform, sys\n"
+        "found = {'python': platform.python_version()}\n"
+        "for name in sys.argv[1:]:\n"
+        "    try: found[name] = m.version(name)\n"
+        "    except m.PackageNotFoundError: pass\n"
+        "print(json.dumps(found))"
+    )
+    return {
+        label: json.loads(subprocess.check_output([python, "-c", script, *_VERSIONED], text=True))
+        for label, python in {"rollgym": sys.executable, **pythons}.items()
+    }
