@@ -23,11 +23,15 @@ class Lake:
 
 
 def serve(app: Any) -> None:
-    """Run an application with uvicorn's defaults, on the fast loop and parser, without an access log."""
+    """Run an application with uvicorn's defaults, on the fast loop and parser, without an access log.
+
+    Connections are kept alive as long as by our server, so that sessions at rest keep theirs.
+    """
     assert importlib.util.find_spec("uvloop"), "every server of the comparison has uvloop"
     assert importlib.util.find_spec("httptools"), "every server of the comparison has httptools"
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     listening.listen(2048)
     print(f"serving on http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
-    uvicorn.Server(uvicorn.Config(app, access_log=False, log_level="warning")).run(sockets=[listening])
+    config = uvicorn.Config(app, access_log=False, log_level="warning", timeout_keep_alive=75)
+    uvicorn.Server(config).run(sockets=[listening])
