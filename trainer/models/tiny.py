@@ -54,7 +54,7 @@ def build_tiny_model(settings: TinyPolicySettings, seed: int) -> PreTrainedModel
         tie_word_embeddings=True,
         initializer_range=_INITIAL_DEVIATION,
         # The slowest rotation turns about once a row: all of them tell neighbouring cells apart.
-        rope_theta=float(settings.max_length),
+        rope_parameters={"rope_type": "default", "rope_theta": float(settings.max_length)},
         eos_token_id=settings.end_id,
         pad_token_id=settings.pad_id,
     )
