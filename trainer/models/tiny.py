@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 _INITIAL_DEVIATION = 0.08
-"""The library's 0.02 suits widths of thousands; a narrow model's attention starts flat with it and stays so for long."""
+"""The library's 0.02 suits widths of thousands; with it a narrow model's attention starts flat, and long stays so."""
 
 
 @dataclass(frozen=True, slots=True)
