@@ -1,4 +1,4 @@
-"""The four presets on FrozenLake, three seeds each: python benchmarks/learning/presets.py [--seeds 0 1 2] [--steps 60].
+"""The four presets on FrozenLake, three seeds each: python benchmarks/learning/presets.py [--seeds 0 1 2] [--steps 80].
 
 Finished runs are skipped and killed ones go on, so the script can be started again until it is done. The table is
 printed and written to benchmarks/results/presets.json.
@@ -10,17 +10,26 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-COMMON = [
-    "algorithm.entropy_coefficient=0.03",
-    "algorithm.aggregation.mode=token-mean",
-    "algorithm.minibatches=2",
-]
+GROUPS = ["rollout.groups_per_step=64", "rollout.group_size=4"]
+STAY = (
+    "kl: {coefficient: %s, estimator: k3, placement: loss}, aggregation: {mode: token-mean}, minibatches: 4"
+)
+# Every preset plays 256 episodes a step; those that compare episodes of one map play four on each of 64 maps.
 PRESETS = {
-    "grpo": [],
     "ppo": [],
-    # The reference is the warm start, which knows little: staying near it would cost more than it gives.
-    "gigpo": ["algorithm.kl.coefficient=0.0", "algorithm.entropy_coefficient=0.01"],
-    "starpo_s": ["algorithm.filter.fraction=0.5"],
+    "grpo": [
+        *GROUPS,
+        "algorithm={preset: grpo, advantage: {turn_discount: 0.95}, %s}" % (STAY % 0.05),
+    ],
+    "gigpo": [
+        *GROUPS,
+        "algorithm={preset: gigpo, %s}" % (STAY % 0.02),
+    ],
+    "starpo_s": [
+        *GROUPS,
+        "algorithm={preset: starpo_s, advantage: {token_discount: 0.95, trace: 0.9}, entropy_coefficient: 0.01, "
+        "filter: {fraction: 0.5}, %s}" % (STAY % 0.02),
+    ],
 }
 
 
@@ -30,7 +39,7 @@ def main():
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--presets", nargs="+", choices=PRESETS, default=list(PRESETS))
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--directory", type=Path, default=ROOT / "runs" / "presets")
     options = parser.parse_args()
     runs = []
@@ -48,8 +57,6 @@ def main():
                     "trainer.cli",
                     "--config",
                     "examples/frozen_lake.yaml",
-                    f"algorithm.preset={preset}",
-                    *COMMON,
                     *PRESETS[preset],
                     f"seed={seed}",
                     f"steps={options.steps}",
