@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clients.protocol.spaces import UnicodeText
-from envs.profiles import name_table, profile_named, read_actions
+from envs.profiles import name_table, profile_named, read_actions, reply_format
 
 GRID_KWARGS: Mapping[str, Any] = {
     "max_episode_steps": {"type": "integer", "minimum": 1},
@@ -81,6 +81,7 @@ class GridGame(gymnasium.Env[str, str]):
         self._penalty = self.profile.default_penalty if format_penalty is None else float(format_penalty)
         self._limit = max_episode_steps
         self._per_turn = max_actions_per_turn
+        self._reply_format = reply_format(self.profile, ", ".join(actions), actions[0], max_actions_per_turn)
         self._expert = False
         self._steps = 0
         self._invalid_turns = 0
@@ -140,7 +141,7 @@ class GridGame(gymnasium.Env[str, str]):
         self._last_action = None
         self._begin(options)
         info = self._info(success=False, valid=True, reward=0.0, penalty=0.0)
-        info["instruction"] = f"{self._rules()} {self._reply_format()}"
+        info["instruction"] = f"{self._rules()} {self._reply_format}"
         info["optimal_steps"] = self._optimal_steps()
         return self._observation(), info
 
@@ -207,17 +208,3 @@ class GridGame(gymnasium.Env[str, str]):
 
     def _expert_reply(self) -> str:
         return self._actions[self._best_action()]
-
-    def _reply_format(self) -> str:
-        example = self._actions[0]
-        marks = {
-            "answer": f"<answer>{example}</answer>",
-            "action": f"<action>{example}</action>",
-            "boxed": f"\\boxed{{{example}}}",
-        }
-        text = f"Actions: {', '.join(self._actions)}. "
-        if self.profile.needs_thinking:
-            text += "Think first inside <think></think>. "
-        if self._per_turn > 1:
-            text += f"You may give up to {self._per_turn} actions, separated by ||. "
-        return text + f"Reply with the action in this form: {marks[self.profile.mark]}"

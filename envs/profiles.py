@@ -121,6 +121,18 @@ def read_actions(reply: str, profile: Profile, names: Mapping[str, int], limit: 
     """
     if limit == 1 and profile.bare and (plain := names.get(reply.lower())) is not None:
         return [plain]
+    read = [_lookup(part, profile, names) for part in said_actions(reply, profile, limit)]
+    return [action for action in read if action is not None]
+
+
+def said_actions(reply: str, profile: Profile, limit: int = 1) -> list[str]:
+    """Return the texts that stand where a profile wants actions, as they were said; none if there are none.
+
+    Args:
+        reply: What the policy said.
+        profile: How it is to be read.
+        limit: Actions that one turn may take, separated by `||`; those beyond it are left out.
+    """
     if profile.needs_thinking and not ("<think>" in reply and "</think>" in reply):
         return []
     spoken = _THINKING.sub("", reply) if profile.ignores_thinking else reply
@@ -132,16 +144,41 @@ def read_actions(reply: str, profile: Profile, names: Mapping[str, int], limit: 
         text = spoken
     else:
         return []
-    parts = text.split(SEPARATOR) if limit > 1 else [text]
-    read = [_lookup(part, profile, names) for part in parts[:limit]]
-    return [action for action in read if action is not None]
+    return text.split(SEPARATOR)[:limit] if limit > 1 else [text]
+
+
+def reply_format(profile: Profile, actions: str, example: str, limit: int = 1) -> str:
+    """Return how a policy is told to answer.
+
+    Args:
+        profile: How replies are read.
+        actions: What the actions are.
+        example: One of them.
+        limit: Actions that one turn may take.
+    """
+    marks = {
+        "answer": f"<answer>{example}</answer>",
+        "action": f"<action>{example}</action>",
+        "boxed": f"\\boxed{{{example}}}",
+    }
+    text = f"Actions: {actions}. "
+    if profile.needs_thinking:
+        text += "Think first inside <think></think>. "
+    if limit > 1:
+        text += f"You may give up to {limit} actions, separated by {SEPARATOR}. "
+    return text + f"Reply with the action in this form: {marks[profile.mark]}"
 
 
 def _lookup(text: str, profile: Profile, names: Mapping[str, int]) -> int | None:
-    word = text.strip(_QUOTES).lower()
+    word = bare_word(text)
     if profile.inside == "exact":
         return names.get(word)
     return next((action for name, action in names.items() if name in word), None)
+
+
+def bare_word(text: str) -> str:
+    """Return what was said in lower case, without the quotes and blanks around it."""
+    return text.strip(_QUOTES).lower()
 
 
 def name_table(names: Sequence[str]) -> dict[str, int]:
