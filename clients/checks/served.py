@@ -26,7 +26,7 @@ def _check_on(url: str, target: Target) -> Iterator[Finding]:
     local = target.build()
     deterministic = bool(local.metadata.get("deterministic", False))
     try:
-        remote = RemoteEnv(url, target.served_id, target.kwargs)
+        remote = RemoteEnv(url, target.served_id, target.client_kwargs)
     except ProblemError as problem:
         local.close()
         yield Finding(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import orjson
 from gymnasium.envs.registration import registry
 
 _SERVED_NAME = "checked"
@@ -45,18 +46,32 @@ class Target:
         return gymnasium.make(self._registered_id(), disable_env_checker=True, **self.kwargs)
 
     def server_arguments(self) -> list[str]:
-        """Return how a server is told to serve it, as `served_id`."""
+        """Return how a server is told to serve it, as `served_id`, with the kwargs that only an operator sets."""
+        names = self._operator_names()
+        mine = {name: value for name, value in self.kwargs.items() if name in names}
+        kwargs = ["--operator-kwargs", f"{self.served_id}={orjson.dumps(mine).decode()}"] if mine else []
         if ":" in self.name:
-            return ["--env", f"{_SERVED_NAME}={self.name}"]
+            return ["--env", f"{_SERVED_NAME}={self.name}", *kwargs]
         if self._registered_id() != self.name:
-            return []  # one of ours, which every server offers
-        return ["--gymnasium", f"{_SERVED_NAME}={self.name}"]
+            return kwargs  # one of ours, which every server offers
+        return ["--gymnasium", f"{_SERVED_NAME}={self.name}", *kwargs]
+
+    @property
+    def client_kwargs(self) -> dict[str, Any]:
+        """What a client asks for: the kwargs but those that only an operator sets."""
+        names = self._operator_names()
+        return {name: value for name, value in self.kwargs.items() if name not in names}
 
     @property
     def served_id(self) -> str:
         """What it is called on the server."""
         is_ours = ":" not in self.name and self._registered_id() != self.name
         return self.name if is_ours else _SERVED_NAME
+
+    def _operator_names(self) -> frozenset[str]:
+        built = self.build()
+        built.close()
+        return frozenset(getattr(type(built.unwrapped), "operator_kwargs", ()))
 
     def _load_class(self) -> Any:
         module_name, _, class_name = self.name.partition(":")
