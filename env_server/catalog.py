@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium
 from gymnasium import Space
+from gymnasium.envs.registration import EnvSpec
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.spaces import UnicodeText, describe_space
@@ -18,6 +19,7 @@ from env_server.configuration import ConfigurationError
 from env_server.kwargs_rules import NO_KWARGS, KwargsRules
 from env_server.settings import Isolation, Settings
 from env_server.workers.base import EnvSource
+from envs.adapters.text import TextAdapter, step_limit, text_metadata
 from envs.registry import builtin_environments
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -115,10 +117,14 @@ class Catalog:
             env_id, target = _split(text, lambda target: target.rpartition(":")[2])
             _refuse_twice(entries, env_id)
             entries[env_id] = _class_entry(env_id, target, settings, None, ours=False)
-        for text in settings.gymnasium:
-            env_id, target = _split(text, lambda target: _NOT_IN_IDS.sub("-", target.rpartition(":")[2]))
-            _refuse_twice(entries, env_id)
-            entries[env_id] = _gymnasium_entry(env_id, target, settings)
+        for names, entry_of in (
+            (settings.gymnasium, _gymnasium_entry),
+            (settings.gymnasium_text, _gymnasium_text_entry),
+        ):
+            for text in names:
+                env_id, target = _split(text, lambda target: _NOT_IN_IDS.sub("-", target.rpartition(":")[2]))
+                _refuse_twice(entries, env_id)
+                entries[env_id] = entry_of(env_id, target, settings)
         for name in ("isolation", "operator_kwargs", "kwargs_schemas", "env_step_timeout_s"):
             for env_id in getattr(settings, name):
                 if env_id not in entries:
@@ -189,16 +195,8 @@ def _class_entry(
 
 
 def _gymnasium_entry(env_id: str, target: str, settings: Settings) -> CatalogEntry:
-    try:
-        spec = gymnasium.spec(target)
-        env_class = (
-            gymnasium.envs.registration.load_env_creator(spec.entry_point)
-            if isinstance(spec.entry_point, str)
-            else spec.entry_point
-        )
-    except (gymnasium.error.Error, ImportError) as error:
-        raise ConfigurationError(f"cannot serve the Gymnasium environment {target!r}: {error}") from error
-    metadata = {**getattr(env_class, "metadata", {}), "version": str(spec.version or 0)}
+    spec, metadata = _registered(target)
+    metadata = {**metadata, "version": str(spec.version or 0)}
     return _entry(
         env_id,
         EnvSource(
@@ -215,6 +213,42 @@ def _gymnasium_entry(env_id: str, target: str, settings: Settings) -> CatalogEnt
         max_episode_steps=spec.max_episode_steps,
         deterministic=not spec.nondeterministic,
     )
+
+
+def _gymnasium_text_entry(env_id: str, target: str, settings: Settings) -> CatalogEntry:
+    spec, inner = _registered(target)
+    metadata = text_metadata(spec, inner)
+    operator_kwargs = settings.operator_kwargs.get(env_id, {})
+    return _entry(
+        env_id,
+        EnvSource(
+            kind="class",
+            target=f"{TextAdapter.__module__}:{TextAdapter.__qualname__}",
+            operator_kwargs={**operator_kwargs, "env": target},
+            pinned_thread=bool(metadata.get("pinned_thread", False)),
+        ),
+        settings,
+        metadata=metadata,
+        isolation="process",
+        schema=TextAdapter.kwargs_schema,
+        operator_kwargs=TextAdapter.operator_kwargs,
+        max_episode_steps=operator_kwargs.get("max_episode_steps") or step_limit(spec),
+        deterministic=bool(metadata["deterministic"]),
+    )
+
+
+def _registered(target: str) -> tuple[EnvSpec, dict[str, Any]]:
+    """The registration of a Gymnasium environment, and its class's metadata."""
+    try:
+        spec = gymnasium.spec(target)
+        env_class = (
+            gymnasium.envs.registration.load_env_creator(spec.entry_point)
+            if isinstance(spec.entry_point, str)
+            else spec.entry_point
+        )
+    except (gymnasium.error.Error, ImportError) as error:
+        raise ConfigurationError(f"cannot serve the Gymnasium environment {target!r}: {error}") from error
+    return spec, dict(getattr(env_class, "metadata", {}))
 
 
 def _entry(

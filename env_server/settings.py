@@ -30,6 +30,10 @@ class Settings(BaseModel):
     gymnasium: tuple[str, ...] = Field(
         (), description="A Gymnasium id to serve: `ID` or `name=ID` (repeatable)."
     )
+    gymnasium_text: tuple[str, ...] = Field(
+        (),
+        description="A Gymnasium id to serve as text, for language models: `ID` or `name=ID` (repeatable).",
+    )
     isolation: dict[EnvironmentId, Isolation] = Field(
         default_factory=dict,
         description="Where an environment runs, against the rule: `ENV=inline|thread|process` (repeatable).",

@@ -40,6 +40,13 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ID",
         help="For the server started here: serve this Gymnasium id too (repeatable).",
     )
+    parser.add_argument(
+        "--gymnasium-text",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="For the server started here: serve this Gymnasium id as text too (repeatable).",
+    )
 
 
 def add_token_argument(parser: argparse.ArgumentParser) -> None:
@@ -86,8 +93,10 @@ def server_url(options: argparse.Namespace) -> Iterator[str]:
         UsageError: The address is none, or both a running server and environments for a new one were named.
     """
     if options.url is not None:
-        if options.env or options.gymnasium:
-            raise UsageError("--env and --gymnasium are for a server started here, so they exclude --url")
+        if options.env or options.gymnasium or options.gymnasium_text:
+            raise UsageError(
+                "--env, --gymnasium and --gymnasium-text are for a server started here, so they exclude --url"
+            )
         try:
             socket_url(options.url)
         except ValueError as error:
@@ -96,5 +105,6 @@ def server_url(options: argparse.Namespace) -> Iterator[str]:
         return
     arguments = [part for name in options.env for part in ("--env", name)]
     arguments += [part for name in options.gymnasium for part in ("--gymnasium", name)]
+    arguments += [part for name in options.gymnasium_text for part in ("--gymnasium-text", name)]
     with LocalServer(arguments) as server:
         yield server.url

@@ -108,6 +108,7 @@ async def _close_quietly(session: EnvSession) -> None:
 def _require_text(env_id: str, space: Space[object]) -> None:
     if not isinstance(space, UnicodeText):
         raise ValueError(
-            f"{env_id} takes {space} actions, but a language model speaks text: serve it through the text adapter "
-            "(roll-env list shows which environments take text)"
+            f"{env_id} takes {space} actions, but a language model speaks text: serve it through the text adapter, "
+            "`roll-serve --gymnasium-text ID` in place of `--gymnasium ID` (roll-env list shows which environments "
+            "take text)"
         )

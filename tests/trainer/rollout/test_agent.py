@@ -83,7 +83,7 @@ async def test_what_replaying_cannot_mend_is_raised(pool):
 
 
 async def test_environments_that_take_numbers_are_refused_with_the_remedy(pool):
-    with pytest.raises(ValueError, match="text adapter"):
+    with pytest.raises(ValueError, match="roll-serve --gymnasium-text ID"):
         await play_tasks([Task(0, "CartPole-v1", seed=0)], lambda _: ScriptedActor(["0"]), pool, 3)
 
 

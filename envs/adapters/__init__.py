@@ -1,0 +1,1 @@
+"""Adapters: environments of others, played as ours are."""

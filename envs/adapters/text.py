@@ -1,0 +1,349 @@
+"""Text adapter: any Gymnasium environment, played by a language model."""
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, SupportsFloat
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.spaces import Text
+from gymnasium.utils import seeding
+
+from clients.protocol.spaces import UnicodeText
+from envs.adapters.known import Sheet, sheet_of
+from envs.adapters.text_actions import action_text
+from envs.adapters.text_observations import ObservationText, plain_drawing
+from envs.profiles import PROFILES, profile_named, reply_format, said_actions
+
+DEFAULT_MAX_STEPS = 1_000
+"""Turns of an episode of an environment that has no limit of its own: unreadable replies would go on for ever."""
+
+_SHOWN = ("observation", "render", "both")
+
+
+class TextAdapter(gymnasium.Env[str, str]):
+    """Shows a Gymnasium environment as text and takes its actions from replies.
+
+    Seeds and options go to the environment as they are, and so does each action that a reply names, so an episode is
+    the same as without the adapter. A reply that names none leaves the environment as it is, counts as a step, and
+    costs the format penalty.
+
+    Args:
+        env: A Gymnasium id, or an environment, which then belongs to the adapter.
+        actions: Names of a `Discrete`'s actions in their order, or actions of any space by name. Where none are given,
+            an action is said as its number or numbers.
+        observation_names: What the parts of an observation are called.
+        instruction: What the environment is about and what to do; how to reply is added.
+        show: What the policy sees: the `observation`, the environment's own `ansi` drawing (`render`) or `both`. None
+            for both where there is a drawing.
+        precision: Significant digits of numbers that are not whole.
+        success: When an episode counts as solved: `terminated` if its end is its goal, or the return that it takes. If
+            None, the reward threshold of the environment's registration decides. What the environment itself says in
+            `info["success"]` or `info["is_success"]` goes before.
+        fully_observed: Whether equal observations are equal states, so that steps can be compared by them.
+        max_episode_steps: Steps after which an episode is truncated; the environment's own limit if None.
+        profile: How observations are framed and replies are read.
+        format_penalty: Added to the reward of an unreadable reply; the profile's own if None.
+        max_actions_per_turn: Actions that one reply may name, separated by `||`.
+        render_mode: "ansi", or "rgb_array" where the environment has it.
+        **kwargs: The environment's own, where `env` is an id.
+
+    What is None is known for the environments that come with Gymnasium.
+
+    Raises:
+        ValueError: If an argument makes no sense, or the environment cannot be played as text.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4, "kind": "episodic", "version": "0"}
+    kwargs_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "show": {"enum": [*_SHOWN, None]},
+            "precision": {"type": "integer", "minimum": 1, "maximum": 17},
+            "max_episode_steps": {"type": ["integer", "null"], "minimum": 1},
+            "profile": {"enum": list(PROFILES)},
+            "format_penalty": {"type": ["number", "null"]},
+            "max_actions_per_turn": {"type": "integer", "minimum": 1, "maximum": 100},
+            "render_mode": {"enum": ["ansi", "rgb_array", None]},
+        },
+    }
+    operator_kwargs: ClassVar[frozenset[str]] = frozenset(
+        {"env", "actions", "observation_names", "instruction", "success", "fully_observed"}
+    )
+
+    def __init__(
+        self,
+        env: str | gymnasium.Env[Any, Any],
+        *,
+        actions: Sequence[str] | Mapping[str, Any] | None = None,
+        observation_names: Sequence[str] | None = None,
+        instruction: str | None = None,
+        show: str | None = None,
+        precision: int = 4,
+        success: Literal["terminated"] | float | None = None,
+        fully_observed: bool | None = None,
+        max_episode_steps: int | None = None,
+        profile: str = "native",
+        format_penalty: float | None = None,
+        max_actions_per_turn: int = 1,
+        render_mode: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if max_episode_steps is not None and max_episode_steps < 1:
+            raise ValueError(f"max_episode_steps must be at least 1, not {max_episode_steps}")
+        if max_actions_per_turn < 1:
+            raise ValueError(f"max_actions_per_turn must be at least 1, not {max_actions_per_turn}")
+        if not (success is None or success == "terminated" or isinstance(success, int | float)):
+            raise ValueError(f"success must be 'terminated' or a return, not {success!r}")
+        self.profile = profile_named(profile)
+        self.env = _made(env, max_episode_steps, kwargs)
+        spec = self.env.spec
+        sheet = sheet_of(spec) or Sheet(f"You act in {_name(self.env)}.", observes_state=False)
+        self.metadata = text_metadata(spec, self.env.metadata)
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise ValueError(
+                f"render_mode must be one of {', '.join(self.metadata['render_modes'])}, not {render_mode!r}"
+            )
+        self.render_mode = render_mode
+        self.action_space = UnicodeText()
+        self.observation_space = UnicodeText()
+        self._show = _checked_show(show, self.env.metadata)
+        self._actions = action_text(self.env.action_space, sheet.actions if actions is None else actions)
+        self._describe = None if self._show == "render" else self._writer(sheet, observation_names, precision)
+        self._success = _success_rule(success, sheet, spec)
+        self._observes_state = sheet.observes_state if fully_observed is None else fully_observed
+        self._goal = sheet.goal if instruction is None else instruction
+        self._limit = max_episode_steps or step_limit(spec)
+        self._penalty = self.profile.default_penalty if format_penalty is None else float(format_penalty)
+        self._per_turn = max_actions_per_turn
+        self._steps = 0
+        self._invalid_turns = 0
+        self._return = 0.0
+        self._seen: Any = None
+        self._inner: Mapping[str, Any] = {}
+        self._text = ""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Begin an episode of the environment, with its own seed and options."""
+        super().reset(seed=seed)
+        observation, inner = self.env.reset(seed=seed, options=options)
+        self._steps = 0
+        self._invalid_turns = 0
+        self._return = 0.0
+        self._see(observation, inner)
+        info = self._info(success=False, valid=True, reward=0.0, penalty=0.0)
+        form = reply_format(self.profile, self._actions.description, self._actions.example, self._per_turn)
+        info["instruction"] = f"{self._goal} {form}"
+        return self._observation(), info
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take the actions that a reply names, or none if it cannot be read."""
+        said = said_actions(action, self.profile, self._per_turn)
+        chosen = [one for part in said if (one := self._actions.read(part, self.profile.inside)) is not None]
+        if not chosen:
+            return self._invalid_turn()
+        gained, terminated, truncated = 0.0, False, False
+        for one in chosen:
+            observation, reward, terminated, truncated, inner = self.env.step(one)
+            self._steps += 1
+            gained += _number(reward)
+            if terminated or truncated or self._turns() >= self._limit:
+                break
+        self._return += gained
+        self._see(observation, inner)
+        ended = bool(terminated) or bool(truncated)
+        truncated = bool(truncated) or (not terminated and self._turns() >= self._limit)
+        success = self._solved(terminated=bool(terminated), ended=ended, over=bool(terminated) or truncated)
+        info = self._info(success=success, valid=True, reward=gained, penalty=0.0)
+        return self._observation(), gained, bool(terminated), truncated, info
+
+    def render(self) -> Any:
+        """Return the environment's picture or drawing, by `render_mode`; its observation as text if it has none."""
+        if self.render_mode is None:
+            return None
+        if self.render_mode == "ansi" and "ansi" not in _modes(self.env.metadata):
+            return self._text
+        return self._draw(self.render_mode)
+
+    def reseed(self, seed: int) -> None:
+        """Give the environment's generator a new seed in the middle of an episode."""
+        base = self.env.unwrapped
+        own = getattr(base, "reseed", None)
+        if own is not None:
+            own(seed)
+        else:
+            base.np_random, _ = seeding.np_random(seed)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+    # -- helpers ---------------------------------------------------------------------------------------------------
+
+    def _writer(self, sheet: Sheet, names: Sequence[str] | None, precision: int) -> Any:
+        if names is None and sheet.describe is not None:
+            return sheet.describe
+        names = sheet.observation_names if names is None else names
+        return ObservationText(self.env.observation_space, names, precision).write
+
+    def _see(self, observation: Any, inner: Mapping[str, Any]) -> None:
+        self._seen, self._inner = observation, inner
+        parts = []
+        if self._show != "observation":
+            parts.append(plain_drawing(str(self._draw("ansi"))))
+        if self._describe is not None:
+            parts.append(self._describe(observation))
+        self._text = "\n\n".join(parts)
+
+    def _draw(self, mode: str) -> Any:
+        """Draw in a mode, whatever mode the environment was made with."""
+        base = self.env.unwrapped
+        made_with = base.render_mode
+        base.render_mode = mode
+        try:
+            return self.env.render()
+        finally:
+            base.render_mode = made_with
+
+    def _turns(self) -> int:
+        return self._steps + self._invalid_turns
+
+    def _invalid_turn(self) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self._invalid_turns += 1
+        # What an earlier turn gave away must not come again as the same object.
+        self._seen, self._inner = copy.deepcopy((self._seen, dict(self._inner)))
+        truncated = self._turns() >= self._limit
+        success = self._solved(terminated=False, ended=False, over=truncated)
+        info = self._info(success=success, valid=False, reward=0.0, penalty=self._penalty)
+        text = f"{self.profile.invalid_note}\n{self._observation()}"
+        return text, self._penalty, False, truncated, info
+
+    def _solved(self, *, terminated: bool, ended: bool, over: bool) -> bool:
+        for name in ("success", "is_success"):
+            if name in self._inner:
+                return bool(self._inner[name])
+        if self._success is None or not over:
+            return False
+        if self._success == "terminated":
+            return terminated
+        # Where steps cost, an episode that unreadable replies used up has cost little and achieved nothing.
+        return self._return >= self._success and (ended or self._success > 0)
+
+    def _observation(self) -> str:
+        template = self.profile.template
+        if template == "{board}":
+            return self._text
+        left = max(0, self._limit - self._turns())
+        return template.format(board=self._text, left=left, actions=self._actions.description)
+
+    def _info(self, *, success: bool, valid: bool, reward: float, penalty: float) -> dict[str, Any]:
+        metrics = self._inner.get("metrics")
+        counts = {"steps": self._turns(), "invalid_replies": self._invalid_turns}
+        info = {
+            **self._inner,
+            "success": success,
+            "action_is_valid": valid,
+            "format_penalty": penalty,
+            "env_reward": reward,
+            "metrics": {**metrics, **counts} if isinstance(metrics, Mapping) else counts,
+            "state": {"observation": self._seen},
+        }
+        if self._actions.names:
+            info["available_actions"] = self._available()
+        if self._observes_state and "anchor" not in info:
+            info["anchor"] = json.dumps(self.env.observation_space.to_jsonable([self._seen])[0], default=str)
+        return info
+
+    def _available(self) -> list[str]:
+        """Return the actions' names; those that the environment's own mask allows, where it gives one."""
+        mask = self._inner.get("action_mask")
+        names = list(self._actions.names)
+        if mask is None or len(mask) != len(names):
+            return names
+        return [name for name, allowed in zip(names, mask, strict=True) if allowed]
+
+
+def text_metadata(spec: EnvSpec | None, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an adapter says of itself: what the environment says, and how it is drawn now.
+
+    Args:
+        spec: The environment's registration.
+        metadata: What the environment says.
+    """
+    sheet = sheet_of(spec)
+    known = (
+        {}
+        if spec is None
+        else {"version": str(spec.version or 0), "deterministic": not spec.nondeterministic}
+    )
+    description = "A Gymnasium environment, played in text." if sheet is None else sheet.goal
+    modes = [mode for mode in _modes(metadata) if mode == "rgb_array"]
+    return {
+        "version": "0",
+        "deterministic": False,
+        **known,
+        **metadata,
+        "kind": "episodic",
+        "description": description,
+        "render_modes": ["ansi", *modes],
+        "max_episode_steps": step_limit(spec),
+    }
+
+
+def step_limit(spec: EnvSpec | None) -> int:
+    """Return the steps after which an adapter truncates, where it is not told."""
+    return (spec.max_episode_steps if spec is not None else None) or DEFAULT_MAX_STEPS
+
+
+def _modes(metadata: Mapping[str, Any]) -> list[str]:
+    return [str(mode) for mode in metadata.get("render_modes") or ()]
+
+
+def _made(
+    env: str | gymnasium.Env[Any, Any], max_episode_steps: int | None, kwargs: Mapping[str, Any]
+) -> gymnasium.Env[Any, Any]:
+    if isinstance(env, str):
+        # The checker repeats at every first step what `roll-env check` says once to the author.
+        made = gymnasium.make(env, max_episode_steps=max_episode_steps, disable_env_checker=True, **kwargs)
+    elif kwargs:
+        raise ValueError(
+            f"{', '.join(kwargs)}: kwargs are for an environment given by its id; set them on {env}"
+        )
+    else:
+        made = env
+    if isinstance(made.action_space, UnicodeText | Text):
+        raise ValueError(f"{_name(made)} takes text already: serve it as it is")
+    return made
+
+
+def _name(env: gymnasium.Env[Any, Any]) -> str:
+    return type(env.unwrapped).__name__ if env.spec is None else env.spec.id
+
+
+def _checked_show(show: str | None, metadata: Mapping[str, Any]) -> str:
+    draws = "ansi" in _modes(metadata)
+    if show is None:
+        return "both" if draws else "observation"
+    if show not in _SHOWN:
+        raise ValueError(f"show must be one of {', '.join(_SHOWN)}, not {show!r}")
+    if show != "observation" and not draws:
+        raise ValueError(f"show={show!r} needs an environment with an ansi rendering; this one has none")
+    return show
+
+
+def _success_rule(
+    success: Literal["terminated"] | float | None, sheet: Sheet, spec: EnvSpec | None
+) -> Literal["terminated"] | float | None:
+    if success is not None:
+        return success
+    if sheet.success is not None:
+        return sheet.success
+    return None if spec is None else spec.reward_threshold
+
+
+def _number(reward: SupportsFloat) -> float:
+    return float(reward)
