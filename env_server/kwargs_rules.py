@@ -7,6 +7,7 @@ import jsonschema
 from jsonschema import Draft202012Validator
 
 from clients.protocol.errors import ProblemError
+from clients.protocol.values import DecodeError, decode_value
 from env_server.configuration import ConfigurationError
 
 NO_KWARGS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -52,9 +53,13 @@ class KwargsRules:
             {"field": f"kwargs.{name}", "reason": "is set by the operator of the server only"}
             for name in sorted(self._operator_kwargs & kwargs.keys())
         ]
-        for error in self._validator.iter_errors(kwargs):
-            field = ".".join(["kwargs", *(str(part) for part in error.absolute_path)])
-            errors.append({"field": field, "reason": error.message[:_MAX_REASON]})
+        try:
+            decode_value(None, kwargs)
+        except DecodeError as error:
+            errors.append({"field": "kwargs", "reason": str(error)})
+        for misfit in self._validator.iter_errors(kwargs):
+            field = ".".join(["kwargs", *(str(part) for part in misfit.absolute_path)])
+            errors.append({"field": field, "reason": misfit.message[:_MAX_REASON]})
             if len(errors) >= _MAX_ERRORS:
                 break
         if errors:

@@ -28,6 +28,10 @@ from clients.protocol.arrays import (
 from clients.protocol.media import MediaBytes, decode_media, encode_media
 from clients.protocol.spaces import UnicodeText
 
+# Deeper free-form values cannot be written as JSON by every library, together with the frame around them.
+_MAX_DEPTH = 200
+_TOO_DEEP = "the value is nested too deeply"
+
 __all__ = ["DecodeError", "EncodeError", "MediaBytes", "decode_value", "encode_value"]
 
 
@@ -37,6 +41,7 @@ def encode_value(space: Space[Any] | None, value: Any, *, binary: bool) -> Any:
     Args:
         space: The space that the value belongs to, or None for free-form values. There, arrays keep their dtype,
             tuples become lists, keys become strings, and a float that is not finite becomes its name in JSON.
+            They are at most 200 levels deep.
         value: The value.
         binary: Whether the frame is MessagePack (raw bytes and IEEE floats) instead of JSON.
 
@@ -49,14 +54,15 @@ def encode_value(space: Space[Any] | None, value: Any, *, binary: bool) -> Any:
         encoder = _ENCODERS.get(type(space)) or _find(_ENCODERS, space)
         return encoder(space, value, binary)
     except RecursionError:
-        raise EncodeError("the value is nested too deeply") from None
+        raise EncodeError(_TOO_DEEP) from None
 
 
 def decode_value(space: Space[Any] | None, wire: Any) -> Any:
     """Turn plain data of either encoding back into a value; nothing in the result is shared with `wire`'s arrays.
 
     Types and shapes are checked; whether the value lies in the space (bounds, alphabet) is `space.contains`'s
-    question. Discrete values come back as `int`, other numbers as arrays of the space's dtype.
+    question. Discrete values come back as `int`, other numbers as arrays of the space's dtype. Free-form values (no
+    space) are at most 200 levels deep.
 
     Raises:
         DecodeError: The data does not fit.
@@ -67,7 +73,7 @@ def decode_value(space: Space[Any] | None, wire: Any) -> Any:
         decoder = _DECODERS.get(type(space)) or _find(_DECODERS, space)
         return decoder(space, wire)
     except RecursionError:
-        raise DecodeError("the value is nested too deeply") from None
+        raise DecodeError(_TOO_DEEP) from None
 
 
 def _find(table: Mapping[type, Callable[..., Any]], space: Space[Any]) -> Callable[..., Any]:
@@ -81,7 +87,7 @@ def _find(table: Mapping[type, Callable[..., Any]], space: Space[Any]) -> Callab
 # -- free-form values ------------------------------------------------------------------------------------------
 
 
-def _encode_free(value: Any, binary: bool) -> Any:
+def _encode_free(value: Any, binary: bool, depth: int = 0) -> Any:
     kind = type(value)
     if kind is str:
         return value if value.isascii() else _checked_text(value)
@@ -91,32 +97,35 @@ def _encode_free(value: Any, binary: bool) -> Any:
         return _checked_integer(value)
     if kind is float:
         return value if binary or math.isfinite(value) else float_name(value)
+    depth += 1
+    if depth > _MAX_DEPTH:
+        raise EncodeError(_TOO_DEEP)
     if kind is list or kind is tuple:
-        return [_encode_free(part, binary) for part in value]
+        return [_encode_free(part, binary, depth) for part in value]
     if kind is dict or isinstance(value, Mapping):
-        encoded = {_key(key): _encode_free(part, binary) for key, part in value.items()}
+        encoded = {_key(key): _encode_free(part, binary, depth) for key, part in value.items()}
         if len(encoded) != len(value):
             raise EncodeError("two keys of a mapping are the same text")
         return encoded
     if isinstance(value, (list, tuple, set, frozenset)):
         parts = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
-        return [_encode_free(part, binary) for part in parts]
+        return [_encode_free(part, binary, depth) for part in parts]
     if isinstance(value, np.ndarray):
         if value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
             return encode_array(value, binary=binary, raw=True)
-        return _encode_free(value.tolist(), binary)
-    return _encode_rare(value, binary)
+        return _encode_free(value.tolist(), binary, depth)
+    return _encode_rare(value, binary, depth)
 
 
-def _encode_rare(value: Any, binary: bool) -> Any:
+def _encode_rare(value: Any, binary: bool, depth: int) -> Any:
     if isinstance(value, np.generic):
-        return _encode_free(value.item(), binary)
+        return _encode_free(value.item(), binary, depth)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return encode_media(value, binary=binary)
     # Subclasses (enumerations of integers or strings, for one) travel as their plain base.
     for base in (bool, int, float, str):
         if isinstance(value, base):
-            return _encode_free(base(value), binary)
+            return _encode_free(base(value), binary, depth)
     raise EncodeError(f"a value of type {type(value).__name__} has no form on the wire")
 
 
@@ -142,19 +151,22 @@ def _checked_integer(value: int) -> int:
     raise EncodeError(f"the integer {value} is not below 2**53")
 
 
-def _decode_free(wire: Any) -> Any:
+def _decode_free(wire: Any, depth: int = 0) -> Any:
     kind = type(wire)
+    if wire is None or kind in (str, int, float, bool):
+        return wire
+    depth += 1
+    if depth > _MAX_DEPTH:
+        raise DecodeError(_TOO_DEEP)
     if kind is dict:
         if len(wire) == 1:
             if "__nd__" in wire:
                 return decode_nd(wire)
             if "__bytes__" in wire:
                 return decode_media(wire)
-        return {key: _decode_free(part) for key, part in wire.items()}
+        return {key: _decode_free(part, depth) for key, part in wire.items()}
     if kind is list:
-        return [_decode_free(part) for part in wire]
-    if wire is None or kind in (str, int, float, bool):
-        return wire
+        return [_decode_free(part, depth) for part in wire]
     raise DecodeError(f"unexpected {kind.__name__}")
 
 

@@ -255,14 +255,25 @@ def test_what_has_no_form_on_the_wire_is_an_error(space: Any, value: Any) -> Non
         encode_value(space, value, binary=False)
 
 
-def test_deep_nesting_is_refused_and_not_fatal() -> None:
-    deep: Any = []
-    for _ in range(100_000):
-        deep = [deep]
+@pytest.mark.parametrize("levels", [201, 300, 100_000])
+def test_deep_nesting_is_refused_and_not_fatal(levels: int) -> None:
+    deep: Any = 0
+    for number in range(levels):
+        deep = [deep] if number % 2 else {"a": deep}
     with pytest.raises(EncodeError):
         encode_value(None, deep, binary=True)
     with pytest.raises(DecodeError):
         decode_value(None, deep)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_what_is_not_too_deep_fits_into_a_frame(binary: bool) -> None:
+    deep: Any = 0
+    for number in range(200):
+        deep = [deep] if number % 2 else {"a": deep}
+    frame = {"id": 1, "results": [{"ok": {"info": encode_value(None, deep, binary=binary)}}]}
+    [result] = loads(dumps(frame, binary=binary), binary=binary)["results"]
+    assert decode_value(None, result["ok"]["info"]) == deep
 
 
 @pytest.mark.parametrize(
