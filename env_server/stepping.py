@@ -175,7 +175,9 @@ class Stepping:
         try:
             return step_reply(session, record, record.outcome, context)
         except EncodeError as error:
-            raise self._failed(session, record.action, error) from error
+            problem = self._resetting.broken(session, error)
+            session.last = StepRecord(record.episode, record.step, record.action, problem)
+            raise problem from error
 
     async def _later(self, context: Context, session: Session, running: Running) -> Reply:
         record: StepRecord = await self._runner.result(running)
@@ -220,7 +222,7 @@ def _plain_outcome(outcome: StepOutcome) -> StepOutcome:
     observation, reward, terminated, truncated, info = outcome
     try:
         reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise EncodeError(f"the reward or a flag is not a number: {error}") from error
     if not math.isfinite(reward):
         raise EncodeError(f"the reward is {reward}")

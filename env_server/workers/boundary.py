@@ -19,11 +19,12 @@ def guarded(function: Callable[..., _T], *arguments: Any) -> _T:
     """Call a function that runs code of an environment's author.
 
     Raises:
-        EnvironmentRaised: It raised anything, `SystemExit` included: an environment does not end the server.
+        EnvironmentRaised: It raised anything, `SystemExit` and `asyncio.CancelledError` included: an environment ends
+            neither the server nor the thread that it runs in.
     """
     try:
         return function(*arguments)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
+    except BaseException as error:  # noqa: BLE001 - the boundary to user code
         _refuse(error)
 
 
@@ -31,7 +32,16 @@ def _refuse(error: BaseException) -> NoReturn:
     if isinstance(error, EnvironmentRaised):
         raise error
     _log.warning("code of an environment raised", exc_info=error)
-    raise EnvironmentRaised(type(error).__name__, str(error)) from error
+    raise EnvironmentRaised(type(error).__name__, _message(error)) from error
+
+
+def _message(error: BaseException) -> str:
+    """The text of an exception, in Unicode that can be sent. Its own method may raise, too."""
+    try:
+        text = str(error)
+    except BaseException as another:  # noqa: BLE001 - the boundary to user code
+        return f"its message cannot be had: {type(another).__name__}"
+    return text.encode(errors="backslashreplace").decode()
 
 
 def build(source: EnvSource, kwargs: Mapping[str, Any]) -> Environment:
