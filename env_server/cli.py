@@ -1,7 +1,10 @@
 """The command `roll-serve`."""
 
 import argparse
+import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,11 +50,19 @@ def _serve(settings: Settings) -> int:
         print("roll-serve: no tokens are configured, so only loopback is served", file=sys.stderr, flush=True)
     if settings.state_dir is not None:
         settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if settings.stop_at_end_of_input:
+        threading.Thread(target=_stop_at_end_of_input, name="end-of-input", daemon=True).start()
     if settings.processes > 1:
         return supervise(settings, _announce)
     listening = bind(settings.host, settings.port)
     seat = Seat(directory=settings.state_dir)
     return run_process(settings, seat, listening, lambda: _announce(url_of(settings.host, listening)))
+
+
+def _stop_at_end_of_input() -> None:
+    while sys.stdin.buffer.read(4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _announce(url: str) -> None:

@@ -87,6 +87,11 @@ class Settings(BaseModel):
     drain_grace_s: float = Field(
         20.0, ge=0, description="On SIGTERM, running operations may take so long to finish."
     )
+    stop_at_end_of_input: bool = Field(
+        False,
+        description="Stop as on SIGTERM when standard input ends: a program that starts a server and holds the other "
+        "end of a pipe leaves no server behind, however it dies.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
 
     @model_validator(mode="after")

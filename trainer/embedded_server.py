@@ -24,11 +24,17 @@ async def embedded_server(*, allow_expert: bool) -> AsyncIterator[str]:
     Raises:
         RuntimeError: If the server does not come up; the message holds what it printed.
     """
-    arguments = ["--host", "127.0.0.1", "--port", "0"]
+    # The server's standard input ends with this process, however it ends: a killed run leaves no server behind.
+    arguments = ["--host", "127.0.0.1", "--port", "0", "--stop-at-end-of-input"]
     if allow_expert:
         arguments.append("--allow-expert")
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "env_server", *arguments, stdout=asyncio.subprocess.PIPE
+        sys.executable,
+        "-m",
+        "env_server",
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
     drain: asyncio.Task[None] | None = None

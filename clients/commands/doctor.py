@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,6 @@ from clients.checks.report import Finding, Status, print_report
 from clients.commands.local_server import LocalServer
 
 _PACKAGES = ("clients", "envs", "env_server", "trainer", "rollgym")
-_REQUIRED = ("gymnasium", "numpy", "pydantic", "orjson", "msgpack", "websockets", "fastapi", "uvicorn")
 _EXTRAS = {"train": ("torch", "transformers", "tokenizers", "safetensors", "tensorboard", "matplotlib")}
 _WANTED_FILES = 4096
 
@@ -39,11 +39,19 @@ def run(options: argparse.Namespace) -> int:
 def _versions() -> Iterator[Finding]:
     python = f"{platform.python_version()} at {sys.executable}"
     yield Finding("python", Status.PASS, f"{python}, {os.cpu_count()} CPUs, {platform.platform()}")
-    for name in ("rollgym", *_REQUIRED):
+    for name in ("rollgym", *_required()):
         try:
             yield Finding(name, Status.PASS, importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
             yield Finding(name, Status.FAIL, "not installed", f"pip install {name}")
+
+
+def _required() -> Iterator[str]:
+    """Name what the distribution requires everywhere; what hangs on an extra or a platform carries a marker."""
+    for requirement in importlib.metadata.requires("rollgym") or ():
+        name, _, marker = requirement.partition(";")
+        if not marker:
+            yield re.split(r"[^\w.-]", name.strip())[0]
 
 
 def _packages() -> Iterator[Finding]:

@@ -182,8 +182,7 @@ def test_doctor_finds_this_installation_fit() -> None:
 def test_doctor_names_a_package_that_shadows_ours(tmp_path: Any) -> None:
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "__init__.py").write_text("")
-    with mock.patch("sys.path", [str(tmp_path), *sys.path]):
-        done = roll_env("doctor", "--json")
+    done = in_a_process("doctor", "--json", PYTHONPATH=str(tmp_path), PYTHONSAFEPATH="1")
     assert done.returncode == 1
     found = findings(done)["package trainer"]
     assert found["status"] == "FAIL"

@@ -62,3 +62,11 @@ async def test_an_idle_server_ends_at_once() -> None:
             await socket.make()
             server.process.terminate()
             assert await asyncio.to_thread(server.process.wait, 20) == 0
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+async def test_the_end_of_input_ends_it_where_that_is_asked_for(processes: str) -> None:
+    with Server("--stop-at-end-of-input", "--processes", processes) as server:
+        assert server.process.stdin is not None
+        server.process.stdin.close()
+        assert await asyncio.to_thread(server.process.wait, 20) == 0

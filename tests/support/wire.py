@@ -32,6 +32,7 @@ class Server:
     def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "env_server", "--port", "0", "--log-level", "error", *arguments],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -70,10 +71,9 @@ class Server:
         finally:
             self.process.kill()
         self._reader.join(5)
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        self.process.stdout.close()
-        self.process.stderr.close()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
         return code
 
     def __enter__(self) -> "Server":

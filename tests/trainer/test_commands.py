@@ -1,5 +1,7 @@
 """`roll-train`, its other commands, and everything that a config may replace."""
 
+import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -180,3 +182,16 @@ def test_mistakes_end_with_one_readable_line(run, url, arguments, message, tmp_p
     assert process.returncode == 2
     assert message in output.splitlines()[-1]
     assert "Traceback" not in output
+
+
+def test_a_killed_run_leaves_no_server_behind(tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG)
+    process = start_training("--config", str(config), f"output_dir={tmp_path}/out")
+    assert process.stdout is not None
+    address = next(match for line in process.stdout if (match := re.search(r"http://([\d.]+):(\d+)", line)))
+    process.kill()
+    # The server holds the other end of this pipe, too: it ends only when both have ended.
+    process.communicate(timeout=60)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((address[1], int(address[2])))
