@@ -4,6 +4,7 @@ Cells are numbered row by row. Levels are written in XSB: `#` wall, `@` player, 
 `*` box on target, `.` target, space floor (`-` and `_` are read as floor too).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -88,7 +89,8 @@ class Level:
 def parse_level(text: str) -> Level:
     """Read a level from XSB text.
 
-    Cells outside the outer wall are made wall, so that nothing can leave the board.
+    Cells outside the outer wall are made wall, so that nothing can leave the board; a board whose walls do not close
+    gets a wall around it.
 
     Raises:
         ValueError: If the text is no level: a wrong symbol, not one player, or not as many boxes as targets.
@@ -99,14 +101,8 @@ def parse_level(text: str) -> Level:
     strange = set("".join(rows)) - _SYMBOLS
     if strange:
         raise ValueError(f"a level is written with '#@+$*. ' only, not {sorted(strange)}")
-    width = max(len(row) for row in rows)
-    grid = [row.ljust(width) for row in rows]
-    if any(grid[0][column] != "#" or grid[-1][column] != "#" for column in range(width)) or any(
-        row[0] != "#" or row[-1] != "#" for row in grid
-    ):
-        # A border keeps every neighbour of a floor cell on the board.
-        grid = ["#" * (width + 2), *(f"#{row}#" for row in grid), "#" * (width + 2)]
-        width += 2
+    grid = _walled(rows)
+    width = len(grid[0])
     cells = "".join(grid)
     players = [cell for cell, symbol in enumerate(cells) if symbol in "@+"]
     boxes = frozenset(cell for cell, symbol in enumerate(cells) if symbol in "$*")
@@ -119,3 +115,52 @@ def parse_level(text: str) -> Level:
         )
     walls = frozenset(cell for cell, symbol in enumerate(cells) if symbol == "#")
     return Level(Room(len(grid), width, walls, targets), boxes, players[0])
+
+
+def is_enclosed(rows: Sequence[str]) -> bool:
+    """Return whether walls keep player, boxes and targets from the edge of a board."""
+    return is_bordered(rows) or _surroundings(rows) is not None
+
+
+def is_bordered(rows: Sequence[str]) -> bool:
+    """Return whether a board is a rectangle with wall on every edge."""
+    width = len(rows[0])
+    return rows[0] == rows[-1] == "#" * width and all(
+        len(row) == width and row[0] == row[-1] == "#" for row in rows
+    )
+
+
+def _walled(rows: Sequence[str]) -> list[str]:
+    """Return rows of one length with wall on every edge, so that each neighbour of a floor cell is on the board."""
+    width = max(len(row) for row in rows)
+    grid = [row.ljust(width) for row in rows]
+    if is_bordered(grid):
+        return grid
+    outside = _surroundings(grid)
+    if outside is None:
+        return ["#" * (width + 2), *(f"#{row}#" for row in grid), "#" * (width + 2)]
+    return [
+        "".join("#" if (line, column) in outside else symbol for column, symbol in enumerate(row))
+        for line, row in enumerate(grid)
+    ]
+
+
+def _surroundings(rows: Sequence[str]) -> set[tuple[int, int]] | None:
+    """Return the floor that is reached from beyond the edge without crossing a wall; None if that leads inside."""
+    height, width = len(rows), max(len(row) for row in rows)
+    seen = {(-1, -1)}
+    frontier = [(-1, -1)]
+    while frontier:
+        line, column = frontier.pop()
+        for cell in ((line - 1, column), (line + 1, column), (line, column - 1), (line, column + 1)):
+            if cell in seen or not (-1 <= cell[0] <= height and -1 <= cell[1] <= width):
+                continue
+            row = rows[cell[0]] if 0 <= cell[0] < height else ""
+            symbol = row[cell[1]] if 0 <= cell[1] < len(row) else " "
+            if symbol == "#":
+                continue
+            if symbol not in " -_":
+                return None
+            seen.add(cell)
+            frontier.append(cell)
+    return seen
