@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.grid import GRID_KWARGS, GridGame, Move
+from envs.sokoban.bank import LevelBank, load_bank
 from envs.sokoban.board import ACTIONS, Level, parse_level
 from envs.sokoban.generator import Difficulty, generate
 from envs.sokoban.solver import SearchLimitError, push_distances, solve
@@ -38,6 +39,7 @@ _COLOURS = {
     " ": (235, 235, 225),
 }
 _CELL = 16
+_MAX_STATES, _FEW_STATES = 500_000, 5_000
 
 
 class SokobanEnv(GridGame):
@@ -48,7 +50,9 @@ class SokobanEnv(GridGame):
         boxes: Boxes of a generated level.
         min_moves: Fewest moves of an optimal solution.
         max_moves: Most moves of an optimal solution.
-        level: One level as XSB text; wins over size and difficulty.
+        level: One level as XSB text; wins over size and difficulty, and over level files.
+        levels_file: A level file, which levels are drawn from in place of the generator; wins over size and difficulty.
+        data_dir: A directory of level files, in the same way.
         split: Only levels of this split, by content up to symmetry; None for any.
         vocabulary: How cells are drawn: "xsb", "ragen" or "letters"; the profile's own if None.
         dead_squares: Report in `info` the cells that a box can never leave for a target.
@@ -85,6 +89,7 @@ class SokobanEnv(GridGame):
             **GRID_KWARGS,
         },
     }
+    operator_kwargs: ClassVar[frozenset[str]] = frozenset({"levels_file", "data_dir"})
 
     def __init__(
         self,
@@ -94,6 +99,8 @@ class SokobanEnv(GridGame):
         min_moves: int = 1,
         max_moves: int | None = None,
         level: str | None = None,
+        levels_file: str | None = None,
+        data_dir: str | None = None,
         split: str | None = "train",
         vocabulary: str | None = None,
         dead_squares: bool = False,
@@ -115,10 +122,15 @@ class SokobanEnv(GridGame):
             raise ValueError(f"size must be two numbers, rows and columns, of at least 4, not {list(size)}")
         if max_moves is not None and max_moves < min_moves:
             raise ValueError(f"max_moves {max_moves} is below min_moves {min_moves}")
+        if levels_file is not None and data_dir is not None:
+            raise ValueError("levels_file and data_dir exclude each other: put the file into the directory")
         symbols = vocabulary or self.profile.legend
         if symbols not in VOCABULARIES:
             raise ValueError(f"vocabulary must be one of {', '.join(VOCABULARIES)}, not {symbols!r}")
         self._fixed = None if level is None else parse_level(level)
+        path = levels_file or data_dir
+        self._bank = None if path is None else load_bank(str(path))
+        self._source: dict[str, Any] | None = None
         self._difficulty = Difficulty(int(size[0]), int(size[1]), boxes, min_moves, max_moves)
         self._split = split
         self._symbols = str.maketrans(dict(VOCABULARIES[symbols]))
@@ -130,14 +142,22 @@ class SokobanEnv(GridGame):
         self._plan: list[int] = []
         self._planned_for: Level | None = None
         self._on_target = 0
+        self._optimum_states = _MAX_STATES
 
     # -- the game --------------------------------------------------------------------------------------------------
 
     def _begin(self, options: Mapping[str, Any]) -> None:
-        given = options.get("level")
-        fixed = parse_level(given) if given is not None else self._fixed
         self._known_optimum = None
-        if fixed is None:
+        self._source = None
+        self._optimum_states = _MAX_STATES
+        given = options.get("level")
+        if given is not None:
+            fixed = parse_level(given)
+        elif self._fixed is not None:
+            fixed = self._fixed
+        elif self._bank is not None:
+            fixed = self._from_bank(self._bank, options)
+        else:
             made = generate(self.np_random, self._difficulty, options.get("split", self._split))
             self._known_optimum = made.optimal_moves
             fixed = made.level
@@ -146,6 +166,19 @@ class SokobanEnv(GridGame):
         self._plan, self._planned_for = [], None
         # gym-sokoban counts from zero even if a box starts on a target: the first step then pays for it.
         self._on_target = 0
+
+    def _from_bank(self, bank: LevelBank, options: Mapping[str, Any]) -> Level:
+        index = options.get("level_index")
+        if index is None:
+            drawn = bank.draw(self.np_random, options.get("split", self._split))
+        elif isinstance(index, int) and 0 <= index < len(bank):
+            drawn = bank[index]
+        else:
+            raise ValueError(f"level_index must be a whole number from 0 to {len(bank) - 1}, not {index!r}")
+        self._source = {"file": drawn.file, "number": drawn.entry.number, "title": drawn.entry.title}
+        # Levels that people make may take minutes to solve: their optimum is told where it is found at once.
+        self._optimum_states = _FEW_STATES
+        return drawn.level
 
     def _move(self, action: int) -> Move:
         before = self._level
@@ -174,6 +207,8 @@ class SokobanEnv(GridGame):
 
     def _facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = {"anchor": self._text, "state": {"level": self._text}}
+        if self._source is not None:
+            facts["level_source"] = dict(self._source)
         if self._shows_dead_squares:
             room = self._level.room
             alive = push_distances(room)
@@ -192,7 +227,7 @@ class SokobanEnv(GridGame):
 
     def _optimal_steps(self) -> int | None:
         if self._known_optimum is None:
-            plan = self._solution()
+            plan = self._solution(self._optimum_states)
             self._known_optimum = len(plan) if plan is not None else None
         return self._known_optimum
 
@@ -200,11 +235,11 @@ class SokobanEnv(GridGame):
         plan = self._solution()
         return plan[0] if plan else 0
 
-    def _solution(self) -> list[int] | None:
+    def _solution(self, max_states: int = _MAX_STATES) -> list[int] | None:
         """Return a shortest solution from here; None if there is none, or it is too far to find."""
         if self._planned_for is not self._level:
             try:
-                plan = solve(self._level)
+                plan = solve(self._level, max_states)
             except SearchLimitError:
                 plan = None
             if plan is None:

@@ -1,0 +1,239 @@
+"""Level files: Boxoban's, collections in XSB and SOK, run-length encoded levels, and boards in RAGEN's symbols.
+
+A board is a block of lines with walls in them. Whatever else stands in a file is a comment or a heading; the last
+heading before a board is its title, and so is a `Title:` below it.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from envs.sokoban.board import is_bordered, is_enclosed, parse_level
+from envs.sokoban.solver import push_distances
+
+SUFFIXES = frozenset({".txt", ".xsb", ".sok"})
+"""What level files of a directory are called."""
+
+_SYMBOLS = frozenset("#@+$*._- ")
+_RAGEN = str.maketrans({"P": "@", "S": "+", "X": "$", "√": "*", "O": ".", "_": " ", "-": " "})
+_PLAIN = _SYMBOLS | frozenset("PSX√O")
+_RUNS = re.compile(r"(?:\d{0,4}[#@+$*.\-_ PSX√O|()])+")
+_RUN = re.compile(r"(\d+)([^\d()])")
+_GROUP = re.compile(r"(\d*)\(([^()]*)\)")
+_KEY = re.compile(r"([A-Za-z][A-Za-z _-]*):\s*(.*)")
+_COMMENT_END = re.compile(r"comment[-_ ]?end", re.IGNORECASE)
+_LARGEST = 100
+_LONGEST = 2 * _LARGEST * _LARGEST
+_TOO_LONG = f"has runs of more than {_LONGEST} cells: shorten them"
+_MOST_ERRORS = 5
+
+
+class LevelFileError(ValueError):
+    """A level file that cannot be used; the message names file, level and remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileLevel:
+    """A level as it stands in a file.
+
+    Attributes:
+        number: Its place in the file, from 1.
+        title: What the file calls it; None if it has no name.
+        text: The board as XSB text, closed by walls on every edge.
+    """
+
+    number: int
+    title: str | None
+    text: str
+
+
+@dataclass(slots=True)
+class _Block:
+    """The lines of one level as they stand in a file."""
+
+    line: int
+    lines: list[str]
+    title: str | None
+    titled: bool = False
+
+
+def read_levels(path: Path) -> list[FileLevel]:
+    """Read a level file.
+
+    Raises:
+        LevelFileError: It cannot be read, holds no level, or holds one that is none.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise LevelFileError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        # Old collections have authors with accents in Latin-1; boards are ASCII in both.
+        text = data.decode("latin-1")
+    return parse_levels(text, str(path))
+
+
+def parse_levels(text: str, source: str = "the text") -> list[FileLevel]:
+    """Read levels from the text of a level file.
+
+    Args:
+        text: What the file holds.
+        source: Its name, for messages.
+
+    Raises:
+        LevelFileError: It holds no level, or one that is none.
+    """
+    levels: list[FileLevel] = []
+    errors: list[str] = []
+    for number, block in enumerate(_blocks(text, source), 1):
+        try:
+            levels.append(FileLevel(number, block.title, _checked(block.lines)))
+        except ValueError as error:
+            name = "" if block.title is None else f" {block.title!r}"
+            errors.append(f"level {number}{name} at line {block.line} of {source} {error}")
+    if errors:
+        more = f"\nand {len(errors) - _MOST_ERRORS} more" if len(errors) > _MOST_ERRORS else ""
+        raise LevelFileError("\n".join(errors[:_MOST_ERRORS]) + more)
+    if not levels:
+        raise LevelFileError(
+            f"{source} holds no level: a board is lines of '#@+$*. ', with walls (#) in each"
+        )
+    return levels
+
+
+def format_levels(levels: Iterable[FileLevel], *, run_length: bool = False) -> str:
+    """Write levels as a file that `parse_levels` reads.
+
+    Args:
+        levels: The levels; their numbers are given anew by their order.
+        run_length: Write each as one line of runs, such as `5#|#@$.#|5#`.
+    """
+    parts = []
+    for level in levels:
+        heading = "" if level.title is None else f"; {level.title}\n"
+        parts.append(f"{heading}{run_lengths(level.text) if run_length else level.text}\n")
+    return "\n".join(parts)
+
+
+def run_lengths(text: str) -> str:
+    """Return XSB text as runs: `4#2-` is four walls and two cells of floor, `|` ends a row."""
+    joined = text.replace(" ", "-").replace("\n", "|")
+    runs = re.finditer(r"(.)\1*", joined)
+    return "".join(f"{len(run[0]) if len(run[0]) > 1 else ''}{run[1]}" for run in runs)
+
+
+def _blocks(text: str, source: str) -> list[_Block]:
+    """Split a file into the lines of its levels."""
+    blocks: list[_Block] = []
+    heading: str | None = None
+    comment = 0
+    within = continued = titled = False
+    for number, line in enumerate(text.splitlines(), 1):
+        bare = line.strip()
+        if comment:
+            comment = 0 if _COMMENT_END.match(bare) else comment
+        elif _is_board(line, within=within):
+            # A line with row ends in it is a level of its own, unless the one before promised more.
+            if not within or ("|" in line and not continued):
+                blocks.append(_Block(number, [], heading, titled))
+                heading, titled = None, False
+            blocks[-1].lines.append(line.rstrip())
+            within, continued = True, bare.endswith("|")
+        else:
+            within = False
+            key = _KEY.fullmatch(bare)
+            if key is None:
+                name = bare.lstrip(";/").strip().strip("'")
+                # A line of dashes between levels names none of them.
+                heading = name if any(map(str.isalnum, name)) else heading
+            elif key[1].lower() == "title" and blocks and heading is None and not blocks[-1].titled:
+                blocks[-1].title, blocks[-1].titled = key[2] or None, True
+            elif key[1].lower() == "title":
+                heading, titled = key[2] or heading, True
+            elif key[1].lower() == "comment" and not key[2]:
+                comment = number
+    if comment:
+        raise LevelFileError(
+            f"the comment at line {comment} of {source} does not end: close it with 'Comment-End:'"
+        )
+    return blocks
+
+
+def _is_board(line: str, *, within: bool) -> bool:
+    """Return whether a line is part of a board; `within` says that the line before it was."""
+    symbols = set(line)
+    if "#" not in symbols:
+        return within and symbols <= _SYMBOLS and not line.isspace() and line != ""
+    if symbols <= _PLAIN or _RUNS.fullmatch(line.strip(" ")):
+        return True
+    bare = line.strip()
+    # A row with a slip in it is no heading; the level says then what is wrong.
+    return within and len(bare) > 1 and bare[0] == bare[-1] == "#"
+
+
+def _checked(lines: list[str]) -> str:
+    """Return the board that lines describe as XSB text; the error completes the sentence 'level 1 ...'."""
+    rows = _trimmed([row for line in lines for row in _expanded(line)])
+    strange = sorted(set("".join(rows)) - _SYMBOLS)
+    if strange:
+        raise ValueError(
+            f"has {', '.join(map(repr, strange))} on its board: boards are drawn with '#@+$*. ' only"
+        )
+    width = max(len(row) for row in rows)
+    if len(rows) > _LARGEST or width > _LARGEST:
+        raise ValueError(f"has {len(rows)} rows and {width} columns: {_LARGEST} of each are the most")
+    cells = "".join(rows)
+    players = cells.count("@") + cells.count("+")
+    if players == 0:
+        raise ValueError("has no player: mark its cell with @, or with + on a target")
+    if players > 1:
+        raise ValueError(f"has {players} players: leave one of them")
+    boxes = cells.count("$") + cells.count("*")
+    targets = cells.count(".") + cells.count("+") + cells.count("*")
+    if boxes != targets:
+        raise ValueError(f"has {boxes} boxes ($ and *) and {targets} targets (., + and *): make them as many")
+    if "$" not in cells:
+        raise ValueError(
+            "has no box to push: remove it from the file" if boxes else "has no box: draw one with $"
+        )
+    if not is_enclosed(rows):
+        raise ValueError("has walls that do not close, so one could leave the board: complete them with #")
+    level = parse_level("\n".join(rows))
+    alive = push_distances(level.room)
+    for box in sorted(level.boxes - alive.keys()):
+        row, column = divmod(box, level.room.width)
+        raise ValueError(
+            f"cannot be solved, for the box in row {row + 1}, column {column + 1} never gets to a target: "
+            "move it, or remove the level from the file"
+        )
+    return "\n".join(rows) if is_bordered(rows) else level.to_xsb()
+
+
+def _expanded(line: str) -> list[str]:
+    """Return the rows of a line, its runs written out."""
+    if set(line) <= _PLAIN or not _RUNS.fullmatch(line.strip(" ")):
+        return [line]
+    text = line.strip(" ")
+    while "(" in text or ")" in text:
+        opened = _GROUP.sub(lambda group: group[2] * int(group[1] or 1), text)
+        if opened == text or len(opened) > _LONGEST:
+            raise ValueError("has parentheses that do not close" if opened == text else _TOO_LONG)
+        text = opened
+    if sum(int(run[1]) for run in _RUN.finditer(text)) > _LONGEST:
+        raise ValueError(_TOO_LONG)
+    text = _RUN.sub(lambda run: run[2] * int(run[1]), text)
+    return [row for row in text.split("|") if row]
+
+
+def _trimmed(rows: list[str]) -> list[str]:
+    """Return rows in XSB without the empty margin."""
+    rows = [row.translate(_RAGEN).rstrip(" ") for row in rows]
+    while rows and not rows[-1]:
+        rows.pop()
+    while rows and not rows[0]:
+        rows.pop(0)
+    margin = min((len(row) - len(row.lstrip(" ")) for row in rows if row), default=0)
+    return [row[margin:] for row in rows]
