@@ -454,7 +454,7 @@ def test_mistakes_name_the_remedy(make, message):
 
 @pytest.fixture(scope="module")
 def served():
-    with Server("--config", str(ROOT / "examples" / "gymnasium_text.yaml")) as server:
+    with Server("--config", str(ROOT / "examples" / "serving" / "gymnasium_text.yaml")) as server:
         yield server
 
 
