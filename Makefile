@@ -29,7 +29,8 @@ reproduce: $(STAMP)
 	  $(BIN)/roll-train --config examples/frozen_lake.yaml seed=$$seed \
 	    output_dir=runs/frozen_lake_seed$$seed checkpoint.resume=auto || exit 1; \
 	done
-	$(BIN)/python benchmarks/learning/summary.py runs/frozen_lake_seed0 runs/frozen_lake_seed1 runs/frozen_lake_seed2
+	$(BIN)/python benchmarks/learning/summary.py runs/frozen_lake_seed0 runs/frozen_lake_seed1 runs/frozen_lake_seed2 \
+	  --command 'make reproduce' --output benchmarks/results/frozen_lake.json
 
 test: $(STAMP)
 	$(BIN)/python -m pytest

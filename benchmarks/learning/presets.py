@@ -67,7 +67,9 @@ def main():
                 cwd=ROOT,
             )
     output = ROOT / "benchmarks" / "results" / "presets.json"
-    summary = [sys.executable, "benchmarks/learning/summary.py", *map(str, runs), "--output", str(output)]
+    command = "python benchmarks/learning/presets.py"
+    summary = [sys.executable, "benchmarks/learning/summary.py", *map(str, runs)]
+    summary += ["--command", command, "--output", str(output)]
     subprocess.run(summary, check=True, cwd=ROOT)
 
 

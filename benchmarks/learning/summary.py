@@ -26,7 +26,8 @@ def scores(rows, panel, mode):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=Path, help="write the table here as JSON, too")
+    parser.add_argument("--command", default="", help="what made the runs; stands in the file")
     options = parser.parse_args()
     table = []
     for run in options.runs:
@@ -60,7 +61,10 @@ def main():
             for run, panel, mode, steps, before, after, gain in table
         ]
         options.output.write_text(
-            json.dumps({"commit": commit.stdout.strip(), "rows": content}, indent=1) + "\n"
+            json.dumps(
+                {"command": options.command, "commit": commit.stdout.strip(), "rows": content}, indent=1
+            )
+            + "\n"
         )
 
 
