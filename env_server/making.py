@@ -118,7 +118,7 @@ class Making:
                     session.take_spaces(*session.inline.make_now(session.session_id, entry.source, kwargs))
                     session.attached = True
                 else:
-                    await self._runner.make(session)
+                    await self._runner.persist(session, lambda: self._runner.make(session))
             except EnvironmentRaised as error:
                 raise _refused(entry, kwargs, error) from error
             if request.reset is None:
@@ -156,7 +156,7 @@ class Making:
             raise not_reset(session)
         episode = session.journal.portable(max(0, session.episode))
 
-        async def begin(copy: Session, number: int) -> None:
+        async def copied(copy: Session, number: int) -> None:
             await self._rebuild(copy, episode)
             copy.last = session.last
             if request.reseed is not None:
@@ -164,6 +164,9 @@ class Making:
                 timeout = self._settings.make_timeout_s
                 await copy.worker.reseed(copy.session_id, seed, timeout=timeout)
                 copy.journal.reseed(seed)
+
+        async def begin(copy: Session, number: int) -> None:
+            await self._runner.persist(copy, lambda: copied(copy, number))
 
         return await self._open(
             context, session.entry, session.kwargs, request.count, session.idle_timeout_s, begin
@@ -194,7 +197,9 @@ class Making:
                 episode.kwargs,
                 1,
                 self._settings.idle_timeout_s,
-                lambda session, number: self._rebuild(session, episode),
+                lambda session, number: self._runner.persist(
+                    session, lambda: self._rebuild(session, episode)
+                ),
             ),
         )
         restored = opened[0]

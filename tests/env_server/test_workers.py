@@ -114,11 +114,21 @@ async def check_unharmed(players: list[Player]) -> None:
 async def test_a_step_that_hangs_costs_only_its_session(server: Server, beacon: Beacon, env_id: str) -> None:
     async with server.socket() as socket:
         others = await crowd(socket)
+        resting = await Player.begin(socket)
+        episode = (await resting.ask("episode"))["ok"]
         hanging = await Player.begin(socket, env_id)
         step = await hanging.send(f"hang {beacon.path}", timeout_s=0.6)
         await beacon.wait()
         # These are waiting, or on their way, while the other one hangs.
+        beginning = [
+            await socket.send("make", env_id="Fragile", count=3, reset={"seed": 1}),
+            await socket.send("fork", session_id=resting.session_id, count=2, reseed=3),
+            await socket.send("restore", episode=episode),
+        ]
         meanwhile = [await player.send("meanwhile") for player in others]
+        for number in beginning:
+            answer = await socket.answer(number)
+            assert "ok" in answer, answer
         for player, number in zip(others, meanwhile, strict=True):
             await player.take(number, "meanwhile")
         assert (await socket.answer(step))["error"]["code"] == "step_timeout"
