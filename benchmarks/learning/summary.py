@@ -42,10 +42,10 @@ def main():
                 before, after = pair
                 gain = rate_difference(before, after) if mode in ("sampled", "greedy") else Interval(0, 0, 0)
                 table.append((run.name, panel, mode, steps, before, after, gain))
-    print(f"{'run':<26}{'panel':<12}{'mode':<9}{'steps':>6}  {'start':<22}{'end':<22}gain")
+    print("| run | panel | mode | steps | start | end | gain |\n|---|---|---|---:|---|---|---|")
     for run, panel, mode, steps, before, after, gain in table:
         shown = str(gain) if mode in ("sampled", "greedy") else ""
-        print(f"{run:<26}{panel:<12}{mode:<9}{steps:>6}  {before!s:<22}{after!s:<22}{shown}")
+        print(f"| {run} | {panel} | {mode} | {steps} | {before} | {after} | {shown} |")
     if options.output:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
         content = [
