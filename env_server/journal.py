@@ -1,7 +1,7 @@
 """The journal of a session: all that is needed to rebuild its episode, and the proof that it is the same one."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from clients.protocol.episode import PortableEpisode, step_digest
 
@@ -13,10 +13,23 @@ _MAX_PENDING = 32
 _MAX_PENDING_TEXT = 512
 
 
+class EndedStep(NamedTuple):
+    """The step that ended an episode and began the next one in the same call, as it was answered."""
+
+    episode: int
+    step: int
+    action: Any
+    observation: Any
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: Any
+
+
 class Journal:
     """Seed, options and actions of a session's present episode, with a digest of what each step returned.
 
-    Observations and actions are given in JSON's encoding.
+    Observations, actions and infos are given in JSON's encoding.
 
     Args:
         env_id: The environment's id.
@@ -29,6 +42,8 @@ class Journal:
         actions: The actions so far.
         reseeds: After so many steps, the generator was seeded anew with this.
         ended: Whether the last step terminated, and whether it truncated the episode.
+        before: The step that began this episode, if one did; it is the last one answered until another is taken.
+        request_id: The id of the request that began this episode, if it had one.
     """
 
     __slots__ = (
@@ -36,11 +51,13 @@ class Journal:
         "_pending",
         "_reset",
         "actions",
+        "before",
         "ended",
         "env_id",
         "env_version",
         "kwargs",
         "options",
+        "request_id",
         "reseeds",
         "seed",
     )
@@ -54,6 +71,8 @@ class Journal:
         self.actions: list[Any] = []
         self.reseeds: list[tuple[int, int]] = []
         self.ended = (False, False)
+        self.before: EndedStep | None = None
+        self.request_id: str | None = None
         self._reset: str | None = None
         self._digests = bytearray()
         self._pending: list[tuple[Any, float, bool, bool]] = []
@@ -90,9 +109,19 @@ class Journal:
         self._settle()
         return bytes(self._digests[-DIGEST_BYTES:])
 
-    def begin(self, seed: int, options: dict[str, Any] | None, observation: Any) -> None:
+    def begin(
+        self,
+        seed: int,
+        options: dict[str, Any] | None,
+        observation: Any,
+        *,
+        before: EndedStep | None = None,
+        request_id: str | None = None,
+    ) -> None:
         """Begin anew with an episode."""
         self._start(seed, options, step_digest(observation, 0.0, False, False), [], bytearray(), [])
+        self.before = before
+        self.request_id = request_id
 
     def record(self, action: Any, observation: Any, reward: float, terminated: bool, truncated: bool) -> None:
         """Take down a step."""
@@ -189,6 +218,8 @@ class Journal:
         self.actions = actions
         self.reseeds = reseeds
         self.ended = (False, False)
+        self.before = None
+        self.request_id = None
         self._reset = reset_digest
         self._digests = digests
         self._pending = []

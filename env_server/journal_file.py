@@ -13,9 +13,9 @@ from typing import Any
 
 import msgpack
 
-from env_server.journal import Journal
+from env_server.journal import EndedStep, Journal
 
-_MAGIC = b"RGJRNL01"
+_MAGIC = b"RGJRNL02"
 _HEAD = struct.Struct("<II")
 _GROWTH = 1024 * 1024
 # Compaction is worth it only where it frees more than it copies, and more than this.
@@ -185,7 +185,8 @@ class JournalFile:
             (
                 *(_BEGAN, session.number, session.episode, journal.seed, journal.options),
                 *(journal.reset_digest, journal.actions, journal.packed_digests()),
-                *(journal.reseeds, journal.ended),
+                *(journal.reseeds, journal.ended, journal.request_id),
+                None if journal.actions else journal.before,
             )
         )
 
@@ -268,13 +269,15 @@ def _apply(sessions: dict[int, JournaledSession], kind: int, number: int, *field
         journal = Journal(env_id, env_version, kwargs)
         sessions[number] = JournaledSession(session_id, owner, idle_timeout_s, lingers, journal)
     elif kind == _BEGAN:
-        episode, seed, options, reset_digest, actions, digests, reseeds, ended = fields
+        episode, seed, options, reset_digest, actions, digests, reseeds, ended, request_id, before = fields
         session = sessions[number]
         session.episode = episode
         session.journal.resume(
             seed, options, reset_digest, actions, digests, [(steps, seed) for steps, seed in reseeds]
         )
         session.journal.ended = (ended[0], ended[1])
+        session.journal.request_id = request_id
+        session.journal.before = None if before is None else EndedStep(*before)
     elif kind == _RETURNED:
         sessions[number].journal.record(*fields)
     elif kind == _STEPPED:

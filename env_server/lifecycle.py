@@ -28,4 +28,16 @@ class Lifecycle:
             ProblemError: `draining`.
         """
         if self.phase is not Phase.READY:
-            raise ProblemError("draining", f"the server is {self.phase.value}", retry_after=_RETRY_S)
+            raise self._problem()
+
+    def require_started(self) -> None:
+        """Refuse what needs the sessions and the environments, until they are known.
+
+        Raises:
+            ProblemError: `draining`.
+        """
+        if self.phase is Phase.STARTING:
+            raise self._problem()
+
+    def _problem(self) -> ProblemError:
+        return ProblemError("draining", f"the server is {self.phase.value}", retry_after=_RETRY_S)

@@ -116,6 +116,8 @@ class Operations:
         handler = self._general.get(op)
         if handler is None:
             raise ProblemError("unknown_op", f"there is no operation {op!r}", known=sorted(SOCKET_OPS))
+        if op != "ping":
+            self._lifecycle.require_started()
         self._counts[op] += 1
         if self._rate is not None:
             self._rate.take(context.caller)
@@ -128,6 +130,8 @@ class Operations:
         owner = self._sessions.owner_of(session_id)
         if self._neighbours.is_elsewhere(owner):
             return self._neighbours.call(context, owner, op, fields)
+        # Those of the journal are not here yet.
+        self._lifecycle.require_started()
         self._sessions.get(session_id, context.caller)
         raise AssertionError("a session that is not held was found")
 

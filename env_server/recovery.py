@@ -28,11 +28,13 @@ class RebuiltPoint(NamedTuple):
     Attributes:
         action_space: The environment's action space.
         observation_space: Its observation space.
+        first: What the reset returned; None where there was none.
         last: What the last step returned; None where no step was taken.
     """
 
     action_space: Space[Any]
     observation_space: Space[Any]
+    first: tuple[Any, Mapping[str, Any]] | None
     last: StepOutcome | None
 
 
@@ -63,13 +65,13 @@ async def rebuild(
     """
     action_space, observation_space = await worker.make(key, source, kwargs, timeout=timeout)
     try:
-        last = await _replay(worker, key, action_space, observation_space, journal, timeout)
+        first, last = await _replay(worker, key, action_space, observation_space, journal, timeout)
     except ReplayDiverged:
         await worker.close(key)
         raise
     if last is not None:
         journal.ended = (bool(last.terminated), bool(last.truncated))
-    return RebuiltPoint(action_space, observation_space, last)
+    return RebuiltPoint(action_space, observation_space, first, last)
 
 
 async def _replay(
@@ -79,9 +81,9 @@ async def _replay(
     observation_space: Space[Any],
     journal: Journal,
     timeout: float | None,
-) -> StepOutcome | None:
+) -> tuple[tuple[Any, Mapping[str, Any]] | None, StepOutcome | None]:
     if journal.seed is None:
-        return None
+        return None, None
     read_action = action_reader(action_space)
     reseeds: defaultdict[int, list[int]] = defaultdict(list)
     for steps, seed in journal.reseeds:
@@ -89,7 +91,7 @@ async def _replay(
     number = -1
     last: StepOutcome | None = None
     try:
-        observation, _ = await worker.reset(
+        observation, info = await worker.reset(
             key, journal.seed, decode_value(None, journal.options), timeout=timeout
         )
         _compare(observation_space, StepOutcome(observation, 0.0, False, False, {}), journal.reset_digest)
@@ -105,7 +107,7 @@ async def _replay(
     except (EnvironmentRaised, EncodeError, ProblemError, _Differs) as error:
         place = "the reset" if number < 0 else f"step {number}"
         raise ReplayDiverged(f"{place} went another way than before: {error}") from error
-    return last
+    return (observation, info), last
 
 
 class _Differs(Exception):  # noqa: N818 - never leaves this module

@@ -11,14 +11,15 @@ from clients.protocol.values import DecodeError, EncodeError, decode_value, enco
 from env_server.context import Context
 from env_server.failures import busy, environment_error
 from env_server.fields import own_fields
+from env_server.journal import EndedStep
 from env_server.journal_file import JournalFile
 from env_server.metrics import Metrics
 from env_server.replies import Reply, encode_observation, reset_reply
 from env_server.running import Runner
-from env_server.session import ResetRecord, Running, Session
+from env_server.session import ResetRecord, Running, Session, StepRecord
 from env_server.settings import Settings
 from env_server.validation import invalid, validate
-from env_server.workers.base import EnvironmentRaised
+from env_server.workers.base import EnvironmentRaised, StepOutcome
 
 _SEEDS = 2**53
 _log = logging.getLogger(__name__)
@@ -54,6 +55,14 @@ class Resetting:
         if request_id is not None and session.resets is not None and request_id in session.resets:
             return self._encoded(context, session, session.resets[request_id])
         running = session.running
+        if (
+            request_id is not None
+            and request_id == session.journal.request_id
+            and session.recoverable
+            and not session.attached
+            and (running is None or running.kind == "recovery")
+        ):
+            return self._recalled(context, session, request_id)
         if running is not None:
             if running.kind == "reset" and request_id is not None and running.action == request_id:
                 return self._later(context, session, running)
@@ -87,8 +96,9 @@ class Resetting:
         seed: int | None,
         options: dict[str, Any] | None,
         request_id: str | None = None,
+        ending: StepRecord | None = None,
     ) -> ResetRecord:
-        """Begin an episode of an environment in this process.
+        """Begin an episode of an environment in this process, after the step that ended the one before, if one did.
 
         Raises:
             ProblemError: `env_error`.
@@ -107,7 +117,7 @@ class Resetting:
             )
         except EnvironmentRaised as error:
             raise self.broken(session, error) from error
-        return self._begun(session, seed, options, observation, info, request_id)
+        return self._begun(session, seed, options, observation, info, request_id, ending)
 
     async def in_worker(
         self,
@@ -115,8 +125,9 @@ class Resetting:
         seed: int | None,
         options: dict[str, Any] | None,
         request_id: str | None = None,
+        ending: StepRecord | None = None,
     ) -> ResetRecord:
-        """Begin an episode of an environment in a worker; the body of a running operation."""
+        """The same of an environment in a worker; the body of a running operation."""
         seed = secrets.randbelow(_SEEDS) if seed is None else seed
         given = decode_value(None, options)
         timeout = self._settings.make_timeout_s
@@ -127,7 +138,7 @@ class Resetting:
             return await session.worker.reset(session.session_id, seed, given, timeout=timeout)
 
         observation, info = await self._runner.persist(session, reset)
-        return self._begun(session, seed, options, observation, info, request_id)
+        return self._begun(session, seed, options, observation, info, request_id, ending)
 
     def _begun(
         self,
@@ -137,6 +148,7 @@ class Resetting:
         observation: Any,
         info: Mapping[str, Any],
         request_id: str | None,
+        ending: StepRecord | None,
     ) -> ResetRecord:
         try:
             written = encode_observation(session.observation_space, observation, binary=False)
@@ -149,7 +161,9 @@ class Resetting:
             session.remember_reset(request_id, record)
         # In JSON's encoding, whatever encoding they came in.
         options = encode_value(None, decode_value(None, options), binary=False)
-        session.journal.begin(seed, options, written)
+        # What this process remembers of that step, only the journal's file needs to be told.
+        before = _ended_step(ending) if ending is not None and self._journal_file is not None else None
+        session.journal.begin(seed, options, written, before=before, request_id=request_id)
         env_id = session.entry.env_id
         self._metrics.resets[env_id] += 1
         if options and options.get("expert"):
@@ -157,6 +171,15 @@ class Resetting:
         if self._journal_file is not None:
             self._journal_file.began(session.session_id, record.episode)
         return record
+
+    async def _recalled(self, context: Context, session: Session, request_id: str) -> Reply:
+        """The answer that a process gave before it died: the replay gives it again."""
+        running = session.running
+        if running is None:
+            running = self._runner.start(session, "recovery", self._runner.attach(session))
+        await self._runner.result(running)
+        assert session.resets is not None
+        return self._encoded(context, session, session.resets[request_id])
 
     async def _later(self, context: Context, session: Session, running: Running) -> Reply:
         record: ResetRecord = await self._runner.result(running)
@@ -174,3 +197,15 @@ class Resetting:
         session.recoverable = False
         _log.warning("%s failed in session %s: %s", session.entry.env_id, session.session_id, error)
         return environment_error(error)
+
+
+def _ended_step(record: StepRecord) -> EndedStep | None:
+    """A step as the journal keeps it; None where its answer is a problem."""
+    outcome = record.outcome
+    if not isinstance(outcome, StepOutcome):
+        return None
+    try:
+        info = encode_value(None, outcome.info, binary=False)
+    except EncodeError:
+        return None
+    return EndedStep(record.episode, record.step, record.action, record.seen, *outcome[1:4], info)

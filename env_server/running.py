@@ -5,14 +5,15 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from clients.protocol.errors import ProblemError
+from clients.protocol.values import decode_value
 from env_server.failures import environment_error, not_reset, worker_died
-from env_server.journal import Journal
+from env_server.journal import EndedStep, Journal
 from env_server.metrics import Metrics
 from env_server.recovery import ReplayDiverged, rebuild
-from env_server.session import Running, Session, StepRecord
+from env_server.session import ResetRecord, Running, Session, StepRecord
 from env_server.sessions import Sessions, session_gone
 from env_server.settings import Settings
-from env_server.workers.base import EnvironmentRaised, OperationTimeout, WorkerLost
+from env_server.workers.base import EnvironmentRaised, OperationTimeout, StepOutcome, WorkerLost
 
 _TRIES = 2
 _Result = TypeVar("_Result")
@@ -135,6 +136,13 @@ class Runner:
         )
         session.take_spaces(point.action_space, point.observation_space)
         session.resume(episode, point.last)
+        if point.first is not None:
+            # What else was answered may be asked for again, and is not known where the session outlived its process.
+            began = ResetRecord(*point.first, session.episode, episode.seed)
+            if journal.request_id is not None:
+                session.remember_reset(journal.request_id, began)
+            if session.last is None and journal.before is not None:
+                session.last = _answered(session, journal.before, began)
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -182,3 +190,15 @@ class Runner:
         if isinstance(error, OperationTimeout):
             return ProblemError("step_timeout", f"the {kind} did not finish in time; reset the session")
         return ProblemError("step_timeout", f"the {kind} was cancelled; reset the session", cancelled=True)
+
+
+def _answered(session: Session, before: EndedStep, began: ResetRecord) -> StepRecord:
+    """The last step of a session whose present episode it began."""
+    outcome = StepOutcome(
+        decode_value(session.observation_space, before.observation),
+        before.reward,
+        before.terminated,
+        before.truncated,
+        decode_value(None, before.info),
+    )
+    return StepRecord(before.episode, before.step, before.action, outcome, before.observation, began)

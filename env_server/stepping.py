@@ -20,7 +20,7 @@ from env_server.metrics import Metrics
 from env_server.replies import Reply, encode_observation, step_reply
 from env_server.resetting import Resetting
 from env_server.running import Runner
-from env_server.session import ResetRecord, Running, Session, StepRecord
+from env_server.session import Running, Session, StepRecord
 from env_server.validation import validate
 from env_server.workers.base import EnvironmentRaised, StepOutcome
 
@@ -84,7 +84,7 @@ class Stepping:
             or (index is not None and index != session.step)
             or (episode is not None and episode != session.episode)
         ):
-            return self._repeat(context, session, wire, episode, index)
+            return self._repeat(context, session, wire, episode, index, then)
         action, written = session.read_action(wire)
         inline = session.inline
         if inline is None or not session.attached:
@@ -101,9 +101,7 @@ class Stepping:
             raise self._failed(session, written, error) from error
         record = self._taken(session, written, outcome)
         if then is not None and (session.terminated or session.truncated):
-            record = self._with_reset(
-                session, record, self._resetting.inline(session, then.seed, then.options)
-            )
+            record = self._begin_next(session, record, then)
         return self._encoded(context, session, record)
 
     async def _step_in_worker(
@@ -111,11 +109,7 @@ class Stepping:
     ) -> StepRecord:
         record = self._taken(session, written, await self._outcome(session, action, timeout))
         if then is not None and not session.playing:
-            if session.inline is not None:
-                reset = self._resetting.inline(session, then.seed, then.options)
-            else:
-                reset = await self._resetting.in_worker(session, then.seed, then.options)
-            record = self._with_reset(session, record, reset)
+            record = await self._begin_next_in_worker(session, record, then)
         return record
 
     async def _outcome(self, session: Session, action: Any, timeout: float) -> StepOutcome:
@@ -164,10 +158,20 @@ class Stepping:
             self._journal_file.stepped(session.session_id)
         return record
 
-    def _with_reset(self, session: Session, record: StepRecord, reset: ResetRecord) -> StepRecord:
-        record = record._replace(reset=reset)
-        session.last = record
-        return record
+    def _begin_next(self, session: Session, record: StepRecord, then: ResetFields) -> StepRecord:
+        """Begin the episode after the one that a step has ended."""
+        reset = self._resetting.inline(session, then.seed, then.options, ending=record)
+        session.last = record._replace(reset=reset)
+        return session.last
+
+    async def _begin_next_in_worker(
+        self, session: Session, record: StepRecord, then: ResetFields
+    ) -> StepRecord:
+        if session.inline is not None:
+            return self._begin_next(session, record, then)
+        reset = await self._resetting.in_worker(session, then.seed, then.options, ending=record)
+        session.last = record._replace(reset=reset)
+        return session.last
 
     def _encoded(self, context: Context, session: Session, record: StepRecord) -> Reply:
         if isinstance(record.outcome, ProblemError):
@@ -192,7 +196,13 @@ class Stepping:
     # -- steps that are not simply the next one ------------------------------------------------------------------
 
     def _repeat(
-        self, context: Context, session: Session, wire: Any, episode: int | None, index: int | None
+        self,
+        context: Context,
+        session: Session,
+        wire: Any,
+        episode: int | None,
+        index: int | None,
+        then: ResetFields | None,
     ) -> Reply | Awaitable[Reply]:
         running = session.running
         if running is not None:
@@ -204,6 +214,13 @@ class Stepping:
         last = session.last
         if index is not None and last is not None and index == last.step and episode in (None, last.episode):
             if _same_action(session, wire, last.action):
+                if then is not None and _awaits_reset(session, last):
+                    # The process that took the step died before it began the next episode.
+                    body = self._begin_next_in_worker(session, last, then)
+                    running = self._runner.start(
+                        session, "step", body, episode=last.episode, step=last.step, action=last.action
+                    )
+                    return self._later(context, session, running)
                 return self._encoded(context, session, last)
             raise step_mismatch(session, f"step {index} was taken with another action")
         if episode is not None and episode != session.episode:
@@ -215,6 +232,16 @@ class Stepping:
         if session.terminated or session.truncated:
             raise episode_over(session)
         raise not_reset(session)
+
+
+def _awaits_reset(session: Session, last: StepRecord) -> bool:
+    """Whether a session is where its last step has ended an episode."""
+    return (
+        last.reset is None
+        and (last.episode, last.step + 1) == (session.episode, session.step)
+        and (session.terminated or session.truncated)
+        and not isinstance(last.outcome, ProblemError)
+    )
 
 
 def _plain_outcome(outcome: StepOutcome) -> StepOutcome:

@@ -294,6 +294,16 @@ class Newer(Fragile):
     metadata: ClassVar[dict[str, Any]] = Fragile.metadata | {"version": "2"}
 
 
+class SlowStart(Fragile):
+    """Is made when the operator says so."""
+
+    operator_kwargs: ClassVar[frozenset[str]] = frozenset({"hold"})
+
+    def __init__(self, hold: str) -> None:
+        super().__init__()
+        self._hold(hold)
+
+
 class Drifting(Fragile):
     """Says that it is deterministic, and is not: what it does depends on the process that it is in."""
 
