@@ -1,6 +1,8 @@
 """The journals of one I/O process on disk, so that its sessions outlive it."""
 
+import contextlib
 import fcntl
+import itertools
 import logging
 import mmap
 import os
@@ -83,10 +85,16 @@ class JournalFile:
         self._view: mmap.mmap | None = None
         try:
             self._lock = _lock(path.with_suffix(".lock"))
+        except OSError as error:
+            raise JournalError(f"cannot use the journal {path}: {error}") from error
+        try:
             if path.exists():
                 self._read(path.read_bytes())
             self._compact()
-        except OSError as error:
+        except (OSError, JournalError) as error:
+            os.close(self._lock)
+            if isinstance(error, JournalError):
+                raise
             raise JournalError(f"cannot use the journal {path}: {error}") from error
 
     @property
@@ -112,11 +120,12 @@ class JournalFile:
         episode: int,
     ) -> None:
         """Write down a new session, with the episode that it is in."""
-        session = JournaledSession(session_id, owner, idle_timeout_s, lingers, journal, episode)
-        self._number(session)
-        session.opening = self._append(self._opening(session))
+        number, self._next_number = self._next_number, self._next_number + 1
+        session = JournaledSession(session_id, owner, idle_timeout_s, lingers, journal, episode, number)
+        self._sessions[session_id] = session
+        session.opening = self._append(self._opening(session, number))
         if episode >= 0:
-            session.playing = self._append(self._beginning(session))
+            session.playing = self._append(self._beginning(session, number))
 
     def began(self, session_id: str, episode: int) -> None:
         """Write down that a session is in a new episode, with all of its steps so far.
@@ -128,7 +137,7 @@ class JournalFile:
             return
         session.episode = episode
         self._dead += session.playing
-        session.playing = self._append(self._beginning(session))
+        session.playing = self._append(self._beginning(session, session.number))
         self._tidy()
 
     def stepped(self, session_id: str) -> None:
@@ -164,26 +173,21 @@ class JournalFile:
 
     # -- records -------------------------------------------------------------------------------------------------
 
-    def _number(self, session: JournaledSession) -> None:
-        session.number = self._next_number
-        self._next_number += 1
-        self._sessions[session.session_id] = session
-
-    def _opening(self, session: JournaledSession) -> bytes:
+    def _opening(self, session: JournaledSession, number: int) -> bytes:
         journal = session.journal
         return self._pack(
             (
-                *(_OPENED, session.number, session.session_id, session.owner),
+                *(_OPENED, number, session.session_id, session.owner),
                 *(session.idle_timeout_s, session.lingers),
                 *(journal.env_id, journal.env_version, journal.kwargs),
             )
         )
 
-    def _beginning(self, session: JournaledSession) -> bytes:
+    def _beginning(self, session: JournaledSession, number: int) -> bytes:
         journal = session.journal
         return self._pack(
             (
-                *(_BEGAN, session.number, session.episode, journal.seed, journal.options),
+                *(_BEGAN, number, session.episode, journal.seed, journal.options),
                 *(journal.reset_digest, journal.actions, journal.packed_digests()),
                 *(journal.reseeds, journal.ended, journal.request_id),
                 None if journal.actions else journal.before,
@@ -221,24 +225,22 @@ class JournalFile:
 
     def _tidy(self) -> None:
         if self._dead > _SLACK and 2 * self._dead > self._used and self._view is not None:
-            self._compact()
+            try:
+                self._compact()
+            except OSError as error:
+                # The file is as good as before. The next try is when as much again is over.
+                self._dead = 0
+                with contextlib.suppress(OSError):
+                    self._path.with_suffix(".new").unlink()
+                _log.error("the journal %s cannot be made smaller: %s", self._path, error)
 
     def _compact(self) -> None:
         """Write what is not over to a new file, in the place of the old one."""
-        records = [_MAGIC]
-        sessions, self._sessions = self._sessions, {}
-        self._next_number = 0
-        for session in sessions.values():
-            self._number(session)
-            opening = _record(self._opening(session))
-            session.opening = len(opening)
-            records.append(opening)
-            session.playing = 0
-            if session.episode >= 0:
-                beginning = _record(self._beginning(session))
-                session.playing = len(beginning)
-                records.append(beginning)
-        content = b"".join(records)
+        openings, beginnings = [], []
+        for number, session in enumerate(self._sessions.values()):
+            openings.append(_record(self._opening(session, number)))
+            beginnings.append(b"" if session.episode < 0 else _record(self._beginning(session, number)))
+        content = b"".join((_MAGIC, *itertools.chain(*zip(openings, beginnings, strict=True))))
         fresh = self._path.with_suffix(".new")
         fresh.touch(mode=0o600)
         fresh.write_bytes(content)
@@ -249,6 +251,10 @@ class JournalFile:
         self._view = view
         self._used = len(content)
         self._dead = 0
+        self._next_number = len(openings)
+        for number, session in enumerate(self._sessions.values()):
+            session.number = number
+            session.opening, session.playing = len(openings[number]), len(beginnings[number])
 
     # -- reading -------------------------------------------------------------------------------------------------
 
