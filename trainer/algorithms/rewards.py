@@ -13,7 +13,7 @@ TurnValues = list[list[float]]
 
 
 def turn_rewards(settings: RewardSettings, batch: TrajectoryBatch) -> TurnValues:
-    """Return the reward of each turn: penalty for unreadable replies, clip, penalty for overlong episodes."""
+    """Return the reward of each turn: penalty for unreadable replies, clip, penalty for overlong episodes, scale."""
     composed = []
     for rewards, penalties, valid, tokens in zip(
         batch.rewards, batch.format_penalties, batch.valid, batch.tokens, strict=True
@@ -29,7 +29,7 @@ def turn_rewards(settings: RewardSettings, batch: TrajectoryBatch) -> TurnValues
             turns[-1] += overlong.penalty * overlong_penalty(
                 sum(tokens), overlong.max_tokens, overlong.buffer_tokens
             )
-        composed.append(turns)
+        composed.append([settings.scale * reward for reward in turns])
     return composed
 
 

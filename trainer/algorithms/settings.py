@@ -225,6 +225,10 @@ class RewardSettings(Settings):
     overlong: OverlongSettings | None = Field(
         None, description="Penalty on the last turn of very long episodes."
     )
+    scale: PositiveFloat = Field(
+        1.0,
+        description="Factor of every turn's reward, after all of these. A critic learns returns of about 1 soonest.",
+    )
 
     @model_validator(mode="after")
     def _clip_is_ordered(self) -> Self:

@@ -30,6 +30,11 @@ def test_penalty_replaces_the_environments_own(penalty, first):
     assert turn_rewards(RewardSettings(invalid_action_penalty=penalty), BATCH) == [[first, 3.0], [0.5]]
 
 
+def test_turn_rewards_are_scaled_after_all_else():
+    assert turn_rewards(RewardSettings(scale=2.0), BATCH) == [[-0.4, 6.0], [1.0]]
+    assert turn_rewards(RewardSettings(scale=2.0, turn_high=1.0), BATCH) == [[-0.4, 2.0], [1.0]]
+
+
 def test_turn_rewards_are_clipped():
     assert turn_rewards(RewardSettings(turn_low=0.0, turn_high=1.0), BATCH) == [[0.0, 1.0], [0.5]]
     assert turn_rewards(RewardSettings(turn_high=1.0), BATCH) == [[-0.2, 1.0], [0.5]]
