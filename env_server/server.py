@@ -13,6 +13,7 @@ from env_server.app import App
 from env_server.auth import Tokens
 from env_server.catalog import Catalog
 from env_server.configuration import ConfigurationError
+from env_server.gathering import GatheringProtocol
 from env_server.seat import Seat
 from env_server.services import Services
 from env_server.settings import Settings
@@ -71,7 +72,7 @@ async def _serve(
     config = uvicorn.Config(
         App(services),
         http="httptools",
-        ws="websockets-sansio",
+        ws=GatheringProtocol,
         lifespan="off",
         ws_max_size=HARD_LIMIT_FACTOR * settings.max_request_bytes,
         # A client that waits minutes for a language model answers no pings. TCP keepalive finds dead peers.
