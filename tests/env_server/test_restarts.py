@@ -31,9 +31,15 @@ def beacon(tmp_path: Path) -> Iterator[Beacon]:
     made.close()
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess([*LIGHT, "--state-dir", str(tmp_path / "state")]) as running:
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture(scope="module")
+def server(state: Path) -> Iterator[ServerProcess]:
+    """A server that the tests kill, and leave as it was."""
+    with ServerProcess([*LIGHT, "--state-dir", str(state)]) as running:
         yield running
 
 
@@ -66,8 +72,9 @@ async def test_every_session_is_where_it_was(server: ServerProcess) -> None:
         expected = await caller.call("POST", f"/v1/sessions/{twin}/step", action="c")
         kept = [playing, over, fresh, chosen]
         before = [await player.look() for player in kept]
+        count = await caller.sessions()
         start_anew(server)
-        assert await caller.sessions() == 8
+        assert await caller.sessions() == count
         for player, was in zip(kept, before, strict=True):
             assert {**await player.look(), "idle_s": 0} == {**was, "idle_s": 0}
         assert await over.again() == over.replies[-1]
@@ -177,8 +184,8 @@ async def test_a_drained_server_leaves_its_sessions_to_the_next(server: ServerPr
         player.check()
 
 
-async def test_a_record_that_was_cut_costs_one_step(server: ServerProcess, tmp_path: Path) -> None:
-    journal = tmp_path / "state" / "journal-0.bin"
+async def test_a_record_that_was_cut_costs_one_step(server: ServerProcess, state: Path) -> None:
+    journal = state / "journal-0.bin"
     async with calls(server) as caller:
         player = await caller.begin("Inline")
         await player.step("first")
@@ -193,29 +200,30 @@ async def test_a_record_that_was_cut_costs_one_step(server: ServerProcess, tmp_p
         player.check()
 
 
-async def test_what_an_operator_changes(server: ServerProcess) -> None:
-    async with calls(server) as caller:
-        moved, drifting = await caller.begin("Inline"), await caller.begin("Drifting")
-        older, fresh = await caller.begin("Thread"), await caller.begin("Drifting")
-        dropped = await caller.begin("Random")
-        for player in (moved, drifting, older):
-            await player.step("a")
-        server.kill()
-        state = server.arguments[-2:]
-        server.arguments = [
-            *("--env", f"Inline={MODULE}:Fragile", "--isolation", "Inline=thread"),
-            *("--env", f"Thread={MODULE}:Newer", "--isolation", "Thread=inline"),
-            *("--env", f"Drifting={MODULE}:Drifting", "--isolation", "Drifting=inline"),
-            *state,
-        ]
-        server.start()
-        await moved.step("b")
-        moved.check()
-        assert await older.gone() == "replay_diverged", "it is of another version"
-        assert await drifting.gone() == "replay_diverged"
-        assert await dropped.gone() == "lost", "nobody serves it any more"
-        assert (await fresh.step("a"))["step"] == 1, "its reset does not differ"
-        assert await caller.sessions() == 2
+async def test_what_an_operator_changes(tmp_path: Path) -> None:
+    with ServerProcess([*LIGHT, "--state-dir", str(tmp_path / "state")]) as server:
+        async with calls(server) as caller:
+            moved, drifting = await caller.begin("Inline"), await caller.begin("Drifting")
+            older, fresh = await caller.begin("Thread"), await caller.begin("Drifting")
+            dropped = await caller.begin("Random")
+            for player in (moved, drifting, older):
+                await player.step("a")
+            server.kill()
+            state = server.arguments[-2:]
+            server.arguments = [
+                *("--env", f"Inline={MODULE}:Fragile", "--isolation", "Inline=thread"),
+                *("--env", f"Thread={MODULE}:Newer", "--isolation", "Thread=inline"),
+                *("--env", f"Drifting={MODULE}:Drifting", "--isolation", "Drifting=inline"),
+                *state,
+            ]
+            server.start()
+            await moved.step("b")
+            moved.check()
+            assert await older.gone() == "replay_diverged", "it is of another version"
+            assert await drifting.gone() == "replay_diverged"
+            assert await dropped.gone() == "lost", "nobody serves it any more"
+            assert (await fresh.step("a"))["step"] == 1, "its reset does not differ"
+            assert await caller.sessions() == 2
 
 
 async def test_nobody_is_sent_away_while_the_server_starts(tmp_path: Path, beacon: Beacon) -> None:
@@ -281,13 +289,12 @@ def refused(state: Path, *arguments: str) -> str:
     return ended.stderr
 
 
-async def test_a_state_directory_has_one_server(server: ServerProcess, tmp_path: Path) -> None:
+async def test_a_state_directory_has_one_server(server: ServerProcess, state: Path) -> None:
     async with calls(server) as caller:
         player = await caller.begin("Inline")
         await player.step("a")
         others = [
-            asyncio.to_thread(refused, tmp_path / "state", *LIGHT, "--processes", processes)
-            for processes in ("1", "2")
+            asyncio.to_thread(refused, state, *LIGHT, "--processes", processes) for processes in ("1", "2")
         ]
         for text in await asyncio.gather(*others):
             assert "another server uses" in text
