@@ -1,66 +1,51 @@
 """Fewer system calls for sockets that carry many sessions: answers made in one turn go out together.
 
 uvicorn writes each message by itself, and for small messages that write is the dearest part of an answer. Where more
-frames wait to be answered, what is written is gathered instead, until the turn of the event loop ends.
+frames wait to be answered, what was framed is left with the framing instead, until the turn of the event loop ends.
 """
 
-import asyncio
-from typing import Any, cast
+from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.protocol import State
 
 _MOST_GATHERED_BYTES = 65536
 
 
 class GatheringProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's protocol, on a transport that gathers what is written."""
+    """uvicorn's protocol, which writes at once only if nothing waits to be answered."""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
-        gathering = GatheringTransport(cast("asyncio.Transport", transport), self.queue)
-        super().connection_made(cast("asyncio.Transport", gathering))
+    _gathered = 0
 
-
-class GatheringTransport:
-    """A transport that writes at once only if nothing waits to be answered.
-
-    Args:
-        transport: Where it goes in the end; all but writing and closing is that transport's.
-        waiting: Messages that came and were not yet taken.
-    """
-
-    def __init__(self, transport: asyncio.Transport, waiting: "asyncio.Queue[Any]") -> None:
-        self._transport = transport
-        self._waiting = waiting
-        self._loop = asyncio.get_running_loop()
-        self._parts: list[bytes] = []
-        self._size = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        """Write, at the end of this turn at the latest."""
-        parts = self._parts
-        if not parts and self._waiting.empty():
-            self._transport.write(data)
+    async def send(self, message: Any) -> None:
+        """Send a message, at the end of this turn at the latest; all but plain messages is done as uvicorn does it."""
+        if (
+            message["type"] != "websocket.send"
+            or self.conn.state is not State.OPEN
+            or self.close_sent
+            or self.disconnected
+            or not self.writable.is_set()
+        ):
+            await super().send(message)
             return
-        if not parts:
-            self._loop.call_soon(self._flush)
-        parts.append(data)
-        self._size += len(data)
-        if self._size > _MOST_GATHERED_BYTES or self._waiting.empty():
+        text = message.get("text")
+        if text is not None:
+            content = text.encode()
+            self.conn.send_text(content)
+        else:
+            content = message["bytes"]
+            self.conn.send_binary(content)
+        if self.queue.empty():
+            self._flush()
+            return
+        if not self._gathered:
+            self.loop.call_soon(self._flush)
+        self._gathered += len(content) + 1
+        if self._gathered > _MOST_GATHERED_BYTES:
             self._flush()
 
-    def close(self) -> None:
-        """Close when all is written."""
-        self._flush()
-        self._transport.close()
-
     def _flush(self) -> None:
-        if self._parts:
-            data = b"".join(self._parts)
-            self._parts.clear()
-            self._size = 0
-            if not self._transport.is_closing():
-                self._transport.write(data)
+        self._gathered = 0
+        parts = self.conn.data_to_send()
+        if parts and not self.transport.is_closing():
+            self.transport.write(b"".join(parts))

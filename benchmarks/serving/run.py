@@ -39,29 +39,32 @@ Rows = dict[tuple[str, int], list[dict[str, float]]]
 
 
 def measure_steps(chosen: list[Contender], options: argparse.Namespace, pythons: dict[str, str]) -> Rows:
-    """Every case once a round, the servers running all the time."""
+    """Every case once a round; each round has servers of its own, since equal processes differ by some percent."""
     rows: Rows = defaultdict(list)
-    with ExitStack() as stack:
-        servers = {
-            each.server: stack.enter_context(processes.server((each.python(pythons), *each.server)))
-            for each in {each.server: each for each in chosen}.values()
-        }
-        for each in chosen:
-            if each.plays:
-                uvloop.run(check(each, servers[each.server]))
-        for number in range(options.rounds):
+    for number in range(options.rounds):
+        with ExitStack() as stack:
+            servers = {
+                each.server: stack.enter_context(processes.server((each.python(pythons), *each.server)))
+                for each in {each.server: each for each in chosen}.values()
+            }
             for each in chosen:
+                if each.plays and number == 0:
+                    uvloop.run(check(each, servers[each.server]))
                 for sessions in each.sizes:
-                    if sessions not in options.sessions:
-                        continue
-                    port, pid = servers[each.server]
-                    measured = uvloop.run(
-                        run_load(port, pid, each.kind, each.groups(sessions), seconds=options.seconds)
-                    )
-                    found = measured.summary() | {"load_average": processes.load_average()}
-                    rows[each.label, sessions].append(found)
-                    progress(f"round {number + 1}: {each.label}, {sessions}: {found}")
+                    if sessions in options.sessions:
+                        found = uvloop.run(measure(each, servers[each.server], sessions, options.seconds))
+                        rows[each.label, sessions].append(found)
+                        progress(f"round {number + 1}: {each.label}, {sessions}: {found}")
     return rows
+
+
+async def measure(
+    contender: Contender, server: processes.Server, sessions: int, seconds: float
+) -> dict[str, float]:
+    """One case."""
+    groups = contender.groups(sessions)
+    measured = await run_load(server.port, server.pid, contender.kind, groups, seconds=seconds)
+    return measured.summary() | {"load_average": processes.load_average()}
 
 
 async def check(contender: Contender, server: processes.Server) -> None:
