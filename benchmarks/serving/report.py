@@ -34,7 +34,7 @@ def _about(result: dict[str, Any]) -> str:
     return (
         f"{result['cpu']}, {result['cpus']} cores; commit {result['commit'][:12]}; medians of {result['rounds']} "
         f"rounds of {result['seconds']:g} s; load average {result['load_average_at_start']} before, "
-        f"{min(loads)} to {max(loads)} during (this benchmark's own processes included)."
+        f"{min(loads):.2f} to {max(loads):.2f} during (this benchmark's own processes included)."
     )
 
 
