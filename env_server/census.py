@@ -30,7 +30,7 @@ class Census:
         if seat.processes > 1:
             if seat.directory is None:
                 raise ValueError("several processes need a directory where they meet")
-            self._cells = _map_file(seat.directory / _FILE, size)
+            self._cells = map_shared(seat.directory / _FILE, size)
         else:
             self._cells = mmap.mmap(-1, size)
         for row in range(tokens):
@@ -61,7 +61,8 @@ class Census:
         return int(value)
 
 
-def _map_file(path: Path, size: int) -> mmap.mmap:
+def map_shared(path: Path, size: int) -> mmap.mmap:
+    """Map a file of at least a size that the processes of a server share; it is made, all zeros, where it is not."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if os.fstat(descriptor).st_size < size:

@@ -11,13 +11,14 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
 from env_server.journal import EndedStep, Journal
+from env_server.session import EndReason
 
-_MAGIC = b"RGJRNL02"
+_MAGIC = b"RGJRNL03"
 _HEAD = struct.Struct("<II")
 _GROWTH = 1024 * 1024
 # Compaction is worth it only where it frees more than it copies, and more than this.
@@ -32,6 +33,24 @@ class JournalError(Exception):
     """The file cannot be used; the message is for the operator."""
 
 
+class Opening(NamedTuple):
+    """The request that a session was opened by, which may come again.
+
+    Attributes:
+        op: The operation.
+        request_id: Its id.
+        sessions: How many it opened.
+        episode: The episode that they began with; -1 without a reset.
+        step: The step of that.
+    """
+
+    op: str
+    request_id: str
+    sessions: int
+    episode: int
+    step: int
+
+
 @dataclass(slots=True)
 class JournaledSession:
     """A session as the file knows it.
@@ -41,6 +60,7 @@ class JournaledSession:
         owner: The name of the token that made it.
         idle_timeout_s: When it is evicted.
         lingers: Whether it was made on a socket.
+        opened_by: The request that opened it, where that had an id.
         journal: Its present episode.
         episode: The index of that; -1 before the first reset.
         number: What records call it.
@@ -52,6 +72,7 @@ class JournaledSession:
     owner: str
     idle_timeout_s: float
     lingers: bool
+    opened_by: Opening | None
     journal: Journal
     episode: int = -1
     number: int = 0
@@ -71,6 +92,9 @@ class JournalFile:
     Args:
         path: The file; another one beside it (`.lock`) keeps two processes from using it at once.
 
+    Attributes:
+        ended: Id, owner and reason of the sessions that have ended since the file was last made smaller.
+
     Raises:
         JournalError: It is in use, cannot be read or written, or is not a journal.
     """
@@ -78,6 +102,7 @@ class JournalFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._sessions: dict[str, JournaledSession] = {}
+        self.ended: list[tuple[str, str, EndReason]] = []
         self._pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True).pack
         self._next_number = 0
         self._used = 0
@@ -116,12 +141,15 @@ class JournalFile:
         owner: str,
         idle_timeout_s: float,
         lingers: bool,
+        opened_by: Opening | None,
         journal: Journal,
         episode: int,
     ) -> None:
         """Write down a new session, with the episode that it is in."""
         number, self._next_number = self._next_number, self._next_number + 1
-        session = JournaledSession(session_id, owner, idle_timeout_s, lingers, journal, episode, number)
+        session = JournaledSession(
+            session_id, owner, idle_timeout_s, lingers, opened_by, journal, episode, number
+        )
         self._sessions[session_id] = session
         session.opening = self._append(self._opening(session, number))
         if episode >= 0:
@@ -155,12 +183,12 @@ class JournalFile:
             record = (_RETURNED, session.number, journal.actions[-1], *outcome)
         session.playing += self._append(self._pack(record))
 
-    def closed(self, session_id: str) -> None:
-        """Write down that a session is no more."""
+    def closed(self, session_id: str, reason: EndReason) -> None:
+        """Write down that a session is no more, and why."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             self._dead += session.opening + session.playing
-            self._dead += self._append(self._pack((_CLOSED, session.number)))
+            self._dead += self._append(self._pack((_CLOSED, session.number, reason)))
             self._tidy()
 
     def close(self) -> None:
@@ -178,7 +206,7 @@ class JournalFile:
         return self._pack(
             (
                 *(_OPENED, number, session.session_id, session.owner),
-                *(session.idle_timeout_s, session.lingers),
+                *(session.idle_timeout_s, session.lingers, session.opened_by),
                 *(journal.env_id, journal.env_version, journal.kwargs),
             )
         )
@@ -263,20 +291,28 @@ class JournalFile:
         if content and content[: len(_MAGIC)] != _MAGIC:
             raise JournalError(f"{self._path} is not a journal that this version can read")
         by_number: dict[int, JournaledSession] = {}
-        for record in _records(content):
-            _apply(by_number, *record)
+        for kind, number, *fields in _records(content):
+            if kind == _OPENED:
+                by_number[number] = _opened(number, *fields)
+            elif kind == _CLOSED:
+                session = by_number.pop(number)
+                self.ended.append((session.session_id, session.owner, *fields))
+            else:
+                _apply(by_number[number], kind, *fields)
         self._sessions = {session.session_id: session for session in by_number.values()}
 
 
-def _apply(sessions: dict[int, JournaledSession], kind: int, number: int, *fields: Any) -> None:
-    """Do again to the sessions what a record says."""
-    if kind == _OPENED:
-        session_id, owner, idle_timeout_s, lingers, env_id, env_version, kwargs = fields
-        journal = Journal(env_id, env_version, kwargs)
-        sessions[number] = JournaledSession(session_id, owner, idle_timeout_s, lingers, journal)
-    elif kind == _BEGAN:
+def _opened(number: int, *fields: Any) -> JournaledSession:
+    session_id, owner, idle_timeout_s, lingers, opened_by, env_id, env_version, kwargs = fields
+    journal = Journal(env_id, env_version, kwargs)
+    opening = None if opened_by is None else Opening(*opened_by)
+    return JournaledSession(session_id, owner, idle_timeout_s, lingers, opening, journal, number=number)
+
+
+def _apply(session: JournaledSession, kind: int, *fields: Any) -> None:
+    """Do again to a session what a record says."""
+    if kind == _BEGAN:
         episode, seed, options, reset_digest, actions, digests, reseeds, ended, request_id, before = fields
-        session = sessions[number]
         session.episode = episode
         session.journal.resume(
             seed, options, reset_digest, actions, digests, [(steps, seed) for steps, seed in reseeds]
@@ -285,12 +321,10 @@ def _apply(sessions: dict[int, JournaledSession], kind: int, number: int, *field
         session.journal.request_id = request_id
         session.journal.before = None if before is None else EndedStep(*before)
     elif kind == _RETURNED:
-        sessions[number].journal.record(*fields)
-    elif kind == _STEPPED:
-        action, digest, ended = fields
-        sessions[number].journal.recall(action, digest, (ended[0], ended[1]))
+        session.journal.record(*fields)
     else:
-        del sessions[number]
+        action, digest, ended = fields
+        session.journal.recall(action, digest, (ended[0], ended[1]))
 
 
 def _record(content: bytes) -> bytes:

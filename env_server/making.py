@@ -1,11 +1,12 @@
 """Sessions begun and ended: make, fork, restore and close."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
-from gymnasium import Space
 
 from clients.protocol.episode import PortableEpisode
 from clients.protocol.errors import ProblemError
@@ -16,10 +17,11 @@ from env_server.context import Context
 from env_server.failures import busy, environment_error, not_reset, worker_died
 from env_server.fields import own_fields
 from env_server.journal import Journal
-from env_server.journal_file import JournalFile
+from env_server.journal_file import JournalFile, Opening
+from env_server.opened import OpenedSession, open_again
 from env_server.recovery import ReplayDiverged
 from env_server.remembered import RememberedAnswers
-from env_server.replies import Reply, reset_reply, session_reply
+from env_server.replies import Reply
 from env_server.resetting import Resetting
 from env_server.running import Runner
 from env_server.session import ResetRecord, Session
@@ -30,23 +32,10 @@ from env_server.workers.base import EnvironmentRaised, OperationTimeout, Worker,
 
 # The event loop serves others between two environments of a large make.
 _YIELD_EVERY = 16
+_Request = MakeRequest | ForkRequest | RestoreRequest
+_OPS: dict[type[_Request], str] = {MakeRequest: "make", ForkRequest: "fork", RestoreRequest: "restore"}
 _Begin = Callable[[Session, int], Coroutine[Any, Any, ResetRecord | None]]
 _REFUSED_BY_CONSTRUCTOR = frozenset({"TypeError", "ValueError", "KeyError", "AssertionError"})
-
-
-class _Opened(NamedTuple):
-    """What the answer to a call that opened a session holds; the session itself may end before it is asked again."""
-
-    reply: Reply
-    observation_space: Space[Any]
-    episode: int
-    step: int
-    reset: ResetRecord | None
-
-    def answer(self, context: Context) -> Reply:
-        if self.reset is None:
-            return self.reply
-        return {**self.reply, "reset": reset_reply(self.observation_space, self.reset, context)}
 
 
 class Making:
@@ -93,7 +82,7 @@ class Making:
             raise invalid("count", f"at most {self._settings.max_batch}")
         if request.reset is not None:
             self._resetting.check_options(request.reset.options)
-        opened: list[_Opened] = await self.remembered.once(
+        opened: list[OpenedSession] = await self.remembered.once(
             context.caller.name,
             "make",
             request.request_id,
@@ -107,7 +96,7 @@ class Making:
 
     async def _make_many(
         self, context: Context, entry: CatalogEntry, kwargs: dict[str, Any], request: MakeRequest
-    ) -> list[_Opened]:
+    ) -> list[OpenedSession]:
         idle_timeout_s = min(
             request.idle_timeout_s or self._settings.idle_timeout_s, self._settings.idle_timeout_s
         )
@@ -127,7 +116,7 @@ class Making:
                 return self._resetting.inline(session, request.reset.seed, request.reset.options)
             return await self._resetting.in_worker(session, request.reset.seed, request.reset.options)
 
-        return await self._open(context, entry, kwargs, request.count or 1, idle_timeout_s, begin)
+        return await self._open(context, request, entry, kwargs, request.count or 1, idle_timeout_s, begin)
 
     # -- fork and restore ----------------------------------------------------------------------------------------
 
@@ -139,7 +128,7 @@ class Making:
         return self._fork(context, session, request)
 
     async def _fork(self, context: Context, session: Session, request: ForkRequest) -> Reply:
-        opened: list[_Opened] = await self.remembered.once(
+        opened: list[OpenedSession] = await self.remembered.once(
             context.caller.name,
             "fork",
             request.request_id,
@@ -147,7 +136,9 @@ class Making:
         )
         return {"session_ids": [copy.reply["session_id"] for copy in opened]}
 
-    async def _fork_many(self, context: Context, session: Session, request: ForkRequest) -> list[_Opened]:
+    async def _fork_many(
+        self, context: Context, session: Session, request: ForkRequest
+    ) -> list[OpenedSession]:
         if session.running is not None:
             raise busy(session.running)
         if request.count > self._settings.max_batch:
@@ -169,7 +160,8 @@ class Making:
             await self._runner.persist(copy, lambda: copied(copy, number))
 
         return await self._open(
-            context, session.entry, session.kwargs, request.count, session.idle_timeout_s, begin
+            *(context, request, session.entry, session.kwargs, request.count, session.idle_timeout_s),
+            begin,
         )
 
     async def restore(self, context: Context, fields: Mapping[str, Any]) -> Reply:
@@ -187,12 +179,13 @@ class Making:
                 f"the episode is of version {episode.env_version}, this server has {entry.version}",
                 reason="replay_diverged",
             )
-        opened: list[_Opened] = await self.remembered.once(
+        opened: list[OpenedSession] = await self.remembered.once(
             context.caller.name,
             "restore",
             request.request_id,
             lambda: self._open(
                 context,
+                request,
                 entry,
                 episode.kwargs,
                 1,
@@ -213,17 +206,33 @@ class Making:
         except EnvironmentRaised as error:
             raise _refused(session.entry, session.kwargs, error) from error
 
+    def recall(self) -> None:
+        """Take note of what the process before this one answered; its sessions must be here already."""
+        if self._journal_file is None:
+            return
+        groups: defaultdict[tuple[str, Opening], list[Session]] = defaultdict(list)
+        for journaled in self._journal_file.sessions:
+            if journaled.opened_by is not None:
+                session = self._sessions.by_id[journaled.session_id]
+                groups[journaled.owner, journaled.opened_by].append(session)
+        for (owner, opening), opened in groups.items():
+            # Where sessions are missing, they were being written down still, or have been used and ended since.
+            if len(opened) == opening.sessions:
+                give = partial(open_again, opening, opened, self._sessions, self._runner)
+                self.remembered.recall(owner, opening.op, opening.request_id, give)
+
     # -- opening -------------------------------------------------------------------------------------------------
 
     async def _open(
         self,
         context: Context,
+        request: _Request,
         entry: CatalogEntry,
         kwargs: dict[str, Any],
         count: int,
         idle_timeout_s: float,
         begin: _Begin,
-    ) -> list[_Opened]:
+    ) -> list[OpenedSession]:
         """Open new sessions, all or none."""
         caller = context.caller
         self._sessions.reserve(caller, count)
@@ -248,6 +257,7 @@ class Making:
             self._sessions.release(caller, count)
             await asyncio.gather(*(session.worker.close(session.session_id) for session in opened))
             raise
+        opening = _opening(request, opened)
         for session in opened:
             if context.socket is not None:
                 session.lingers = True
@@ -260,13 +270,11 @@ class Making:
                     owner=session.owner,
                     idle_timeout_s=session.idle_timeout_s,
                     lingers=session.lingers,
+                    opened_by=opening,
                     journal=session.journal,
                     episode=session.episode,
                 )
-        return [
-            _Opened(session_reply(session), session.observation_space, session.episode, session.step, record)
-            for session, record in zip(opened, records, strict=True)
-        ]
+        return [OpenedSession.of(session, record) for session, record in zip(opened, records, strict=True)]
 
     async def _begin_all(self, opened: list[Session], begin: _Begin) -> list[ResetRecord | None]:
         if opened[0].inline is not None:
@@ -307,6 +315,14 @@ class Making:
                 self._sessions.end(session, "closed")
                 closed += 1
         return closed
+
+
+def _opening(request: _Request, opened: list[Session]) -> Opening | None:
+    """The request as the journal keeps it; None where it cannot come again."""
+    if request.request_id is None:
+        return None
+    op = _OPS[type(request)]
+    return Opening(op, request.request_id, len(opened), opened[0].episode, opened[0].step)
 
 
 def _copy_seed(reseed: int, number: int) -> int:

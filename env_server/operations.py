@@ -6,6 +6,7 @@ from typing import Any
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import CloseRequest
+from env_server.claims import Claims
 from env_server.context import Context
 from env_server.fields import own_fields, refuse_fields
 from env_server.information import Information
@@ -55,6 +56,7 @@ class Operations:
         verifying: Verifying,
         information: Information,
         neighbours: Neighbours,
+        claims: Claims,
         metrics: Metrics,
         rate: RateLimit | None,
     ) -> None:
@@ -63,6 +65,7 @@ class Operations:
         self._by_id = sessions.by_id
         self._making = making
         self._neighbours = neighbours
+        self._claims = claims
         self._counts = metrics.operations
         self._rate = rate
         self._time = asyncio.get_running_loop().time
@@ -139,11 +142,24 @@ class Operations:
 
     async def _make(self, context: Context, fields: Mapping[str, Any]) -> Reply:
         self._lifecycle.require_open()
+        owner = self._first_asked(context, "make", fields)
+        if owner is not None:
+            return await self._neighbours.call(context, owner, "make", fields)
         return await self._making.make(context, fields)
 
     async def _restore(self, context: Context, fields: Mapping[str, Any]) -> Reply:
         self._lifecycle.require_open()
+        owner = self._first_asked(context, "restore", fields)
+        if owner is not None:
+            return await self._neighbours.call(context, owner, "restore", fields)
         return await self._making.restore(context, fields)
+
+    def _first_asked(self, context: Context, op: str, fields: Mapping[str, Any]) -> int | None:
+        """The other process that a request for sessions came to first, over another connection."""
+        request_id = fields.get("request_id")
+        if type(request_id) is not str or context.forwarded:
+            return None
+        return self._claims.elsewhere(context.caller.name, op, request_id)
 
     def _fork(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Awaitable[Reply]:
         self._lifecycle.require_open()

@@ -21,6 +21,7 @@ class RememberedAnswers:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._answers: OrderedDict[_Key, asyncio.Task[Any]] = OrderedDict()
+        self._recalls: dict[_Key, Callable[[], Coroutine[Any, Any, Any]]] = {}
 
     async def once(
         self, caller: str, op: str, request_id: str | None, make: Callable[[], Coroutine[Any, Any, Any]]
@@ -31,14 +32,17 @@ class RememberedAnswers:
         key = (caller, op, request_id)
         task = self._answers.get(key)
         if task is None:
-            task = asyncio.get_running_loop().create_task(make())
+            give = self._recalls.pop(key, make)
+            task = asyncio.get_running_loop().create_task(give())
             self._answers[key] = task
             task.add_done_callback(lambda done: self._settle(key, done))
         return await asyncio.shield(task)
 
-    def knows(self, caller: str, op: str, request_id: str) -> bool:
-        """Whether a request is or was answered here."""
-        return (caller, op, request_id) in self._answers
+    def recall(
+        self, caller: str, op: str, request_id: str, give: Callable[[], Coroutine[Any, Any, Any]]
+    ) -> None:
+        """Note how the answer that a process before this one gave is given again."""
+        self._recalls[caller, op, request_id] = give
 
     def _settle(self, key: _Key, task: asyncio.Task[Any]) -> None:
         if task.cancelled() or task.exception() is not None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from env_server.auth import Caller, Tokens
 from env_server.catalog import Catalog, CatalogEntry
 from env_server.journal_file import JournaledSession, JournalFile
-from env_server.session import Session
-from env_server.sessions import EndReason, Sessions
+from env_server.session import EndReason, Session
+from env_server.sessions import Sessions
 from env_server.settings import Isolation
 from env_server.workers.base import Worker
 
@@ -23,14 +23,16 @@ def revive(
     workers: Callable[[Isolation], Worker],
 ) -> None:
     """Take in the sessions of a journal file; those that cannot go on are remembered as gone."""
+    for session_id, owner, reason in journal_file.ended:
+        sessions.bury(session_id, owner, reason)
     known = journal_file.sessions
     for journaled in known:
         entry = catalog.find(journaled.journal.env_id)
         caller = tokens.named(journaled.owner)
-        reason = _loss(journaled, entry)
-        if entry is None or caller is None or reason is not None:
-            sessions.bury(journaled.session_id, journaled.owner, reason or "lost")
-            journal_file.closed(journaled.session_id)
+        loss = _loss(journaled, entry)
+        if entry is None or caller is None or loss is not None:
+            sessions.bury(journaled.session_id, journaled.owner, loss or "lost")
+            journal_file.closed(journaled.session_id, loss or "lost")
             continue
         session = _session(journaled, entry, caller, workers(entry.isolation))
         sessions.readmit(session, caller)

@@ -113,8 +113,8 @@ class Runner:
                 session.attached = False
                 session.recoverable = session.episode >= 0
 
-    async def rebuild(self, session: Session, journal: Journal) -> None:
-        """Put the session's environment where a journal says, by replay.
+    async def rebuild(self, session: Session, journal: Journal) -> ResetRecord | None:
+        """Put the session's environment where a journal says, by replay; gives how its episode began.
 
         Raises:
             ProblemError: `session_gone`, if the environment cannot be rebuilt.
@@ -122,7 +122,7 @@ class Runner:
         episode = journal.portable(max(0, session.episode))
         if episode.seed is None:
             await self.make(session)
-            return
+            return None
         if not session.entry.deterministic:
             self._sessions.end(session, "lost")
             raise session_gone(session.session_id, "lost")
@@ -136,13 +136,15 @@ class Runner:
         )
         session.take_spaces(point.action_space, point.observation_space)
         session.resume(episode, point.last)
-        if point.first is not None:
-            # What else was answered may be asked for again, and is not known where the session outlived its process.
-            began = ResetRecord(*point.first, session.episode, episode.seed)
-            if journal.request_id is not None:
-                session.remember_reset(journal.request_id, began)
-            if session.last is None and journal.before is not None:
-                session.last = _answered(session, journal.before, began)
+        if point.first is None:
+            return None
+        # What else was answered may be asked for again, and is not known where the session outlived its process.
+        began = ResetRecord(*point.first, session.episode, episode.seed)
+        if journal.request_id is not None:
+            session.remember_reset(journal.request_id, began)
+        if session.last is None and journal.before is not None:
+            session.last = _answered(session, journal.before, began)
+        return began
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

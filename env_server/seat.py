@@ -11,7 +11,7 @@ class Seat:
     Attributes:
         index: From 0; also the first part of the ids of the sessions that this process owns.
         processes: How many I/O processes the server has.
-        directory: Where the processes of this server meet (journals, Unix sockets, the census), or None where
+        directory: Where the processes of this server meet (journals, Unix sockets, shared tables), or None where
             a single process keeps no state on disk.
     """
 

@@ -10,6 +10,7 @@ from env_server.aggregation import aggregate
 from env_server.auth import Caller, Tokens
 from env_server.catalog import Catalog, CatalogEntry
 from env_server.census import Census
+from env_server.claims import Claims
 from env_server.configuration import ConfigurationError
 from env_server.context import Context
 from env_server.forwarding import Forwarder
@@ -57,6 +58,7 @@ class Services:
         self._catalog = catalog
         self._workplaces = Workplaces(settings)
         self._census = Census(seat, tokens.count)
+        self._claims = Claims(seat)
         self._journal_file = _journal_file(seat)
         self._sessions = Sessions(settings, seat, self._census, self.metrics, self._journal_file)
         self._forwarder: Forwarder | None = None
@@ -65,24 +67,26 @@ class Services:
         self._neighbours = Neighbours(seat, self._forwarder)
         self._runner = Runner(settings, self.metrics, self._sessions)
         resetting = Resetting(settings, self.metrics, self._runner, self._journal_file)
+        self._making = Making(
+            settings,
+            catalog,
+            self._sessions,
+            self._runner,
+            resetting,
+            self._workplaces.get,
+            self._journal_file,
+        )
         self.operations = Operations(
             lifecycle=self.lifecycle,
             sessions=self._sessions,
             resetting=resetting,
             stepping=Stepping(self.metrics, self._runner, resetting, self._journal_file),
             rendering=Rendering(self._runner),
-            making=Making(
-                settings,
-                catalog,
-                self._sessions,
-                self._runner,
-                resetting,
-                self._workplaces.get,
-                self._journal_file,
-            ),
+            making=self._making,
             verifying=Verifying(settings, catalog, self.metrics, self._workplaces.get),
             information=Information(settings, seat, catalog, self._sessions, self._neighbours),
             neighbours=self._neighbours,
+            claims=self._claims,
             metrics=self.metrics,
             rate=None if settings.rate_limit is None else RateLimit(settings.rate_limit),
         )
@@ -102,6 +106,7 @@ class Services:
         await asyncio.gather(*(self._probe(entry) for entry in self._catalog))
         if self._journal_file is not None:
             revive(self._journal_file, self._catalog, self.tokens, self._sessions, self._workplaces.get)
+            self._making.recall()
         if self._forwarder is not None:
             await self._forwarder.start(self._answer_neighbour, self._neighbour_lost)
         self.lifecycle.phase = Phase.READY
@@ -183,6 +188,7 @@ class Services:
         if self._journal_file is not None:
             self._journal_file.close()
         self._census.close()
+        self._claims.close()
 
     def _count_sessions(self) -> Mapping[str, int]:
         return Counter(session.entry.env_id for session in self._sessions.by_id.values())

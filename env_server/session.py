@@ -3,7 +3,7 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gymnasium import Space
 
@@ -17,6 +17,9 @@ from env_server.workers.inline import InlineWorker
 if TYPE_CHECKING:
     from env_server.catalog import CatalogEntry
     from env_server.journal import Journal
+
+EndReason = Literal["evicted", "closed", "lost", "replay_diverged"]
+"""Why a session is no more."""
 
 _REMEMBERED_RESETS = 4
 

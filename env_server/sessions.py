@@ -4,7 +4,6 @@ import asyncio
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Literal
 
 from clients.protocol.errors import ProblemError
 from env_server.auth import Caller
@@ -13,10 +12,8 @@ from env_server.expiry import Expiry
 from env_server.journal_file import JournalFile
 from env_server.metrics import Metrics
 from env_server.seat import Seat
-from env_server.session import Session
+from env_server.session import EndReason, Session
 from env_server.settings import Settings
-
-EndReason = Literal["evicted", "closed", "lost", "replay_diverged"]
 
 _ID_BYTES = 16
 _TOMBSTONES = 16384
@@ -156,7 +153,7 @@ class Sessions:
         self._metrics.session_ended(reason)
         self.bury(session.session_id, session.owner, reason)
         if self._journal_file is not None:
-            self._journal_file.closed(session.session_id)
+            self._journal_file.closed(session.session_id, reason)
         if session.running is not None:
             session.running.task.cancel()
         if session.attached and session.inline is not None:

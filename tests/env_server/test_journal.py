@@ -209,7 +209,7 @@ def test_sessions_that_are_not_known_are_no_matter() -> None:
     with writing() as writer:
         writer.file.began("0.other", 0)
         writer.file.stepped("0.other")
-        writer.file.closed("0.other")
+        writer.file.closed("0.other", "closed")
         assert read(writer.content) == {}
 
 

@@ -93,7 +93,7 @@ async def test_every_session_is_where_it_was(server: ServerProcess) -> None:
                 "code"
             ] == "not_reset"
             assert (await caller.call("POST", f"/v1/sessions/{session_id}/reset", seed=1))["episode"] == 0
-        assert (await closed.look())["code"] == "unknown_session"
+        assert await closed.gone() == "closed"
 
 
 async def test_the_last_answer_is_given_again(server: ServerProcess) -> None:

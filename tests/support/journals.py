@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from env_server.journal import Journal
-from env_server.journal_file import JournaledSession, JournalFile
+from env_server.journal_file import JournaledSession, JournalFile, Opening
 
 MAGIC = 8
 """Bytes before the first record."""
@@ -28,6 +28,7 @@ def look(session: JournaledSession) -> dict[str, Any]:
             session.owner,
             session.idle_timeout_s,
             session.lingers,
+            session.opened_by,
             session.episode,
         ),
         "ended": tuple(journal.ended),
@@ -106,6 +107,7 @@ class Writer:
             "owner": f"owner {self._made}",
             "idle_timeout_s": 1.5 * self._made,
             "lingers": bool(self._made % 2),
+            "opened_by": Opening("make", session_id, 1, episode, len(steps)) if self._made % 3 else None,
         }
         if steps:
             # There are two records, and the first one alone is a session that was not reset.
@@ -132,7 +134,7 @@ class Writer:
 
     def close(self, session_id: str) -> None:
         del self.journals[session_id]
-        self.file.closed(session_id)
+        self.file.closed(session_id, "closed")
         self.note()
 
     def happen(self, kind: str, which: int, *fields: Any) -> None:
