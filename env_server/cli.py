@@ -60,7 +60,8 @@ def _serve(settings: Settings) -> int:
 
 
 def _stop_at_end_of_input() -> None:
-    while sys.stdin.buffer.read(4096):
+    # A buffered read would hold a lock that the interpreter wants when it ends.
+    while os.read(sys.stdin.fileno(), 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 

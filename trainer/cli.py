@@ -64,6 +64,9 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 async def _run(command: str, settings: RunSettings, options: argparse.Namespace) -> int:
     # Imported late: torch and transformers take seconds, and --dry-run and --help need neither.
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # the run has a console of its own
     if command == "rollout":
         from trainer.commands.rollout import rollout
 

@@ -1,6 +1,7 @@
 """An environment server of one's own, on loopback, for runs that name none."""
 
 import asyncio
+import logging
 import re
 import signal
 import sys
@@ -10,6 +11,8 @@ from contextlib import asynccontextmanager
 _READY = re.compile(r"rollgym serving on (http://\S+)")
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 15.0
+
+_log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -50,6 +53,8 @@ async def embedded_server(*, allow_expert: bool) -> AsyncIterator[str]:
             except TimeoutError:
                 process.kill()
                 await process.wait()
+        if process.returncode:
+            _log.error("the embedded environment server ended with code %d", process.returncode)
         if drain is not None:
             drain.cancel()
 

@@ -70,3 +70,8 @@ async def test_the_end_of_input_ends_it_where_that_is_asked_for(processes: str) 
         assert server.process.stdin is not None
         server.process.stdin.close()
         assert await asyncio.to_thread(server.process.wait, 20) == 0
+
+
+async def test_a_server_that_waits_for_the_end_of_input_ends_before_it() -> None:
+    with Server("--stop-at-end-of-input") as server:
+        assert server.stop() == 0
