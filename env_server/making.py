@@ -30,8 +30,8 @@ from env_server.settings import Isolation, Settings
 from env_server.validation import invalid, validate
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, Worker, WorkerLost
 
-# The event loop serves others between two environments of a large make.
-_YIELD_EVERY = 16
+# A large make lets others be served after so long.
+_YIELD_EVERY_S = 0.005
 _Request = MakeRequest | ForkRequest | RestoreRequest
 _OPS: dict[type[_Request], str] = {MakeRequest: "make", ForkRequest: "fork", RestoreRequest: "restore"}
 _Begin = Callable[[Session, int], Coroutine[Any, Any, ResetRecord | None]]
@@ -279,10 +279,13 @@ class Making:
     async def _begin_all(self, opened: list[Session], begin: _Begin) -> list[ResetRecord | None]:
         if opened[0].inline is not None:
             records: list[ResetRecord | None] = []
+            time = asyncio.get_running_loop().time
+            began = time()
             for number, session in enumerate(opened):
                 records.append(await self._begin(session, number, begin))
-                if number % _YIELD_EVERY == _YIELD_EVERY - 1:
+                if time() - began > _YIELD_EVERY_S:
                     await asyncio.sleep(0)
+                    began = time()
             return records
         beginnings = (self._begin(session, number, begin) for number, session in enumerate(opened))
         # All are waited for, so that none is still being made when the others are closed.

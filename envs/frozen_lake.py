@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.frozen_lake_maps import Rows, checked_map, draw_map, goal_distances
+from envs.frozen_lake_maps import MAX_SIDE, Rows, checked_map, draw_map, goal_distances
 from envs.grid import GRID_KWARGS, GridGame, Move
 
 ACTIONS = ("Left", "Down", "Right", "Up")
@@ -48,7 +48,7 @@ class FrozenLakeEnv(GridGame):
         "type": "object",
         "additionalProperties": False,
         "properties": {
-            "size": {"type": "integer", "minimum": 2, "maximum": 64},
+            "size": {"type": "integer", "minimum": 2, "maximum": MAX_SIDE},
             "hole_density": {"type": "number", "minimum": 0, "maximum": 0.95},
             "map": {"type": ["array", "null"], "items": {"type": "string"}},
             "is_slippery": {"type": "boolean"},

@@ -11,7 +11,9 @@ Rows = tuple[str, ...]
 
 # Of 256 values of a digest byte: train below the first bound, valid below the second, test above.
 _TRAIN_BELOW, _VALID_BELOW = 154, 205
-_TRIES = 100_000
+MAX_SIDE = 64
+# Tries, by the cells that they look at: about a second, so that wishes which contradict each other hold nobody up.
+_TRIES, _CELLS = 50_000, 2_000_000
 
 
 def split_of(rows: Rows) -> Split:
@@ -51,11 +53,13 @@ def checked_map(rows: Sequence[str]) -> Rows:
     """Return a map as a tuple of rows.
 
     Raises:
-        ValueError: If it is not a rectangle of S, F, H and G with at least one S and one G.
+        ValueError: If it is not a rectangle of S, F, H and G with at least one S and one G, or larger than `MAX_SIDE`.
     """
     chosen = tuple(rows)
     if not chosen or not all(isinstance(row, str) and row and set(row) <= set("SFHG") for row in chosen):
         raise ValueError("map must be a list of rows made of the letters S, F, H and G")
+    if len(chosen) > MAX_SIDE or len(chosen[0]) > MAX_SIDE:
+        raise ValueError(f"map has at most {MAX_SIDE} rows and columns")
     if len({len(row) for row in chosen}) != 1:
         raise ValueError("all rows of map must have the same length")
     tiles = "".join(chosen)
@@ -79,7 +83,7 @@ def draw_map(
     Raises:
         ValueError: If no such map turns up: the wishes contradict each other.
     """
-    for _ in range(_TRIES):
+    for _ in range(min(_TRIES, _CELLS // size**2)):
         holes = (generator.random(size * size) < hole_density).tolist()
         start, goal = 0, size * size - 1
         if random_start:
@@ -94,5 +98,5 @@ def draw_map(
             return rows
     raise ValueError(
         f"no map of size {size} with hole_density {hole_density}, a path of {min_path} to {max_path} steps and split "
-        f"{split} in {_TRIES} tries: loosen min_path, max_path or hole_density"
+        f"{split} was found: loosen min_path, max_path or hole_density"
     )

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 ACTIONS = ("Up", "Down", "Left", "Right")
+MAX_SIDE = 64
+"""Most rows and columns of a level."""
+
 _SYMBOLS = frozenset("#@+$*. -_")
 
 
@@ -93,7 +96,8 @@ def parse_level(text: str) -> Level:
     gets a wall around it.
 
     Raises:
-        ValueError: If the text is no level: a wrong symbol, not one player, or not as many boxes as targets.
+        ValueError: If the text is no level: a wrong symbol, not one player, not as many boxes as targets, or it is
+            larger than `MAX_SIDE`.
     """
     rows = [row for row in text.strip("\n").splitlines() if row.strip()]
     if not rows:
@@ -101,6 +105,8 @@ def parse_level(text: str) -> Level:
     strange = set("".join(rows)) - _SYMBOLS
     if strange:
         raise ValueError(f"a level is written with '#@+$*. ' only, not {sorted(strange)}")
+    if max(len(rows), *map(len, rows)) > MAX_SIDE:
+        raise ValueError(f"a level has at most {MAX_SIDE} rows and columns")
     grid = _walled(rows)
     width = len(grid[0])
     cells = "".join(grid)

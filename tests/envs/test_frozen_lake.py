@@ -164,6 +164,8 @@ def test_equal_seeds_are_equal_in_every_process():
         ({"map": ["SX", "FG"]}, "letters S, F, H and G"),
         ({"map": ["SF", "G"]}, "same length"),
         ({"map": ["FF", "FG"]}, "one start"),
+        ({"map": ["S" + "F" * 63 + "G"]}, "at most 64"),
+        ({"map": ["S", *"F" * 63, "G"]}, "at most 64"),
         ({"profile": "nativ"}, "profile must be one of"),
         ({"min_path": 9, "max_path": 3}, "below min_path"),
         ({"hole_density": 2.0}, "hole_density"),
@@ -178,6 +180,9 @@ def test_bad_kwargs_name_the_remedy(kwargs, message):
         FrozenLakeEnv(**kwargs)
 
 
-def test_wishes_that_contradict_each_other_are_told():
+@pytest.mark.parametrize(
+    "wishes", [{"size": 2, "min_path": 9}, {"size": 64, "hole_density": 0.6, "min_path": 300}]
+)
+def test_wishes_that_contradict_each_other_are_told_soon(wishes):
     with pytest.raises(ValueError, match="loosen"):
-        FrozenLakeEnv(size=2, min_path=9).reset(seed=0)
+        FrozenLakeEnv(**wishes).reset(seed=0)

@@ -179,9 +179,33 @@ def test_bad_kwargs_name_the_remedy(kwargs, message):
         SokobanEnv(**kwargs)
 
 
-def test_wishes_that_contradict_each_other_are_told():
+@pytest.mark.parametrize("wishes", [((4, 4), 1, 60), ((20, 20), 6, 200)])
+def test_wishes_that_contradict_each_other_are_told_soon(wishes):
+    size, boxes, min_moves = wishes
     with pytest.raises(ValueError, match="loosen"):
-        SokobanEnv(size=(4, 4), boxes=1, min_moves=60).reset(seed=0)
+        SokobanEnv(size=size, boxes=boxes, min_moves=min_moves).reset(seed=0)
+
+
+def test_nobody_waits_long_for_the_optimum_of_a_level_that_a_client_gives():
+    """Six boxes in an open hall have more positions than can be looked at."""
+    hall = [[" "] * 14 for _ in range(14)]
+    for place, symbol in enumerate("$$$$$$......@"):
+        hall[2 + 2 * (place % 5)][2 + 4 * (place // 5)] = symbol
+    rows = ["#" * 16, *(f"#{''.join(row)}#" for row in hall), "#" * 16]
+    environment = SokobanEnv(level="\n".join(rows))
+    _, info = environment.reset(seed=0, options={"expert": True})
+    assert info["optimal_steps"] is None
+    for _ in range(3):
+        assert environment.step("Left")[4]["expert_action"] in ("Up", "Down", "Left", "Right")
+
+
+def test_levels_have_a_largest_size():
+    for rows in (
+        ["#" * 65, "#@$." + " " * 60 + "#", "#" * 65],
+        ["###", "#@#", "#$#", "#.#", *["# #"] * 60, "###"],
+    ):
+        with pytest.raises(ValueError, match="at most 64"):
+            parse_level("\n".join(rows))
 
 
 def test_levels_without_a_border_get_one():
