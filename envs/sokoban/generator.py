@@ -89,8 +89,8 @@ def generate(generator: np.random.Generator, difficulty: Difficulty, split: Spli
                 return GeneratedLevel(level, depth)
     raise ValueError(
         f"no level of size {difficulty.height}x{difficulty.width} with {difficulty.boxes} boxes and "
-        f"{difficulty.min_moves} to {difficulty.max_moves} moves was found: loosen min_moves, max_moves or size, or take "
-        "fewer boxes"
+        f"{difficulty.min_moves} to {difficulty.max_moves} moves was found: loosen min_moves, max_moves or size, "
+        "or take fewer boxes"
     )
 
 
