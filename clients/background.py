@@ -22,7 +22,14 @@ class BackgroundLoop:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        """Run a coroutine to its end and return its result; an interrupt of the caller cancels it."""
+        """Run a coroutine to its end and return its result; an interrupt of the caller cancels it.
+
+        Raises:
+            RuntimeError: The loop was closed.
+        """
+        if self._loop.is_closed():
+            coroutine.close()
+            raise RuntimeError("this environment is closed; make another one")
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import random
 import secrets
 from typing import Any
@@ -14,6 +15,8 @@ from clients.protocol.errors import RETRY_LATER, ProblemError
 from clients.transport import ConnectionLost
 
 _GRACE_S = 30.0
+
+_log = logging.getLogger(__name__)
 
 
 class Caller:
@@ -87,6 +90,8 @@ class Caller:
                 delay = pool.backoff.delay_after(problem, attempt)
             if asyncio.get_running_loop().time() + delay >= deadline:
                 raise error
+            if not attempt:
+                _log.warning("%s: %s; asking again until it answers", pool.url, error)
             attempt += 1
             await asyncio.sleep(delay)
 

@@ -111,6 +111,8 @@ class App:
             raise invalid(name, "this call has no such field")
         if call.query is not None:
             fields = dict(request.query_params)
+        elif request.query_params:
+            raise invalid(next(iter(request.query_params)), "this call takes no query")
         fields.update(parameters)
         context = Context(caller, binary=binary)
         reply = services.operations.call(context, call.op, fields)

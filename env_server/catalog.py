@@ -290,9 +290,12 @@ def _load_class(target: str) -> type[gymnasium.Env[Any, Any]]:
     if not separator or not module_name or not class_name:
         raise ConfigurationError(f"{target!r} is not module:Class")
     try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"cannot import {target!r}: {error}") from error
+        module = importlib.import_module(module_name)
+    except Exception as error:  # the boundary to an author's module
+        raise ConfigurationError(f"cannot import {target!r}: {type(error).__name__}: {error}") from error
+    found = getattr(module, class_name, None)
+    if found is None:
+        raise ConfigurationError(f"cannot import {target!r}: there is no {class_name} in {module_name}")
     if not (isinstance(found, type) and issubclass(found, gymnasium.Env)):
         raise ConfigurationError(f"{target!r} is not a subclass of gymnasium.Env")
     return found

@@ -20,6 +20,9 @@ from env_server.supervisor import supervise
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve environments until SIGTERM (`roll-serve`), or make a token (`roll-serve token`)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # A console command does not look in the working directory, where authors keep what they work on.
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
     if arguments[:1] == ["token"]:
         return _make_token(arguments[1:])
     parser = argparse.ArgumentParser(

@@ -27,6 +27,9 @@ class GatheringProtocol(WebSocketsSansIOProtocol):
             or not self.writable.is_set()
         ):
             await super().send(message)
+            if message["type"] == "websocket.http.response.body" and self.close_sent:
+                # Otherwise uvicorn reports a handshake that was refused as an error of the application.
+                self.handshake_complete = True
             return
         text = message.get("text")
         if text is not None:

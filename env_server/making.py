@@ -196,6 +196,8 @@ class Making:
             ),
         )
         restored = opened[0]
+        if restored.episode < 0:
+            return {**restored.reply, "episode": None, "step": None}
         return {**restored.reply, "episode": restored.episode, "step": restored.step}
 
     async def _rebuild(self, session: Session, episode: PortableEpisode) -> None:

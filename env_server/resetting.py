@@ -82,8 +82,8 @@ class Resetting:
             ProblemError: `invalid_request` or `forbidden`.
         """
         try:
-            decode_value(None, options)
-        except DecodeError as error:
+            encode_value(None, decode_value(None, options), binary=False)
+        except (DecodeError, EncodeError) as error:
             raise invalid("options", str(error)) from error
         if options and options.get("expert") and not self._settings.allow_expert:
             raise ProblemError(
@@ -154,13 +154,13 @@ class Resetting:
             written = encode_observation(session.observation_space, observation, binary=False)
         except EncodeError as error:
             raise self.broken(session, error) from error
+        # In JSON's encoding, whatever encoding they came in.
+        options = encode_value(None, decode_value(None, options), binary=False)
         record = ResetRecord(observation, info, session.episode + 1, seed)
         session.begin_episode(record)
         session.last = None
         if request_id is not None:
             session.remember_reset(request_id, record)
-        # In JSON's encoding, whatever encoding they came in.
-        options = encode_value(None, decode_value(None, options), binary=False)
         # What this process remembers of that step, only the journal's file needs to be told.
         before = _ended_step(ending) if ending is not None and self._journal_file is not None else None
         session.journal.begin(seed, options, written, before=before, request_id=request_id)

@@ -166,7 +166,7 @@ class Socket:
             elif type(op) is str and op in SOCKET_OPS:
                 reply = self._call(self._context, op, frame)
             elif op == "auth":
-                reply = {}
+                reply = self._authenticate_again(frame)
             else:
                 raise ProblemError("unknown_op", f"there is no operation {op!r}", known=sorted(SOCKET_OPS))
             if isinstance(reply, (dict, list)):
@@ -179,6 +179,17 @@ class Socket:
         except Exception as error:  # noqa: BLE001 - a defect of ours costs this frame, not the socket
             return self._encode_problem(number, as_problem(error))
         return None
+
+    def _authenticate_again(self, frame: dict[str, Any]) -> Reply:
+        """A token that is not needed any more; one that is wrong or somebody else's is told so."""
+        token = frame.get("token")
+        if type(token) is not str:
+            raise invalid("token", "a token is needed, as text")
+        if not self._services.tokens.required:
+            return {}
+        if self._services.tokens.caller(token).name != self._context.caller.name:
+            raise ProblemError("forbidden", "this socket is another token's; open one of your own")
+        return {}
 
     def _check_size(self, data: str | bytes) -> None:
         size = len(data.encode()) if isinstance(data, str) else len(data)

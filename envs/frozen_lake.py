@@ -1,5 +1,6 @@
 """FrozenLake-v0: cross a frozen lake to the goal without falling into a hole."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 
 from envs.frozen_lake_maps import MAX_SIDE, Rows, checked_map, draw_map, goal_distances
 from envs.grid import GRID_KWARGS, GridGame, Move
+from envs.splits import checked_split
 
 ACTIONS = ("Left", "Down", "Right", "Up")
 _ICE, _HOLE, _GOAL, _PLAYER = (222, 238, 248), (28, 60, 96), (244, 201, 93), (200, 60, 60)
@@ -88,8 +90,8 @@ class FrozenLakeEnv(GridGame):
             max_actions_per_turn=max_actions_per_turn,
             render_mode=render_mode,
         )
-        if len(reward_schedule) != 3:
-            raise ValueError("reward_schedule needs three rewards: goal, hole, frozen")
+        if len(reward_schedule) != 3 or not all(math.isfinite(reward) for reward in reward_schedule):
+            raise ValueError("reward_schedule needs three rewards, finite numbers: goal, hole, frozen")
         if size < 2:
             raise ValueError(f"size must be at least 2, not {size}")
         if not 0.0 <= hole_density <= 0.95:
@@ -106,7 +108,7 @@ class FrozenLakeEnv(GridGame):
             "min_path": min_path,
             "max_path": max_path,
         }
-        self._split = split
+        self._split = checked_split(split)
         self._slippery = is_slippery
         self._success_rate = success_rate
         self._rewards = {"G": float(reward_schedule[0]), "H": float(reward_schedule[1])}
@@ -134,7 +136,7 @@ class FrozenLakeEnv(GridGame):
         given = options.get("map")
         rows = checked_map(given) if given is not None else self._fixed
         if rows is None:
-            split = options.get("split", self._split)
+            split = checked_split(options.get("split", self._split))
             rows = draw_map(self.np_random, split=split, **self._difficulty)
         self._take_map(rows)
         starts = [cell for cell, tile in enumerate(self._tiles) if tile == "S"]

@@ -34,6 +34,18 @@ def test_the_custom_environment_passes_the_check():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def test_the_custom_environment_is_served_from_the_working_directory():
+    """As a console command does it, which has no working directory on its path."""
+    start = "import sys; sys.path[:] = [p for p in sys.path if p]; from env_server.cli import main; main()"
+    served = "examples.custom_environment:Countdown"
+    command = [sys.executable, "-P", "-c", start, "--port", "0", "--env", served]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert "rollgym serving on" in server.stdout.readline()
+        server.terminate()
+        assert server.wait(30) == 0
+
+
 def test_every_file_that_the_readme_names_exists():
     for path in re.findall(r"\]\(((?:docs|examples|benchmarks)/[^)]+)\)", README):
         assert (ROOT / path).exists(), path

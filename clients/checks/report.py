@@ -47,7 +47,7 @@ def print_report(subject: str, findings: Sequence[Finding], *, as_json: bool) ->
         rows = [finding._asdict() | {"status": finding.status.value} for finding in findings]
         print(orjson.dumps({"subject": subject, "ok": failed == 0, "findings": rows}).decode())  # noqa: T201
         return 1 if failed else 0
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     for finding in findings:
         style = _STYLES[finding.status]
         console.print(

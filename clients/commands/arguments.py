@@ -18,6 +18,10 @@ CONNECT_TIMEOUT_S = 3.0
 """A person who mistyped an address wants to know soon."""
 
 
+PATIENCE_S = 90.0
+"""And one whose server is full does not wait for ever; a step may take a minute."""
+
+
 class UsageError(Exception):
     """The command line asks for something that does not make sense."""
 

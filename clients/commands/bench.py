@@ -18,6 +18,7 @@ from rich.table import Table
 from clients.client import EnvClient
 from clients.commands.arguments import (
     CONNECT_TIMEOUT_S,
+    PATIENCE_S,
     UsageError,
     add_kwargs_argument,
     add_server_arguments,
@@ -98,7 +99,11 @@ def run(options: argparse.Namespace) -> int:
 
 async def _measure(url: str, options: argparse.Namespace, count: int) -> Result:
     async with EnvClient(
-        url, token=options.token, encoding=options.encoding, connect_timeout_s=CONNECT_TIMEOUT_S
+        url,
+        token=options.token,
+        encoding=options.encoding,
+        connect_timeout_s=CONNECT_TIMEOUT_S,
+        timeout_s=PATIENCE_S,
     ) as client:
         sessions = await client.make_many(options.env_id, count, parse_kwargs(options.kwarg))
         players = [Player(session, options.seed * 2**20 + index) for index, session in enumerate(sessions)]

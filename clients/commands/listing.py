@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from clients.client import EnvClient
 from clients.commands.arguments import CONNECT_TIMEOUT_S, add_server_arguments, server_url
@@ -32,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(orjson.dumps([env.model_dump() for env in chosen], option=orjson.OPT_INDENT_2).decode())
     else:
-        Console().print(_table(chosen))
+        Console(markup=False, emoji=False).print(_table(chosen))
     return 0
 
 
@@ -53,6 +54,7 @@ def _table(envs: list[EnvInfo]) -> Table:
             env.isolation if env.origin == "local" else f"registered ({env.replicas})",
             "yes" if env.deterministic else "no",
             str(env.max_episode_steps or "-"),
-            env.description,
+            # What an author wrote is no markup.
+            Text(env.description),
         )
     return table

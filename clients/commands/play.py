@@ -11,6 +11,7 @@ import orjson
 from gymnasium import Space, spaces
 
 from clients.commands.arguments import (
+    PATIENCE_S,
     UsageError,
     add_kwargs_argument,
     add_server_arguments,
@@ -43,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     """Play until the player leaves."""
     kwargs = parse_kwargs(options.kwarg)
     with server_url(options) as url:
-        env = RemoteEnv(url, options.env_id, kwargs, token=options.token)
+        env = RemoteEnv(url, options.env_id, kwargs, token=options.token, timeout_s=PATIENCE_S)
         try:
             Game(env).play(options.seed)
         except EOFError:

@@ -143,7 +143,20 @@ def _from_lists(wire: Any, dtype: np.dtype[Any]) -> Array:
         raise DecodeError(f"not an array of numbers: {error}") from error
     if array.dtype.kind not in "biuf":
         raise DecodeError("expected numbers in nested lists")
+    if _has_big_integers(array):
+        raise DecodeError("integers in lists stay below 2**53; larger ones go as __nd__")
+    if array.dtype.kind in "iuf" and _has_booleans(wire):
+        raise DecodeError("a boolean is not a number")
     return array
+
+
+def _has_booleans(wire: Any) -> bool:
+    """Whether numpy took a boolean among numbers for one of them."""
+    if type(wire) is not list:
+        return False
+    if wire and type(wire[0]) is list:
+        return any(map(_has_booleans, wire))
+    return any(type(part) is bool for part in wire)
 
 
 def _parse_special(wire: Any) -> Any:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 EPISODE_FORMAT = 1
 """The version of the portable episode's format that this package writes."""
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+Steps = Annotated[int, Field(ge=0)]
+EpisodeSeed = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class PortableEpisode(BaseModel):
@@ -25,17 +29,33 @@ class PortableEpisode(BaseModel):
     env_version: str
     kwargs: dict[str, Any] = Field(default_factory=dict)
     episode: int = Field(default=0, ge=0, description="Index of this episode in its session.")
-    seed: int | None = Field(default=None, ge=0, lt=2**53, description="None: the session was never reset.")
+    seed: EpisodeSeed | None = Field(default=None, description="None: the session was never reset.")
     options: dict[str, Any] | None = None
-    reset_digest: str | None = Field(default=None, description="Digest of the reset's observation.")
+    reset_digest: Digest | None = Field(default=None, description="Digest of the reset's observation.")
     actions: list[Any] = Field(
         default_factory=list, description="As they are on the wire, in JSON's encoding."
     )
-    digests: list[str] = Field(default_factory=list, description="One for each action.")
-    reseeds: list[tuple[int, int]] = Field(
+    digests: list[Digest] = Field(default_factory=list, description="One for each action.")
+    reseeds: list[tuple[Steps, EpisodeSeed]] = Field(
         default_factory=list,
         description="Of a fork: after this many steps, the generator was seeded anew with this.",
     )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        """Refuse what no session can have left behind: a part that is missing would be dropped without a word."""
+        if (self.seed is None) != (self.reset_digest is None):
+            raise ValueError("an episode has a seed and a reset_digest, or neither")
+        if self.seed is None and (self.actions or self.digests or self.reseeds or self.options):
+            raise ValueError(
+                "an episode without a seed has not begun: it has no actions, digests, reseeds or options"
+            )
+        if len(self.digests) != len(self.actions):
+            raise ValueError(f"{len(self.digests)} digests came for {len(self.actions)} actions")
+        steps = [step for step, _ in self.reseeds]
+        if steps != sorted(steps) or (steps and steps[-1] > len(self.actions)):
+            raise ValueError(f"reseeds are in the order of steps, and the episode has {len(self.actions)}")
+        return self
 
 
 def step_digest(observation: Any, reward: float, terminated: bool, truncated: bool) -> str:

@@ -153,8 +153,12 @@ def _checked_integer(value: int) -> int:
 
 def _decode_free(wire: Any, depth: int = 0) -> Any:
     kind = type(wire)
-    if wire is None or kind in (str, int, float, bool):
+    if wire is None or kind in (str, float, bool):
         return wire
+    if kind is int:
+        if -INTEGER_LIMIT < wire < INTEGER_LIMIT:
+            return wire
+        raise DecodeError(f"the integer {wire} is not below 2**53")
     depth += 1
     if depth > _MAX_DEPTH:
         raise DecodeError(_TOO_DEEP)
@@ -286,7 +290,7 @@ def _decode_sequence(space: spaces.Sequence, wire: Any) -> Any:
     if not space.stack:
         return items
     empty: Any = create_empty_array(space.feature_space, len(items))
-    return concatenate(space.feature_space, items, empty)
+    return concatenate(space.feature_space, items, empty) if items else empty
 
 
 def _encode_features(space: Any, value: Any, binary: bool) -> Any:

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from envs.sokoban.board import Level, parse_level
-from envs.sokoban.generator import Split, split_of
+from envs.sokoban.generator import split_of
 from envs.sokoban.levels import SUFFIXES, FileLevel, LevelFileError, read_levels
+from envs.splits import Split
 
 _DRAWS = 100
 

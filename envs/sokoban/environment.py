@@ -11,6 +11,7 @@ from envs.sokoban.bank import LevelBank, load_bank
 from envs.sokoban.board import ACTIONS, Level, parse_level
 from envs.sokoban.generator import Difficulty, generate
 from envs.sokoban.solver import SearchLimitError, push_distances, solve
+from envs.splits import checked_split
 
 VOCABULARIES: Mapping[str, Mapping[str, str]] = {
     "xsb": {symbol: symbol for symbol in "#@+$*. "},
@@ -133,7 +134,7 @@ class SokobanEnv(GridGame):
         self._bank = None if path is None else load_bank(str(path))
         self._source: dict[str, Any] | None = None
         self._difficulty = Difficulty(int(size[0]), int(size[1]), boxes, min_moves, max_moves)
-        self._split = split
+        self._split = checked_split(split)
         self._symbols = str.maketrans(dict(VOCABULARIES[symbols]))
         self._legend = VOCABULARIES[symbols]
         self._shows_dead_squares = dead_squares
@@ -158,7 +159,8 @@ class SokobanEnv(GridGame):
         elif self._bank is not None:
             fixed = self._from_bank(self._bank, options)
         else:
-            made = generate(self.np_random, self._difficulty, options.get("split", self._split))
+            split = checked_split(options.get("split", self._split))
+            made = generate(self.np_random, self._difficulty, split)
             self._known_optimum = made.optimal_moves
             fixed = made.level
         self._level = fixed
@@ -170,7 +172,7 @@ class SokobanEnv(GridGame):
     def _from_bank(self, bank: LevelBank, options: Mapping[str, Any]) -> Level:
         index = options.get("level_index")
         if index is None:
-            drawn = bank.draw(self.np_random, options.get("split", self._split))
+            drawn = bank.draw(self.np_random, checked_split(options.get("split", self._split)))
         elif isinstance(index, int) and 0 <= index < len(bank):
             drawn = bank[index]
         else:

@@ -4,24 +4,19 @@ A breadth-first search runs in reverse over boxes and player: walking back, or p
 one move forwards, so the layer in which a position is first found is the least number of moves that solve it.
 """
 
-import hashlib
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from envs.sokoban.board import Level, Room
 from envs.sokoban.solver import State
-
-Split = Literal["train", "valid", "test"]
+from envs.splits import Split, split_of_text
 
 _TRIES = 2_000
 _MAX_STATES = 40_000
 # All rooms together: about two thirds of a second, so that wishes which contradict each other hold nobody up for long.
 _ALL_STATES = 400_000
 _TURN_PROBABILITY = 0.35
-# Of 256 values of a digest byte: train below the first bound, valid below the second, test above.
-_TRAIN_BELOW, _VALID_BELOW = 154, 205
 # Floor that each step of the walk stamps, as (row, column) around it.
 _STAMPS = (
     ((0, -1), (0, 0), (0, 1)),
@@ -99,10 +94,7 @@ def split_of(level: Level) -> Split:
 
     Mirrored and turned levels belong together, so no test level can be met in training in another guise.
     """
-    digest = hashlib.blake2b(canonical_text(level).encode(), digest_size=1).digest()[0]
-    if digest < _TRAIN_BELOW:
-        return "train"
-    return "valid" if digest < _VALID_BELOW else "test"
+    return split_of_text(canonical_text(level))
 
 
 def canonical_text(level: Level) -> str:

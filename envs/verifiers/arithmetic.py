@@ -1,12 +1,12 @@
 """Arithmetic-v0: generated sums with exact answers."""
 
 import ast
-import hashlib
 import operator
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from envs.splits import checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 
 _THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL | re.IGNORECASE)
@@ -19,8 +19,6 @@ _OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
 }
-# Of 256 values of a digest byte: train below the first bound, valid below the second, test above.
-_TRAIN_BELOW, _VALID_BELOW = 154, 205
 _LONGEST_NUMBER = 400
 _TRIES = 10_000
 
@@ -75,7 +73,7 @@ class ArithmeticEnv(VerifierEnv):
         self._terms = terms
         self._digits = digits
         self._operators = operators
-        self._split = split
+        self._split = checked_split(split)
 
     def draw_task(self) -> dict[str, Any]:
         """Draw a question of the wanted split and its answer."""
@@ -85,7 +83,7 @@ class ArithmeticEnv(VerifierEnv):
             question = str(numbers[0])
             for place, number in zip(chosen, numbers[1:], strict=True):
                 question += f" {self._operators[place]} {number}"
-            if self._split is None or split_of(question) == self._split:
+            if self._split is None or split_of_text(question) == self._split:
                 return {"question": question, "answer": str(evaluate(question))}
         raise ValueError(f"no question of split {self._split} in {_TRIES} tries: allow more digits or terms")
 
@@ -143,14 +141,6 @@ def evaluate(question: str) -> int:
     # Leading zeros are no Python, and nothing but numbers and operators is left to parse.
     plain = re.sub(r"\b0+(?=\d)", "", question)
     return _value(ast.parse(plain, mode="eval").body)
-
-
-def split_of(question: str) -> str:
-    """Return the split that a question belongs to: 60 % train, 20 % valid, 20 % test, by its content alone."""
-    byte = hashlib.blake2b(question.encode(), digest_size=1).digest()[0]
-    if byte < _TRAIN_BELOW:
-        return "train"
-    return "valid" if byte < _VALID_BELOW else "test"
 
 
 def _value(node: ast.expr) -> int:

@@ -66,6 +66,12 @@ def test_list_shows_what_a_server_offers(server: ServerProcess) -> None:
     assert roll_env("list", "--url", server.url, "--kind", "stateless").stdout.count("Walk-v0") == 0
 
 
+def test_descriptions_are_shown_as_they_are_written() -> None:
+    done = roll_env("list", "--env", "Tagged=tests.support.client_envs:Tagged")
+    assert done.returncode == 0, done.stderr
+    assert "[/no] [bold]tags :x:" in " ".join(done.stdout.split())
+
+
 def test_list_starts_a_server_where_none_is_named() -> None:
     done = roll_env("list", "--env", "mine=tests.support.client_envs:Walk")
     assert done.returncode == 0, done.stderr

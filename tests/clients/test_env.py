@@ -103,6 +103,14 @@ def test_what_the_server_refuses_is_an_exception_and_leaves_no_thread(server: Se
     assert threading.active_count() == before
 
 
+def test_a_closed_environment_says_so(server: ServerProcess) -> None:
+    env = RemoteEnv(server.url, "Walk-v0")
+    env.close()
+    for call in (env.reset, lambda: env.step("left")):
+        with pytest.raises(RuntimeError, match="this environment is closed"):
+            call()
+
+
 def test_an_action_outside_the_space_leaves_the_episode_unharmed(server: ServerProcess) -> None:
     with RemoteEnv(server.url, "Arm-v0") as env:
         env.reset(seed=0)

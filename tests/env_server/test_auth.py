@@ -105,6 +105,7 @@ async def test_the_handshake_takes_the_header(guarded: tuple[Server, Named]) -> 
                 raise AssertionError("the handshake went through")
         assert refused.value.response.status_code == status
         assert refused.value.response.headers["content-type"] == "application/problem+json"
+    assert server.log() == "", "a refusal is no error of the server"
     basic = base64.b64encode(f":{tokens['alice']}".encode()).decode()
     async with server.socket(additional_headers={"Authorization": f"Basic {basic}"}) as socket:
         assert await socket.call("ping") == {}
@@ -125,6 +126,16 @@ async def test_the_first_frame_may_hold_the_token(guarded: tuple[Server, Named],
         async with server.socket(binary=binary) as socket:
             assert (await socket.ask(**first))["error"]["code"] == "unauthorized"
             await closed(socket, 1008)
+
+
+async def test_a_later_frame_tells_what_a_token_is_worth(guarded: tuple[Server, Named]) -> None:
+    server, tokens = guarded
+    async with server.socket(additional_headers={"Authorization": f"Bearer {tokens['alice']}"}) as socket:
+        made = await socket.make()
+        for token, code in (("wrong", "unauthorized"), (tokens["bob"], "forbidden"), (5, "invalid_request")):
+            assert (await socket.ask("auth", token=token))["error"]["code"] == code
+        assert await socket.call("auth", token=tokens["alice"]) == {}
+        assert (await socket.call("session", session_id=made))["owner"] == "alice", "it stays hers"
 
 
 async def closed(socket: Socket, code: int) -> None:

@@ -138,6 +138,8 @@ OVER_HTTP: list[tuple[str, str, str, dict[str, Any]]] = [
     ("invalid_request", "GET", "/v1/sessions?limit=0", {}),
     ("invalid_request", "GET", "/v1/sessions?colour=1", {}),
     ("invalid_request", "GET", "/v1/envs?kind=none", {}),
+    ("invalid_request", "GET", "/v1/info?colour=1", {}),
+    ("invalid_request", "GET", "/v1/envs/Count?kind=episodic", {}),
     ("invalid_request", "POST", "/v1/verify/Equal", {"json": {"items": [{"answer": "4"}]}}),
     ("unsupported_media_type", "POST", "/v1/sessions", {"content": b"a=b", "headers": {"Content-Type": "text/plain"}}),
     ("too_large", "POST", "/v1/sessions", {"content": b"[" + b"1," * 2**20}),

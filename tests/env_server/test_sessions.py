@@ -182,9 +182,49 @@ async def test_an_episode_that_does_not_fit_is_not_restored(server: Server) -> N
             ({"options": {"expert": True}}, "forbidden"),
             ({"format": 2}, "invalid_request"),
             ({"actions": "a"}, "invalid_request"),
+            # Parts that do not fit together: none may be dropped without a word.
+            ({"digests": []}, "invalid_request"),
+            ({"digests": [*episode["digests"], "0" * 16]}, "invalid_request"),
+            ({"digests": ["no digest"]}, "invalid_request"),
+            ({"reset_digest": None}, "invalid_request"),
+            ({"seed": None}, "invalid_request"),
+            ({"seed": None, "reset_digest": None}, "invalid_request"),
+            ({"reseeds": [[5, 1]]}, "invalid_request"),
+            ({"reseeds": [[-1, 1]]}, "invalid_request"),
+            ({"reseeds": [[1, 1], [0, 1]]}, "invalid_request"),
+            ({"reseeds": [[0, 2**53]]}, "invalid_request"),
         ):
             problem = (await socket.ask("restore", episode={**episode, **change}))["error"]
             assert problem["code"] == code, change
+
+
+async def test_a_session_that_was_never_reset_is_restored_as_one(server: Server) -> None:
+    async with server.http() as client:
+        made = (await client.post("/v1/sessions", json={"env_id": "Count"})).json()["session_id"]
+        episode = (await client.get(f"/v1/sessions/{made}/episode")).json()
+        restored = (await client.post("/v1/sessions/restore", json={"episode": episode})).json()
+        assert (restored["episode"], restored["step"]) == (None, None)
+        path = f"/v1/sessions/{restored['session_id']}"
+        assert (await client.post(f"{path}/step", json={"action": "a"})).json()["code"] == "not_reset"
+        assert (await client.post(f"{path}/reset", json={})).json()["episode"] == 0
+
+
+@pytest.mark.parametrize("env_id", ["Count", "SlowCount"])
+@pytest.mark.parametrize("binary", [False, True], ids=["json", "msgpack"])
+async def test_options_that_cannot_be_written_down_are_refused(
+    server: Server, env_id: str, binary: bool
+) -> None:
+    """They would be in no journal, and the episode could not be rebuilt."""
+    async with server.socket(binary=binary) as socket:
+        made = await socket.make(env_id)
+        await socket.call("step", session_id=made, action="a")
+        for options in ({"x": 2**53}, {"x": [{"y": -(2**53)}]}):
+            problem = (await socket.ask("reset", session_id=made, seed=2, options=options))["error"]
+            assert problem["code"] == "invalid_request"
+            again = await socket.ask("make", env_id=env_id, reset={"options": options})
+            assert again["error"]["code"] == "invalid_request"
+        assert (await socket.call("step", session_id=made, action="b"))["step"] == 2, "unharmed"
+        assert (await socket.call("episode", session_id=made))["actions"] == ["a", "b"]
 
 
 async def test_render(server: Server) -> None:

@@ -75,6 +75,8 @@ def test_mistakes(tmp_path: Path, flags: dict[str, Any], text: str, message: str
     ("arguments", "message"),
     [
         (["--env", "no_such_module:Class"], "cannot import"),
+        (["--env", "tests.support.broken_module:Class"], "RuntimeError: this module has a bad day"),
+        (["--env", "json:NoSuch"], "there is no NoSuch in json"),
         (["--env", "json:JSONDecoder"], "not a subclass of gymnasium.Env"),
         (["--env", "json"], "not module:Class"),
         (["--env", "a b=json:JSONDecoder"], "cannot be the id"),

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clients.client import EnvClient
-from envs.verifiers.arithmetic import ArithmeticEnv, evaluate, read_number, split_of
+from envs.splits import split_of_text
+from envs.verifiers.arithmetic import ArithmeticEnv, evaluate, read_number
 from tests.support.processes import env_server
 
 ENVIRONMENT = ArithmeticEnv()
@@ -79,7 +80,7 @@ def test_splits_and_seeds():
         environment = ArithmeticEnv(split=split, digits=3)
         for seed in range(30):
             question = environment.reset(seed=seed)[1]["state"]["task"]["question"]
-            assert split_of(question) == split
+            assert split_of_text(question) == split
             assert questions.setdefault(question, split) == split
             assert environment.reset(seed=seed)[1]["state"]["task"]["question"] == question
 

@@ -171,6 +171,7 @@ def test_the_checker_is_content():
         ({"level": "####\n#$.#\n####"}, "one player"),
         ({"size": [3, 3]}, "at least 4"),
         ({"vocabulary": "emoji"}, "vocabulary"),
+        ({"split": "dev"}, "split must be one of"),
         ({"min_moves": 5, "max_moves": 2}, "below min_moves"),
     ],
 )

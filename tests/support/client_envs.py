@@ -63,6 +63,12 @@ class Walk(gymnasium.Env):
         return {"state": {"place": self._place}, "available_actions": ["left", "right"]}
 
 
+class Tagged(Walk):
+    """Its description looks like markup."""
+
+    metadata: ClassVar[dict[str, Any]] = Walk.metadata | {"description": "[/no] [bold]tags :x:"}
+
+
 class OtherWalk(Walk):
     """Claims to be `Walk`, and is not."""
 

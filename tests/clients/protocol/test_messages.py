@@ -93,8 +93,9 @@ def test_a_portable_episode_survives_json() -> None:
         env_version="1",
         kwargs={"size": 4},
         seed=2**53 - 1,
+        reset_digest="0" * 16,
         actions=["Left", ""],
-        digests=["a", "b"],
+        digests=["a" * 16, "b" * 16],
     )
     assert PortableEpisode.model_validate_json(episode.model_dump_json()) == episode
     with pytest.raises(ValidationError):

@@ -220,6 +220,11 @@ def test_infos_keep_arrays_and_images(binary: bool) -> None:
         (spaces.Box(0, 255, (1,), np.uint8), {"__nd__": ["object", [1], "AA=="]}),
         (spaces.Box(0, 255, (1,), np.uint8), {"__nd__": ["uint8", [1], "!"]}),
         (spaces.Box(0, 255, (1,), np.uint8), {"__nd__": ["uint8", [1] * 70, "AA=="]}),
+        (spaces.Box(-1, 1, (2,)), [True, 0]),
+        (spaces.Box(-1, 1, (2, 2)), [[0, 0], [0.5, False]]),
+        (spaces.Box(-(2**62), 2**62, (1,), np.int64), [2**53]),
+        (None, 2**53),
+        (None, {"a": [-(2**53)]}),
         (spaces.Dict(a=spaces.Discrete(2)), {}),
         (spaces.Dict(a=spaces.Discrete(2)), {"a": 0, "b": 0}),
         (spaces.Tuple([spaces.Discrete(2)]), [0, 0]),
@@ -233,6 +238,12 @@ def test_infos_keep_arrays_and_images(binary: bool) -> None:
 def test_what_does_not_fit_is_refused(space: Any, wire: Any) -> None:
     with pytest.raises(DecodeError):
         decode_value(space, wire)
+
+
+def test_an_empty_list_fits_a_sequence_stacked_or_not() -> None:
+    stacked = decode_value(spaces.Sequence(spaces.Discrete(4), stack=True), [])
+    assert (stacked.shape, stacked.dtype) == ((0,), np.int64)
+    assert decode_value(spaces.Sequence(spaces.Discrete(4)), []) == ()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,32 @@
+"""Train, valid and test: every task belongs to one of them by its content alone."""
+
+import hashlib
+from typing import Any, Literal
+
+Split = Literal["train", "valid", "test"]
+
+_SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+# Of 256 values of a digest byte: train below the first bound, valid below the second, test above.
+_TRAIN_BELOW, _VALID_BELOW = 154, 205
+
+
+def split_of_text(text: str) -> Split:
+    """Return the split that a task belongs to, given as text: 60 % train, 20 % valid, 20 % test."""
+    byte = hashlib.blake2b(text.encode(), digest_size=1).digest()[0]
+    if byte < _TRAIN_BELOW:
+        return "train"
+    return "valid" if byte < _VALID_BELOW else "test"
+
+
+def checked_split(name: Any) -> Split | None:
+    """Return a split by its name; None stands for any.
+
+    Raises:
+        ValueError: There is no such split.
+    """
+    if name is None:
+        return None
+    for split in _SPLITS:
+        if name == split:
+            return split
+    raise ValueError(f"split must be one of {', '.join(_SPLITS)} or None, not {name!r}")
