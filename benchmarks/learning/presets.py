@@ -16,7 +16,12 @@ STAY = (
 )
 # Every preset plays 256 episodes a step; those that compare episodes of one map play four on each of 64 maps.
 PRESETS = {
-    "ppo": [],
+    "ppo": [
+        "rollout.groups_per_step=256",
+        "rollout.group_size=1",
+        "algorithm={preset: ppo, advantage: {token_discount: 0.95, trace: 0.9}, entropy_coefficient: 0.01, %s}"
+        % (STAY % 0.02),
+    ],
     "grpo": [
         *GROUPS,
         "algorithm={preset: grpo, advantage: {turn_discount: 0.95}, %s}" % (STAY % 0.05),
