@@ -70,6 +70,7 @@ class EnvSession:
         step_index: Steps taken in the episode.
         seed: Seed of the episode.
         process: Index of the I/O process that owns it.
+        env: What the server says of the environment.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class EnvSession:
     ) -> None:
         self._client = client
         self._caller = caller
-        self._env = env
+        self.env = env
         self._binary = caller.binary
         self._rebuilding = asyncio.Lock()
         self._closed = False
@@ -253,7 +254,7 @@ class EnvSession:
         if problem.code not in _GONE or problem.extra.get("reason") in _FINAL_REASONS or self._closed:
             return False
         # A reset needs nothing of the past, so it goes on in a new session of any environment.
-        return op == "reset" or (op not in ("cancel", "close") and self._env.deterministic)
+        return op == "reset" or (op not in ("cancel", "close") and self.env.deterministic)
 
     def mark_closed(self) -> None:
         """Note that the session is closed; used by `EnvClient.close_sessions`."""
@@ -264,7 +265,7 @@ class EnvSession:
     def _take_reset(self, options: Any, payload: Mapping[str, Any], plain: bool) -> ResetResult:
         observation, neutral = self._read_observation(payload["observation"])
         self.episode, self.step_index, self.seed = payload["episode"], 0, payload["seed"]
-        if self._env.deterministic:
+        if self.env.deterministic:
             self._record.begin(self.episode, payload["seed"], options, neutral)
         info = payload["info"]
         return ResetResult(observation, info if plain else decode_value(None, info))
@@ -273,7 +274,7 @@ class EnvSession:
         observation, neutral = self._read_observation(payload["observation"])
         reward, terminated, truncated = float(payload["reward"]), payload["terminated"], payload["truncated"]
         self.step_index = payload["step"]
-        if self._env.deterministic:
+        if self.env.deterministic:
             self._record.add(action, neutral, reward, terminated, truncated)
         info = payload["info"]
         if not plain:
@@ -298,7 +299,7 @@ class EnvSession:
             if self.session_id != lost_id:
                 return  # another operation of this session did it meanwhile
             if self._record.seed is None or op == "reset":
-                session_id, process = await self._client.remake(self._env.env_id, self.kwargs, deadline)
+                session_id, process = await self._client.remake(self.env.env_id, self.kwargs, deadline)
             else:
                 session_id, process = await self._restore(deadline)
             self.session_id, self.process = session_id, process
@@ -327,7 +328,7 @@ class EnvSession:
             "action_space": self._spaces_on_wire[0],
             "observation_space": self._spaces_on_wire[1],
         }
-        copy = EnvSession(self._client, self._caller, self._env, self.kwargs, payload, process)
+        copy = EnvSession(self._client, self._caller, self.env, self.kwargs, payload, process)
         copy.adopt(await copy.episode_record())
         self._client.track(copy)
         return copy

@@ -53,6 +53,7 @@ class GridGame(gymnasium.Env[str, str]):
         "deterministic": True,
         "forkable": True,
         "expert": True,
+        "metrics": {"steps": "last", "invalid_replies": "last"},
         "version": "0",
     }
 

@@ -289,6 +289,7 @@ def text_metadata(spec: EnvSpec | None, metadata: Mapping[str, Any]) -> dict[str
         **metadata,
         "kind": "episodic",
         "description": description,
+        "metrics": {**metadata.get("metrics", {}), "steps": "last", "invalid_replies": "last"},
         "render_modes": ["ansi", *modes],
         "max_episode_steps": step_limit(spec),
     }

@@ -37,6 +37,7 @@ class VerifierEnv(gymnasium.Env[str, str]):
         "inline": True,
         "deterministic": True,
         "forkable": True,
+        "metrics": {"score": "last"},
         "version": "0",
         "max_episode_steps": 1,
     }

@@ -8,6 +8,7 @@ from clients.session import EnvSession
 from trainer.records import Outcome, Trajectory, Turn
 from trainer.rollout.actors import Actor, ContextOverflowError, View
 from trainer.rollout.context import observation_messages
+from trainer.rollout.episode_metrics import EpisodeMetrics
 from trainer.tasks.task import Task
 
 _TIMEOUT_CODES = frozenset({"step_timeout"})
@@ -39,6 +40,7 @@ async def play_episode(
         ProblemError: If the server refuses what the run asks for (unknown environment, bad kwargs, wrong token).
     """
     trajectory = Trajectory(task, member, attempt)
+    metrics = EpisodeMetrics(session.env.metadata.get("metrics", {}))
     try:
         observation, info = await session.reset(seed=task.seed, options=_options(task))
         actor.begin(info)
@@ -48,6 +50,7 @@ async def play_episode(
             trajectory.turns.append(turn)
             observation, reward, terminated, truncated, info = await session.step(turn.reply)
             _note_result(turn, anchor, float(reward), info)
+            metrics.add(info)
             if terminated or truncated:
                 solved = bool(info.get("success", False))
                 failed = Outcome.FAILED if terminated else Outcome.TRUNCATED
@@ -56,7 +59,7 @@ async def play_episode(
         else:
             trajectory.outcome = Outcome.TRUNCATED
             trajectory.detail = f"max_turns {max_turns} reached"
-        trajectory.metrics = _numbers(info)
+        trajectory.metrics = metrics.totals()
     except ContextOverflowError as overflow:
         if not trajectory.turns:
             raise
@@ -85,10 +88,3 @@ def _note_result(turn: Turn, anchor: Any, reward: float, info: Mapping[str, Any]
     turn.anchor = None if anchor is None else str(anchor)
     turn.action_is_valid = bool(info.get("action_is_valid", True))
     turn.format_penalty = float(info.get("format_penalty", 0.0))
-
-
-def _numbers(info: Mapping[str, Any]) -> dict[str, float]:
-    metrics = info.get("metrics")
-    if not isinstance(metrics, Mapping):
-        return {}
-    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float | bool)}

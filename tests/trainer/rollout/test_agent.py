@@ -41,6 +41,7 @@ async def test_a_solved_episode_is_recorded_turn_by_turn(pool):
     # The anchor is that of the state in which the reply was given.
     anchors = [turn.anchor for turn in trajectory.turns]
     assert anchors[2] == anchors[3] != anchors[0]
+    assert trajectory.metrics == {"steps": 5.0, "invalid_replies": 1.0}
 
 
 async def test_holes_fail_and_limits_truncate(pool):
