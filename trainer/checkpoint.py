@@ -18,6 +18,8 @@ import torch
 _MANIFEST = "manifest.json"
 _STATE = "state.json"
 _LATEST = "latest"
+_STEP = "step_"
+_ASIDE = "aside_"
 
 
 class CheckpointError(RuntimeError):
@@ -64,7 +66,7 @@ class CheckpointStore:
             Its folder.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
-        name = f"step_{state.step:06d}"
+        name = f"{_STEP}{state.step:06d}"
         scratch = self._directory / f".{name}.partial"
         if scratch.exists():
             shutil.rmtree(scratch)
@@ -77,15 +79,15 @@ class CheckpointStore:
         for file in scratch.iterdir():
             _sync(file)
         final = self._directory / name
+        # `latest` may point at a checkpoint of this step: it goes only once the new one can take its place.
+        replaced = self._directory / f".{name}.replaced"
         if final.exists():
-            shutil.rmtree(final)
+            final.rename(replaced)
         scratch.rename(final)
-        _sync(self._directory)
-        pointer = self._directory / f".{_LATEST}.partial"
-        pointer.write_text(name, encoding="utf-8")
-        _sync(pointer)
-        pointer.rename(self._directory / _LATEST)
-        self._remove_old()
+        self._point_at(final)
+        if replaced.exists():
+            shutil.rmtree(replaced)
+        self._remove_old(state.step)
         return final
 
     def latest(self) -> Path | None:
@@ -95,10 +97,38 @@ class CheckpointStore:
             return None
         return self._directory / pointer.read_text(encoding="utf-8").strip()
 
-    def _remove_old(self) -> None:
-        folders = sorted(self._directory.glob("step_*"))
-        for folder in folders[: -self._keep]:
+    def holds(self, folder: Path) -> bool:
+        """Whether `folder` is one of these checkpoints."""
+        return folder.resolve().parent == self._directory.resolve()
+
+    def go_back_to(self, folder: Path, step: int) -> None:
+        """Make the checkpoint of step `step` the newest; later ones are kept under names that nothing reads."""
+        for later, other in self._steps().items():
+            if later > step:
+                aside = self._directory / f"{_ASIDE}{other.name}"
+                if aside.exists():
+                    shutil.rmtree(aside)
+                other.rename(aside)
+        self._point_at(folder)
+
+    def _point_at(self, folder: Path) -> None:
+        _sync(self._directory)
+        pointer = self._directory / f".{_LATEST}.partial"
+        pointer.write_text(folder.name, encoding="utf-8")
+        _sync(pointer)
+        pointer.rename(self._directory / _LATEST)
+
+    def _remove_old(self, newest: int) -> None:
+        """Keep the checkpoint of step `newest` and those next below it; nothing above it is touched."""
+        older = sorted(
+            ((step, folder) for step, folder in self._steps().items() if step < newest), reverse=True
+        )
+        for _, folder in older[self._keep - 1 :]:
             shutil.rmtree(folder)
+
+    def _steps(self) -> dict[int, Path]:
+        found = {folder: _step_of(folder) for folder in self._directory.glob(f"{_STEP}*")}
+        return {step: folder for folder, step in found.items() if step is not None}
 
 
 def load_checkpoint(folder: Path) -> tuple[RunState, dict[str, Any]]:
@@ -118,6 +148,11 @@ def load_checkpoint(folder: Path) -> tuple[RunState, dict[str, Any]]:
     state = RunState(raw["step"], raw["version"], raw["next_task"], tuple(raw["untrained"]))
     parts = {file.stem: torch.load(file, weights_only=True) for file in sorted(folder.glob("*.pt"))}
     return state, parts
+
+
+def _step_of(folder: Path) -> int | None:
+    number = folder.name.removeprefix(_STEP)
+    return int(number) if number.isdecimal() else None
 
 
 def _hash(file: Path) -> str:

@@ -11,6 +11,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TextIO
 
+LEDGER_FILE = "ledger.jsonl"
+"""The ledger's name in a run's directory."""
+
 
 class Fate(StrEnum):
     """What can happen to a task."""

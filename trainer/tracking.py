@@ -12,6 +12,11 @@ from trainer.records import Trajectory
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+_METRICS, _EPISODES, _DIGESTS = RECORD_FILES = ("metrics.jsonl", "episodes.jsonl", "digests.jsonl")
+"""The files of a run's directory that grow by a line at a time."""
+TENSORBOARD_FOLDER = "tensorboard"
+"""The folder of a run's directory that TensorBoard reads."""
+
 
 class Tracker:
     """Writes a run's numbers and episodes below its directory.
@@ -26,14 +31,16 @@ class Tracker:
     def __init__(self, directory: Path, settings: TrackingSettings, resume_step: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         # Metrics are filed under the number of updates behind them: those of step k under k + 1.
-        self._metrics = _open_from(directory / "metrics.jsonl", resume_step + 1 if resume_step else 0)
-        self._episodes = _open_from(directory / "episodes.jsonl", resume_step) if settings.episodes else None
-        self._digests = _open_from(directory / "digests.jsonl", resume_step) if settings.digests else None
+        self._metrics = _open_from(directory / _METRICS, resume_step + 1 if resume_step else 0)
+        self._episodes = _open_from(directory / _EPISODES, resume_step) if settings.episodes else None
+        self._digests = _open_from(directory / _DIGESTS, resume_step) if settings.digests else None
         self._board: SummaryWriter | None = None
         if settings.tensorboard:
             from torch.utils import tensorboard  # Imported late: it takes seconds.
 
-            self._board = tensorboard.SummaryWriter(str(directory / "tensorboard"), purge_step=resume_step)
+            self._board = tensorboard.SummaryWriter(
+                str(directory / TENSORBOARD_FOLDER), purge_step=resume_step
+            )
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Record numbers of a step."""

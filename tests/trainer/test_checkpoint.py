@@ -29,6 +29,44 @@ def test_only_the_newest_are_kept_and_latest_points_to_the_last(tmp_path):
     assert load_checkpoint(store.latest())[0].step == 10
 
 
+def test_a_checkpoint_is_never_removed_for_a_higher_number_beside_it(tmp_path):
+    for step in (80, 90):
+        CheckpointStore(tmp_path, keep=2).save(RunState(step, step, 0, ()), parts_of(step))
+    store = CheckpointStore(tmp_path, keep=2)
+    for step in (1, 2, 3):
+        store.save(RunState(step, step, 0, ()), parts_of(step))
+        assert load_checkpoint(store.latest())[0].step == step
+    names = sorted(folder.name for folder in tmp_path.glob("step_*"))
+    assert names == ["step_000002", "step_000003", "step_000080", "step_000090"]
+
+
+def test_steps_are_numbers_not_names(tmp_path):
+    store = CheckpointStore(tmp_path, keep=2)
+    for step in (999_998, 999_999, 1_000_000, 1_000_001):
+        store.save(RunState(step, step, 0, ()), parts_of(step))
+    assert sorted(folder.name for folder in tmp_path.glob("step_*")) == ["step_1000000", "step_1000001"]
+
+
+def test_saving_a_step_again_replaces_it(tmp_path):
+    store = CheckpointStore(tmp_path, keep=1)
+    for value in (1.0, 2.0):
+        store.save(RunState(5, 5, 0, ()), parts_of(value))
+    assert torch.equal(load_checkpoint(store.latest())[1]["policy"]["weight"], torch.full((3,), 2.0))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_000005"]
+
+
+def test_going_back_sets_later_checkpoints_aside(tmp_path):
+    store = CheckpointStore(tmp_path, keep=2)
+    for step in (10, 20):
+        store.save(RunState(step, step, 0, ()), parts_of(step))
+    store.go_back_to(tmp_path / "step_000010", 10)
+    assert load_checkpoint(store.latest())[0].step == 10
+    store.save(RunState(15, 15, 0, ()), parts_of(15))
+    store.save(RunState(25, 25, 0, ()), parts_of(25))
+    assert sorted(folder.name for folder in tmp_path.glob("step_*")) == ["step_000015", "step_000025"]
+    assert load_checkpoint(tmp_path / "aside_step_000020")[0].step == 20
+
+
 def test_a_damaged_checkpoint_is_refused(tmp_path):
     store = CheckpointStore(tmp_path, keep=1)
     folder = store.save(RunState(1, 1, 0, ()), parts_of(1.0))

@@ -113,3 +113,70 @@ def test_resuming_with_other_settings_is_refused(tmp_path, config):
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 2
     assert "optimizer.learning_rate" in output
+
+
+def refused(*arguments: str) -> str:
+    process = start_training(*arguments)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 2, output
+    assert "Traceback" not in output
+    return output.splitlines()[-1]
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
+
+
+def test_a_run_never_writes_into_another(tmp_path, config):
+    run, other = tmp_path / "run", tmp_path / "other"
+    short = ["--config", str(config), "evaluation.panels={}", "warm_start=null"]
+    with env_server() as url:
+        common = [*short, "--env-url", url]
+        train(*common, f"output_dir={run}", "steps=3")
+        before = contents(run)
+        message = refused(*common, f"output_dir={run}", "steps=1", "checkpoint.resume=never")
+        assert f"output_dir {run} holds a run already" in message
+        assert "checkpoint.resume=auto goes on with it, another output_dir starts anew" in message
+        assert contents(run) == before
+
+        # Another run's checkpoint begins a run of its own, and is no way into a directory that holds one.
+        theirs = f"checkpoint.resume={run}/checkpoints/step_000002"
+        assert "resuming at step 2" in train(*common, f"output_dir={other}", "steps=3", theirs)
+        ours = f"checkpoint.resume={other}/checkpoints/step_000003"
+        assert "is no checkpoint of" in refused(*common, f"output_dir={run}", "steps=4", ours)
+        assert contents(run) == before
+
+        # Its own older checkpoint is: the run goes back, and on from there when it is resumed.
+        assert "resuming at step 2" in train(*common, f"output_dir={run}", "steps=3", theirs)
+        assert [line["step"] for line in digests(run)] == [0, 1, 2]
+        assert "resuming at step 3" in train(*common, f"output_dir={run}", "steps=4")
+        assert [line["step"] for line in digests(run)] == [0, 1, 2, 3]
+
+
+def test_a_run_that_left_no_checkpoint_begins_again(tmp_path, config):
+    directory = tmp_path / "run"
+    with env_server() as url:
+        common = ["--config", str(config), "--env-url", url, f"output_dir={directory}", "warm_start=null"]
+        common += ["evaluation.panels={}", "checkpoint.every=0", "steps=3"]
+        process = start_training(*common)
+        for line in process.stdout:
+            if "step 2:" in line:
+                break
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert digests(directory)
+        assert "holds a run already" in refused(*common, "checkpoint.resume=never")
+        assert "it begins again" in train(*common, "seed=4")
+    assert [line["step"] for line in digests(directory)] == [0, 1, 2]
+    fates = [event["fate"] for event in read_events(directory / "ledger.jsonl")]
+    assert "reissued" not in fates, "nothing of the other run may be in the ledger"
+
+
+def test_the_steps_of_a_decaying_schedule_are_kept(tmp_path, config):
+    with env_server() as url:
+        common = ["--config", str(config), "--env-url", url, f"output_dir={tmp_path}/run", "warm_start=null"]
+        common += ["evaluation.panels={}", "optimizer.schedule=cosine"]
+        train(*common, "steps=1")
+        message = refused(*common, "steps=2")
+    assert "cannot resume: steps differ" in message
+    assert "cosine schedule ends at the last of the steps" in message

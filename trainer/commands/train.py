@@ -27,14 +27,14 @@ from trainer.demonstrations import collect_demonstrations
 from trainer.evaluate import Score
 from trainer.evaluation import Evaluator, as_metrics, build_panels
 from trainer.learner import Learner, Models
-from trainer.ledger import Ledger
+from trainer.ledger import LEDGER_FILE, Ledger
 from trainer.models.load import save_model
 from trainer.pipelines import rl
 from trainer.pipelines.sft import supervised_rows, train_supervised
 from trainer.plots import plot_run
 from trainer.plugins import load_attribute
 from trainer.records import Trajectory
-from trainer.resume import keep_settings, resume_folder
+from trainer.resume import clear_records, keep_settings, resume_folder
 from trainer.rollout.admission import AdmissionWindow
 from trainer.rollout.agent import play_episode
 from trainer.rollout.context import context_policy
@@ -60,6 +60,12 @@ async def train(settings: RunSettings) -> int:
         state, saved = (RunState(0, 0, 0, ()), None) if folder is None else load_checkpoint(folder)
         if folder is not None:
             console.say(f"resuming at step {state.step} from {folder}")
+            if folder != store.latest() and store.holds(folder):
+                store.go_back_to(folder, state.step)
+        elif clear_records(directory):
+            console.say(
+                f"the run in {directory} left no checkpoint: it begins again, and its records with it"
+            )
         policy = build_policy(settings)
         pool = await stack.enter_async_context(open_environments(settings, console))
         panels = await build_panels(settings, pool)
@@ -71,7 +77,7 @@ async def train(settings: RunSettings) -> int:
         await publisher.publish(models.policy, state.version)
         tracker = Tracker(directory, settings.tracking, state.step)
         stack.callback(tracker.close)
-        ledger = Ledger(directory / "ledger.jsonl")
+        ledger = Ledger(directory / LEDGER_FILE)
         stack.callback(ledger.close)
         ledger.roll_back(state.next_task, state.step, state.untrained)
         evaluator = Evaluator(settings, policy, players, pool, console, panels)

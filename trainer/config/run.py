@@ -144,7 +144,9 @@ class CheckpointSettings(Settings):
     every: int = Field(10, ge=0, description="Training steps between checkpoints; 0 keeps only the last.")
     keep: PositiveInt = 2
     resume: str = Field(
-        "never", description="'auto' (the newest in output_dir, if any), 'never', or a directory."
+        "never",
+        description="'auto' (the newest in output_dir, if any), 'never' (output_dir must hold no run), or a "
+        "checkpoint's folder.",
     )
 
 
