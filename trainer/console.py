@@ -34,7 +34,7 @@ class RunConsole:
     """
 
     def __init__(self, steps: int, *, live: bool) -> None:
-        self._console = Console(highlight=False)
+        self._console = Console(highlight=False, emoji=False)
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -52,7 +52,7 @@ class RunConsole:
             self._live.start()
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print text that stays, as it is: an observation may hold what elsewhere means a colour or a picture."""
         self._console.print(text, markup=False, soft_wrap=True)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
