@@ -114,7 +114,7 @@ class Catalog:
                 env_id, spec.entry_point, settings, spec.max_episode_steps, ours=True
             )
         for text in settings.env:
-            env_id, target = _split(text, lambda target: target.rpartition(":")[2])
+            env_id, target = named_class(text)
             _refuse_twice(entries, env_id)
             entries[env_id] = _class_entry(env_id, target, settings, None, ours=False)
         for names, entry_of in (
@@ -150,6 +150,15 @@ class Catalog:
     def find(self, env_id: str) -> CatalogEntry | None:
         """The entry of an environment, or None."""
         return self._entries.get(env_id)
+
+
+def named_class(text: str) -> tuple[str, str]:
+    """The id and the `module:Class` of an environment that is named by `module:Class` or `name=module:Class`.
+
+    Raises:
+        ConfigurationError: If it cannot be called so.
+    """
+    return _split(text, lambda target: target.rpartition(":")[2])
 
 
 def _split(text: str, default_name: Any) -> tuple[str, str]:

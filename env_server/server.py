@@ -69,23 +69,7 @@ async def _serve(
     announce: Callable[[], None],
 ) -> int:
     services = Services(settings, seat, tokens, catalog)
-    config = uvicorn.Config(
-        App(services),
-        http="httptools",
-        ws=GatheringProtocol,
-        lifespan="off",
-        ws_max_size=HARD_LIMIT_FACTOR * settings.max_request_bytes,
-        # A client that waits minutes for a language model answers no pings. TCP keepalive finds dead peers.
-        ws_ping_interval=None,
-        ws_ping_timeout=None,
-        ws_per_message_deflate=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_CLOSE_GRACE_S,
-        access_log=False,
-        server_header=False,
-        log_config=None,
-    )
-    server = _Server(config, services)
+    server = _Server(http_config(services), services)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         await services.start()
@@ -98,6 +82,26 @@ async def _serve(
     await serving
     await services.stop()
     return 0
+
+
+def http_config(services: Services) -> uvicorn.Config:
+    """How HTTP and sockets are served, whatever the process is."""
+    return uvicorn.Config(
+        App(services),
+        http="httptools",
+        ws=GatheringProtocol,
+        lifespan="off",
+        ws_max_size=HARD_LIMIT_FACTOR * services.settings.max_request_bytes,
+        # A client that waits minutes for a language model answers no pings. TCP keepalive finds dead peers.
+        ws_ping_interval=None,
+        ws_ping_timeout=None,
+        ws_per_message_deflate=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_CLOSE_GRACE_S,
+        access_log=False,
+        server_header=False,
+        log_config=None,
+    )
 
 
 class _Server(uvicorn.Server):

@@ -1,7 +1,7 @@
 """Builds the parts of a run from its settings and ties them together."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from trainer.models.value_head import ValueModel
 from trainer.plugins import load_attribute
 from trainer.rollout.actors import ModelActor
 from trainer.rollout.context import context_policy
-from trainer.rollout.environments import EnvironmentPool
+from trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
 from trainer.rollout.gate import WaveGate
 from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.rendering import ChatRenderer
@@ -31,6 +31,9 @@ from trainer.rollout.scheduler import EpisodeSlots
 from trainer.seeding import derive_seed
 from trainer.tasks.mixture import MixtureTaskSource
 from trainer.tasks.task import TaskSource
+
+Serve = Callable[[Sequence[str]], AbstractAsyncContextManager[str]]
+"""Serves the built-in environments and those named while its context is open, and gives the server's URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +130,30 @@ def sampling_params(settings: RunSettings, renderer: ChatRenderer, *, greedy: bo
 
 
 @asynccontextmanager
-async def open_environments(settings: RunSettings, console: RunConsole) -> AsyncIterator[EnvironmentPool]:
-    """Connect to the run's environments; start a server on loopback if none is named."""
+async def open_environments(
+    settings: RunSettings,
+    console: RunConsole,
+    serve: Serve = embedded_server,
+    timeout_s: float = OPERATION_TIMEOUT_S,
+) -> AsyncIterator[EnvironmentPool]:
+    """Connect to the run's environments; start a server on loopback if none is named.
+
+    Args:
+        settings: The run.
+        console: Where such a server's address is said.
+        serve: How it is started.
+        timeout_s: How long one operation of an environment may take.
+    """
     async with AsyncExitStack() as stack:
         url = settings.env_url
         urls = [task.url for task in settings.tasks]
         urls += [panel.url for panel in settings.evaluation.panels.values()]
-        if url is None and None in urls:
-            url = await stack.enter_async_context(embedded_server(allow_expert=True))
+        # Where the tasks of a source of the user's are played is known only once they are drawn.
+        anywhere = None in urls or settings.rollout.task_source is not None
+        if url is None and anywhere:
+            url = await stack.enter_async_context(serve(settings.serve))
             console.say(f"no --env-url: started an embedded environment server on {url}")
-        pool = EnvironmentPool(url, settings.env_token, settings.rollout.encoding)
+        pool = EnvironmentPool(url, settings.env_token, settings.rollout.encoding, timeout_s)
         yield await stack.enter_async_context(pool)
 
 

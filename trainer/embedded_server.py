@@ -5,7 +5,7 @@ import logging
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 _READY = re.compile(r"rollgym serving on (http://\S+)")
@@ -16,21 +16,22 @@ _log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def embedded_server(*, allow_expert: bool) -> AsyncIterator[str]:
+async def embedded_server(environments: Sequence[str]) -> AsyncIterator[str]:
     """Run `roll-serve` on a free loopback port while the context is open, and give its URL.
 
-    It is a process of its own, so its environments never share an interpreter lock with the training.
+    It is a process of its own, so its environments never share an interpreter lock with the training. Clients may ask
+    its environments for expert actions: a warm start does.
 
     Args:
-        allow_expert: Whether clients may ask environments for expert actions (a warm start does).
+        environments: What it serves beside the built-in ones, as `module:Class` or `name=module:Class`.
 
     Raises:
         RuntimeError: If the server does not come up; the message holds what it printed.
     """
     # The server's standard input ends with this process, however it ends: a killed run leaves no server behind.
-    arguments = ["--host", "127.0.0.1", "--port", "0", "--stop-at-end-of-input"]
-    if allow_expert:
-        arguments.append("--allow-expert")
+    arguments = ["--host", "127.0.0.1", "--port", "0", "--stop-at-end-of-input", "--allow-expert"]
+    for named in environments:
+        arguments += ["--env", named]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -70,7 +71,9 @@ async def _wait_until_ready(output: asyncio.StreamReader) -> str:
                     return match.group(1)
     except TimeoutError:
         printed.append(f"not ready within {_START_TIMEOUT_S} s")
-    raise RuntimeError("the embedded environment server did not start:\n" + "\n".join(printed))
+    # What it says of a mistake goes to standard error, which is ours, too.
+    said = "; ".join(printed) or "why, it said above"
+    raise RuntimeError(f"the embedded environment server did not start: {said}")
 
 
 async def _drain(output: asyncio.StreamReader) -> None:

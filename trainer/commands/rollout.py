@@ -1,22 +1,32 @@
 """`roll-train rollout`: episodes without training, one after the other, where a debugger works."""
 
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
+from clients.session import EnvSession
 from trainer.assembly import Players, Policy, model_actor, open_environments, open_players, task_source
+from trainer.commands.own_server import server_in_this_process
 from trainer.commands.policy import trained_policy
+from trainer.commands.recordings import EpisodeWriter, read_recording
+from trainer.config.load import ConfigError
 from trainer.config.run import RunSettings
 from trainer.console import RunConsole
-from trainer.evaluation import build_panels
+from trainer.panels import build_panel
 from trainer.records import Trajectory
 from trainer.rollout.actors import Actor, HumanActor, RandomActor, ScriptedActor
 from trainer.rollout.agent import play_episode
+from trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
 from trainer.seeding import generator
 from trainer.statistics import mean_interval, success_rate
 from trainer.tasks.task import Task
+
+_AT_A_BREAKPOINT_S = 86400.0
+"""How long an operation may take where a person may be looking at the environment's code meanwhile."""
+
+Script = tuple[Task, list[str]]
 
 
 async def rollout(
@@ -29,72 +39,95 @@ async def rollout(
     checkpoint: Path | None,
     output: Path | None,
 ) -> int:
-    """Play episodes one after the other and print them."""
+    """Play episodes one after the other and print them.
+
+    Raises:
+        ConfigError: If what the command line names is not there, or cannot be written.
+    """
+    if panel is not None and panel not in settings.evaluation.panels:
+        names = ", ".join(settings.evaluation.panels) or "none"
+        raise ConfigError(f"no panel '{panel}'; the config has {names}")
+    scripts = read_recording(recorded)[:episodes] if recorded is not None else []
+    policy = trained_policy(settings, checkpoint) if player == "model" else None
     async with AsyncExitStack() as stack:
+        writer = stack.enter_context(EpisodeWriter(output)) if output is not None else None
         console = RunConsole(settings.steps, live=False)
-        pool = await stack.enter_async_context(open_environments(settings, console))
-        scripts = _recorded(recorded) if player == "recorded" else []
-        if scripts:
-            tasks = [task for task, _ in scripts][:episodes]
-        elif panel is not None:
-            if panel not in settings.evaluation.panels:
-                raise ValueError(
-                    f"no panel '{panel}'; the config has {', '.join(settings.evaluation.panels)}"
-                )
-            panels = await build_panels(settings, pool)
-            tasks = list(next(entry for entry in panels if entry.name == panel).tasks)[:episodes]
-        else:
-            source = task_source(settings)
-            tasks = [source.task(index) for index in range(episodes)]
-        model: tuple[Policy, Players] | None = None
-        if player == "model":
-            policy = trained_policy(settings, checkpoint)
+        here = settings.env_url is None
+        pool = await stack.enter_async_context(
+            open_environments(
+                settings,
+                console,
+                server_in_this_process,
+                timeout_s=_AT_A_BREAKPOINT_S if here else OPERATION_TIMEOUT_S,
+            )
+        )
+        tasks = [task for task, _ in scripts] or await _tasks(settings, panel, episodes, pool)
+        model = None
+        if policy is not None:
             model = policy, await stack.enter_async_context(open_players(settings, policy))
+        cast = _Cast(settings, player, scripts, model)
         played: list[Trajectory] = []
         for number, task in enumerate(tasks):
-            if model is not None:
-                model[1].slots.enter()
-            async with pool.session(task) as session:
-                actor: Actor
-                if model is not None:
-                    actor = model_actor(settings, *model, "rollout")
-                elif player == "random":
-                    actor = RandomActor(
-                        generator(settings.seed, "rollout", number), session.action_space.sample
-                    )
-                elif player == "human":
-                    actor = HumanActor()
-                else:
-                    actor = ScriptedActor(scripts[number][1])
-                trajectory = await play_episode(session, task, 0, actor, settings.rollout.max_turns)
-            if model is not None:
-                model[1].slots.leave()
+            trajectory = await cast.play(number, task, pool)
             played.append(trajectory)
+            if writer is not None:
+                writer.write(trajectory)
             _print_episode(console, number, trajectory)
-    if played:
-        console.say(
-            f"{len(played)} episodes: success {success_rate(sum(t.success for t in played), len(played))}, "
-            f"reward {mean_interval([t.total_reward for t in played])}"
-        )
+    console.say(
+        f"{len(played)} episodes: success {success_rate(sum(t.success for t in played), len(played))}, "
+        f"reward {mean_interval([t.total_reward for t in played])}"
+    )
     if output is not None:
-        _write_episodes(output, played)
         console.say(f"episodes: {output}")
     return 0
 
 
-def _recorded(path: Path | None) -> list[tuple[Task, list[str]]]:
-    if path is None:
-        raise ValueError("--policy recorded needs --recorded FILE, for example a run's episodes.jsonl")
-    scripts = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        episode = json.loads(line)
-        scripts.append((Task(**episode["task"]), [turn["reply"] for turn in episode["turns"]]))
-    return scripts
+async def _tasks(
+    settings: RunSettings, panel: str | None, episodes: int, pool: EnvironmentPool
+) -> Sequence[Task]:
+    if panel is not None:
+        chosen = await build_panel(panel, settings.evaluation.panels[panel], pool)
+        return chosen.tasks[:episodes]
+    source = task_source(settings)
+    return [source.task(index) for index in range(episodes)]
 
 
-def _write_episodes(path: Path, played: Sequence[Trajectory]) -> None:
-    lines = [json.dumps(trajectory.as_text(), ensure_ascii=False) + "\n" for trajectory in played]
-    path.write_text("".join(lines), encoding="utf-8")
+@dataclass(frozen=True, slots=True)
+class _Cast:
+    """Whoever plays.
+
+    Attributes:
+        settings: The run.
+        player: Who plays: "model", "random", "human" or "recorded".
+        scripts: What a recorded player says, by episode.
+        model: The policy, where it plays.
+    """
+
+    settings: RunSettings
+    player: str
+    scripts: Sequence[Script]
+    model: tuple[Policy, Players] | None
+
+    async def play(self, number: int, task: Task, pool: EnvironmentPool) -> Trajectory:
+        """Play one episode."""
+        if self.model is not None:
+            self.model[1].slots.enter()
+        async with pool.session(task) as session:
+            actor = self._actor(number, session)
+            trajectory = await play_episode(session, task, 0, actor, self.settings.rollout.max_turns)
+        if self.model is not None:
+            self.model[1].slots.leave()
+        return trajectory
+
+    def _actor(self, number: int, session: EnvSession) -> Actor:
+        if self.model is not None:
+            return model_actor(self.settings, *self.model, "rollout")
+        if self.player == "random":
+            stream = generator(self.settings.seed, "rollout", number)
+            return RandomActor(stream, session.action_space.sample)
+        if self.player == "human":
+            return HumanActor()
+        return ScriptedActor(self.scripts[number][1])
 
 
 def _print_episode(console: RunConsole, number: int, trajectory: Trajectory) -> None:

@@ -1,5 +1,6 @@
 """Every setting of a training run. Each field is read by code; a test proves it."""
 
+import re
 from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
@@ -7,6 +8,12 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 from trainer.algorithms.presets import resolve_preset
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.config.strict import Settings
+
+_SERVED = re.compile(r"([A-Za-z0-9._-]{1,128}=)?[\w.]+:\w+")
+
+
+PLAIN_REPLY = "{action}"
+"""A reply that is the action and nothing else."""
 
 
 class TaskSettings(Settings):
@@ -86,7 +93,7 @@ class WarmStartSettings(Settings):
     epochs: PositiveInt = 4
     batch_rows: PositiveInt = 64
     learning_rate: PositiveFloat = 2e-3
-    reply: str = Field("{action}", description="How the expert's action is written as a reply.")
+    reply: str = Field(PLAIN_REPLY, description="How the expert's action is written as a reply.")
 
     @field_validator("reply")
     @classmethod
@@ -119,7 +126,11 @@ class PanelSettings(Settings):
     distinct: bool = Field(True, description="Keep only tasks whose first state differs from all before it.")
     max_turns: PositiveInt | None = Field(None, description="The rollout's max_turns if absent.")
     url: str | None = None
-    baselines: bool = Field(True, description="Also play the random and the blind baseline, once.")
+    baselines: bool = Field(
+        True,
+        description="Also play the random baseline and the blind one (the best fixed sequence of actions), once. The "
+        "blind one is the expert's on training tasks of this environment; a line says why where there is none.",
+    )
 
 
 class EvaluationSettings(Settings):
@@ -174,6 +185,11 @@ class RunSettings(Settings):
         None, description="Default environment server; absent: one is started on loopback."
     )
     env_token: str | None = Field(None, description="Bearer token for the servers.")
+    serve: list[str] = Field(
+        [],
+        description="Environments that the embedded server adds: module:Class or name=module:Class. Without effect "
+        "where env_url names a server.",
+    )
     tasks: list[TaskSettings] = Field([], description="The environments that the run plays, by weight.")
     model: ModelSettings = ModelSettings()
     prompt: PromptSettings = PromptSettings()
@@ -187,6 +203,14 @@ class RunSettings(Settings):
     evaluation: EvaluationSettings = EvaluationSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     tracking: TrackingSettings = TrackingSettings()
+
+    @field_validator("serve")
+    @classmethod
+    def _served_are_classes(cls, value: list[str]) -> list[str]:
+        for named in value:
+            if not _SERVED.fullmatch(named):
+                raise ValueError(f"'{named}' is not of the form module:Class or name=module:Class")
+        return value
 
     @field_validator("algorithm", mode="before")
     @classmethod
@@ -202,6 +226,11 @@ class RunSettings(Settings):
     def _modes_agree(self) -> Self:
         if not self.tasks and self.rollout.task_source is None:
             raise ValueError("'tasks' is empty: name at least one environment, or a rollout.task_source")
+        if self.rollout.max_new_tokens >= self.model.max_length:
+            raise ValueError(
+                f"model.max_length {self.model.max_length} leaves no room for a prompt beside replies of "
+                f"rollout.max_new_tokens {self.rollout.max_new_tokens}: raise the one or lower the other"
+            )
         if self.deterministic and self.rollout.max_staleness > 0:
             raise ValueError("deterministic: true needs rollout.max_staleness: 0")
         if self.deterministic and self.rollout.extra_members > 0:

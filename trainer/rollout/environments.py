@@ -17,6 +17,8 @@ from clients.protocol.spaces import UnicodeText
 from clients.session import EnvSession
 from trainer.tasks.task import Task
 
+OPERATION_TIMEOUT_S = 600.0
+
 
 class EnvironmentPool:
     """Clients by URL and idle sessions by (URL, environment, kwargs).
@@ -25,14 +27,20 @@ class EnvironmentPool:
         default_url: Server of the tasks that name none.
         token: Bearer token for all servers.
         encoding: "json" or "msgpack".
+        timeout_s: How long one operation may take, with all that clients do to have it answered.
     """
 
     def __init__(
-        self, default_url: str | None, token: str | None, encoding: Literal["json", "msgpack"]
+        self,
+        default_url: str | None,
+        token: str | None,
+        encoding: Literal["json", "msgpack"],
+        timeout_s: float = OPERATION_TIMEOUT_S,
     ) -> None:
         self._default_url = default_url
         self._token = token
         self._encoding = encoding
+        self._timeout_s = timeout_s
         self._clients: dict[str, EnvClient] = {}
         self._idle: defaultdict[str, list[EnvSession]] = defaultdict(list)
         self._closing: set[asyncio.Task[None]] = set()
@@ -58,7 +66,7 @@ class EnvironmentPool:
         if address is None:
             raise ValueError("no environment server: pass --env-url, or set 'url' on every task")
         if address not in self._clients:
-            client = EnvClient(address, token=self._token, encoding=self._encoding)
+            client = EnvClient(address, token=self._token, encoding=self._encoding, timeout_s=self._timeout_s)
             await client.__aenter__()
             self._clients[address] = client
         return self._clients[address]
