@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from clients.protocol.errors import ProblemError
 from clients.protocol.spaces import parse_space
 from trainer.config.run import PanelSettings
 from trainer.panels import Panel
@@ -23,6 +24,10 @@ MakeActor = Callable[[Task], Actor]
 _CONCURRENCY = 256
 _BLIND_CANDIDATES = 8
 _BLIND_TASKS = 200
+
+
+class NoBlindBaselineError(Exception):
+    """There is no fixed sequence of actions to play; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +139,30 @@ async def random_baseline(panel: Panel, pool: EnvironmentPool, max_turns: int, s
 
 async def blind_baseline(
     panel: Panel, train_tasks: Sequence[Task], pool: EnvironmentPool, max_turns: int, template: str
-) -> Score | None:
+) -> Score:
     """Score the best player that never looks: one fixed sequence of replies for every task.
 
     The candidates are the expert's most frequent sequences on training tasks, and the best of them on those training
-    tasks plays the panel. None where the environment has no expert, or its expert is not allowed.
+    tasks plays the panel.
+
+    Raises:
+        NoBlindBaselineError: If there is no such sequence: no training tasks, or no expert to learn it from.
     """
-    client = await pool.client(panel.settings.url)
-    if not (await client.env(panel.settings.env_id)).metadata.get("expert"):
-        return None
+    env_id = panel.settings.env_id
+    if not train_tasks:
+        raise NoBlindBaselineError(f"the run does not train on {env_id}")
     tasks = list(train_tasks)[:_BLIND_TASKS]
-    shown = await play_tasks(with_expert(tasks), lambda _: ExpertActor(template), pool, max_turns)
+    client = await pool.client(tasks[0].url)
+    if not (await client.env(env_id)).metadata.get("expert"):
+        raise NoBlindBaselineError(f"{env_id} has no expert")
+    try:
+        shown = await play_tasks(with_expert(tasks), lambda _: ExpertActor(template), pool, max_turns)
+    except ProblemError as problem:
+        if problem.code != "forbidden":
+            raise
+        raise NoBlindBaselineError(
+            "the server gives no expert actions (roll-serve --allow-expert lets it)"
+        ) from problem
     sequences = Counter(
         tuple(turn.reply for turn in trajectory.turns) for trajectory in shown if trajectory.success
     )
@@ -155,7 +173,7 @@ async def blind_baseline(
         if best is None or rate > best[0]:
             best = (rate, sequence)
     if best is None:
-        return None
+        raise NoBlindBaselineError(f"the expert of {env_id} solves none of {len(tasks)} training tasks")
     return score(await play_tasks(panel.tasks, partial(_scripted, best[1]), pool, max_turns))
 
 

@@ -4,9 +4,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from trainer.assembly import Players, Policy, model_actor, task_source
-from trainer.config.run import RunSettings
+from trainer.config.run import PLAIN_REPLY, RunSettings
 from trainer.console import RunConsole
-from trainer.evaluate import Score, blind_baseline, panel_turns, play_tasks, random_baseline, score
+from trainer.evaluate import (
+    NoBlindBaselineError,
+    Score,
+    blind_baseline,
+    panel_turns,
+    play_tasks,
+    random_baseline,
+    score,
+)
 from trainer.panels import Panel, build_panel
 from trainer.rollout.actors import Actor
 from trainer.rollout.environments import EnvironmentPool
@@ -62,9 +70,10 @@ class Evaluator:
         return scores
 
     async def baselines(self) -> dict[str, Score]:
-        """Play the random and the blind baseline on every panel that asks for them."""
+        """Play the random and the blind baseline on every panel that asks for them; say where there is no blind one."""
         scores: dict[str, Score] = {}
         warm = self.settings.warm_start
+        template = warm.reply if warm is not None else PLAIN_REPLY
         for panel in self.panels:
             if not panel.settings.baselines:
                 continue
@@ -73,10 +82,12 @@ class Evaluator:
                 panel, self.pool, turns, self.settings.seed
             )
             train = _training_tasks(self.settings, panel)
-            if train and warm is not None:
-                blind = await blind_baseline(panel, train, self.pool, turns, warm.reply)
-                if blind is not None:
-                    scores[f"{panel.name}/blind"] = blind
+            try:
+                blind = await blind_baseline(panel, train, self.pool, turns, template)
+            except NoBlindBaselineError as reason:
+                self.console.say(f"baseline  {panel.name}/blind is not played: {reason}")
+            else:
+                scores[f"{panel.name}/blind"] = blind
         await self.pool.shrink()
         return scores
 
@@ -116,8 +127,6 @@ def as_metrics(scores: dict[str, Score]) -> dict[str, float]:
 
 def _training_tasks(settings: RunSettings, panel: Panel) -> list[Task]:
     """Training tasks of the panel's environment, for choosing the blind baseline's script."""
-    if panel.settings.env_id not in {entry.env_id for entry in settings.tasks}:
-        return []
     source = task_source(settings)
     tasks = (source.task(index) for index in range(2**41, 2**41 + 400))
     return [replace(task, options=None) for task in tasks if task.env_id == panel.settings.env_id]

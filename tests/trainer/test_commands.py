@@ -164,6 +164,29 @@ def test_everything_replaceable_is_replaced(run, url, tmp_path):
         assert episode["reward"] == sum(turn["valid"] for turn in episode["turns"])
 
 
+def test_a_task_source_needs_no_tasks_and_no_server(run, tmp_path):
+    config, _, _ = run
+    output = train(
+        *("--config", str(config), f"output_dir={tmp_path}/out", "tasks=[]", "warm_start=null"),
+        "rollout.task_source=tests.support.plugins:LakesOnly",
+        *("evaluation.panels.never_trained.episodes=2", "evaluation.sampled=false"),
+    )
+    assert "started an embedded environment server" in output
+    assert {line["task"]["env_id"] for line in read_lines(tmp_path / "out" / "episodes.jsonl")} == {
+        "FrozenLake-v0"
+    }
+    # It is what the run trains on, and needs no warm start to be shown.
+    assert "baseline  lake/blind  " in output
+
+
+def test_a_server_that_gives_no_expert_actions_costs_the_blind_baseline_only(run):
+    with env_server() as url:
+        output = roll_train("eval", run, url)
+    assert "baseline  lake/random" in output
+    assert "baseline  lake/blind is not played: the server gives no expert actions" in output
+    assert "policy  lake/sampled" in output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
