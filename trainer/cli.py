@@ -2,9 +2,11 @@
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from clients.protocol.errors import ProblemError
 from trainer.checkpoint import CheckpointError
@@ -12,13 +14,33 @@ from trainer.config.load import ConfigError, dump_settings, load_settings
 from trainer.config.run import RunSettings
 
 _PLAYERS = ("model", "random", "human", "recorded")
+_MISTAKES = (
+    ConfigError,
+    CheckpointError,
+    ProblemError,
+    ValueError,
+    ConnectionError,
+    TimeoutError,
+    EOFError,
+    RuntimeError,
+)
+"""What ends a command with a line for the user, who can mend it; anything else is a defect and shows where it is."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
+    # A console script does not look in the current directory, where users keep the modules that a config names.
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
     words = list(sys.argv[1:] if arguments is None else arguments)
     command = words.pop(0) if words and words[0] in ("rollout", "eval") else "train"
     options = _parser(command).parse_intermixed_args(words)
+    if command == "rollout" and (options.recorded is not None) != (options.policy == "recorded"):
+        print(
+            "roll-train: --policy recorded and --recorded FILE belong together, for example a run's episodes.jsonl",
+            file=sys.stderr,
+        )
+        return 2
     overrides = list(options.overrides)
     if options.env_url is not None:
         overrides.append(f"env_url={options.env_url}")
@@ -28,16 +50,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(dump_settings(settings), end="")
             return 0
         return asyncio.run(_run(command, settings, options))
-    except (ConfigError, CheckpointError, ProblemError, ValueError, ConnectionError, RuntimeError) as error:
+    except _MISTAKES as error:
         print(f"roll-train: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("roll-train: interrupted; go on with checkpoint.resume=auto", file=sys.stderr)
+        remedy = "; go on with checkpoint.resume=auto" if command == "train" else ""
+        print(f"roll-train: interrupted{remedy}", file=sys.stderr)
         return 130
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one line each, like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"roll-train: {message} (see {self.prog} --help)\n")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of episodes: give 1 or more")
+    return int(text)
+
+
 def _parser(command: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="roll-train" if command == "train" else f"roll-train {command}",
         description={
             "train": "Train a policy in served environments. Other commands: roll-train rollout, roll-train eval.",
@@ -55,10 +91,12 @@ def _parser(command: str) -> argparse.ArgumentParser:
         )
     if command == "rollout":
         parser.add_argument("--policy", choices=_PLAYERS, default="model", help="who plays")
-        parser.add_argument("--episodes", type=int, default=4, help="how many episodes")
+        parser.add_argument("--episodes", type=_count, default=4, help="how many episodes")
         parser.add_argument("--panel", help="play this panel's tasks instead of training tasks")
-        parser.add_argument("--recorded", type=Path, help="episodes.jsonl to replay (with --policy recorded)")
-        parser.add_argument("--output", type=Path, help="write the episodes here as JSON lines")
+        parser.add_argument("--recorded", type=Path, help="episodes.jsonl that --policy recorded plays again")
+        parser.add_argument(
+            "--output", type=Path, help="write the episodes here as JSON lines, each once it is over"
+        )
     return parser
 
 

@@ -183,12 +183,19 @@ class HumanActor(TextActor):
     """Asks the person at the terminal."""
 
     async def choose(self, view: View) -> str:
-        """Show the observation and read a line."""
+        """Show the observation and read a line.
+
+        Raises:
+            EOFError: Standard input has ended.
+        """
         actions = view.info.get("available_actions")
         hint = f" ({', '.join(map(str, actions))})" if actions else ""
         sys.stdout.write(f"\n{view.text}\nreply{hint}> ")
         sys.stdout.flush()
         line = await asyncio.to_thread(sys.stdin.readline)
         if not line:
-            raise EOFError("no more input")
+            raise EOFError(
+                "standard input has ended, and --policy human reads every reply from it: play in a terminal, or give "
+                "it a line per turn"
+            )
         return line.rstrip("\n")

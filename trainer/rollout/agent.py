@@ -5,6 +5,7 @@ from typing import Any
 
 from clients.protocol.errors import ProblemError
 from clients.session import EnvSession
+from trainer.config.load import ConfigError
 from trainer.records import Outcome, Trajectory, Turn
 from trainer.rollout.actors import Actor, ContextOverflowError, View
 from trainer.rollout.context import observation_messages
@@ -37,6 +38,7 @@ async def play_episode(
     replace it. Reaching `max_turns` truncates the episode.
 
     Raises:
+        ConfigError: If the first prompt leaves no room for a reply: no episode could be played.
         ProblemError: If the server refuses what the run asks for (unknown environment, bad kwargs, wrong token).
     """
     trajectory = Trajectory(task, member, attempt)
@@ -62,7 +64,10 @@ async def play_episode(
         trajectory.metrics = metrics.totals()
     except ContextOverflowError as overflow:
         if not trajectory.turns:
-            raise
+            raise ConfigError(
+                f"{overflow}: raise model.max_length, lower rollout.max_new_tokens, or show less with "
+                "prompt.instruction"
+            ) from overflow
         trajectory.outcome = Outcome.CONTEXT_OVERFLOW
         trajectory.detail = str(overflow)
     except ProblemError as problem:

@@ -1,0 +1,149 @@
+"""What a user gets wrong ends in one line that says what to do, with exit code 2."""
+
+import os
+import sys
+
+import pytest
+
+from trainer.cli import main
+
+LAKE = [
+    "tasks=[{env_id: FrozenLake-v0, kwargs: {size: 4}}]",
+    "rollout.max_turns=2",
+    "rollout.max_new_tokens=3",
+]
+RANDOM = ["rollout", "--policy", "random", "--episodes", "1"]
+RECORDED = ["rollout", "--policy", "recorded", "--recorded"]
+TINY = ["model.hidden_size=32", "model.layers=1", "model.heads=2", "tracking.tensorboard=false"]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+
+
+def complaint(capfd, *words: str) -> str:
+    """Run the command line and return the one line that it ends with."""
+    try:
+        code = main([*words, *LAKE])
+    except SystemExit as end:
+        code = end.code
+    assert code == 2
+    said = capfd.readouterr().err.splitlines()
+    printed = [line for line in said if not line.startswith("roll-serve: no tokens are configured")]
+    assert len(printed) == 1, printed
+    assert printed[0].startswith("roll-train: ")
+    return printed[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot read --recorded played.jsonl: No such file or directory; name a run's episodes.jsonl"),
+        ("", "holds no episodes"),
+        ("{}\n", "line 1 is not an episode: task: Field required; name a run's episodes.jsonl"),
+        ("nothing\n", "line 1 is not an episode: Invalid JSON"),
+        ('{"task": {"index": 0, "env_id": "X", "seed": 0}, "turns": []}\n', "not an episode: turns: "),
+        (
+            '{"task": {"index": 0}, "turns": [{"reply": "Up"}]}\n',
+            "not an episode: task: env_id: Field required",
+        ),
+    ],
+)
+def test_a_recording_that_is_none(capfd, tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "played.jsonl").write_text(content)
+    assert message in complaint(capfd, *RECORDED, "played.jsonl")
+
+
+@pytest.mark.parametrize("words", [["--policy", "recorded"], ["--policy", "random", "--recorded", "x.jsonl"]])
+def test_a_recording_and_its_player_belong_together(capfd, words):
+    assert "--policy recorded and --recorded FILE belong together" in complaint(capfd, "rollout", *words)
+
+
+def test_no_terminal_to_play_in(capfd, monkeypatch):
+    with open(os.devnull) as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        message = complaint(capfd, "rollout", "--policy", "human")
+    assert "standard input has ended" in message
+    assert "play in a terminal" in message
+
+
+def test_an_output_that_cannot_be_written_is_found_before_playing(capfd):
+    assert main([*RANDOM, "--output", "missing/played.jsonl", *LAKE]) == 2
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err == (
+        "roll-train: cannot write --output missing/played.jsonl: No such file or directory; name a file in a "
+        "directory that exists\n"
+    )
+
+
+def test_episodes_before_a_mistake_are_kept(capfd, tmp_path, monkeypatch):
+    (tmp_path / "replies").write_text("Right\nRight\n")
+    with (tmp_path / "replies").open() as two_replies:
+        monkeypatch.setattr(sys, "stdin", two_replies)
+        complaint(capfd, "rollout", "--policy", "human", "--output", "played.jsonl")
+    assert len((tmp_path / "played.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_directory_that_cannot_be_written(capfd, tmp_path):
+    (tmp_path / "file").write_text("")
+    message = complaint(capfd, f"output_dir={tmp_path}/file/out")
+    assert (
+        f"cannot write to output_dir {tmp_path}/file/out: Not a directory; name another output_dir" in message
+    )
+
+
+@pytest.mark.parametrize("count", ["-1", "0", "many"])
+def test_a_number_of_episodes_that_is_none(capfd, count):
+    words = ["rollout", "--policy", "random", "--episodes", count]
+    assert f"'{count}' is no number of episodes: give 1 or more" in complaint(capfd, *words)
+
+
+def test_replies_as_long_as_a_row(capfd):
+    message = complaint(capfd, "model.max_length=3")
+    assert (
+        "model.max_length 3 leaves no room for a prompt beside replies of rollout.max_new_tokens 3" in message
+    )
+
+
+def test_prompts_too_long_for_a_row(capfd):
+    message = complaint(capfd, *TINY, "model.max_length=8")
+    assert "it passes model.max_length 8: raise model.max_length, lower rollout.max_new_tokens" in message
+
+
+def test_a_panel_that_is_not_there(capfd):
+    assert "no panel 'nowhere'; the config has none" in complaint(capfd, *RANDOM, "--panel", "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import sys\n\nprice = 1 / 0\n", "ZeroDivisionError: division by zero ({path}, line 3)"),
+        ("raise SystemExit('not today')\n", "SystemExit: not today ({path}, line 1)"),
+        ("def unfinished(:\n", "SyntaxError: invalid syntax ({path}, line 1)"),
+        ("import no_such_module\n", "No module named 'no_such_module'"),
+    ],
+)
+@pytest.mark.parametrize("key", ["rollout.task_source=broken_{case}:thing", "serve=[broken_{case}:Thing]"])
+def test_a_module_that_cannot_be_imported(capfd, tmp_path, code, reason, key):
+    case = tmp_path.name  # a module is imported once in a process, whatever it was called for
+    path = tmp_path / f"broken_{case}.py"
+    path.write_text(code)
+    message = complaint(capfd, *RANDOM, key.format(case=case))
+    assert f"cannot import 'broken_{case}'" in message
+    assert message.endswith(reason.format(path=path))
+
+
+def test_an_environment_that_cannot_be_made(capfd, tmp_path):
+    (tmp_path / "demanding.py").write_text(
+        "import gymnasium\n\n\nclass Demanding(gymnasium.Env):\n    def __init__(self, board):\n        ...\n"
+    )
+    message = complaint(capfd, *RANDOM, "serve=[demanding:Demanding]")
+    assert "Demanding cannot be made without kwargs" in message
+
+
+def test_a_served_environment_is_a_class(capfd):
+    assert "serve: 'game' is not of the form module:Class" in complaint(capfd, "serve=[game]")
