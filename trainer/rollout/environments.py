@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-import json
-from collections import defaultdict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -20,8 +19,53 @@ from trainer.tasks.task import Task
 OPERATION_TIMEOUT_S = 600.0
 
 
+class _Server:
+    """One server: how many sessions it allows, which of ours are idle, and who waits for one.
+
+    Attributes:
+        client: The connection.
+        places: How many sessions may still be made.
+        idle: Idle sessions by key, the key that was used last at the end.
+        waiting: Who waits, in order: a key, and a future that gets an idle session of it, or None for a place.
+    """
+
+    def __init__(self, client: EnvClient, limit: int) -> None:
+        self.client = client
+        self.places = limit
+        self.idle: OrderedDict[str, list[EnvSession]] = OrderedDict()
+        self.waiting: deque[tuple[str, asyncio.Future[EnvSession | None]]] = deque()
+
+    def take_idle(self, key: str | None = None) -> EnvSession | None:
+        """Take an idle session of a key, or one of the key that was not used for longest."""
+        if key is None:
+            key = next(iter(self.idle), "")
+        sessions = self.idle.get(key)
+        if sessions is None:
+            return None
+        session = sessions.pop()
+        if not sessions:
+            del self.idle[key]
+        return session
+
+    def keep(self, key: str, session: EnvSession) -> None:
+        """Keep a session for whoever wants one of its key next."""
+        self.idle.setdefault(key, []).append(session)
+        self.idle.move_to_end(key)
+
+    def next_waiting(self, key: str | None = None) -> asyncio.Future[EnvSession | None] | None:
+        """Take who waits for longest (for a key, if given)."""
+        for position, (wanted, future) in enumerate(self.waiting):
+            if key in (None, wanted) and not future.cancelled():
+                del self.waiting[position]
+                return future
+        return None
+
+
 class EnvironmentPool:
     """Clients by URL and idle sessions by (URL, environment, kwargs).
+
+    A server allows a token so many sessions. Where that is not enough for all that are wanted at one time, idle ones
+    of other environments are closed, and episodes wait for their turn.
 
     Args:
         default_url: Server of the tasks that name none.
@@ -41,8 +85,8 @@ class EnvironmentPool:
         self._token = token
         self._encoding = encoding
         self._timeout_s = timeout_s
-        self._clients: dict[str, EnvClient] = {}
-        self._idle: defaultdict[str, list[EnvSession]] = defaultdict(list)
+        self._servers: dict[str, _Server] = {}
+        self._connecting = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -55,62 +99,124 @@ class EnvironmentPool:
         if kind is None:
             # After an error the server may be gone; its idle time-out then does what we cannot.
             await self.shrink()
-        for client in self._clients.values():
-            await client.close()
-        self._clients.clear()
-        self._idle.clear()
+        for server in self._servers.values():
+            await server.client.close()
+        self._servers.clear()
 
     async def client(self, url: str | None) -> EnvClient:
         """Return the client for `url`, connected."""
+        return (await self._server(url)).client
+
+    async def _server(self, url: str | None) -> _Server:
         address = url or self._default_url
         if address is None:
             raise ValueError("no environment server: pass --env-url, or set 'url' on every task")
-        if address not in self._clients:
-            client = EnvClient(address, token=self._token, encoding=self._encoding, timeout_s=self._timeout_s)
-            await client.__aenter__()
-            self._clients[address] = client
-        return self._clients[address]
+        if address not in self._servers:
+            async with self._connecting:
+                if address not in self._servers:
+                    self._servers[address] = await self._connect(address)
+        return self._servers[address]
+
+    async def _connect(self, address: str) -> _Server:
+        client = EnvClient(address, token=self._token, encoding=self._encoding, timeout_s=self._timeout_s)
+        await client.__aenter__()
+        limits = (await client.info()).limits
+        return _Server(client, min(limits["max_sessions"], limits["max_sessions_per_token"]))
 
     @asynccontextmanager
     async def session(self, task: Task) -> AsyncIterator[EnvSession]:
         """Lend a session that can play `task`; a session whose episode failed is not used again."""
-        idle = self._idle[task.session_key]
-        session = idle.pop() if idle else await self._make(task)
+        server = await self._server(task.url)
+        session = await self._take(server, task)
         healthy = False
         try:
             yield session
             healthy = True
         finally:
             if healthy:
-                idle.append(session)
+                self._give_back(server, task.session_key, session)
             else:
-                self._abandon(session)
+                self._abandon(server, session)
 
     async def shrink(self) -> None:
         """Close all idle sessions, for example after an evaluation that needed many."""
-        for key, sessions in self._idle.items():
+        for server in self._servers.values():
+            sessions = [session for each in server.idle.values() for session in each]
             if sessions:
-                client = await self.client(json.loads(key)[0])
-                await client.close_sessions(sessions)
-                sessions.clear()
+                server.idle.clear()
+                await server.client.close_sessions(sessions)
+                for _ in sessions:
+                    _free(server)
 
-    def _abandon(self, session: EnvSession) -> None:
+    async def _take(self, server: _Server, task: Task) -> EnvSession:
+        """Take an idle session, or make one as soon as there is a place for it."""
+        key = task.session_key
+        session = server.take_idle(key)
+        if session is None and server.places > 0:
+            server.places -= 1
+        elif session is None:
+            future: asyncio.Future[EnvSession | None] = asyncio.get_running_loop().create_future()
+            server.waiting.append((key, future))
+            unused = server.take_idle()
+            if unused is not None:
+                self._abandon(server, unused)
+            try:
+                session = await future
+            except asyncio.CancelledError:
+                if future.cancelled():
+                    server.waiting.remove((key, future))
+                else:
+                    self._pass_on(server, key, future.result())
+                raise
+        return session or await self._make(server, task)
+
+    def _give_back(self, server: _Server, key: str, session: EnvSession) -> None:
+        """Hand a session to who waits for one like it; close it where others wait for a place; else keep it."""
+        future = server.next_waiting(key)
+        if future is not None:
+            future.set_result(session)
+        elif server.waiting:
+            self._abandon(server, session)
+        else:
+            server.keep(key, session)
+
+    def _pass_on(self, server: _Server, key: str, session: EnvSession | None) -> None:
+        """Give on what came for an episode that was cancelled at that moment."""
+        if session is None:
+            _free(server)
+        else:
+            self._give_back(server, key, session)
+
+    def _abandon(self, server: _Server, session: EnvSession) -> None:
         """Close a session in the background: its operation may hang, and its episode may be cancelled by now."""
-        task = asyncio.get_running_loop().create_task(_close_quietly(session))
+        task = asyncio.get_running_loop().create_task(_close_quietly(server, session))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    async def _make(self, task: Task) -> EnvSession:
-        client = await self.client(task.url)
-        session = await client.make(task.env_id, dict(task.kwargs))
+    async def _make(self, server: _Server, task: Task) -> EnvSession:
+        try:
+            session = await server.client.make(task.env_id, dict(task.kwargs))
+        except BaseException:
+            _free(server)
+            raise
         _require_text(task.env_id, session.action_space)
         return session
 
 
-async def _close_quietly(session: EnvSession) -> None:
+async def _close_quietly(server: _Server, session: EnvSession) -> None:
     # A session that cannot be closed is gone, or its server is; either way the server's idle time-out has it.
     with contextlib.suppress(ProblemError, ConnectionError, TimeoutError):
         await session.close()
+    _free(server)
+
+
+def _free(server: _Server) -> None:
+    """Note that a session is no more: who waits may make one."""
+    future = server.next_waiting()
+    if future is None:
+        server.places += 1
+    else:
+        future.set_result(None)
 
 
 def _require_text(env_id: str, space: Space[object]) -> None:

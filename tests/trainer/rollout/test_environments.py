@@ -1,0 +1,95 @@
+"""Sessions that are lent, used again, and shared out where a server allows fewer than are wanted."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from tests.support.processes import env_server
+from trainer.rollout.environments import EnvironmentPool
+from trainer.tasks.task import Task
+
+LIMIT = 6
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with env_server("--max-sessions-per-token", str(LIMIT)) as address:
+        yield address
+
+
+@pytest.fixture
+async def pool(url: str) -> AsyncIterator[EnvironmentPool]:
+    async with EnvironmentPool(url, None, "json", timeout_s=20) as environments:
+        yield environments
+
+
+def task(size: int) -> Task:
+    return Task(0, "FrozenLake-v0", seed=1, kwargs={"size": size})
+
+
+async def play(pool: EnvironmentPool, size: int) -> str:
+    async with pool.session(task(size)) as session:
+        observation, _ = await session.reset(seed=1)
+        await session.step("Right")
+        assert len(observation.split("\n")) == size
+        return session.session_id
+
+
+async def sessions(pool: EnvironmentPool) -> int:
+    return (await (await pool.client(None)).info()).capacity.sessions
+
+
+async def test_a_session_is_used_again_for_the_same_environment(pool: EnvironmentPool) -> None:
+    first = await play(pool, 3)
+    assert await play(pool, 3) == first
+    assert await play(pool, 4) != first
+    assert await play(pool, 3) == first
+
+
+async def test_more_episodes_than_the_server_allows_take_their_turns(
+    pool: EnvironmentPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with asyncio.timeout(60):
+        for _ in range(2):
+            await asyncio.gather(*(play(pool, 3 + number % 4) for number in range(10 * LIMIT)))
+    assert await sessions(pool) <= LIMIT
+    assert "at_capacity" not in caplog.text, "the pool knows the limit and never runs into it"
+
+
+async def test_idle_sessions_make_room_for_other_environments(pool: EnvironmentPool) -> None:
+    await asyncio.gather(*(play(pool, 3) for _ in range(LIMIT)))
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(play(pool, 5) for _ in range(LIMIT)))
+
+
+async def test_an_episode_that_is_cancelled_while_it_waits_costs_no_place(pool: EnvironmentPool) -> None:
+    release = asyncio.Event()
+
+    async def hold() -> None:
+        async with pool.session(task(3)):
+            await release.wait()
+
+    holding = [asyncio.create_task(hold()) for _ in range(LIMIT)]
+    waiting = [asyncio.create_task(play(pool, 3 + number % 2)) for number in range(4)]
+    async with asyncio.timeout(20):
+        while await sessions(pool) < LIMIT:
+            await asyncio.sleep(0.02)
+        for each in waiting[:3]:
+            each.cancel()
+        await asyncio.gather(*waiting[:3], return_exceptions=True)
+        release.set()
+        await asyncio.gather(*holding, waiting[3])
+        await asyncio.gather(*(play(pool, 4) for _ in range(2 * LIMIT)))
+
+
+async def test_sessions_that_failed_and_idle_ones_are_closed(pool: EnvironmentPool) -> None:
+    with pytest.raises(RuntimeError, match="oops"):
+        async with pool.session(task(3)):
+            raise RuntimeError("oops")
+    await asyncio.gather(*(play(pool, 3) for _ in range(3)))
+    await pool.shrink()
+    async with asyncio.timeout(10):
+        while await sessions(pool) > 0:
+            await asyncio.sleep(0.02)
+    assert await play(pool, 3)
