@@ -102,7 +102,7 @@ class App:
         caller = self._tokens.from_headers(request.headers)
         if caller is None:
             raise ProblemError("unauthorized", "this server needs a token")
-        caller.require("play")
+        caller.require(call.role)
         binary = wants_binary(request)
         fields = await read_fields(request, self._limit)
         if call.request is None and fields:

@@ -13,7 +13,11 @@ from clients.protocol.messages import (
     EnvsReply,
     ForkReply,
     ForkRequest,
+    HeartbeatReply,
+    HeartbeatRequest,
     MakeRequest,
+    RegisterReply,
+    RegisterRequest,
     RenderReply,
     RenderRequest,
     ResetReply,
@@ -28,6 +32,7 @@ from clients.protocol.messages import (
     VerifyReply,
     VerifyRequest,
 )
+from env_server.auth import Role
 from env_server.information import EnvsQuery, SessionsQuery
 
 
@@ -52,6 +57,7 @@ class Call:
         query: The model of the query, if it has one.
         replies: The models of the answer.
         empty: Whether a good answer has no body.
+        role: The role that it needs where tokens are set.
     """
 
     method: str
@@ -63,6 +69,7 @@ class Call:
     query: type[BaseModel] | None = None
     replies: tuple[type[BaseModel], ...] = field(default=())
     empty: bool = False
+    role: Role = "play"
 
     def pattern(self) -> re.Pattern[str]:
         """The path as a regular expression."""
@@ -128,5 +135,25 @@ CALLS = (
     ),
     Call("GET", "/v1/envs", "envs", "The environments", query=EnvsQuery, replies=(EnvsReply,)),
     Call("GET", "/v1/envs/{env_id}", "envs", "One environment", replies=(EnvInfo,)),
+    Call(
+        *("POST", "/v1/envs", "register", "Add an environment of another server", 201),
+        request=RegisterRequest,
+        replies=(RegisterReply,),
+        role="register",
+    ),
+    Call(
+        "POST",
+        "/v1/registrations/{registration_id}/heartbeat",
+        "heartbeat",
+        "Say that a registered server is there",
+        request=HeartbeatRequest,
+        replies=(HeartbeatReply,),
+        role="register",
+    ),
+    Call(
+        *("DELETE", "/v1/registrations/{registration_id}", "unregister", "End a registration", 204),
+        empty=True,
+        role="register",
+    ),
     Call("GET", "/v1/info", "info", "The server, its limits and capacity", replies=(ServerInfo,)),
 )

@@ -3,7 +3,7 @@
 import difflib
 import importlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,8 @@ _NEAR_NAMES = 3
 class CatalogEntry:
     """One environment that the server offers.
 
-    The spaces are those of the environment as it is made without kwargs; they are known once it was probed.
+    The spaces are those of the environment as it is made without kwargs; they are known once it was probed. What other
+    servers have registered says how many replicas there are at present.
     """
 
     env_id: str
@@ -42,6 +43,7 @@ class CatalogEntry:
     metadata: dict[str, Any]
     max_episode_steps: int | None
     deterministic: bool
+    replicas: Callable[[], int] | None = None
     action_space: Space[Any] = field(default_factory=UnicodeText)
     observation_space: Space[Any] = field(default_factory=UnicodeText)
     read_action: ActionReader = field(init=False)
@@ -81,7 +83,7 @@ class CatalogEntry:
             "env_id": self.env_id,
             "version": self.version,
             "kind": "stateless" if self.stateless else "episodic",
-            "origin": "local",
+            "origin": "local" if self.replicas is None else "registered",
             "isolation": self.isolation,
             "description": str(self.metadata.get("description", "")),
             "action_space": describe_space(self.action_space),
@@ -90,7 +92,7 @@ class CatalogEntry:
             "max_episode_steps": self.max_episode_steps,
             "deterministic": self.deterministic,
             "forkable": self.forkable,
-            "replicas": 1,
+            "replicas": 1 if self.replicas is None else self.replicas(),
             "metadata": _plain(self.metadata),
         }
 
@@ -132,7 +134,7 @@ class Catalog:
         return cls(entries)
 
     def __iter__(self) -> Iterator[CatalogEntry]:
-        return iter(self._entries.values())
+        return iter(list(self._entries.values()))
 
     def get(self, env_id: str) -> CatalogEntry:
         """The entry of an environment.
@@ -146,6 +148,14 @@ class Catalog:
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise ProblemError("unknown_env", f"there is no environment {env_id!r}{hint}", suggestions=near)
         return entry
+
+    def put(self, entry: CatalogEntry) -> None:
+        """Offer an environment from now on."""
+        self._entries[entry.env_id] = entry
+
+    def remove(self, env_id: str) -> None:
+        """Offer an environment no more."""
+        del self._entries[env_id]
 
     def find(self, env_id: str) -> CatalogEntry | None:
         """The entry of an environment, or None."""

@@ -73,7 +73,7 @@ class Information:
             "name": "rollgym",
             "version": self._version,
             "protocol": 1,
-            "role": "server",
+            "role": "gateway" if self._settings.gateway else "server",
             "processes": self._seat.processes,
             "process": self._seat.index,
             "limits": {name: getattr(self._settings, name) for name in _LIMITS},

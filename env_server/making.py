@@ -26,9 +26,9 @@ from env_server.resetting import Resetting
 from env_server.running import Runner
 from env_server.session import ResetRecord, Session
 from env_server.sessions import Sessions, session_gone
-from env_server.settings import Isolation, Settings
+from env_server.settings import Settings
 from env_server.validation import invalid, validate
-from env_server.workers.base import EnvironmentRaised, OperationTimeout, Worker, WorkerLost
+from env_server.workers.base import EnvironmentRaised, OperationTimeout, ServerLost, Worker, WorkerLost
 
 # A large make lets others be served after so long.
 _YIELD_EVERY_S = 0.005
@@ -47,7 +47,7 @@ class Making:
         sessions: Where new sessions go.
         runner: Rebuilds environments.
         resetting: Resets new sessions where the request asks for it.
-        workers: Gives the worker of an isolation.
+        workers: Gives the worker of an environment.
         journal_file: Where sessions are written down, if anywhere.
     """
 
@@ -58,7 +58,7 @@ class Making:
         sessions: Sessions,
         runner: Runner,
         resetting: Resetting,
-        workers: Callable[[Isolation], Worker],
+        workers: Callable[[CatalogEntry], Worker],
         journal_file: JournalFile | None,
     ) -> None:
         self._settings = settings
@@ -246,7 +246,7 @@ class Making:
                 owner=caller.name,
                 row=caller.row,
                 kwargs=kwargs,
-                worker=self._workers(entry.isolation),
+                worker=self._workers(entry),
                 journal=Journal(entry.env_id, entry.version, kwargs),
                 idle_timeout_s=idle_timeout_s,
                 now=now,
@@ -304,6 +304,8 @@ class Making:
             raise environment_error(error) from error
         except OperationTimeout as error:
             raise ProblemError("step_timeout", f"{session.entry.env_id} was not ready in time") from error
+        except ServerLost as error:
+            raise ProblemError("upstream_error", str(error)) from error
         except WorkerLost as error:
             raise worker_died(session.entry.env_id) from error
         except ReplayDiverged as error:

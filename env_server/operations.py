@@ -9,6 +9,7 @@ from clients.protocol.messages import CloseRequest
 from env_server.claims import Claims
 from env_server.context import Context
 from env_server.fields import own_fields, refuse_fields
+from env_server.gateway.registering import Registering
 from env_server.information import Information
 from env_server.lifecycle import Lifecycle
 from env_server.making import Making
@@ -54,6 +55,7 @@ class Operations:
         rendering: Rendering,
         making: Making,
         verifying: Verifying,
+        registering: Registering,
         information: Information,
         neighbours: Neighbours,
         claims: Claims,
@@ -87,6 +89,9 @@ class Operations:
             "info": information.server,
             "sessions": information.sessions,
             "ping": _ping,
+            "register": registering.register,
+            "heartbeat": registering.heartbeat,
+            "unregister": registering.unregister,
         }
 
     def call(self, context: Context, op: str, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:

@@ -9,7 +9,6 @@ from env_server.catalog import Catalog, CatalogEntry
 from env_server.journal_file import JournaledSession, JournalFile
 from env_server.session import EndReason, Session
 from env_server.sessions import Sessions
-from env_server.settings import Isolation
 from env_server.workers.base import Worker
 
 _log = logging.getLogger(__name__)
@@ -20,7 +19,7 @@ def revive(
     catalog: Catalog,
     tokens: Tokens,
     sessions: Sessions,
-    workers: Callable[[Isolation], Worker],
+    workers: Callable[[CatalogEntry], Worker],
 ) -> None:
     """Take in the sessions of a journal file; those that cannot go on are remembered as gone."""
     for session_id, owner, reason in journal_file.ended:
@@ -34,7 +33,7 @@ def revive(
             sessions.bury(journaled.session_id, journaled.owner, loss or "lost")
             journal_file.closed(journaled.session_id, loss or "lost")
             continue
-        session = _session(journaled, entry, caller, workers(entry.isolation))
+        session = _session(journaled, entry, caller, workers(entry))
         sessions.readmit(session, caller)
         if session.lingers:
             # The sockets that used it died with the process.

@@ -13,7 +13,7 @@ from env_server.recovery import ReplayDiverged, rebuild
 from env_server.session import ResetRecord, Running, Session, StepRecord
 from env_server.sessions import Sessions, session_gone
 from env_server.settings import Settings
-from env_server.workers.base import EnvironmentRaised, OperationTimeout, StepOutcome, WorkerLost
+from env_server.workers.base import EnvironmentRaised, OperationTimeout, ServerLost, StepOutcome, WorkerLost
 
 _TRIES = 2
 _Result = TypeVar("_Result")
@@ -187,6 +187,8 @@ class Runner:
         if isinstance(error, EnvironmentRaised):
             return environment_error(error)
         session.attached = False
+        if isinstance(error, ServerLost):
+            return ProblemError("upstream_error", str(error))
         if isinstance(error, WorkerLost):
             return worker_died(session.entry.env_id)
         if isinstance(error, OperationTimeout):

@@ -14,6 +14,9 @@ from env_server.claims import Claims
 from env_server.configuration import ConfigurationError
 from env_server.context import Context
 from env_server.forwarding import Forwarder
+from env_server.gateway.registering import Registering, catalog_entry
+from env_server.gateway.registry import Registration, Registry
+from env_server.gateway.worker import RemoteWorker
 from env_server.information import Information
 from env_server.journal_file import JournalError, JournalFile
 from env_server.lifecycle import Lifecycle, Phase
@@ -33,7 +36,7 @@ from env_server.sessions import Sessions
 from env_server.settings import Isolation, Settings
 from env_server.stepping import Stepping
 from env_server.verifying import Verifying
-from env_server.workers.base import EnvironmentRaised, OperationTimeout, WorkerLost
+from env_server.workers.base import EnvironmentRaised, OperationTimeout, Worker, WorkerLost
 from env_server.workplaces import Workplaces
 
 
@@ -56,7 +59,9 @@ class Services:
         self.lifecycle = Lifecycle()
         self.metrics = Metrics()
         self._catalog = catalog
-        self._workplaces = Workplaces(settings)
+        registry = Registry(self._appeared, catalog.remove)
+        self._registry = registry
+        self._workplaces = Workplaces(settings, RemoteWorker(registry))
         self._census = Census(seat, tokens.count)
         self._claims = Claims(seat)
         self._journal_file = _journal_file(seat)
@@ -73,7 +78,7 @@ class Services:
             self._sessions,
             self._runner,
             resetting,
-            self._workplaces.get,
+            self._workplaces.of,
             self._journal_file,
         )
         self.operations = Operations(
@@ -83,7 +88,8 @@ class Services:
             stepping=Stepping(self.metrics, self._runner, resetting, self._journal_file),
             rendering=Rendering(self._runner),
             making=self._making,
-            verifying=Verifying(settings, catalog, self.metrics, self._workplaces.get),
+            verifying=Verifying(settings, catalog, self.metrics, self._verifier),
+            registering=Registering(settings, catalog, registry),
             information=Information(settings, seat, catalog, self._sessions, self._neighbours),
             neighbours=self._neighbours,
             claims=self._claims,
@@ -92,6 +98,16 @@ class Services:
         )
         self._answering: set[asyncio.Task[Any]] = set()
         self.metrics.watch_sessions(self._count_sessions, settings.max_sessions)
+
+    def _verifier(self, entry: CatalogEntry) -> Worker:
+        return (
+            self._workplaces.of(entry)
+            if entry.source.kind == "registered"
+            else self._workplaces.get("process")
+        )
+
+    def _appeared(self, registration: Registration) -> None:
+        self._catalog.put(catalog_entry(registration, self._registry, self.settings))
 
     async def start(self) -> None:
         """Start the workers and look at every environment once.
@@ -105,7 +121,7 @@ class Services:
         await self._workplaces.start(sorted(needed))
         await asyncio.gather(*(self._probe(entry) for entry in self._catalog))
         if self._journal_file is not None:
-            revive(self._journal_file, self._catalog, self.tokens, self._sessions, self._workplaces.get)
+            revive(self._journal_file, self._catalog, self.tokens, self._sessions, self._workplaces.of)
             self._making.recall()
         if self._forwarder is not None:
             await self._forwarder.start(self._answer_neighbour, self._neighbour_lost)

@@ -53,6 +53,13 @@ class Settings(BaseModel):
     )
     allow_expert: bool = Field(False, description="Let clients ask environments for expert actions.")
 
+    gateway: bool = Field(False, description="Take registrations of environments that other servers have.")
+    allow_network: tuple[str, ...] = Field(
+        (),
+        description="Networks that registered servers may be in beside public ones: `loopback`, `private`, or one "
+        "such as `10.1.0.0/16` (repeatable).",
+    )
+
     token_file: Path | None = Field(None, description="YAML file of tokens (hashes) and their roles.")
     rate_limit: float | None = Field(
         None,

@@ -12,9 +12,9 @@ from env_server.failures import environment_error
 from env_server.fields import own_fields
 from env_server.metrics import Metrics
 from env_server.replies import Reply
-from env_server.settings import Isolation, Settings
+from env_server.settings import Settings
 from env_server.validation import invalid, validate
-from env_server.workers.base import EnvironmentRaised, OperationTimeout, Worker, WorkerLost
+from env_server.workers.base import EnvironmentRaised, OperationTimeout, ServerLost, Worker, WorkerLost
 
 _OUTCOMES = frozenset({"correct", "wrong", "partial", "unparsable", "timeout", "error"})
 
@@ -26,11 +26,11 @@ class Verifying:
         settings: Limits and time-outs.
         catalog: The verifiers.
         metrics: Where verdicts are counted.
-        worker: The process worker: a scoring that hangs costs one child process, which is replaced.
+        worker: Gives the worker of a verifier: a scoring that hangs costs one child process, which is replaced.
     """
 
     def __init__(
-        self, settings: Settings, catalog: Catalog, metrics: Metrics, worker: Callable[[Isolation], Worker]
+        self, settings: Settings, catalog: Catalog, metrics: Metrics, worker: Callable[[CatalogEntry], Worker]
     ) -> None:
         self._settings = settings
         self._catalog = catalog
@@ -66,11 +66,14 @@ class Verifying:
         if not items:
             return {"results": []}
         try:
-            verdicts = await self._worker("process").verify(entry.source, items, timeout=timeout)
+            worker = self._worker(entry)
+            verdicts = await worker.verify(entry.source, items, timeout=timeout)
         except EnvironmentRaised as error:
             raise environment_error(error) from error
         except OperationTimeout as error:
             raise ProblemError("step_timeout", "the items were not scored in time") from error
+        except ServerLost as error:
+            raise ProblemError("upstream_error", str(error)) from error
         except WorkerLost as error:
             raise ProblemError(
                 "env_error", "the verifier died", error_class="WorkerLost", message="the verifier died"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from env_server.catalog import CatalogEntry
 from env_server.settings import Isolation, Settings
 from env_server.workers.base import Worker
 from env_server.workers.inline import InlineWorker
@@ -14,9 +15,11 @@ class Workplaces:
 
     Args:
         settings: How many threads and child processes there are.
+        remote: Runs what other servers have registered.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, remote: Worker) -> None:
+        self._remote = remote
         self._workers: dict[Isolation, Worker] = {
             "inline": InlineWorker(),
             "thread": ThreadWorker(settings.threads),
@@ -27,6 +30,10 @@ class Workplaces:
     def get(self, isolation: Isolation) -> Worker:
         """The worker of an isolation."""
         return self._workers[isolation]
+
+    def of(self, entry: CatalogEntry) -> Worker:
+        """The worker that runs an environment."""
+        return self._remote if entry.source.kind == "registered" else self._workers[entry.isolation]
 
     async def start(self, isolations: Iterable[Isolation]) -> None:
         """Start the workers that are needed."""
@@ -40,3 +47,4 @@ class Workplaces:
         for worker in self._started:
             await worker.shutdown()
         self._started.clear()
+        await self._remote.shutdown()

@@ -17,6 +17,7 @@ RequestId = Annotated[str, Field(min_length=1, max_length=128)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1024, strict=True)]
 Index = Annotated[int, Field(ge=0, strict=True)]
+UpstreamProtocol = Literal["rollgym", "openenv", "gem", "http"]
 
 
 class Request(BaseModel):
@@ -98,6 +99,43 @@ class VerifyRequest(Request):
 
     items: list[dict[str, Any]]
     timeout_s: Seconds | None = None
+
+
+class RegisterRequest(Request):
+    """Add an environment of another server to a gateway's catalog."""
+
+    env_id: Identifier = Field(description="What it is called at the gateway.")
+    url: str = Field(min_length=1, max_length=2048, description="Base URL of the server that has it.")
+    protocol: UpstreamProtocol = Field(description="What that server speaks.")
+    upstream_env_id: Identifier | None = Field(
+        default=None, description="What it is called there; `env_id` if absent."
+    )
+    token: str | None = Field(default=None, max_length=4096, description="Bearer token for that server.")
+    weight: Seconds = Field(default=1.0, description="Share of new sessions, relative to other replicas.")
+    ttl_s: Seconds | None = Field(
+        default=None, description="How long it lives past its last heartbeat; 60 if absent."
+    )
+    description: str | None = Field(default=None, max_length=4096)
+
+
+class HeartbeatRequest(Request):
+    """Say that a registered server is still there."""
+
+    load: float | None = Field(default=None, ge=0, allow_inf_nan=False, description="0 is idle, 1 is full.")
+
+
+class RegisterReply(Reply):
+    """A registration, and until when it lives without a heartbeat: seconds since 1970."""
+
+    registration_id: str
+    env_id: str
+    expires_at: float
+
+
+class HeartbeatReply(Reply):
+    """Until when a registration lives now: seconds since 1970."""
+
+    expires_at: float
 
 
 class ResetReply(Reply):

@@ -21,13 +21,13 @@ class EnvSource:
     """How an environment is built, wherever that is done.
 
     Attributes:
-        kind: Whether `target` is `module:Class` or a Gymnasium id.
+        kind: Whether `target` is `module:Class`, a Gymnasium id, or an environment that other servers have.
         target: What to build.
         operator_kwargs: Kwargs that the operator set; they win over a client's.
         pinned_thread: Whether all calls of one environment must come from one thread.
     """
 
-    kind: Literal["class", "gymnasium"]
+    kind: Literal["class", "gymnasium", "registered"]
     target: str
     operator_kwargs: Mapping[str, Any] = field(default_factory=dict)
     pinned_thread: bool = False
@@ -86,6 +86,10 @@ class WorkerLost(Exception):  # noqa: N818 - the name says what happened
     def __init__(self, message: str, *, at_fault: bool = False) -> None:
         super().__init__(message)
         self.at_fault = at_fault
+
+
+class ServerLost(WorkerLost):
+    """A registered server failed, or none is there."""
 
 
 class OperationTimeout(Exception):  # noqa: N818 - the name says what happened

@@ -1,0 +1,1 @@
+"""A gateway: a server whose environments are on other servers, which registered over HTTP."""

@@ -1,0 +1,155 @@
+"""The protocol `http`: the smallest contract, for servers in any language.
+
+`POST {url}/reset {session_id, seed, options, kwargs} -> {observation, info}`,
+`POST {url}/step {session_id, action} -> {observation, reward, terminated, truncated, info}`,
+`POST {url}/close {session_id}`; optional `GET {url}/spec -> EnvInfo fields`; with `kind: "stateless"`,
+`POST {url}/verify {items} -> {results}`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gymnasium import Space
+
+from clients.protocol.arrays import DecodeError
+from clients.protocol.values import decode_value, encode_value
+from env_server.gateway.http_client import TargetClient, detail_of
+from env_server.gateway.spec import read_spec
+from env_server.gateway.targets import Target
+from env_server.gateway.upstream import EnvironmentSpec, Upstream, UpstreamError
+from env_server.workers.base import EnvironmentRaised, Spaces, StepOutcome, Verdict
+
+_SPEC_TIMEOUT_S = 20.0
+_CLOSE_TIMEOUT_S = 10.0
+_NO_SUCH_CALL = frozenset({404, 405, 501})
+
+
+class HttpUpstream(Upstream):
+    """An environment behind three calls.
+
+    Args:
+        target: Where it is.
+        token: Bearer token.
+        max_reply_bytes: Larger replies are refused.
+    """
+
+    def __init__(self, target: Target, token: str | None, max_reply_bytes: int) -> None:
+        self._client = TargetClient(target, token, max_reply_bytes)
+        self._spec = EnvironmentSpec()
+        self._kwargs: dict[str, Mapping[str, Any]] = {}
+
+    async def spec(self) -> EnvironmentSpec:
+        """What `GET /spec` says; a server without it has text in and text out."""
+        status, reply = await self._client.call("GET", "/spec", timeout=_SPEC_TIMEOUT_S)
+        if status not in _NO_SUCH_CALL:
+            self._spec = read_spec(_answer("GET /spec", status, reply))
+        return self._spec
+
+    async def make(self, key: str, kwargs: Mapping[str, Any], *, timeout: float | None) -> Spaces:
+        """Note the kwargs: they go with each reset."""
+        self._kwargs[key] = dict(kwargs)
+        return self._spec.action_space, self._spec.observation_space
+
+    async def reset(
+        self, key: str, seed: int | None, options: dict[str, Any] | None, *, timeout: float | None
+    ) -> tuple[Any, Mapping[str, Any]]:
+        """Begin an episode."""
+        body = {
+            "session_id": key,
+            "seed": seed,
+            "options": encode_value(None, options, binary=False),
+            "kwargs": encode_value(None, self._kwargs.get(key, {}), binary=False),
+        }
+        reply = await self._post("/reset", body, timeout)
+        return _observation(self._spec.observation_space, reply), _info(reply)
+
+    async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
+        """Take a step."""
+        encoded = encode_value(self._spec.action_space, action, binary=False)
+        reply = await self._post("/step", {"session_id": key, "action": encoded}, timeout)
+        terminated, truncated = reply.get("terminated"), reply.get("truncated")
+        if type(terminated) is not bool or type(truncated) is not bool:
+            raise UpstreamError("terminated and truncated of a step are not both booleans")
+        reward = _number("reward", reply)
+        observation = _observation(self._spec.observation_space, reply)
+        return StepOutcome(observation, reward, terminated, truncated, _info(reply))
+
+    async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
+        """Not part of this protocol."""
+        raise EnvironmentRaised("NotImplementedError", "the protocol http has no render")
+
+    async def verify(self, items: Sequence[Mapping[str, Any]], *, timeout: float | None) -> list[Verdict]:
+        """Score responses."""
+        body = {"items": [encode_value(None, item, binary=False) for item in items]}
+        results = (await self._post("/verify", body, timeout)).get("results")
+        if not isinstance(results, list) or len(results) != len(items):
+            raise UpstreamError(f"verify of {len(items)} items did not answer with as many results")
+        return [_verdict(result) for result in results]
+
+    async def close(self, key: str) -> None:
+        """End a session."""
+        if self._kwargs.pop(key, None) is not None:
+            status, reply = await self._client.call(
+                "POST", "/close", {"session_id": key}, timeout=_CLOSE_TIMEOUT_S
+            )
+            if status not in _NO_SUCH_CALL:
+                _answer("POST /close", status, reply, empty=True)
+
+    async def shutdown(self) -> None:
+        """Close the connections."""
+        await self._client.close()
+
+    async def _post(self, path: str, body: Any, timeout: float | None) -> dict[str, Any]:
+        status, reply = await self._client.call("POST", path, body, timeout=timeout)
+        return _answer(f"POST {path}", status, reply)
+
+
+def _answer(call: str, status: int, reply: Any, *, empty: bool = False) -> dict[str, Any]:
+    if not 200 <= status < 300:
+        if isinstance(reply, dict) and reply.get("code") == "env_error":
+            raise EnvironmentRaised(str(reply.get("error_class", "Error")), detail_of(reply))
+        raise UpstreamError(f"{call} answered {status}: {detail_of(reply)}")
+    if isinstance(reply, dict):
+        return reply
+    if empty and reply is None:
+        return {}
+    raise UpstreamError(f"{call} answered with {type(reply).__name__}, not with an object")
+
+
+def _observation(space: Space[Any], reply: Mapping[str, Any]) -> Any:
+    if "observation" not in reply:
+        raise UpstreamError("there is no observation in the reply")
+    try:
+        observation = decode_value(space, reply["observation"])
+    except DecodeError as error:
+        raise UpstreamError(f"the observation does not fit its space: {error}") from error
+    return observation
+
+
+def _info(reply: Mapping[str, Any]) -> Mapping[str, Any]:
+    info = reply.get("info", {})
+    if not isinstance(info, dict):
+        raise UpstreamError("the info is not an object")
+    try:
+        decoded: Mapping[str, Any] = decode_value(None, info)
+    except DecodeError as error:
+        raise UpstreamError(f"the info cannot be read: {error}") from error
+    return decoded
+
+
+def _verdict(result: Any) -> Verdict:
+    if not isinstance(result, dict):
+        raise UpstreamError("a result of verify is not an object")
+    return {
+        "score": _number("score", result),
+        "outcome": str(result.get("outcome", "")),
+        "detail": result.get("detail"),
+    }
+
+
+def _number(name: str, reply: Mapping[str, Any]) -> float:
+    value = reply.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise UpstreamError(f"the {name} is {value!r}, not a finite number")
+    return float(value)

@@ -1,0 +1,109 @@
+"""The conformance probe: what a server is asked before its environment is offered."""
+
+import contextlib
+from collections.abc import Awaitable
+from typing import Any, NamedTuple, TypeVar
+
+import orjson
+
+from clients.protocol.errors import ProblemError
+from clients.protocol.values import EncodeError, encode_value
+from env_server.gateway.upstream import EnvironmentSpec, Upstream, UpstreamError
+from env_server.workers.base import EnvironmentRaised, OperationTimeout
+
+_SEED = 20_240_229
+_TIMEOUT_S = 30.0
+_KEYS = ("probe-one", "probe-two")
+_Result = TypeVar("_Result")
+
+
+class Check(NamedTuple):
+    """One check of a probe; `detail` says what is wrong."""
+
+    check: str
+    ok: bool
+    detail: str = ""
+
+
+class _Stop(Exception):  # noqa: N818 - never leaves this module
+    """Nothing more can be asked."""
+
+
+async def probe(upstream: Upstream) -> tuple[EnvironmentSpec, list[Check]]:
+    """Ask a server for its spec, two resets with one seed, a step and the end.
+
+    Returns:
+        What it says of its environment, and the checks; all of them passed.
+
+    Raises:
+        ProblemError: `probe_failed`, with the `report`.
+    """
+    report: list[Check] = []
+    try:
+        spec = await _ask(report, "spec", upstream.spec())
+        if spec.stateless:
+            await _probe_verifier(upstream, report)
+        else:
+            await _probe_episode(upstream, spec, report)
+    except _Stop:
+        pass
+    failed = [check for check in report if not check.ok]
+    if failed:
+        first = failed[0]
+        raise ProblemError(
+            "probe_failed",
+            f"{first.check}: {first.detail}",
+            report=[check._asdict() for check in report],
+        )
+    return spec, report
+
+
+async def _probe_episode(upstream: Upstream, spec: EnvironmentSpec, report: list[Check]) -> None:
+    observations = []
+    try:
+        for key in _KEYS:
+            await _ask(report, "make", upstream.make(key, {}, timeout=_TIMEOUT_S))
+            observation, _ = await _ask(report, "reset", upstream.reset(key, _SEED, None, timeout=_TIMEOUT_S))
+            observations.append(_written(report, spec, observation))
+        agree = observations[0] == observations[1]
+        report.append(
+            Check("two resets with one seed agree", agree, "" if agree else "their observations differ")
+        )
+        spec.action_space.seed(_SEED)
+        outcome = await _ask(
+            report, "step", upstream.step(_KEYS[0], spec.action_space.sample(), timeout=_TIMEOUT_S)
+        )
+        _written(report, spec, outcome.observation)
+    except _Stop:
+        for key in _KEYS:
+            with contextlib.suppress(UpstreamError, EnvironmentRaised, OperationTimeout):
+                await upstream.close(key)
+        raise
+    for key in _KEYS:
+        await _ask(report, "close", upstream.close(key))
+
+
+async def _probe_verifier(upstream: Upstream, report: list[Check]) -> None:
+    verdicts = await _ask(report, "verify", upstream.verify([{"response": ""}], timeout=_TIMEOUT_S))
+    report.append(Check("one verdict for one response", len(verdicts) == 1, f"{len(verdicts)} came"))
+
+
+async def _ask(report: list[Check], check: str, call: Awaitable[_Result]) -> _Result:
+    try:
+        answer = await call
+    except (UpstreamError, EnvironmentRaised, OperationTimeout, EncodeError) as error:
+        report.append(Check(check, False, str(error)))
+        raise _Stop from error
+    report.append(Check(check, True))
+    return answer
+
+
+def _written(report: list[Check], spec: EnvironmentSpec, observation: Any) -> bytes:
+    try:
+        encoded = encode_value(spec.observation_space, observation, binary=False)
+    except EncodeError as error:
+        report.append(Check("observation fits its space", False, str(error)))
+        raise _Stop from error
+    fits = spec.observation_space.contains(observation)
+    report.append(Check("observation fits its space", fits, "" if fits else f"{encoded!r:.200} is not in it"))
+    return orjson.dumps(encoded, option=orjson.OPT_SORT_KEYS)

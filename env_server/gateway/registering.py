@@ -1,0 +1,140 @@
+"""The handlers of register, heartbeat and unregister."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from clients.protocol.errors import ProblemError
+from clients.protocol.messages import HeartbeatRequest, RegisterRequest
+from env_server.catalog import Catalog, CatalogEntry
+from env_server.context import Context
+from env_server.fields import own_fields, refuse_fields
+from env_server.gateway.http_upstream import HttpUpstream
+from env_server.gateway.probe import probe
+from env_server.gateway.registry import DEFAULT_TTL_S, Registration, Registry
+from env_server.gateway.targets import Target, TargetRules
+from env_server.gateway.upstream import Upstream
+from env_server.kwargs_rules import KwargsRules
+from env_server.replies import Reply
+from env_server.settings import Settings
+from env_server.validation import invalid, validate
+from env_server.workers.base import EnvSource
+
+_LONGEST_TTL_S = 3600.0
+_Connect = Callable[[RegisterRequest, Target], Upstream]
+
+
+class Registering:
+    """Takes registrations, once a probe has shown that the server does what it says.
+
+    Args:
+        settings: The allowed networks and limits.
+        catalog: Where registered environments are offered.
+        registry: Where registrations are kept.
+    """
+
+    def __init__(self, settings: Settings, catalog: Catalog, registry: Registry) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._registry = registry
+        self._rules = TargetRules(settings.allow_network)
+        self._connect: Mapping[str, _Connect] = {"http": self._connect_http}
+
+    async def register(self, context: Context, fields: Mapping[str, Any]) -> Reply:
+        """Add an environment of another server."""
+        self._require_gateway()
+        request = validate(RegisterRequest, own_fields(fields))
+        self._refuse_local(request.env_id)
+        ttl_s = request.ttl_s or DEFAULT_TTL_S
+        if ttl_s > _LONGEST_TTL_S:
+            raise invalid("ttl_s", f"at most {_LONGEST_TTL_S:g}")
+        connect = self._connect.get(request.protocol)
+        if connect is None:
+            raise invalid("protocol", f"this gateway speaks {', '.join(self._connect)}")
+        target = await self._rules.check(request.url)
+        upstream = connect(request, target)
+        try:
+            spec, _ = await probe(upstream)
+            # While the server was asked, others may have registered.
+            self._refuse_local(request.env_id)
+            self._registry.check_spec(request.env_id, spec)
+            registration = self._registry.add(
+                Registration(
+                    env_id=request.env_id,
+                    owner=context.caller.name,
+                    protocol=request.protocol,
+                    target=target,
+                    upstream_env_id=request.upstream_env_id or request.env_id,
+                    description=request.description or spec.description,
+                    spec=spec,
+                    upstream=upstream,
+                    weight=request.weight,
+                    ttl_s=ttl_s,
+                )
+            )
+        except BaseException:
+            await upstream.shutdown()
+            raise
+        return {
+            "registration_id": registration.registration_id,
+            "env_id": registration.env_id,
+            "expires_at": self._registry.expires_at(registration),
+        }
+
+    async def heartbeat(self, context: Context, fields: Mapping[str, Any]) -> Reply:
+        """Note that a registered server is there."""
+        registration, rest = self._named(context, fields)
+        request = validate(HeartbeatRequest, rest)
+        self._registry.heartbeat(registration, request.load)
+        return {"expires_at": self._registry.expires_at(registration)}
+
+    async def unregister(self, context: Context, fields: Mapping[str, Any]) -> Reply:
+        """End a registration."""
+        registration, rest = self._named(context, fields)
+        refuse_fields(rest)
+        self._registry.remove(registration)
+        return {}
+
+    def _named(self, context: Context, fields: Mapping[str, Any]) -> tuple[Registration, dict[str, Any]]:
+        self._require_gateway()
+        rest = own_fields(fields)
+        registration_id = rest.pop("registration_id")
+        owner = None if context.caller.is_admin else context.caller.name
+        return self._registry.get(registration_id, owner), rest
+
+    def _require_gateway(self) -> None:
+        if not self._settings.gateway:
+            raise ProblemError("not_found", "this server takes no registrations: start it with --gateway")
+
+    def _refuse_local(self, env_id: str) -> None:
+        entry = self._catalog.find(env_id)
+        if entry is not None and entry.replicas is None:
+            raise ProblemError("env_exists", f"{env_id} is an environment of this server: use another env_id")
+
+    def _connect_http(self, request: RegisterRequest, target: Target) -> Upstream:
+        return HttpUpstream(target, request.token, self._settings.max_reply_bytes)
+
+
+def catalog_entry(registration: Registration, registry: Registry, settings: Settings) -> CatalogEntry:
+    """What the catalog shows of an environment that other servers have."""
+    env_id, spec = registration.env_id, registration.spec
+    metadata = {
+        **spec.metadata,
+        "version": spec.version,
+        "description": registration.description,
+        "kind": "stateless" if spec.stateless else "episodic",
+        "forkable": spec.forkable,
+        "protocol": registration.protocol,
+    }
+    return CatalogEntry(
+        env_id=env_id,
+        source=EnvSource(kind="registered", target=env_id),
+        isolation="process",
+        rules=KwargsRules(env_id, spec.kwargs_schema, frozenset()),
+        step_timeout_s=settings.env_step_timeout_s.get(env_id, settings.step_timeout_s),
+        metadata=metadata,
+        max_episode_steps=spec.max_episode_steps,
+        deterministic=spec.deterministic,
+        replicas=lambda: registry.replicas(env_id),
+        action_space=spec.action_space,
+        observation_space=spec.observation_space,
+    )

@@ -1,0 +1,255 @@
+"""Registrations: which servers have which environment, and who takes the next session."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from clients.protocol.errors import ProblemError
+from clients.protocol.messages import UpstreamProtocol
+from clients.protocol.spaces import describe_space
+from env_server.gateway.targets import Target
+from env_server.gateway.upstream import EnvironmentSpec, Upstream
+
+DEFAULT_TTL_S = 60.0
+_ID_BYTES = 16
+# A server that did not answer takes no new sessions for so long, unless it says before that it is there.
+_REST_S = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class Registration:
+    """One server that has one environment.
+
+    Attributes:
+        env_id: What the environment is called here.
+        owner: The name of the token that registered it.
+        protocol: What the server speaks.
+        target: Where it is.
+        upstream_env_id: What the environment is called there.
+        description: For lists.
+        spec: What the server says of it.
+        upstream: The way to it.
+        weight: Share of new sessions, relative to other replicas.
+        ttl_s: How long it lives past its last heartbeat.
+        registration_id: Its id, which nobody can guess.
+        load: What the server last said of its load, from 0 to about 1.
+        sessions: How many sessions it has from here.
+        expires_at: When it ends without a heartbeat, on the loop's clock.
+        rests_until: Until when it takes no new sessions because it failed, on the loop's clock.
+        draining: Whether it takes no new sessions because it is leaving.
+    """
+
+    env_id: str
+    owner: str
+    protocol: UpstreamProtocol
+    target: Target
+    upstream_env_id: str
+    description: str
+    spec: EnvironmentSpec
+    upstream: Upstream
+    weight: float = 1.0
+    ttl_s: float = DEFAULT_TTL_S
+    registration_id: str = field(default_factory=lambda: secrets.token_hex(_ID_BYTES))
+    load: float = 0.0
+    sessions: int = 0
+    expires_at: float = 0.0
+    rests_until: float = 0.0
+    draining: bool = False
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """What makes two registrations the same server."""
+        return self.env_id, self.target.url, self.upstream_env_id
+
+
+class Registry:
+    """The registrations of a gateway.
+
+    Args:
+        appeared: Called with the first registration of an environment.
+        vanished: Called with the id of an environment that has no registration any more.
+    """
+
+    def __init__(self, appeared: Callable[[Registration], None], vanished: Callable[[str], None]) -> None:
+        self._appeared = appeared
+        self._vanished = vanished
+        self._by_id: dict[str, Registration] = {}
+        self._replicas: dict[str, list[Registration]] = {}
+        self._leaving: set[Registration] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def __iter__(self) -> Iterator[Registration]:
+        return iter(self._by_id.values())
+
+    def replicas(self, env_id: str) -> int:
+        """How many servers have an environment."""
+        return len(self._replicas.get(env_id, ()))
+
+    def check_spec(self, env_id: str, spec: EnvironmentSpec) -> None:
+        """Refuse a replica that is another environment than those that are here.
+
+        Raises:
+            ProblemError: `spec_mismatch`.
+        """
+        for replica in self._replicas.get(env_id, ())[:1]:
+            differing = _differing(replica.spec, spec)
+            if differing:
+                raise ProblemError(
+                    "spec_mismatch",
+                    f"{env_id} is registered with another {', '.join(differing)}: use another env_id",
+                    fields=differing,
+                )
+
+    def add(self, registration: Registration) -> Registration:
+        """Take in a registration; one of the same server takes the place of the one before, and keeps its id.
+
+        Raises:
+            ProblemError: `forbidden`, if that one is another token's.
+        """
+        now = asyncio.get_running_loop().time()
+        registration.expires_at = now + registration.ttl_s
+        replicas = self._replicas.setdefault(registration.env_id, [])
+        before = next((each for each in replicas if each.place == registration.place), None)
+        if before is not None:
+            if before.owner != registration.owner:
+                raise ProblemError("forbidden", f"{before.target.url} was registered by another token")
+            registration.registration_id = before.registration_id
+            self._drop(before)
+        self._replicas.setdefault(registration.env_id, []).append(registration)
+        self._by_id[registration.registration_id] = registration
+        if len(self._replicas[registration.env_id]) == 1:
+            self._appeared(registration)
+        self._announce()
+        return registration
+
+    def get(self, registration_id: str, owner: str | None) -> Registration:
+        """A registration of an owner, or anybody's if None.
+
+        Raises:
+            ProblemError: `unknown_registration`.
+        """
+        found = self._by_id.get(registration_id)
+        if found is None or owner not in (None, found.owner):
+            raise ProblemError(
+                "unknown_registration", f"there is no registration {registration_id!r}: register again"
+            )
+        return found
+
+    def heartbeat(self, registration: Registration, load: float | None) -> None:
+        """Note that a server is there."""
+        registration.expires_at = asyncio.get_running_loop().time() + registration.ttl_s
+        registration.rests_until = 0.0
+        if load is not None:
+            registration.load = load
+        self._announce()
+
+    def remove(self, registration: Registration) -> None:
+        """End a registration; its sessions go on until they end."""
+        self._drop(registration)
+        if registration.env_id not in self._replicas:
+            self._vanished(registration.env_id)
+
+    def failed(self, registration: Registration) -> None:
+        """Note that a server did not answer: others take the new sessions for a while."""
+        registration.rests_until = asyncio.get_running_loop().time() + _REST_S
+        self._arm()
+
+    def released(self, registration: Registration) -> None:
+        """Note that a session at a server ended."""
+        registration.sessions -= 1
+        if registration.draining and registration.sessions <= 0:
+            self._let_go(registration)
+
+    async def place(self, env_id: str, patience_s: float) -> Registration | None:
+        """The server that takes the next session: the least loaded one that answers.
+
+        Where none does at present, one that comes back within the patience is waited for.
+        """
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + patience_s
+        while True:
+            chosen = self._least_loaded(env_id, loop.time())
+            if chosen is not None:
+                chosen.sessions += 1
+                return chosen
+            self._changed.clear()
+            try:
+                async with asyncio.timeout_at(give_up_at):
+                    await self._changed.wait()
+            except TimeoutError:
+                return None
+
+    def expires_at(self, registration: Registration) -> float:
+        """When a registration ends without a heartbeat, in seconds since 1970."""
+        return time.time() + registration.expires_at - asyncio.get_running_loop().time()
+
+    async def shutdown(self) -> None:
+        """Let go of all servers."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for registration in [*self._by_id.values(), *self._leaving]:
+            self._let_go(registration)
+        self._by_id.clear()
+        self._replicas.clear()
+        await asyncio.gather(*self._closing)
+
+    def _least_loaded(self, env_id: str, now: float) -> Registration | None:
+        able = [each for each in self._replicas.get(env_id, ()) if each.rests_until <= now]
+        return min(able, key=_busyness, default=None)
+
+    def _drop(self, registration: Registration) -> None:
+        del self._by_id[registration.registration_id]
+        replicas = self._replicas[registration.env_id]
+        replicas.remove(registration)
+        if not replicas:
+            del self._replicas[registration.env_id]
+        registration.draining = True
+        self._leaving.add(registration)
+        if registration.sessions <= 0:
+            self._let_go(registration)
+
+    def _let_go(self, registration: Registration) -> None:
+        self._leaving.discard(registration)
+        task = asyncio.get_running_loop().create_task(registration.upstream.shutdown())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _announce(self) -> None:
+        self._changed.set()
+        self._arm()
+
+    def _arm(self) -> None:
+        """Wake up when the next registration ends or has rested."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        loop = asyncio.get_running_loop()
+        times = [each.expires_at for each in self._by_id.values()]
+        times += [each.rests_until for each in self._by_id.values() if each.rests_until > loop.time()]
+        if times:
+            self._timer = loop.call_at(min(times), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        for registration in [each for each in self._by_id.values() if each.expires_at <= now]:
+            self.remove(registration)
+        self._announce()
+
+
+def _busyness(registration: Registration) -> float:
+    return (registration.sessions + 1) * (1.0 + registration.load) / registration.weight
+
+
+def _differing(one: EnvironmentSpec, other: EnvironmentSpec) -> list[str]:
+    """The fields in which two specs differ, of those that a client relies on."""
+    names = ["version", "stateless", "kwargs_schema", "deterministic", "max_episode_steps"]
+    differing = [name for name in names if getattr(one, name) != getattr(other, name)]
+    for name in ("action_space", "observation_space"):
+        if describe_space(getattr(one, name)) != describe_space(getattr(other, name)):
+            differing.append(name)
+    return differing
