@@ -11,7 +11,7 @@ from starlette.responses import HTMLResponse, Response
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import dumps
 from env_server.auth import Tokens
-from env_server.calls import CALLS, Call
+from env_server.calls import CALLS, REGISTRATION_CALLS, Call
 from env_server.context import Context
 from env_server.envelope import as_problem
 from env_server.fields import ENVELOPE
@@ -42,11 +42,12 @@ class App:
         self._tokens: Tokens = services.tokens
         self._limit = services.settings.max_request_bytes
         self._reply_limit = services.settings.max_reply_bytes
+        self._calls = (*CALLS, *REGISTRATION_CALLS) if services.settings.gateway else CALLS
         self._static: dict[tuple[str, str], Call] = {
-            (call.method, call.path): call for call in CALLS if not call.parameters
+            (call.method, call.path): call for call in self._calls if not call.parameters
         }
         self._patterns: list[tuple[str, re.Pattern[str], Call]] = [
-            (call.method, call.pattern(), call) for call in CALLS if call.parameters
+            (call.method, call.pattern(), call) for call in self._calls if call.parameters
         ]
         self._pages: dict[str, Callable[[Request], Awaitable[Response]]] = {
             "/health": self._health,
@@ -95,7 +96,11 @@ class App:
         for call_method, pattern, call in self._patterns:
             if call_method == method and (found := pattern.fullmatch(path)) is not None:
                 return await self._run(request, call, found.groupdict())
-        raise ProblemError("not_found", f"there is no call {method} {path[:200]}")
+        raise ProblemError("not_found", f"there is no call {method} {path[:200]}{self._hint(method, path)}")
+
+    def _hint(self, method: str, path: str) -> str:
+        known = any(call.method == method and call.pattern().fullmatch(path) for call in REGISTRATION_CALLS)
+        return "; a server takes registrations that is started with --gateway" if known else ""
 
     async def _run(self, request: Request, call: Call, parameters: dict[str, str]) -> Response:
         services = self._services
@@ -140,7 +145,7 @@ class App:
         return Response(await self._services.metrics_text(caller), media_type=CONTENT_TYPE_LATEST)
 
     async def _openapi(self, request: Request) -> Response:
-        return Response(dumps(describe_calls(), binary=False), media_type="application/json")
+        return Response(dumps(describe_calls(self._calls), binary=False), media_type="application/json")
 
     async def _docs(self, request: Request) -> Response:
         return HTMLResponse(DOCS_PAGE)

@@ -83,7 +83,7 @@ class Call:
 
 _SESSION = "/v1/sessions/{session_id}"
 
-CALLS = (
+CALLS: tuple[Call, ...] = (
     Call("POST", f"{_SESSION}/step", "step", "Take one action", request=StepRequest, replies=(StepReply,)),
     Call(
         "POST", f"{_SESSION}/reset", "reset", "Begin an episode", request=ResetRequest, replies=(ResetReply,)
@@ -135,6 +135,10 @@ CALLS = (
     ),
     Call("GET", "/v1/envs", "envs", "The environments", query=EnvsQuery, replies=(EnvsReply,)),
     Call("GET", "/v1/envs/{env_id}", "envs", "One environment", replies=(EnvInfo,)),
+    Call("GET", "/v1/info", "info", "The server, its limits and capacity", replies=(ServerInfo,)),
+)
+
+REGISTRATION_CALLS = (
     Call(
         *("POST", "/v1/envs", "register", "Add an environment of another server", 201),
         request=RegisterRequest,
@@ -155,5 +159,5 @@ CALLS = (
         empty=True,
         role="register",
     ),
-    Call("GET", "/v1/info", "info", "The server, its limits and capacity", replies=(ServerInfo,)),
 )
+"""What a gateway answers beside these."""

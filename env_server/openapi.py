@@ -1,6 +1,6 @@
 """The description of the HTTP calls for tools and people."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -9,7 +9,7 @@ from pydantic.json_schema import models_json_schema
 
 from clients.protocol.errors import CODES
 from clients.protocol.frames import MEDIA_TYPES
-from env_server.calls import CALLS, Call
+from env_server.calls import Call
 from env_server.negotiation import PROBLEM_MEDIA_TYPE
 
 _REFERENCE = "#/components/schemas/{model}"
@@ -40,17 +40,17 @@ class Problem(BaseModel):
     detail: str
 
 
-def describe_calls() -> dict[str, Any]:
-    """The OpenAPI document."""
+def describe_calls(calls: Sequence[Call]) -> dict[str, Any]:
+    """The OpenAPI document of calls."""
     models: list[type[BaseModel]] = [Problem]
-    for call in CALLS:
+    for call in calls:
         models += [model for model in (call.request, *call.replies) if model is not None]
     references, definitions = models_json_schema(
         [(model, "validation") for model in dict.fromkeys(models)], ref_template=_REFERENCE
     )
     schemas = {model: references[model, "validation"] for model in dict.fromkeys(models)}
     paths: dict[str, dict[str, Any]] = {}
-    for call in CALLS:
+    for call in calls:
         paths.setdefault(call.path, {})[call.method.lower()] = _describe(call, schemas)
     paths.update(_other_paths())
     components = definitions["$defs"]

@@ -45,7 +45,8 @@ def run_process(
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    for talkative in ("uvicorn.error", "httpx"):
+        logging.getLogger(talkative).setLevel(logging.WARNING)
     tokens = Tokens.load(settings.token_file)
     catalog = Catalog.load(settings)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

@@ -41,7 +41,6 @@ class Registering:
 
     async def register(self, context: Context, fields: Mapping[str, Any]) -> Reply:
         """Add an environment of another server."""
-        self._require_gateway()
         request = validate(RegisterRequest, own_fields(fields))
         self._refuse_local(request.env_id)
         ttl_s = request.ttl_s or DEFAULT_TTL_S
@@ -95,15 +94,10 @@ class Registering:
         return {}
 
     def _named(self, context: Context, fields: Mapping[str, Any]) -> tuple[Registration, dict[str, Any]]:
-        self._require_gateway()
         rest = own_fields(fields)
         registration_id = rest.pop("registration_id")
         owner = None if context.caller.is_admin else context.caller.name
         return self._registry.get(registration_id, owner), rest
-
-    def _require_gateway(self) -> None:
-        if not self._settings.gateway:
-            raise ProblemError("not_found", "this server takes no registrations: start it with --gateway")
 
     def _refuse_local(self, env_id: str) -> None:
         entry = self._catalog.find(env_id)

@@ -1,0 +1,271 @@
+"""Environments of third parties behind three HTTP calls: registered, played, lost and found again."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from clients.client import EnvClient
+from clients.protocol.errors import ProblemError
+from tests.support.client_server import ServerProcess
+from tests.support.foreign_servers import COMMANDS, Answer, ForeignServer, plain, scripted
+
+ARGUMENTS = ("--gateway", "--allow-network", "loopback", "--log-level", "error", "--step-timeout-s", "2")
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[ServerProcess]:
+    with ServerProcess(ARGUMENTS) as running:
+        yield running
+
+
+@pytest.fixture
+async def http(gateway: ServerProcess) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as client:
+        yield client
+
+
+async def register(http: httpx.AsyncClient, env_id: str, url: str, **fields: Any) -> dict[str, Any]:
+    body = {"env_id": env_id, "url": url, "protocol": "http", **fields}
+    reply: dict[str, Any] = (await http.post("/v1/envs", json=body)).json()
+    return reply
+
+
+async def unregister(http: httpx.AsyncClient, *registrations: dict[str, Any]) -> None:
+    for registration in registrations:
+        answer = await http.delete(f"/v1/registrations/{registration['registration_id']}")
+        assert answer.status_code == 204
+
+
+async def solve(client: EnvClient, env_id: str, seed: int) -> list[Any]:
+    session = await client.make(env_id)
+    seen: list[Any] = [await session.reset(seed=seed)]
+    for guess in range(10):
+        seen.append(await session.step(str(guess)))
+        if seen[-1].terminated:
+            break
+    await session.close()
+    return seen
+
+
+@pytest.mark.parametrize("language", COMMANDS)
+async def test_a_third_partys_environment_is_played_like_ours(
+    gateway: ServerProcess, http: httpx.AsyncClient, language: str
+) -> None:
+    with ForeignServer(language) as server:
+        registered = await register(http, f"Guess-{language}", server.url)
+        assert registered["env_id"] == f"Guess-{language}"
+        info = (await http.get(f"/v1/envs/Guess-{language}")).json()
+        assert (info["origin"], info["kind"], info["replicas"]) == ("registered", "episodic", 1)
+        assert (info["deterministic"], info["description"]) == (True, "Guess a number.")
+        listed = (await http.get("/v1/envs?origin=registered")).json()["envs"]
+        assert [env["env_id"] for env in listed] == [f"Guess-{language}"]
+        async with EnvClient(gateway.url) as client:
+            seen = await solve(client, f"Guess-{language}", seed=3)
+            assert seen[0].info["instruction"] == "Answer with one number."
+            assert seen[-1].terminated
+            assert (seen[-1].reward, seen[-1].info["success"]) == (1.0, True)
+            assert await solve(client, f"Guess-{language}", seed=3) == seen
+        await unregister(http, registered)
+        assert (await http.get(f"/v1/envs/Guess-{language}")).json()["code"] == "unknown_env"
+
+
+async def test_replicas_share_sessions_and_carry_on_for_each_other(
+    gateway: ServerProcess, http: httpx.AsyncClient
+) -> None:
+    with ForeignServer("python") as one, ForeignServer("python") as other:
+        registrations = [await register(http, "Pair", server.url) for server in (one, other)]
+        assert (await http.get("/v1/envs/Pair")).json()["replicas"] == 2
+        async with EnvClient(gateway.url) as client:
+            undisturbed = [await solve(client, "Pair", seed) for seed in range(6)]
+            sessions = [await client.make("Pair") for _ in range(6)]
+            seen = [[await session.reset(seed=seed)] for seed, session in enumerate(sessions)]
+            for guess in range(10):
+                if guess == 1:
+                    one.kill()
+                playing = [
+                    number for number, steps in enumerate(seen) if not getattr(steps[-1], "terminated", False)
+                ]
+                steps = await asyncio.gather(*(sessions[number].step(str(guess)) for number in playing))
+                for number, step in zip(playing, steps, strict=True):
+                    seen[number].append(step)
+            assert seen == undisturbed
+        await unregister(http, *registrations)
+
+
+async def test_the_same_server_registered_again_keeps_its_id(http: httpx.AsyncClient) -> None:
+    with ForeignServer("python") as server:
+        first = await register(http, "Again", server.url)
+        again = await register(http, "Again", server.url, weight=2)
+        assert again["registration_id"] == first["registration_id"]
+        assert (await http.get("/v1/envs/Again")).json()["replicas"] == 1
+        await unregister(http, again)
+        beat = await http.post(f"/v1/registrations/{first['registration_id']}/heartbeat", json={})
+        assert (beat.status_code, beat.json()["code"]) == (404, "unknown_registration")
+
+
+async def test_a_registration_lives_by_its_heartbeats(http: httpx.AsyncClient) -> None:
+    with ForeignServer("python") as server:
+        registered = await register(http, "Brief", server.url, ttl_s=1.0)
+        path = f"/v1/registrations/{registered['registration_id']}/heartbeat"
+        for _ in range(4):
+            await asyncio.sleep(0.5)
+            beat = (await http.post(path, json={"load": 0.5})).json()
+        assert beat["expires_at"] > registered["expires_at"]
+        async with asyncio.timeout(10):
+            while (await http.get("/v1/envs/Brief")).status_code == 200:
+                await asyncio.sleep(0.1)
+
+
+async def test_sessions_go_on_while_their_registration_drains(
+    gateway: ServerProcess, http: httpx.AsyncClient
+) -> None:
+    with ForeignServer("python") as server:
+        registered = await register(http, "Leaving", server.url)
+        async with EnvClient(gateway.url) as client:
+            session = await client.make("Leaving")
+            await session.reset(seed=1)
+            await unregister(http, registered)
+            assert (await session.step("x")).observation == "No, not x."
+            with pytest.raises(ProblemError, match="unknown_env"):
+                await client.make("Leaving")
+
+
+async def test_registrations_that_are_refused(http: httpx.AsyncClient) -> None:
+    with ForeignServer("python") as server:
+        for change, code in (
+            ({"env_id": "FrozenLake-v0"}, "env_exists"),
+            ({"url": "http://127.0.0.1:1"}, "probe_failed"),
+            ({"url": "http://169.254.169.254"}, "forbidden"),
+            ({"url": "http://10.0.0.1"}, "forbidden"),
+            ({"url": "ftp://127.0.0.1"}, "invalid_request"),
+            ({"protocol": "smoke"}, "invalid_request"),
+            ({"ttl_s": 0}, "invalid_request"),
+            ({"colour": 1}, "invalid_request"),
+        ):
+            answer = await register(http, **{"env_id": "Refused", "url": server.url, **change})
+            assert answer["code"] == code, (change, answer)
+        assert (await http.get("/v1/envs/Refused")).status_code == 404
+
+
+SPEC = {"version": "1", "deterministic": True}
+STEP = {"observation": "on", "reward": 0, "terminated": False, "truncated": False, "info": {}}
+
+
+def server_with(**paths: Any) -> Answer:
+    """Answers well, but for some paths."""
+    good = {"spec": SPEC, "reset": {"observation": "begin", "info": {}}, "step": STEP, "close": {}}
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        reply = {**good, **paths}[path.strip("/")]
+        return reply if isinstance(reply, tuple) else plain(reply)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("paths", "check", "detail"),
+    [
+        ({"spec": plain(b"<html>")}, "spec", "not JSON"),
+        ({"spec": plain([])}, "spec", "not with an object"),
+        ({"spec": plain({}, 500)}, "spec", "answered 500"),
+        ({"spec": plain({}, 302, Location="http://169.254.169.254/")}, "spec", "redirects"),
+        ({"spec": plain(b"x" * 9_000_000)}, "spec", "larger than"),
+        ({"spec": plain(b"", Content_Encoding="gzip")}, "spec", "compressed"),
+        ({"spec": {"action_space": {"type": "Nothing"}}}, "spec", "unknown space"),
+        ({"spec": {"kwargs_schema": {"type": 3}}}, "spec", "JSON Schema"),
+        ({"spec": {"max_episode_steps": 0}}, "spec", "max_episode_steps"),
+        ({"reset": {"info": {}}}, "reset", "no observation"),
+        ({"reset": {"observation": 3, "info": {}}}, "reset", "does not fit its space"),
+        ({"reset": {"observation": "", "info": []}}, "reset", "info is not an object"),
+        ({"reset": plain({"detail": "out of levels"}, 503)}, "reset", "503: out of levels"),
+        ({"step": {**STEP, "reward": "much"}}, "step", "not a finite number"),
+        ({"step": plain(b'{"reward": 1e999}')}, "step", "JSON"),
+        ({"step": {**STEP, "terminated": 1}}, "step", "booleans"),
+        ({"close": plain({}, 500)}, "close", "answered 500"),
+    ],
+)  # fmt: skip
+async def test_the_probe_says_what_is_wrong(
+    http: httpx.AsyncClient, paths: dict[str, Any], check: str, detail: str
+) -> None:
+    async with scripted(server_with(**paths)) as url:
+        answer = await register(http, "Faulty", url)
+    assert answer["code"] == "probe_failed", answer
+    failed = [each for each in answer["report"] if not each["ok"]]
+    assert [each["check"] for each in failed] == [check]
+    assert detail in failed[0]["detail"]
+    assert all(each["ok"] for each in answer["report"][: answer["report"].index(failed[0])])
+
+
+async def test_resets_with_one_seed_must_agree(http: httpx.AsyncClient) -> None:
+    count = iter(range(100))
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        if path == "/reset":
+            return plain({"observation": str(next(count)), "info": {}})
+        return server_with()(path, body)
+
+    async with scripted(answer) as url:
+        refused = await register(http, "Moody", url)
+    assert refused["code"] == "probe_failed"
+    assert "two resets with one seed agree" in refused["detail"]
+
+
+async def test_a_server_that_fails_in_mid_episode(http: httpx.AsyncClient, gateway: ServerProcess) -> None:
+    """Its answers go bad after the probe; another session and the gateway are untouched."""
+    broken: dict[str, Any] = {}
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        return server_with(**broken)(path, body)
+
+    async with scripted(answer) as url:
+        registered = await register(http, "Fickle", url)
+        async with EnvClient(gateway.url, timeout_s=40) as client:
+            witness = await client.make("FrozenLake-v0")
+            await witness.reset(seed=1)
+            session = await client.make("Fickle")
+            await session.reset(seed=1)
+            assert (await session.step("a")).observation == "on"
+            broken["step"] = {"no": "step"}
+            with pytest.raises(ProblemError) as caught:
+                await session.step("b")
+            assert caught.value.code == "upstream_error"
+            broken["step"] = plain(
+                {"code": "env_error", "error_class": "ValueError", "detail": "bad move"}, 500
+            )
+            await session.reset(seed=1)
+            with pytest.raises(ProblemError, match="ValueError: bad move"):
+                await session.step("c")
+            broken.clear()
+            await session.reset(seed=1)
+            assert (await session.step("d")).observation == "on"
+            assert (await witness.step("Right")).info["action_is_valid"]
+        await unregister(http, registered)
+
+
+async def test_a_registered_verifier_scores(http: httpx.AsyncClient) -> None:
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        if path == "/spec":
+            return plain({"kind": "stateless"})
+        results = [
+            {"score": float(item["response"] == item.get("answer")), "outcome": "correct"}
+            for item in body["items"]
+        ]
+        return plain({"results": results})
+
+    async with scripted(answer) as url:
+        registered = await register(http, "Same", url)
+        items = [{"response": "4", "answer": "4"}, {"response": "5", "answer": "4"}]
+        reply = (await http.post("/v1/verify/Same", json={"items": items})).json()
+        assert [result["score"] for result in reply["results"]] == [1.0, 0.0]
+        await unregister(http, registered)
+
+
+async def test_a_server_without_the_setting_takes_no_registrations() -> None:
+    with ServerProcess(("--log-level", "error")) as server:
+        async with httpx.AsyncClient(base_url=server.url) as http:
+            answer = await register(http, "Any", "http://127.0.0.1:1")
+            assert answer["code"] == "not_found"
+            assert "--gateway" in answer["detail"]
