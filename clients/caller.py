@@ -12,7 +12,7 @@ from typing import Any
 from clients.connection import Connection, Reply
 from clients.pool import ConnectionPool, Timing
 from clients.protocol.errors import RETRY_LATER, ProblemError
-from clients.transport import ConnectionLost
+from clients.transport import MAX_MESSAGE_BYTES, ConnectionLost
 
 _GRACE_S = 30.0
 
@@ -27,9 +27,20 @@ class Caller:
         token: Bearer token.
         binary: Whether frames are MessagePack.
         timing: How long to wait for what.
+        address: Where to connect to instead of what the URL's name leads to.
+        max_message_bytes: A larger message of the server ends the connection.
     """
 
-    def __init__(self, url: str, *, token: str | None, binary: bool, timing: Timing) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None,
+        binary: bool,
+        timing: Timing,
+        address: str | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
         self.binary = binary
         self.pool = ConnectionPool(
             url,
@@ -37,6 +48,8 @@ class Caller:
             binary=binary,
             timing=timing,
             jitter=random.Random(secrets.randbits(64)),
+            address=address,
+            max_message_bytes=max_message_bytes,
         )
         self._patience_s = timing.operation_s
         self._request_prefix = secrets.token_hex(12)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from clients.connection import Connection
 from clients.protocol.errors import RETRY_LATER, ProblemError
 from clients.protocol.frames import SUBPROTOCOLS
-from clients.transport import ConnectionLost, open_socket, socket_url
+from clients.transport import MAX_MESSAGE_BYTES, ConnectionLost, open_socket, socket_url
 
 _FIRST_DELAY_S = 0.05
 _MAX_DELAY_S = 2.0
@@ -68,6 +68,8 @@ class ConnectionPool:
         binary: Whether frames are MessagePack.
         timing: How long to wait.
         jitter: An own stream of random numbers for the delays.
+        address: Where to connect to instead of what the URL's name leads to.
+        max_message_bytes: A larger message of the server ends the connection.
 
     Attributes:
         info: What the server said about itself when it was last connected to.
@@ -75,7 +77,15 @@ class ConnectionPool:
     """
 
     def __init__(
-        self, url: str, *, headers: Mapping[str, str], binary: bool, timing: Timing, jitter: random.Random
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        binary: bool,
+        timing: Timing,
+        jitter: random.Random,
+        address: str | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         self.url = url
         self.backoff = Backoff(jitter)
@@ -87,6 +97,8 @@ class ConnectionPool:
         self._headers = headers
         self._binary = binary
         self._timing = timing
+        self._address = address
+        self._max_message_bytes = max_message_bytes
         self._connections: dict[int, Connection] = {}
         self._filling: asyncio.Task[None] | None = None
         self._refill_at = 0.0
@@ -205,6 +217,8 @@ class ConnectionPool:
             headers=self._headers,
             subprotocol=SUBPROTOCOLS[self._binary],
             timeout_s=timeout_s,
+            address=self._address,
+            max_message_bytes=self._max_message_bytes,
         )
         connection = Connection(socket, binary=self._binary)
         deadline = asyncio.get_running_loop().time() + timeout_s

@@ -26,7 +26,9 @@ from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import loads
 
-_MAX_MESSAGE_BYTES = 2**30
+MAX_MESSAGE_BYTES = 2**30
+"""A message that is larger ends the connection, unless another limit is set."""
+
 _CLOSE_TIMEOUT_S = 2.0
 _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
@@ -49,9 +51,23 @@ def socket_url(url: str) -> str:
 
 
 async def open_socket(
-    url: str, *, headers: Mapping[str, str], subprotocol: str, timeout_s: float
+    url: str,
+    *,
+    headers: Mapping[str, str],
+    subprotocol: str,
+    timeout_s: float,
+    address: str | None = None,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> WebSocket:
     """Open a WebSocket.
+
+    Args:
+        url: Where; the name in it is what the handshake and TLS speak of.
+        headers: Headers of the handshake.
+        subprotocol: What is to be spoken.
+        timeout_s: How long it may take.
+        address: Where to connect to instead of what the name leads to.
+        max_message_bytes: A larger message ends the connection.
 
     Raises:
         ProblemError: The server answered the handshake with a problem.
@@ -68,12 +84,13 @@ async def open_socket(
         async with asyncio.timeout(timeout_s):
             _, connection = await loop.create_connection(
                 lambda: WebSocket(
-                    ClientProtocol(uri, subprotocols=[Subprotocol(subprotocol)], max_size=_MAX_MESSAGE_BYTES),
+                    ClientProtocol(uri, subprotocols=[Subprotocol(subprotocol)], max_size=max_message_bytes),
                     headers,
                 ),
-                uri.host,
+                address or uri.host,
                 uri.port,
                 ssl=context,
+                server_hostname=uri.host if context is not None else None,
             )
             try:
                 await connection.opened

@@ -111,7 +111,9 @@ class Catalog:
             ConfigurationError: If an environment cannot be imported or a setting names one that is not there.
         """
         entries: dict[str, CatalogEntry] = {}
-        for env_id, spec in builtin_environments().items():
+        # The built-in ones are what a gateway's nodes register.
+        bundled = {} if settings.gateway else builtin_environments()
+        for env_id, spec in bundled.items():
             entries[env_id] = _class_entry(
                 env_id, spec.entry_point, settings, spec.max_episode_steps, ours=True
             )

@@ -13,6 +13,9 @@ from pydantic.fields import FieldInfo
 
 from env_server.settings import Settings
 
+# A model's own `register` leaves no room for a setting of that name.
+_SHORTER = {"register_with": ("--register",)}
+
 
 class ConfigurationError(Exception):
     """Settings that cannot be used; the message is for the operator."""
@@ -21,18 +24,18 @@ class ConfigurationError(Exception):
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add one flag for each setting. Absent flags leave nothing in the namespace."""
     for name, field in Settings.model_fields.items():
-        flag = "--" + name.replace("_", "-")
+        flags = ["--" + name.replace("_", "-"), *_SHORTER.get(name, ())]
         text = f"{field.description} {_default_text(field)}".strip().replace("%", "%%")
         if field.annotation is bool:
             parser.add_argument(
-                flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
+                *flags, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
             )
         elif _is_repeatable(field):
             parser.add_argument(
-                flag, action="append", metavar=_metavar(name), default=argparse.SUPPRESS, help=text
+                *flags, action="append", metavar=_metavar(name), default=argparse.SUPPRESS, help=text
             )
         else:
-            parser.add_argument(flag, metavar=_metavar(name), default=argparse.SUPPRESS, help=text)
+            parser.add_argument(*flags, metavar=_metavar(name), default=argparse.SUPPRESS, help=text)
 
 
 def load_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import FrameType
 
 import uvicorn
@@ -13,7 +13,9 @@ from env_server.app import App
 from env_server.auth import Tokens
 from env_server.catalog import Catalog
 from env_server.configuration import ConfigurationError
+from env_server.gateway.announcing import Announcer
 from env_server.gathering import GatheringProtocol
+from env_server.listening import url_of
 from env_server.seat import Seat
 from env_server.services import Services
 from env_server.settings import Settings
@@ -79,6 +81,12 @@ async def _serve(
         await serving
         await services.stop()
         raise
+    announcer: Announcer | None = None
+    if settings.register_with and seat.index == 0:
+        url = url_of(settings.host, listening)
+        announcer = Announcer(settings, url, [entry.env_id for entry in catalog], services.load)
+        announcer.start()
+        server.on_drain = announcer.leave
     announce()
     await serving
     await services.stop()
@@ -113,6 +121,7 @@ class _Server(uvicorn.Server):
         self._services = services
         self._loop = asyncio.get_running_loop()
         self._draining: asyncio.Task[None] | None = None
+        self.on_drain: Callable[[], Awaitable[None]] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, give up at the second."""
@@ -125,5 +134,7 @@ class _Server(uvicorn.Server):
         self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
+        if self.on_drain is not None:
+            await self.on_drain()
         await self._services.drain()
         self.should_exit = True

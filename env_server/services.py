@@ -127,6 +127,10 @@ class Services:
             await self._forwarder.start(self._answer_neighbour, self._neighbour_lost)
         self.lifecycle.phase = Phase.READY
 
+    def load(self) -> float:
+        """How full the server is, from 0 to 1."""
+        return self._sessions.count() / self.settings.max_sessions
+
     def answering(self, task: asyncio.Task[Any]) -> None:
         """Note a task that will answer a frame, so that a drain waits for it."""
         self._answering.add(task)

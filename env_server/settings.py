@@ -53,11 +53,28 @@ class Settings(BaseModel):
     )
     allow_expert: bool = Field(False, description="Let clients ask environments for expert actions.")
 
-    gateway: bool = Field(False, description="Take registrations of environments that other servers have.")
+    gateway: bool = Field(
+        False,
+        description="Take registrations of environments that other servers have; of its own, a gateway serves what "
+        "`env` and the like name, and not the built-in environments.",
+    )
     allow_network: tuple[str, ...] = Field(
         (),
         description="Networks that registered servers may be in beside public ones: `loopback`, `private`, or one "
         "such as `10.1.0.0/16` (repeatable).",
+    )
+
+    register_with: tuple[str, ...] = Field(
+        (), description="URL of a gateway to register this server's environments with (repeatable)."
+    )
+    advertise: str | None = Field(
+        None, description="URL under which the gateways reach this server; the one it listens on if unset."
+    )
+    register_token_file: Path | None = Field(
+        None, description="File with the token for the gateways (role register)."
+    )
+    node_token_file: Path | None = Field(
+        None, description="File with the token that the gateways use here (role play)."
     )
 
     token_file: Path | None = Field(None, description="YAML file of tokens (hashes) and their roles.")

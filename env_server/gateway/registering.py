@@ -11,6 +11,7 @@ from env_server.fields import own_fields, refuse_fields
 from env_server.gateway.http_upstream import HttpUpstream
 from env_server.gateway.probe import probe
 from env_server.gateway.registry import DEFAULT_TTL_S, Registration, Registry
+from env_server.gateway.rollgym_upstream import RollgymUpstream
 from env_server.gateway.targets import Target, TargetRules
 from env_server.gateway.upstream import Upstream
 from env_server.kwargs_rules import KwargsRules
@@ -37,7 +38,10 @@ class Registering:
         self._catalog = catalog
         self._registry = registry
         self._rules = TargetRules(settings.allow_network)
-        self._connect: Mapping[str, _Connect] = {"http": self._connect_http}
+        self._connect: Mapping[str, _Connect] = {
+            "rollgym": self._connect_rollgym,
+            "http": self._connect_http,
+        }
 
     async def register(self, context: Context, fields: Mapping[str, Any]) -> Reply:
         """Add an environment of another server."""
@@ -103,6 +107,10 @@ class Registering:
         entry = self._catalog.find(env_id)
         if entry is not None and entry.replicas is None:
             raise ProblemError("env_exists", f"{env_id} is an environment of this server: use another env_id")
+
+    def _connect_rollgym(self, request: RegisterRequest, target: Target) -> Upstream:
+        env_id = request.upstream_env_id or request.env_id
+        return RollgymUpstream(target, env_id, request.token, self._settings.max_reply_bytes)
 
     def _connect_http(self, request: RegisterRequest, target: Target) -> Upstream:
         return HttpUpstream(target, request.token, self._settings.max_reply_bytes)

@@ -12,7 +12,10 @@ from clients.protocol.errors import ProblemError
 from tests.support.client_server import ServerProcess
 from tests.support.foreign_servers import COMMANDS, Answer, ForeignServer, plain, scripted
 
-ARGUMENTS = ("--gateway", "--allow-network", "loopback", "--log-level", "error", "--step-timeout-s", "2")
+ARGUMENTS = (
+    *("--gateway", "--allow-network", "loopback", "--log-level", "error", "--step-timeout-s", "2"),
+    *("--env", "FrozenLake-v0=envs.frozen_lake:FrozenLakeEnv", "--isolation", "FrozenLake-v0=inline"),
+)
 
 
 @pytest.fixture(scope="module")
