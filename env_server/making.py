@@ -215,8 +215,9 @@ class Making:
         groups: defaultdict[tuple[str, Opening], list[Session]] = defaultdict(list)
         for journaled in self._journal_file.sessions:
             if journaled.opened_by is not None:
-                session = self._sessions.by_id[journaled.session_id]
-                groups[journaled.owner, journaled.opened_by].append(session)
+                session = self._sessions.by_id.get(journaled.session_id)
+                if session is not None:
+                    groups[journaled.owner, journaled.opened_by].append(session)
         for (owner, opening), opened in groups.items():
             # Where sessions are missing, they were being written down still, or have been used and ended since.
             if len(opened) == opening.sessions:

@@ -14,32 +14,77 @@ from env_server.workers.base import Worker
 _log = logging.getLogger(__name__)
 
 
-def revive(
-    journal_file: JournalFile,
-    catalog: Catalog,
-    tokens: Tokens,
-    sessions: Sessions,
-    workers: Callable[[CatalogEntry], Worker],
-) -> None:
-    """Take in the sessions of a journal file; those that cannot go on are remembered as gone."""
-    for session_id, owner, reason in journal_file.ended:
-        sessions.bury(session_id, owner, reason)
-    known = journal_file.sessions
-    for journaled in known:
-        entry = catalog.find(journaled.journal.env_id)
-        caller = tokens.named(journaled.owner)
+class Revival:
+    """Takes in the sessions of a journal file.
+
+    Those that cannot go on are remembered as gone. Those of environments that other servers have wait until one of
+    these registers again, as nodes do by themselves.
+
+    Args:
+        journal_file: The file.
+        catalog: The environments.
+        tokens: Whose the sessions are.
+        sessions: Where they go.
+        workers: Gives the worker of an environment.
+        patience_s: How long sessions wait for a registration; 0 where there are none.
+    """
+
+    def __init__(
+        self,
+        journal_file: JournalFile,
+        catalog: Catalog,
+        tokens: Tokens,
+        sessions: Sessions,
+        workers: Callable[[CatalogEntry], Worker],
+        patience_s: float,
+    ) -> None:
+        self._journal_file = journal_file
+        self._catalog = catalog
+        self._tokens = tokens
+        self._sessions = sessions
+        self._workers = workers
+        self._patience_s = patience_s
+        self._waiting: dict[str, list[JournaledSession]] = {}
+
+    def begin(self) -> None:
+        """Take in what can be taken in now."""
+        for session_id, owner, reason in self._journal_file.ended:
+            self._sessions.bury(session_id, owner, reason)
+        known = self._journal_file.sessions
+        for journaled in known:
+            env_id = journaled.journal.env_id
+            if self._patience_s and self._catalog.find(env_id) is None:
+                self._waiting.setdefault(env_id, []).append(journaled)
+                self._sessions.expect(journaled.session_id)
+            else:
+                self._take_in(journaled)
+        if known:
+            _log.warning("%d of %d sessions go on from their journals", len(self._sessions.by_id), len(known))
+        if self._waiting:
+            asyncio.get_running_loop().call_later(self._patience_s, self._give_up)
+
+    def appeared(self, env_id: str) -> None:
+        """Take in the sessions of an environment that a server has registered."""
+        for journaled in self._waiting.pop(env_id, ()):
+            self._take_in(journaled)
+
+    def _give_up(self) -> None:
+        for env_id in list(self._waiting):
+            self.appeared(env_id)
+
+    def _take_in(self, journaled: JournaledSession) -> None:
+        entry = self._catalog.find(journaled.journal.env_id)
+        caller = self._tokens.named(journaled.owner)
         loss = _loss(journaled, entry)
         if entry is None or caller is None or loss is not None:
-            sessions.bury(journaled.session_id, journaled.owner, loss or "lost")
-            journal_file.closed(journaled.session_id, loss or "lost")
-            continue
-        session = _session(journaled, entry, caller, workers(entry))
-        sessions.readmit(session, caller)
+            self._sessions.bury(journaled.session_id, journaled.owner, loss or "lost")
+            self._journal_file.closed(journaled.session_id, loss or "lost")
+            return
+        session = _session(journaled, entry, caller, self._workers(entry))
+        self._sessions.readmit(session, caller)
         if session.lingers:
             # The sockets that used it died with the process.
-            sessions.orphan(session)
-    if known:
-        _log.warning("%d of %d sessions go on from their journals", len(sessions.by_id), len(known))
+            self._sessions.orphan(session)
 
 
 def _loss(journaled: JournaledSession, entry: CatalogEntry | None) -> EndReason | None:

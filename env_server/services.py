@@ -28,7 +28,7 @@ from env_server.rate import RateLimit
 from env_server.rendering import Rendering
 from env_server.replies import Reply
 from env_server.resetting import Resetting
-from env_server.revival import revive
+from env_server.revival import Revival
 from env_server.running import Runner
 from env_server.seat import Seat
 from env_server.session import Session
@@ -38,6 +38,9 @@ from env_server.stepping import Stepping
 from env_server.verifying import Verifying
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, Worker, WorkerLost
 from env_server.workplaces import Workplaces
+
+# Nodes register again within seconds.
+_REGISTRATION_PATIENCE_S = 120.0
 
 
 class Services:
@@ -66,6 +69,7 @@ class Services:
         self._claims = Claims(seat)
         self._journal_file = _journal_file(seat)
         self._sessions = Sessions(settings, seat, self._census, self.metrics, self._journal_file)
+        self._revival: Revival | None = None
         self._forwarder: Forwarder | None = None
         if seat.processes > 1 and seat.directory is not None:
             self._forwarder = Forwarder(seat.directory, seat.index, seat.processes)
@@ -108,6 +112,8 @@ class Services:
 
     def _appeared(self, registration: Registration) -> None:
         self._catalog.put(catalog_entry(registration, self._registry, self.settings))
+        if self._revival is not None:
+            self._revival.appeared(registration.env_id)
 
     async def start(self) -> None:
         """Start the workers and look at every environment once.
@@ -121,7 +127,11 @@ class Services:
         await self._workplaces.start(sorted(needed))
         await asyncio.gather(*(self._probe(entry) for entry in self._catalog))
         if self._journal_file is not None:
-            revive(self._journal_file, self._catalog, self.tokens, self._sessions, self._workplaces.of)
+            self._revival = Revival(
+                *(self._journal_file, self._catalog, self.tokens, self._sessions, self._workplaces.of),
+                patience_s=_REGISTRATION_PATIENCE_S if self.settings.gateway else 0.0,
+            )
+            self._revival.begin()
             self._making.recall()
         if self._forwarder is not None:
             await self._forwarder.start(self._answer_neighbour, self._neighbour_lost)

@@ -48,6 +48,7 @@ class Sessions:
         self._tombstones: OrderedDict[str, tuple[str, EndReason]] = OrderedDict()
         self._expiry = Expiry(settings.linger_s, self._evict)
         self._closing: set[asyncio.Task[None]] = set()
+        self._expected: set[str] = set()
 
     def new_id(self) -> str:
         """An id that nobody can guess and that says which process owns the session."""
@@ -102,8 +103,13 @@ class Sessions:
         self.by_id[session.session_id] = session
         self._expiry.watch(session)
 
+    def expect(self, session_id: str) -> None:
+        """Note a session that was here before this process was, and will be once its environment is."""
+        self._expected.add(session_id)
+
     def readmit(self, session: Session, caller: Caller) -> None:
         """Take in a session that was here before this process was."""
+        self._expected.discard(session.session_id)
         self._census.add(caller.row, 1)
         self.add(session)
 
@@ -111,13 +117,17 @@ class Sessions:
         """A session of this process that the caller may use.
 
         Raises:
-            ProblemError: `unknown_session`, or `session_gone` with the reason.
+            ProblemError: `unknown_session`, `session_gone` with the reason, or `draining` if it is expected.
         """
         session = self.by_id.get(session_id)
         if session is not None:
             if self.may_use(session, caller):
                 return session
             raise unknown_session(session_id)
+        if session_id in self._expected:
+            raise ProblemError(
+                "draining", "no server has registered the session's environment again yet", retry_after=1
+            )
         owner, reason = self._tombstones.get(session_id, (None, None))
         if reason is None or not (owner == caller.name or caller.is_admin):
             raise unknown_session(session_id)
@@ -166,6 +176,7 @@ class Sessions:
 
     def bury(self, session_id: str, owner: str, reason: EndReason) -> None:
         """Remember how a session ended."""
+        self._expected.discard(session_id)
         self._tombstones[session_id] = (owner, reason)
         if len(self._tombstones) > _TOMBSTONES:
             self._tombstones.popitem(last=False)

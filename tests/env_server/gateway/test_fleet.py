@@ -16,8 +16,9 @@ QUIET = ("--log-level", "error")
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[ServerProcess]:
-    with ServerProcess(("--gateway", "--allow-network", "loopback", *QUIET)) as running:
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    state = str(tmp_path_factory.mktemp("state"))
+    with ServerProcess(("--gateway", "--allow-network", "loopback", "--state-dir", state, *QUIET)) as running:
         yield running
 
 
@@ -119,12 +120,21 @@ async def test_a_node_that_is_killed_costs_a_slower_step(
 async def test_nodes_register_again_with_a_gateway_that_was_started_anew(
     gateway: ServerProcess, nodes: list[ServerProcess]
 ) -> None:
-    gateway.kill()
-    gateway.start()
+    async with EnvClient(gateway.url) as client, EnvClient(nodes[0].url) as direct:
+        session, twin = (
+            await client.make("Walk-v0", {"risk": 0.0}),
+            await direct.make("Walk-v0", {"risk": 0.0}),
+        )
+        assert await session.reset(seed=1) == await twin.reset(seed=1)
+        assert await session.step("a") == await twin.step("a")
+        session_id = session.session_id
+        gateway.kill()
+        gateway.start()
+        assert await session.step("b") == await twin.step("b")
+        assert session.session_id == session_id, (
+            "it is the same session, and not one that the client restored"
+        )
     await replicas(gateway, 2)
-    async with EnvClient(gateway.url) as client:
-        session = await client.make("Walk-v0")
-        await session.reset(seed=1)
 
 
 async def test_a_node_that_stops_says_so(gateway: ServerProcess, nodes: list[ServerProcess]) -> None:
