@@ -125,11 +125,12 @@ class HeartbeatRequest(Request):
 
 
 class RegisterReply(Reply):
-    """A registration, and until when it lives without a heartbeat: seconds since 1970."""
+    """A registration, until when it lives without a heartbeat (seconds since 1970), and what the probe saw."""
 
     registration_id: str
     env_id: str
     expires_at: float
+    report: list[dict[str, Any]] = Field(default=[], description="The checks: `{check, ok, detail}`.")
 
 
 class HeartbeatReply(Reply):

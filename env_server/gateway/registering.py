@@ -56,7 +56,7 @@ class Registering:
         target = await self._rules.check(request.url)
         upstream = connect(request, target)
         try:
-            spec, _ = await probe(upstream)
+            spec, report = await probe(upstream)
             # While the server was asked, others may have registered.
             self._refuse_local(request.env_id)
             self._registry.check_spec(request.env_id, spec)
@@ -81,6 +81,7 @@ class Registering:
             "registration_id": registration.registration_id,
             "env_id": registration.env_id,
             "expires_at": self._registry.expires_at(registration),
+            "report": [check._asdict() for check in report],
         }
 
     async def heartbeat(self, context: Context, fields: Mapping[str, Any]) -> Reply:
