@@ -119,6 +119,12 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
 
     @model_validator(mode="after")
+    def _one_gateway_process(self) -> "Settings":
+        if self.gateway and self.processes > 1:
+            raise ValueError("a gateway has one I/O process: start several gateways that nodes register with")
+        return self
+
+    @model_validator(mode="after")
     def _tokens_beyond_loopback(self) -> "Settings":
         if self.token_file is None and not is_loopback(self.host):
             raise ValueError(

@@ -153,6 +153,25 @@ async def test_registrations_that_are_refused(http: httpx.AsyncClient) -> None:
         assert (await http.get("/v1/envs/Refused")).status_code == 404
 
 
+async def test_replicas_are_alike(http: httpx.AsyncClient) -> None:
+    def saying(**fields: Any) -> Answer:
+        return server_with(spec={**SPEC, **fields})
+
+    async with scripted(saying()) as one:
+        first = await register(http, "Alike", one)
+        for fields in (
+            {"version": "2"},
+            {"deterministic": False},
+            {"max_episode_steps": 5},
+            {"kwargs_schema": {"type": "object"}},
+        ):
+            async with scripted(saying(**fields)) as other:
+                answer = await register(http, "Alike", other)
+                assert (answer["code"], answer["fields"]) == ("spec_mismatch", list(fields))
+        assert (await http.get("/v1/envs/Alike")).json()["replicas"] == 1
+        await unregister(http, first)
+
+
 SPEC = {"version": "1", "deterministic": True}
 STEP = {"observation": "on", "reward": 0, "terminated": False, "truncated": False, "info": {}}
 
