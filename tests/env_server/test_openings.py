@@ -125,7 +125,10 @@ async def test_what_a_crash_lost_is_made_anew(server: ServerProcess, state: Path
 async def test_any_process_knows_what_another_was_asked(pair: ServerProcess) -> None:
     owners = set()
     async with calls(pair) as caller:
-        for number in range(6):
+        number = 0
+        # The kernel deals connections to both, by chance.
+        while number < 6 or len(owners) < 2:
+            number += 1
             fields = {"env_id": "Inline", "request_id": f"request {number}", "reset": {}}
             answers = [await make(caller, **fields) for _ in range(6)]
             assert answers == [answers[0]] * 6
@@ -134,8 +137,7 @@ async def test_any_process_knows_what_another_was_asked(pair: ServerProcess) -> 
             point = {"episode": episode, "request_id": f"restore {number}"}
             restored = [await caller.call("POST", "/v1/sessions/restore", **point) for _ in range(6)]
             assert restored == [restored[0]] * 6
-        assert await caller.sessions() == 12
-    assert owners == {"0", "1"}, "the kernel deals connections to both"
+        assert await caller.sessions() == 2 * number
 
 
 async def test_any_process_knows_what_another_was_asked_before_it_was_killed(pair: ServerProcess) -> None:
