@@ -105,6 +105,8 @@ class ArithmeticEnv(VerifierEnv):
 
     def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
         """Compare the number that a response names with the task's answer, exactly."""
+        if "answer" not in task and "question" not in task:
+            return Verdict(0.0, "error", "the item has neither a question nor an answer")
         expected = _whole_number(
             str(task["answer"]) if "answer" in task else str(evaluate(str(task["question"])))
         )

@@ -57,6 +57,12 @@ def test_answers_are_exact(numbers, operators):
     assert evaluate(question) == eval(question)
 
 
+def test_an_item_without_a_task_is_told_so():
+    verdict = ENVIRONMENT.score("4", {})
+    assert (verdict.score, verdict.outcome) == (0.0, "error")
+    assert "neither a question nor an answer" in verdict.detail
+
+
 @pytest.mark.parametrize("question", ["2", "2 / 2", "2 + x", "__import__('os')", "2 + 2 ", "9" * 99 + " + 1"])
 def test_what_is_no_question_is_refused(question):
     with pytest.raises(ValueError, match="no question"):
