@@ -12,10 +12,6 @@ from clients.protocol.frames import dumps, loads
 from clients.transport import ConnectionLost, WebSocket
 
 _TICK_S = 1.0
-_SILENCE_S = 20.0
-"""While something is waited for, a peer that was silent for so long is asked for a sign of life ..."""
-_PONG_S = 30.0
-"""... and given up when that does not come either. A client that waits for nothing never asks."""
 
 
 class Reply(NamedTuple):
@@ -41,6 +37,8 @@ class Connection:
     Args:
         socket: The open WebSocket.
         binary: Whether frames are MessagePack.
+        silence_s: While something is waited for, a peer that was silent for so long is asked for a sign of life ...
+        pong_s: ... and given up when that does not come either. A client that waits for nothing never asks.
 
     Attributes:
         process: Index of the I/O process at the other end.
@@ -48,10 +46,12 @@ class Connection:
         on_lost: Called when the connection breaks; not when it is closed from here.
     """
 
-    def __init__(self, socket: WebSocket, *, binary: bool) -> None:
+    def __init__(self, socket: WebSocket, *, binary: bool, silence_s: float, pong_s: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = socket
         self._binary = binary
+        self._silence_s = silence_s
+        self._pong_s = pong_s
         self._next_id = 0
         self._waiting: dict[int, tuple[asyncio.Future[Reply], float]] = {}
         self._tick_handle: asyncio.TimerHandle | None = None
@@ -138,10 +138,10 @@ class Connection:
             return
         if self._pinged_at is not None and self._heard_at > self._pinged_at:
             self._pinged_at = None
-        if self._pinged_at is None and now - self._heard_at > _SILENCE_S:
+        if self._pinged_at is None and now - self._heard_at > self._silence_s:
             self._pinged_at = now
             self._socket.ping()
-        elif self._pinged_at is not None and now - self._pinged_at > _PONG_S:
+        elif self._pinged_at is not None and now - self._pinged_at > self._pong_s:
             self._socket.abort()
         self._tick_handle = self._loop.call_later(_TICK_S, self._tick)
 

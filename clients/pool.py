@@ -26,11 +26,15 @@ class Timing(NamedTuple):
         connect_s: For a server that was never reached.
         reconnect_s: For a server that was reached before.
         operation_s: For one operation, reconnects and retries included.
+        silence_s: A server that owes an answer and was silent for so long is asked for a sign of life ...
+        pong_s: ... and given up when that does not come in this time.
     """
 
     connect_s: float
     reconnect_s: float
     operation_s: float
+    silence_s: float = 20.0
+    pong_s: float = 30.0
 
 
 class Backoff:
@@ -220,7 +224,9 @@ class ConnectionPool:
             address=self._address,
             max_message_bytes=self._max_message_bytes,
         )
-        connection = Connection(socket, binary=self._binary)
+        connection = Connection(
+            socket, binary=self._binary, silence_s=self._timing.silence_s, pong_s=self._timing.pong_s
+        )
         deadline = asyncio.get_running_loop().time() + timeout_s
         try:
             reply = await connection.request({"op": "info"}, deadline, self.max_request_bytes)

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -120,10 +120,17 @@ class Tokens:
             raise ProblemError("unauthorized", "this token is not known")
         return found
 
+    def everybody(self) -> Iterator[Caller]:
+        """All callers that there can be."""
+        yield from [caller for caller, _ in self._entries] or [ANYONE]
+
+    def key(self, name: str) -> bytes:
+        """A secret of a token, the same on every server that knows the token; empty where no token is needed."""
+        return next((known for caller, known in self._entries if caller.name == name), b"")
+
     def named(self, name: str) -> Caller | None:
         """The caller of a name, if there is one: the owner of a session, or whom another process speaks for."""
-        callers = [caller for caller, _ in self._entries] or [ANYONE]
-        return next((caller for caller in callers if caller.name == name), None)
+        return next((caller for caller in self.everybody() if caller.name == name), None)
 
     def from_headers(self, headers: Mapping[str, str]) -> Caller | None:
         """Who sends these headers, or None where they hold no credentials and some are needed.

@@ -10,11 +10,12 @@ from env_server.context import Context
 from env_server.envelope import FrameId, as_problem
 from env_server.negotiation import too_large_reply
 from env_server.operations import SOCKET_OPS, Operations
+from env_server.pending import Pending
 from env_server.replies import Reply
 from env_server.validation import invalid
 
 Results = list[dict[str, Any]]
-_Pending = list[tuple[int, Mapping[str, Any], "Reply | Awaitable[Reply] | None"]]
+_Chain = list[tuple[int, Mapping[str, Any], "Reply | Awaitable[Reply] | None"]]
 
 
 def read_batch(frame: Mapping[str, Any], limit: int) -> list[Any]:
@@ -34,15 +35,52 @@ def read_batch(frame: Mapping[str, Any], limit: int) -> list[Any]:
     return ops
 
 
-def run_batch(operations: Operations, context: Context, ops: list[Any]) -> Results | Awaitable[Results]:
+class _Waiting(Pending):
+    """The results of a batch, some of which are still on their way."""
+
+    __slots__ = ("_left", "_results")
+
+    def __init__(self, results: Results) -> None:
+        super().__init__()
+        self._results = results
+        # One more than there are, until all are known.
+        self._left = 1
+
+    def wait_for(self, position: int, pending: Pending) -> None:
+        """Wait for one more result."""
+        self._left += 1
+        pending.listen(self._take, position)
+
+    def _take(self, position: int, answer: Any) -> None:
+        if type(answer) is dict:
+            self._results[position] = {"ok": answer}
+        else:
+            self._results[position] = {"error": answer.to_problem()}
+        self._one_less()
+
+    def begin(self) -> "_Waiting":
+        """Wait for no more results than those that are waited for now."""
+        self._one_less()
+        return self
+
+    def _one_less(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self.answer(self._results)
+
+
+def run_batch(
+    operations: Operations, context: Context, ops: list[Any]
+) -> Results | Pending | Awaitable[Results]:
     """Run the operations of a batch; each fails alone.
 
     What is answered at once is done in order. What runs in workers runs side by side, but the operations on one
-    session run one after another.
+    session run one after another. What other servers are asked goes to them in order.
     """
     call = operations.call
     results: Results = []
-    chains: dict[str, _Pending] = {}
+    waiting: _Waiting | None = None
+    chains: dict[str, _Chain] = {}
     for position, fields in enumerate(ops):
         try:
             op = fields["op"]
@@ -59,6 +97,11 @@ def run_batch(operations: Operations, context: Context, ops: list[Any]) -> Resul
             reply = call(context, op, fields)
             if type(reply) is dict:
                 results.append({"ok": reply})
+            elif isinstance(reply, Pending):
+                results.append({})
+                if waiting is None:
+                    waiting = _Waiting(results)
+                waiting.wait_for(position, reply)
             else:
                 key = fields.get("session_id")
                 chains[key if type(key) is str else f"#{position}"] = [(position, fields, reply)]
@@ -66,11 +109,11 @@ def run_batch(operations: Operations, context: Context, ops: list[Any]) -> Resul
         except Exception as error:  # noqa: BLE001 - a defect of ours costs this operation, not the batch
             results.append(_failed(fields, error))
     if not chains:
-        return results
-    return _finish(operations, context, results, chains)
+        return results if waiting is None else waiting.begin()
+    return _finish(operations, context, results, chains, waiting)
 
 
-def _chain_of(chains: Mapping[str, _Pending], fields: Mapping[str, Any]) -> _Pending | None:
+def _chain_of(chains: Mapping[str, _Chain], fields: Mapping[str, Any]) -> _Chain | None:
     """The operations that an operation has to wait for: those on the same session."""
     session_id = fields.get("session_id")
     if type(session_id) is str:
@@ -84,9 +127,13 @@ def _chain_of(chains: Mapping[str, _Pending], fields: Mapping[str, Any]) -> _Pen
 
 
 async def _finish(
-    operations: Operations, context: Context, results: Results, chains: Mapping[str, _Pending]
+    operations: Operations,
+    context: Context,
+    results: Results,
+    chains: Mapping[str, _Chain],
+    waiting: _Waiting | None,
 ) -> Results:
-    async def follow(chain: _Pending) -> None:
+    async def follow(chain: _Chain) -> None:
         for position, fields, reply in chain:
             try:
                 answer = operations.call(context, fields["op"], fields) if reply is None else reply
@@ -95,6 +142,8 @@ async def _finish(
                 results[position] = _failed(fields, error)
 
     await asyncio.gather(*(follow(chain) for chain in chains.values()))
+    if waiting is not None:
+        await waiting.begin()
     return results
 
 

@@ -32,7 +32,7 @@ class CatalogEntry:
     """One environment that the server offers.
 
     The spaces are those of the environment as it is made without kwargs; they are known once it was probed. What other
-    servers have registered says how many replicas there are at present.
+    servers have registered says how many replicas there are at present, and whether those keep the sessions.
     """
 
     env_id: str
@@ -44,6 +44,7 @@ class CatalogEntry:
     max_episode_steps: int | None
     deterministic: bool
     replicas: Callable[[], int] | None = None
+    relayed: bool = False
     action_space: Space[Any] = field(default_factory=UnicodeText)
     observation_space: Space[Any] = field(default_factory=UnicodeText)
     read_action: ActionReader = field(init=False)

@@ -5,7 +5,7 @@ import heapq
 import itertools
 from collections.abc import Callable
 
-from env_server.session import Session
+from env_server.held import HeldSession
 
 _RUNNING_WAIT_S = 1.0
 _COMPACT_ABOVE = 64
@@ -22,21 +22,21 @@ class Expiry:
         expire: Called with each session whose time is over and which runs nothing.
     """
 
-    def __init__(self, linger_s: float, expire: Callable[[Session], None]) -> None:
+    def __init__(self, linger_s: float, expire: Callable[[HeldSession], None]) -> None:
         self._linger_s = linger_s
         self._expire = expire
-        self._heap: list[tuple[float, int, Session]] = []
+        self._heap: list[tuple[float, int, HeldSession]] = []
         self._order = itertools.count()
         self._valid: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def watch(self, session: Session) -> None:
+    def watch(self, session: HeldSession) -> None:
         """Watch a new session, or one whose deadline came nearer."""
         self._push(self._deadline(session), session)
         self._compact()
         self._arm()
 
-    def forget(self, session: Session) -> None:
+    def forget(self, session: HeldSession) -> None:
         """Let go of a session that ended."""
         self._valid.pop(session.session_id, None)
         self._compact()
@@ -49,7 +49,7 @@ class Expiry:
         self._heap.clear()
         self._valid.clear()
 
-    def _push(self, deadline: float, session: Session) -> None:
+    def _push(self, deadline: float, session: HeldSession) -> None:
         order = next(self._order)
         self._valid[session.session_id] = order
         heapq.heappush(self._heap, (deadline, order, session))
@@ -60,7 +60,7 @@ class Expiry:
             self._heap = [entry for entry in self._heap if self._valid.get(entry[2].session_id) == entry[1]]
             heapq.heapify(self._heap)
 
-    def _deadline(self, session: Session) -> float:
+    def _deadline(self, session: HeldSession) -> float:
         deadline = session.last_used + session.idle_timeout_s
         if session.orphaned_at is not None:
             # A call over HTTP uses an orphan as a socket would, and so renews its time.
@@ -88,7 +88,7 @@ class Expiry:
             deadline = self._deadline(session)
             if deadline > now:
                 self._push(deadline, session)
-            elif session.running is not None:
+            elif session.is_busy:
                 # The operation ends by itself or by its time-out, and counts as use.
                 self._push(now + _RUNNING_WAIT_S, session)
             else:

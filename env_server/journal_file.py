@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from env_server.held import EndReason
 from env_server.journal import EndedStep, Journal
-from env_server.session import EndReason
 
 _MAGIC = b"RGJRNL03"
 _HEAD = struct.Struct("<II")

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,9 @@ from env_server.catalog import Catalog, CatalogEntry
 from env_server.context import Context
 from env_server.failures import busy, environment_error, not_reset, worker_died
 from env_server.fields import own_fields
+from env_server.gateway.relayed import RelayedSession
+from env_server.gateway.relayed_making import RelayedMaking, RelayedOpening
+from env_server.held import HeldSession
 from env_server.journal import Journal
 from env_server.journal_file import JournalFile, Opening
 from env_server.opened import OpenedSession, open_again
@@ -47,6 +50,7 @@ class Making:
         sessions: Where new sessions go.
         runner: Rebuilds environments.
         resetting: Resets new sessions where the request asks for it.
+        relayed: Opens sessions at the servers that have an environment.
         workers: Gives the worker of an environment.
         journal_file: Where sessions are written down, if anywhere.
     """
@@ -58,6 +62,7 @@ class Making:
         sessions: Sessions,
         runner: Runner,
         resetting: Resetting,
+        relayed: RelayedMaking,
         workers: Callable[[CatalogEntry], Worker],
         journal_file: JournalFile | None,
     ) -> None:
@@ -66,6 +71,7 @@ class Making:
         self._sessions = sessions
         self._runner = runner
         self._resetting = resetting
+        self._relayed = relayed
         self._workers = workers
         self._journal_file = journal_file
         self.remembered = RememberedAnswers(settings.max_remembered_requests)
@@ -82,7 +88,7 @@ class Making:
             raise invalid("count", f"at most {self._settings.max_batch}")
         if request.reset is not None:
             self._resetting.check_options(request.reset.options)
-        opened: list[OpenedSession] = await self.remembered.once(
+        opened: list[OpenedSession | RelayedOpening] = await self.remembered.once(
             context.caller.name,
             "make",
             request.request_id,
@@ -96,10 +102,10 @@ class Making:
 
     async def _make_many(
         self, context: Context, entry: CatalogEntry, kwargs: dict[str, Any], request: MakeRequest
-    ) -> list[OpenedSession]:
-        idle_timeout_s = min(
-            request.idle_timeout_s or self._settings.idle_timeout_s, self._settings.idle_timeout_s
-        )
+    ) -> Sequence[OpenedSession | RelayedOpening]:
+        idle_timeout_s = self._idle_timeout_s(request)
+        if entry.relayed:
+            return await self._relayed.make(context, entry, request, idle_timeout_s)
 
         async def begin(session: Session, number: int) -> ResetRecord | None:
             try:
@@ -120,15 +126,17 @@ class Making:
 
     # -- fork and restore ----------------------------------------------------------------------------------------
 
-    def fork(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Awaitable[Reply]:
+    def fork(self, context: Context, session: HeldSession, fields: Mapping[str, Any]) -> Awaitable[Reply]:
         """Copy a session at its point: the environment is rebuilt from the journal, random state included."""
         request = validate(ForkRequest, own_fields(fields))
         if not session.entry.forkable:
             raise ProblemError("fork_unsupported", f"{session.entry.env_id} cannot be copied")
+        if request.count > self._settings.max_batch:
+            raise invalid("count", f"at most {self._settings.max_batch}")
         return self._fork(context, session, request)
 
-    async def _fork(self, context: Context, session: Session, request: ForkRequest) -> Reply:
-        opened: list[OpenedSession] = await self.remembered.once(
+    async def _fork(self, context: Context, session: HeldSession, request: ForkRequest) -> Reply:
+        opened: list[OpenedSession | RelayedOpening] = await self.remembered.once(
             context.caller.name,
             "fork",
             request.request_id,
@@ -137,12 +145,13 @@ class Making:
         return {"session_ids": [copy.reply["session_id"] for copy in opened]}
 
     async def _fork_many(
-        self, context: Context, session: Session, request: ForkRequest
-    ) -> list[OpenedSession]:
+        self, context: Context, session: HeldSession, request: ForkRequest
+    ) -> Sequence[OpenedSession | RelayedOpening]:
+        if isinstance(session, RelayedSession):
+            return await self._relayed.fork(context, session, request)
+        assert isinstance(session, Session)
         if session.running is not None:
             raise busy(session.running)
-        if request.count > self._settings.max_batch:
-            raise invalid("count", f"at most {self._settings.max_batch}")
         if session.episode >= 0 and not (session.playing or session.terminated or session.truncated):
             raise not_reset(session)
         episode = session.journal.portable(max(0, session.episode))
@@ -179,26 +188,30 @@ class Making:
                 f"the episode is of version {episode.env_version}, this server has {entry.version}",
                 reason="replay_diverged",
             )
-        opened: list[OpenedSession] = await self.remembered.once(
+        opened: list[OpenedSession | RelayedOpening] = await self.remembered.once(
             context.caller.name,
             "restore",
             request.request_id,
-            lambda: self._open(
-                context,
-                request,
-                entry,
-                episode.kwargs,
-                1,
-                self._settings.idle_timeout_s,
-                lambda session, number: self._runner.persist(
-                    session, lambda: self._rebuild(session, episode)
-                ),
-            ),
+            lambda: self._restore(context, entry, request),
         )
         restored = opened[0]
+        if isinstance(restored, RelayedOpening):
+            return restored.reply
         if restored.episode < 0:
             return {**restored.reply, "episode": None, "step": None}
         return {**restored.reply, "episode": restored.episode, "step": restored.step}
+
+    async def _restore(
+        self, context: Context, entry: CatalogEntry, request: RestoreRequest
+    ) -> Sequence[OpenedSession | RelayedOpening]:
+        episode, idle_timeout_s = request.episode, self._idle_timeout_s(request)
+        if entry.relayed:
+            return await self._relayed.restore(context, entry, request, idle_timeout_s)
+
+        async def begin(session: Session, number: int) -> None:
+            await self._runner.persist(session, lambda: self._rebuild(session, episode))
+
+        return await self._open(context, request, entry, episode.kwargs, 1, idle_timeout_s, begin)
 
     async def _rebuild(self, session: Session, episode: PortableEpisode) -> None:
         try:
@@ -216,7 +229,7 @@ class Making:
         for journaled in self._journal_file.sessions:
             if journaled.opened_by is not None:
                 session = self._sessions.by_id.get(journaled.session_id)
-                if session is not None:
+                if isinstance(session, Session):
                     groups[journaled.owner, journaled.opened_by].append(session)
         for (owner, opening), opened in groups.items():
             # Where sessions are missing, they were being written down still, or have been used and ended since.
@@ -263,7 +276,7 @@ class Making:
         opening = _opening(request, opened)
         for session in opened:
             if context.socket is not None:
-                session.lingers = True
+                session.lingers = request.lingers
                 session.sockets.add(context.socket)
                 context.sessions.add(session.session_id)
             self._sessions.add(session)
@@ -313,6 +326,10 @@ class Making:
             raise session_gone(session.session_id, "replay_diverged") from error
 
     # -- close ---------------------------------------------------------------------------------------------------
+
+    def _idle_timeout_s(self, request: MakeRequest | RestoreRequest) -> float:
+        longest = self._settings.idle_timeout_s
+        return min(request.idle_timeout_s or longest, longest)
 
     def close(self, context: Context, session_ids: Iterable[str]) -> int:
         """Close those sessions that are here and the caller's, and count them; running steps are given up."""

@@ -10,6 +10,9 @@ from env_server.claims import Claims
 from env_server.context import Context
 from env_server.fields import own_fields, refuse_fields
 from env_server.gateway.registering import Registering
+from env_server.gateway.relay import Relay
+from env_server.gateway.relayed import RelayedSession
+from env_server.held import HeldSession
 from env_server.information import Information
 from env_server.lifecycle import Lifecycle
 from env_server.making import Making
@@ -56,6 +59,7 @@ class Operations:
         making: Making,
         verifying: Verifying,
         registering: Registering,
+        relay: Relay,
         information: Information,
         neighbours: Neighbours,
         claims: Claims,
@@ -66,6 +70,7 @@ class Operations:
         self._sessions = sessions
         self._by_id = sessions.by_id
         self._making = making
+        self._relay = relay
         self._neighbours = neighbours
         self._claims = claims
         self._counts = metrics.operations
@@ -112,13 +117,20 @@ class Operations:
         session = self._by_id.get(session_id)
         if session is None or (session.owner != context.caller.name and not context.caller.is_admin):
             return self._absent(context, op, session_id, fields)
-        session.last_used = self._time()
+        if op != "session":
+            # To look is not to use.
+            session.last_used = self._time()
         socket = context.socket
         if socket is not None and socket not in session.sockets:
             session.sockets.add(socket)
             session.orphaned_at = None
             context.sessions.add(session_id)
-        return handler(context, session, fields)
+        if type(session) is Session:
+            return handler(context, session, fields)
+        assert isinstance(session, RelayedSession)
+        if op == "fork":
+            return self._fork(context, session, fields)
+        return self._relay.call(context, session, op, fields)
 
     def _call_general(self, context: Context, op: str, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
         handler = self._general.get(op)
@@ -135,6 +147,8 @@ class Operations:
         self, context: Context, op: str, session_id: str, fields: Mapping[str, Any]
     ) -> Reply | Awaitable[Reply]:
         """A call on a session that this process does not hold."""
+        if self._relay.may_adopt(session_id):
+            return self._adopted(context, op, session_id, fields)
         owner = self._sessions.owner_of(session_id)
         if self._neighbours.is_elsewhere(owner):
             return self._neighbours.call(context, owner, op, fields)
@@ -142,6 +156,21 @@ class Operations:
         self._lifecycle.require_started()
         self._sessions.get(session_id, context.caller)
         raise AssertionError("a session that is not held was found")
+
+    async def _adopted(self, context: Context, op: str, session_id: str, fields: Mapping[str, Any]) -> Reply:
+        """A call on a session at a node that this gateway has not passed calls on to yet."""
+        reason = self._sessions.end_reason(session_id)
+        if reason not in (None, "evicted"):
+            self._sessions.refuse_ended(session_id, context.caller)
+        try:
+            await self._relay.adopt(context.caller, session_id)
+        except ProblemError as problem:
+            if problem.code == "session_gone":
+                # Why it ended is better known here; one that was evicted here may live on through another gateway.
+                self._sessions.refuse_ended(session_id, context.caller)
+            raise
+        reply = self.call(context, op, fields)
+        return reply if isinstance(reply, dict) else await reply
 
     # -- operations that are no one else's -----------------------------------------------------------------------
 
@@ -166,7 +195,7 @@ class Operations:
             return None
         return self._claims.elsewhere(context.caller.name, op, request_id)
 
-    def _fork(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Awaitable[Reply]:
+    def _fork(self, context: Context, session: HeldSession, fields: Mapping[str, Any]) -> Awaitable[Reply]:
         self._lifecycle.require_open()
         return self._making.fork(context, session, fields)
 
@@ -196,7 +225,8 @@ class Operations:
                 elsewhere.setdefault(owner, []).append(session_id)
             else:
                 here.append(session_id)
-        closed = self._making.close(context, here)
+        unseen = [each for each in here if each not in self._by_id and self._relay.may_adopt(each)]
+        closed = self._making.close(context, here) + self._relay.close_unseen(context.caller, unseen)
         if not elsewhere:
             return {"closed": closed}
         return self._close_elsewhere(context, elsewhere, closed)

@@ -86,6 +86,7 @@ async def _serve(
         url = url_of(settings.host, listening)
         announcer = Announcer(settings, url, [entry.env_id for entry in catalog], services.load)
         announcer.start()
+        services.on_socket_dropped = announcer.socket_dropped
         server.on_drain = announcer.leave
     announce()
     await serving

@@ -14,9 +14,15 @@ from env_server.claims import Claims
 from env_server.configuration import ConfigurationError
 from env_server.context import Context
 from env_server.forwarding import Forwarder
+from env_server.gateway.farewell import Farewell
+from env_server.gateway.node import Nodes
 from env_server.gateway.registering import Registering, catalog_entry
 from env_server.gateway.registry import Registration, Registry
+from env_server.gateway.relay import Relay
+from env_server.gateway.relayed_making import RelayedMaking
+from env_server.gateway.relocation import Relocation
 from env_server.gateway.worker import RemoteWorker
+from env_server.held import HeldSession
 from env_server.information import Information
 from env_server.journal_file import JournalError, JournalFile
 from env_server.lifecycle import Lifecycle, Phase
@@ -31,7 +37,6 @@ from env_server.resetting import Resetting
 from env_server.revival import Revival
 from env_server.running import Runner
 from env_server.seat import Seat
-from env_server.session import Session
 from env_server.sessions import Sessions
 from env_server.settings import Isolation, Settings
 from env_server.stepping import Stepping
@@ -63,6 +68,7 @@ class Services:
         self.metrics = Metrics()
         self._catalog = catalog
         registry = Registry(self._appeared, catalog.remove)
+        nodes = Nodes(settings.max_reply_bytes)
         self._registry = registry
         self._workplaces = Workplaces(settings, RemoteWorker(registry))
         self._census = Census(seat, tokens.count)
@@ -76,12 +82,16 @@ class Services:
         self._neighbours = Neighbours(seat, self._forwarder)
         self._runner = Runner(settings, self.metrics, self._sessions)
         resetting = Resetting(settings, self.metrics, self._runner, self._journal_file)
+        farewell = Farewell(registry)
+        relocation = Relocation(settings, tokens, catalog, self._sessions, registry, nodes, farewell)
+        self._relay = Relay(self._sessions, relocation, self.metrics, is_gateway=settings.gateway)
         self._making = Making(
             settings,
             catalog,
             self._sessions,
             self._runner,
             resetting,
+            RelayedMaking(settings, tokens, self._sessions, registry, farewell),
             self._workplaces.of,
             self._journal_file,
         )
@@ -93,13 +103,15 @@ class Services:
             rendering=Rendering(self._runner),
             making=self._making,
             verifying=Verifying(settings, catalog, self.metrics, self._verifier),
-            registering=Registering(settings, catalog, registry),
+            registering=Registering(settings, catalog, registry, nodes),
+            relay=self._relay,
             information=Information(settings, seat, catalog, self._sessions, self._neighbours),
             neighbours=self._neighbours,
             claims=self._claims,
             metrics=self.metrics,
             rate=None if settings.rate_limit is None else RateLimit(settings.rate_limit),
         )
+        self.on_socket_dropped: Callable[[], None] | None = None
         self._answering: set[asyncio.Task[Any]] = set()
         self.metrics.watch_sessions(self._count_sessions, settings.max_sessions)
 
@@ -152,10 +164,12 @@ class Services:
             session = self._sessions.by_id.get(session_id)
             if session is not None:
                 self._leave(session, context.socket or "")
+        if self.on_socket_dropped is not None:
+            self.on_socket_dropped()
         if context.remote:
             self.answering(asyncio.get_running_loop().create_task(self._neighbours.socket_dropped(context)))
 
-    def _leave(self, session: Session, socket: str) -> None:
+    def _leave(self, session: HeldSession, socket: str) -> None:
         session.sockets.discard(socket)
         if session.lingers and not session.sockets and session.orphaned_at is None:
             self._sessions.orphan(session)
@@ -205,6 +219,7 @@ class Services:
         self.lifecycle.phase = Phase.DRAINING
         deadline = asyncio.get_running_loop().time() + self.settings.drain_grace_s
         await self._runner.idle(self.settings.drain_grace_s)
+        await self._relay.idle(max(0.0, deadline - asyncio.get_running_loop().time()))
         if self._answering:
             left = max(0.0, deadline - asyncio.get_running_loop().time())
             await asyncio.wait(self._answering, timeout=left)
@@ -214,6 +229,7 @@ class Services:
         if self._forwarder is not None:
             await self._forwarder.close()
         await self._sessions.shutdown()
+        await self._relay.shutdown()
         await self._workplaces.shutdown()
         if self._journal_file is not None:
             self._journal_file.close()

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gymnasium import Space
 
@@ -11,15 +11,13 @@ from clients.protocol.episode import PortableEpisode
 from clients.protocol.errors import ProblemError
 from clients.protocol.values import encode_value
 from env_server.actions import action_reader
+from env_server.held import EndReason, HeldSession
 from env_server.workers.base import StepOutcome, Worker
 from env_server.workers.inline import InlineWorker
 
 if TYPE_CHECKING:
     from env_server.catalog import CatalogEntry
     from env_server.journal import Journal
-
-EndReason = Literal["evicted", "closed", "lost", "replay_diverged"]
-"""Why a session is no more."""
 
 _REMEMBERED_RESETS = 4
 
@@ -71,63 +69,35 @@ class Running(NamedTuple):
     action: Any = None
 
 
-class Session:
-    """One environment of one caller.
+class Session(HeldSession):
+    """A session whose environment this process looks after.
 
     Attributes:
-        session_id: Its id; also the key of the environment in the worker.
-        owner: The name of the token that made it.
-        row: The row of that token in the quotas.
-        entry: What it is a session of.
         kwargs: What the client set.
-        worker: Where the environment lives.
+        worker: Where the environment lives; the session's id is its key there.
         inline: The same worker where it is this process, so that a step needs no await.
         attached: Whether the worker holds the environment. It does not after a crash or a time-out.
         recoverable: Whether an environment that is not attached can be rebuilt from the journal.
-        episode: Index of the episode; -1 before the first reset.
-        step: Steps taken in the episode; the index of the next one.
-        seed: Seed of the episode.
         playing: Whether a step can be taken: an episode has begun, and neither ended nor broke.
-        terminated: Whether the task ended.
-        truncated: Whether a limit cut the episode.
         last: The last step.
         resets: The last resets by their request id.
         running: The operation that runs in the worker now.
         journal: How to rebuild the episode.
-        idle_timeout_s: The session is evicted when it was not used for so long.
-        last_used: When it was last used, on the event loop's clock.
-        lingers: Whether it was made on a socket, and ends some time after its last socket.
-        orphaned_at: When its last socket dropped, while it has none.
-        sockets: The names of the open sockets that have used it.
     """
 
     __slots__ = (
         "action_space",
         "attached",
-        "entry",
-        "episode",
-        "idle_timeout_s",
         "inline",
         "journal",
         "kwargs",
         "last",
-        "last_used",
-        "lingers",
         "observation_space",
-        "orphaned_at",
-        "owner",
         "playing",
         "read_action",
         "recoverable",
         "resets",
-        "row",
         "running",
-        "seed",
-        "session_id",
-        "sockets",
-        "step",
-        "terminated",
-        "truncated",
         "worker",
     )
 
@@ -144,31 +114,37 @@ class Session:
         idle_timeout_s: float,
         now: float,
     ) -> None:
-        self.session_id = session_id
-        self.owner = owner
-        self.row = row
-        self.entry = entry
+        super().__init__(
+            session_id, entry=entry, owner=owner, row=row, idle_timeout_s=idle_timeout_s, now=now
+        )
         self.kwargs = kwargs
         self.worker = worker
         self.inline = worker if isinstance(worker, InlineWorker) else None
         self.journal = journal
-        self.idle_timeout_s = idle_timeout_s
-        self.last_used = now
-        self.lingers = False
-        self.orphaned_at: float | None = None
-        self.sockets: set[str] = set()
         self.attached = False
         self.recoverable = False
-        self.episode = -1
-        self.step = 0
-        self.seed: int | None = None
         self.playing = False
-        self.terminated = False
-        self.truncated = False
         self.last: StepRecord | None = None
         self.resets: OrderedDict[str, ResetRecord] | None = None
         self.running: Running | None = None
         self.take_spaces(entry.action_space, entry.observation_space)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an operation runs in the worker."""
+        return self.running is not None
+
+    def let_go(self, reason: EndReason) -> Coroutine[Any, Any, None] | None:
+        """Give a running operation up and close the environment."""
+        if self.running is not None:
+            self.running.task.cancel()
+        attached, self.attached = self.attached, False
+        if not attached:
+            return None
+        if self.inline is not None:
+            self.inline.close_now(self.session_id)
+            return None
+        return self.worker.close(self.session_id)
 
     def take_spaces(self, action_space: Space[Any], observation_space: Space[Any]) -> None:
         """Use the spaces of the environment that was made; kwargs may change them."""
@@ -216,17 +192,3 @@ class Session:
             self.last = StepRecord(self.episode, self.step - 1, episode.actions[-1], outcome, seen)
             self.terminated, self.truncated = bool(outcome.terminated), bool(outcome.truncated)
         self.playing = not (self.terminated or self.truncated)
-
-    def describe(self, now: float) -> dict[str, Any]:
-        """What lists of sessions show."""
-        return {
-            "session_id": self.session_id,
-            "env_id": self.entry.env_id,
-            "episode": self.episode if self.episode >= 0 else None,
-            "step": self.step if self.episode >= 0 else None,
-            "seed": self.seed,
-            "terminated": self.terminated,
-            "truncated": self.truncated,
-            "idle_s": round(max(0.0, now - self.last_used), 3),
-            "owner": self.owner,
-        }

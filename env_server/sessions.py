@@ -9,10 +9,10 @@ from clients.protocol.errors import ProblemError
 from env_server.auth import Caller
 from env_server.census import Census
 from env_server.expiry import Expiry
+from env_server.held import EndReason, HeldSession
 from env_server.journal_file import JournalFile
 from env_server.metrics import Metrics
 from env_server.seat import Seat
-from env_server.session import EndReason, Session
 from env_server.settings import Settings
 
 _ID_BYTES = 16
@@ -39,7 +39,7 @@ class Sessions:
         metrics: Metrics,
         journal_file: JournalFile | None,
     ) -> None:
-        self.by_id: dict[str, Session] = {}
+        self.by_id: dict[str, HeldSession] = {}
         self._settings = settings
         self._seat = seat
         self._census = census
@@ -98,7 +98,7 @@ class Sessions:
         """Give back places that were reserved and not used."""
         self._census.add(caller.row, -count)
 
-    def add(self, session: Session) -> None:
+    def add(self, session: HeldSession) -> None:
         """Take in a session whose place was reserved."""
         self.by_id[session.session_id] = session
         self._expiry.watch(session)
@@ -107,13 +107,13 @@ class Sessions:
         """Note a session that was here before this process was, and will be once its environment is."""
         self._expected.add(session_id)
 
-    def readmit(self, session: Session, caller: Caller) -> None:
+    def readmit(self, session: HeldSession, caller: Caller) -> None:
         """Take in a session that was here before this process was."""
         self._expected.discard(session.session_id)
         self._census.add(caller.row, 1)
         self.add(session)
 
-    def get(self, session_id: str, caller: Caller) -> Session:
+    def get(self, session_id: str, caller: Caller) -> HeldSession:
         """A session of this process that the caller may use.
 
         Raises:
@@ -128,13 +128,21 @@ class Sessions:
             raise ProblemError(
                 "draining", "no server has registered the session's environment again yet", retry_after=1
             )
+        self.refuse_ended(session_id, caller)
+        raise unknown_session(session_id)
+
+    def refuse_ended(self, session_id: str, caller: Caller) -> None:
+        """Refuse a session that was the caller's and ended.
+
+        Raises:
+            ProblemError: `session_gone` with the reason.
+        """
         owner, reason = self._tombstones.get(session_id, (None, None))
-        if reason is None or not (owner == caller.name or caller.is_admin):
-            raise unknown_session(session_id)
-        raise session_gone(session_id, reason)
+        if reason is not None and (owner == caller.name or caller.is_admin):
+            raise session_gone(session_id, reason)
 
     @staticmethod
-    def may_use(session: Session, caller: Caller) -> bool:
+    def may_use(session: HeldSession, caller: Caller) -> bool:
         """Whether a session is the caller's, or the caller an admin."""
         return session.owner == caller.name or caller.is_admin
 
@@ -143,18 +151,18 @@ class Sessions:
         entry = self._tombstones.get(session_id)
         return None if entry is None else entry[1]
 
-    def of(self, caller: Caller) -> Iterator[Session]:
+    def of(self, caller: Caller) -> Iterator[HeldSession]:
         """The caller's sessions, or all for an admin."""
         for session in self.by_id.values():
             if self.may_use(session, caller):
                 yield session
 
-    def orphan(self, session: Session) -> None:
+    def orphan(self, session: HeldSession) -> None:
         """Start the time that a session stays after its last socket."""
         session.orphaned_at = asyncio.get_running_loop().time()
         self._expiry.watch(session)
 
-    def end(self, session: Session, reason: EndReason) -> None:
+    def end(self, session: HeldSession, reason: EndReason) -> None:
         """End a session at once; its environment is closed in the background. Running operations are given up."""
         if self.by_id.pop(session.session_id, None) is None:
             return
@@ -164,15 +172,11 @@ class Sessions:
         self.bury(session.session_id, session.owner, reason)
         if self._journal_file is not None:
             self._journal_file.closed(session.session_id, reason)
-        if session.running is not None:
-            session.running.task.cancel()
-        if session.attached and session.inline is not None:
-            session.inline.close_now(session.session_id)
-        elif session.attached:
-            task = asyncio.get_running_loop().create_task(session.worker.close(session.session_id))
+        closing = session.let_go(reason)
+        if closing is not None:
+            task = asyncio.get_running_loop().create_task(closing)
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
-        session.attached = False
 
     def bury(self, session_id: str, owner: str, reason: EndReason) -> None:
         """Remember how a session ended."""
@@ -191,7 +195,7 @@ class Sessions:
         if self._closing:
             await asyncio.wait(self._closing, timeout=self._settings.drain_grace_s)
 
-    def _evict(self, session: Session) -> None:
+    def _evict(self, session: HeldSession) -> None:
         self.end(session, "evicted")
 
 

@@ -16,6 +16,7 @@ from env_server.context import Context
 from env_server.envelope import FrameId, as_problem, bad_frame, frame_id
 from env_server.negotiation import PROBLEM_MEDIA_TYPE, too_large_reply, too_large_request
 from env_server.operations import SOCKET_OPS
+from env_server.pending import Pending
 from env_server.replies import Reply
 from env_server.services import Services
 from env_server.validation import invalid
@@ -125,7 +126,9 @@ class Socket:
         self._max_batch = services.settings.max_batch
         self._max_in_flight = services.settings.max_in_flight
         self._context = Context(caller, binary=binary, socket=f"{services.seat.index}.{next(_names)}")
-        self._in_flight: dict[FrameId, asyncio.Task[None]] = {}
+        self._in_flight: set[FrameId] = set()
+        self._room: asyncio.Future[None] | None = None
+        self._answers: list[bytes] = []
 
     async def serve(self) -> None:
         """Answer frames until the socket drops. Operations that run then are finished all the same."""
@@ -141,7 +144,8 @@ class Socket:
                     await send(_message(content, binary))
                 elif len(self._in_flight) >= self._max_in_flight:
                     # Not reading on is what slows a client down that asks faster than it is answered.
-                    await asyncio.wait(self._in_flight.values(), return_when=asyncio.FIRST_COMPLETED)
+                    self._room = asyncio.get_running_loop().create_future()
+                    await self._room
         finally:
             self._services.socket_dropped(self._context)
 
@@ -158,7 +162,7 @@ class Socket:
             if number in self._in_flight:
                 raise invalid("id", f"the id {number!r} is in use")
             op = frame.get("op")
-            reply: Reply | Results | Awaitable[Reply | Results]
+            reply: Reply | Results | Pending | Awaitable[Reply | Results]
             if op == "batch":
                 reply = run_batch(
                     self._services.operations, self._context, read_batch(frame, self._max_batch)
@@ -171,9 +175,11 @@ class Socket:
                 raise ProblemError("unknown_op", f"there is no operation {op!r}", known=sorted(SOCKET_OPS))
             if isinstance(reply, (dict, list)):
                 return self._encode(number, reply)
-            task = asyncio.get_running_loop().create_task(self._finish(number, reply))
-            self._in_flight[number] = task
-            self._services.answering(task)
+            self._in_flight.add(number)
+            if isinstance(reply, Pending):
+                reply.listen(self._take_answer, number)
+                return None
+            self._services.answering(asyncio.get_running_loop().create_task(self._finish(number, reply)))
         except DecodeError as error:
             return self._encode_problem(number, invalid("", str(error)))
         except Exception as error:  # noqa: BLE001 - a defect of ours costs this frame, not the socket
@@ -202,12 +208,42 @@ class Socket:
             content = self._encode(number, await reply)
         except Exception as error:  # noqa: BLE001 - a defect of ours costs this frame, not the socket
             content = self._encode_problem(number, as_problem(error))
-        del self._in_flight[number]
+        self._forget(number)
         try:
             await self._send(_message(content, self._binary))
         except OSError:
             # The client went away; it may ask again on another socket.
             return
+
+    def _take_answer(self, number: FrameId, answer: Reply | Results | ProblemError) -> None:
+        """Answer a frame with what another server has answered; the answers of one turn of the loop share a task."""
+        try:
+            if isinstance(answer, ProblemError):
+                raise answer
+            content = self._encode(number, answer)
+        except ProblemError as problem:
+            content = self._encode_problem(number, problem)
+        self._forget(number)
+        if not self._answers:
+            self._services.answering(asyncio.get_running_loop().create_task(self._send_answers()))
+        self._answers.append(content)
+
+    async def _send_answers(self) -> None:
+        answers, self._answers = self._answers, []
+        try:
+            for content in answers:
+                await self._send(_message(content, self._binary))
+        except OSError:
+            # The client went away; it may ask again on another socket.
+            return
+
+    def _forget(self, number: FrameId) -> None:
+        """Note that a frame is answered."""
+        self._in_flight.discard(number)
+        if self._room is not None:
+            if not self._room.done():
+                self._room.set_result(None)
+            self._room = None
 
     def _encode(self, number: FrameId, reply: Reply | Results) -> bytes:
         if isinstance(reply, list):

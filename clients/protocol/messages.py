@@ -16,6 +16,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**53, strict=True)]
 RequestId = Annotated[str, Field(min_length=1, max_length=128)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1024, strict=True)]
+_LINGERS = "Whether a session made on a socket ends some time after its last socket dropped."
 Index = Annotated[int, Field(ge=0, strict=True)]
 UpstreamProtocol = Literal["rollgym", "openenv", "gem", "http"]
 
@@ -47,6 +48,7 @@ class MakeRequest(Request):
     count: Count | None = Field(default=None, description="Make this many; the reply is then a list.")
     reset: ResetFields | None = Field(default=None, description="Reset at once, too.")
     idle_timeout_s: Seconds | None = None
+    lingers: bool = Field(default=True, description=_LINGERS)
     request_id: RequestId | None = None
 
 
@@ -78,6 +80,7 @@ class ForkRequest(Request):
 
     count: Count = 1
     reseed: Seed | None = Field(default=None, description="Let the copies' chances differ from here on.")
+    lingers: bool = Field(default=True, description=_LINGERS)
     request_id: RequestId | None = None
 
 
@@ -85,6 +88,8 @@ class RestoreRequest(Request):
     """Make a session at the point of a portable episode."""
 
     episode: PortableEpisode
+    idle_timeout_s: Seconds | None = None
+    lingers: bool = Field(default=True, description=_LINGERS)
     request_id: RequestId | None = None
 
 

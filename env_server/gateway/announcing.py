@@ -13,7 +13,7 @@ from env_server.gateway.registry import DEFAULT_TTL_S
 from env_server.settings import Settings
 
 _BEAT_S = DEFAULT_TTL_S / 4
-_RETRY_S = 2.0
+_RETRY_S = 1.0
 _TIMEOUT_S = 90.0
 _log = logging.getLogger(__name__)
 
@@ -49,6 +49,12 @@ class Announcer:
         self._client = httpx.AsyncClient(headers=headers, timeout=_TIMEOUT_S, trust_env=False)
         self._registered: dict[str, dict[str, str]] = {gateway: {} for gateway in self._gateways}
         self._tasks: list[asyncio.Task[None]] = []
+        self._nudged = {gateway: asyncio.Event() for gateway in self._gateways}
+
+    def socket_dropped(self) -> None:
+        """Look at once whether the gateways still know this server: one of their sockets may have dropped."""
+        for nudged in self._nudged.values():
+            nudged.set()
 
     def start(self) -> None:
         """Begin to announce."""
@@ -90,7 +96,11 @@ class Announcer:
             if told or not registered:
                 _log.warning("registered with %s", gateway)
             told = ""
-            await asyncio.sleep(_BEAT_S)
+            await asyncio.sleep(_RETRY_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_BEAT_S - _RETRY_S):
+                    await self._nudged[gateway].wait()
+            self._nudged[gateway].clear()
 
     async def _register(self, gateway: str, env_id: str) -> str:
         body = {"env_id": env_id, "url": self._url, "protocol": "rollgym", "token": self._token}

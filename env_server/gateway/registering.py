@@ -9,6 +9,7 @@ from env_server.catalog import Catalog, CatalogEntry
 from env_server.context import Context
 from env_server.fields import own_fields, refuse_fields
 from env_server.gateway.http_upstream import HttpUpstream
+from env_server.gateway.node import Node, Nodes
 from env_server.gateway.probe import probe
 from env_server.gateway.registry import DEFAULT_TTL_S, Registration, Registry
 from env_server.gateway.rollgym_upstream import RollgymUpstream
@@ -31,15 +32,16 @@ class Registering:
         settings: The allowed networks and limits.
         catalog: Where registered environments are offered.
         registry: Where registrations are kept.
+        nodes: The nodes that registered servers of ours are.
     """
 
-    def __init__(self, settings: Settings, catalog: Catalog, registry: Registry) -> None:
+    def __init__(self, settings: Settings, catalog: Catalog, registry: Registry, nodes: Nodes) -> None:
         self._settings = settings
+        self._nodes = nodes
         self._catalog = catalog
         self._registry = registry
         self._rules = TargetRules(settings.allow_network)
         self._connect: Mapping[str, _Connect] = {
-            "rollgym": self._connect_rollgym,
             "http": self._connect_http,
         }
 
@@ -51,15 +53,20 @@ class Registering:
         if ttl_s > _LONGEST_TTL_S:
             raise invalid("ttl_s", f"at most {_LONGEST_TTL_S:g}")
         connect = self._connect.get(request.protocol)
-        if connect is None:
-            raise invalid("protocol", f"this gateway speaks {', '.join(self._connect)}")
+        if connect is None and request.protocol != "rollgym":
+            raise invalid("protocol", f"this gateway speaks rollgym, {', '.join(self._connect)}")
         target = await self._rules.check(request.url)
-        upstream = connect(request, target)
+        node: Node | None = None
+        if connect is None:
+            node = self._nodes.take(target, request.token, context.caller.name)
+            upstream: Upstream = RollgymUpstream(node, request.upstream_env_id or request.env_id)
+        else:
+            upstream = connect(request, target)
         try:
             spec, report = await probe(upstream)
             # While the server was asked, others may have registered.
             self._refuse_local(request.env_id)
-            self._registry.check_spec(request.env_id, spec)
+            self._registry.check_spec(request.env_id, request.protocol, spec)
             registration = self._registry.add(
                 Registration(
                     env_id=request.env_id,
@@ -72,8 +79,11 @@ class Registering:
                     upstream=upstream,
                     weight=request.weight,
                     ttl_s=ttl_s,
+                    relay=node,
                 )
             )
+            if node is not None:
+                node.returned()
         except BaseException:
             await upstream.shutdown()
             raise
@@ -109,10 +119,6 @@ class Registering:
         if entry is not None and entry.replicas is None:
             raise ProblemError("env_exists", f"{env_id} is an environment of this server: use another env_id")
 
-    def _connect_rollgym(self, request: RegisterRequest, target: Target) -> Upstream:
-        env_id = request.upstream_env_id or request.env_id
-        return RollgymUpstream(target, env_id, request.token, self._settings.max_reply_bytes)
-
     def _connect_http(self, request: RegisterRequest, target: Target) -> Upstream:
         return HttpUpstream(target, request.token, self._settings.max_reply_bytes)
 
@@ -138,6 +144,7 @@ def catalog_entry(registration: Registration, registry: Registry, settings: Sett
         max_episode_steps=spec.max_episode_steps,
         deterministic=spec.deterministic,
         replicas=lambda: registry.replicas(env_id),
+        relayed=registration.protocol == "rollgym",
         action_space=spec.action_space,
         observation_space=spec.observation_space,
     )

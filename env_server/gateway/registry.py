@@ -1,14 +1,17 @@
 """Registrations: which servers have which environment, and who takes the next session."""
 
 import asyncio
+import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import UpstreamProtocol
 from clients.protocol.spaces import describe_space
+from env_server.gateway.node import Node
 from env_server.gateway.targets import Target
 from env_server.gateway.upstream import EnvironmentSpec, Upstream
 
@@ -39,6 +42,8 @@ class Registration:
         expires_at: When it ends without a heartbeat, on the loop's clock.
         rests_until: Until when it takes no new sessions because it failed, on the loop's clock.
         draining: Whether it takes no new sessions because it is leaving.
+        relay: The node that operations are passed on to, where the server is one of ours.
+        described_spaces: The environment's spaces, as answers describe them.
     """
 
     env_id: str
@@ -57,6 +62,21 @@ class Registration:
     expires_at: float = 0.0
     rests_until: float = 0.0
     draining: bool = False
+    relay: Node | None = None
+    described_spaces: tuple[dict[str, Any], dict[str, Any]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.described_spaces = (
+            describe_space(self.spec.action_space),
+            describe_space(self.spec.observation_space),
+        )
+
+    @property
+    def node(self) -> Node:
+        """The node that operations are passed on to."""
+        if self.relay is None:
+            raise TypeError(f"operations are not passed on to servers that speak {self.protocol}")
+        return self.relay
 
     @property
     def place(self) -> tuple[str, str, str]:
@@ -89,14 +109,16 @@ class Registry:
         """How many servers have an environment."""
         return len(self._replicas.get(env_id, ()))
 
-    def check_spec(self, env_id: str, spec: EnvironmentSpec) -> None:
-        """Refuse a replica that is another environment than those that are here.
+    def check_spec(self, env_id: str, protocol: UpstreamProtocol, spec: EnvironmentSpec) -> None:
+        """Refuse a replica that is another environment than those that are here, or has its sessions kept elsewhere.
 
         Raises:
             ProblemError: `spec_mismatch`.
         """
         for replica in self._replicas.get(env_id, ())[:1]:
             differing = _differing(replica.spec, spec)
+            if (replica.protocol == "rollgym") != (protocol == "rollgym"):
+                differing.append("protocol")
             if differing:
                 raise ProblemError(
                     "spec_mismatch",
@@ -164,24 +186,51 @@ class Registry:
         if registration.draining and registration.sessions <= 0:
             self._let_go(registration)
 
-    async def place(self, env_id: str, patience_s: float) -> Registration | None:
+    def took(self, registration: Registration) -> None:
+        """Note that a server has one more session."""
+        registration.sessions += 1
+
+    def at_node(self, node: Node, upstream_env_id: str) -> Registration | None:
+        """The registration of a node's environment."""
+        return next(
+            (
+                each
+                for each in self._by_id.values()
+                if each.relay is node and each.upstream_env_id == upstream_env_id
+            ),
+            None,
+        )
+
+    async def changed(self, patience_s: float) -> None:
+        """Wait until a server has registered or sent a heartbeat, or until the patience ends."""
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self._changed.wait()
+
+    async def place(
+        self, env_id: str, patience_s: float, *, without: Collection[Registration] = ()
+    ) -> Registration | None:
         """The server that takes the next session: the least loaded one that answers.
 
         Where none does at present, one that comes back within the patience is waited for.
+
+        Args:
+            env_id: The environment.
+            patience_s: How long.
+            without: Servers that do not take it.
         """
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + patience_s
         while True:
-            chosen = self._least_loaded(env_id, loop.time())
+            chosen = self._least_loaded(env_id, loop.time(), without)
             if chosen is not None:
                 chosen.sessions += 1
                 return chosen
-            self._changed.clear()
-            try:
-                async with asyncio.timeout_at(give_up_at):
-                    await self._changed.wait()
-            except TimeoutError:
+            left = give_up_at - loop.time()
+            if left <= 0:
                 return None
+            await self.changed(left)
 
     def expires_at(self, registration: Registration) -> float:
         """When a registration ends without a heartbeat, in seconds since 1970."""
@@ -197,8 +246,12 @@ class Registry:
         self._replicas.clear()
         await asyncio.gather(*self._closing)
 
-    def _least_loaded(self, env_id: str, now: float) -> Registration | None:
-        able = [each for each in self._replicas.get(env_id, ()) if each.rests_until <= now]
+    def _least_loaded(
+        self, env_id: str, now: float, without: Collection[Registration]
+    ) -> Registration | None:
+        able = [
+            each for each in self._replicas.get(env_id, ()) if each.rests_until <= now and each not in without
+        ]
         return min(able, key=_busyness, default=None)
 
     def _drop(self, registration: Registration) -> None:

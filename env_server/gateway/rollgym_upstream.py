@@ -8,19 +8,15 @@ from typing import Any
 from gymnasium import Space
 
 from clients.caller import Caller
-from clients.pool import Timing
 from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
 from clients.protocol.spaces import parse_space
 from clients.protocol.values import decode_value, encode_value
+from env_server.gateway.node import Node
 from env_server.gateway.spec import read_spec
-from env_server.gateway.targets import Target
 from env_server.gateway.upstream import EnvironmentSpec, Upstream, UpstreamError
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, Spaces, StepOutcome, Verdict
 
-# A server that is away for longer has its sessions rebuilt on another one.
-_CONNECT_S = 5.0
-_RECONNECT_S = 5.0
 _PATIENCE_S = 60.0
 # The server's own time-out comes first, with a better message.
 _GRACE_S = 5.0
@@ -56,23 +52,16 @@ class RollgymUpstream(Upstream):
     Steps name their index and everything else has a request id, so what a broken connection may have cut off is asked
     again.
 
+    The probe and verifiers use it; sessions are passed on by the relay.
+
     Args:
-        target: Where it is.
+        node: The server.
         env_id: What the environment is called there.
-        token: Bearer token.
-        max_reply_bytes: Larger replies are refused.
     """
 
-    def __init__(self, target: Target, env_id: str, token: str | None, max_reply_bytes: int) -> None:
+    def __init__(self, node: Node, env_id: str) -> None:
         self._env_id = env_id
-        self._caller = Caller(
-            target.url,
-            token=token,
-            binary=True,
-            timing=Timing(_CONNECT_S, _RECONNECT_S, _PATIENCE_S),
-            address=target.address,
-            max_message_bytes=max_reply_bytes,
-        )
+        self._node = node
         self._sessions: dict[str, _Session] = {}
 
     async def spec(self) -> EnvironmentSpec:
@@ -161,8 +150,12 @@ class RollgymUpstream(Upstream):
             await self._call(fields, session.process, _GRACE_S)
 
     async def shutdown(self) -> None:
-        """Close the connections."""
-        await self._caller.pool.close()
+        """Need the connections no more."""
+        await self._node.release()
+
+    @property
+    def _caller(self) -> Caller:
+        return self._node.link(True).caller
 
     def _session(self, key: str) -> _Session:
         session = self._sessions.get(key)

@@ -25,6 +25,7 @@ class _SpecReply(BaseModel):
     max_episode_steps: int | None = Field(None, ge=1)
     deterministic: bool = False
     forkable: bool | None = None
+    isolation: Literal["inline", "thread", "process"] = "process"
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -54,5 +55,6 @@ def read_spec(reply: dict[str, Any]) -> EnvironmentSpec:
         max_episode_steps=given.max_episode_steps,
         deterministic=given.deterministic,
         forkable=given.deterministic if given.forkable is None else given.forkable and given.deterministic,
+        immediate=given.isolation == "inline",
         metadata=given.metadata,
     )

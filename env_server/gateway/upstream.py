@@ -26,6 +26,7 @@ class EnvironmentSpec:
         max_episode_steps: When it truncates.
         deterministic: Whether seed and actions rebuild the state.
         forkable: Whether a session may be copied.
+        immediate: Whether steps are answered at once, so that none has to wait for another.
         metadata: Whatever else it says.
     """
 
@@ -38,6 +39,7 @@ class EnvironmentSpec:
     max_episode_steps: int | None = None
     deterministic: bool = False
     forkable: bool = False
+    immediate: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -1,0 +1,272 @@
+"""Passing operations on to the nodes that have the sessions: envelopes are framed anew, values pass as they are.
+
+This is the hot path of a gateway. An operation costs no task and no future here; only what finds its node away is
+given a task, which looks for the session and asks again.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+from clients.protocol.arrays import DecodeError
+from clients.protocol.errors import ProblemError
+from clients.protocol.values import EncodeError
+from env_server.auth import Caller
+from env_server.context import Context
+from env_server.gateway.link import Passage
+from env_server.gateway.relayed import RelayedSession
+from env_server.gateway.relocation import PATIENCE_S, Relocation, renamed
+from env_server.gateway.session_names import parse_session_name
+from env_server.metrics import Metrics
+from env_server.replies import Reply
+from env_server.sessions import Sessions
+
+_RETRY_S = 1.0
+_UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, DecodeError, EncodeError)
+
+
+class Relay:
+    """The handlers of operations on sessions that nodes have.
+
+    Args:
+        sessions: Where sessions are kept.
+        relocation: Finds sessions again.
+        metrics: Where steps are counted.
+        is_gateway: Whether there can be any.
+    """
+
+    def __init__(
+        self, sessions: Sessions, relocation: Relocation, metrics: Metrics, *, is_gateway: bool
+    ) -> None:
+        self._is_gateway = is_gateway
+        self._sessions = sessions
+        self._relocation = relocation
+        self._steps = metrics.steps
+        self._loop = asyncio.get_running_loop()
+        self._running: set[asyncio.Task[None]] = set()
+
+    def call(
+        self, context: Context, session: RelayedSession, op: str, fields: Mapping[str, Any]
+    ) -> "OnItsWay":
+        """Pass an operation on."""
+        passed = dict(fields)
+        passed.pop("id", None)
+        passed["op"] = op
+        passed["session_id"] = session.upstream_id
+        binary = context.binary
+        if op == "reset" and "request_id" not in passed:
+            passed["request_id"] = session.node.link(binary).caller.new_request_id()
+        operation = OnItsWay(self, session, op, passed, binary)
+        session.in_flight += 1
+        if session.lock is not None and session.lock.locked():
+            self._ask_again(operation, gone=False)
+        else:
+            session.node.link(binary).send(operation)
+        return operation
+
+    def may_adopt(self, session_id: str) -> bool:
+        """Whether an id is that of a session at a node."""
+        return self._is_gateway and parse_session_name(session_id) is not None
+
+    async def adopt(self, caller: Caller, session_id: str) -> None:
+        """Take in a session at a node that this gateway has not passed operations on to yet.
+
+        Raises:
+            ProblemError: `unknown_session`, `session_gone`, or `draining` while its node is not registered.
+        """
+        await self._relocation.adopt(caller, session_id)
+
+    def close_unseen(self, caller: Caller, session_ids: Sequence[str]) -> int:
+        """End sessions that this gateway has not passed operations on to, and count them."""
+        return sum(self._relocation.close(caller, session_id) for session_id in session_ids)
+
+    async def idle(self, patience_s: float) -> None:
+        """Wait until nothing is on its way."""
+        sessions = self._sessions.by_id.values()
+        waiting = [
+            self._loop.create_task(session.quiet())
+            for session in sessions
+            if isinstance(session, RelayedSession) and session.is_busy
+        ]
+        if waiting:
+            _, late = await asyncio.wait(waiting, timeout=patience_s)
+            for task in late:
+                task.cancel()
+
+    async def shutdown(self) -> None:
+        """Give up on what is still on its way."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    # -- answers -------------------------------------------------------------------------------------------------
+
+    def answered(self, operation: "OnItsWay", reply: Reply) -> None:
+        """Take a node's answer down, and pass it on."""
+        session = operation.session
+        op = operation.op
+        try:
+            if op == "step":
+                session.take_step(operation.fields, reply, operation.binary)
+                self._steps[session.entry.env_id] += 1
+            elif op == "reset":
+                session.take_reset(operation.fields, reply, operation.binary)
+            elif op == "episode":
+                reply = {**reply, "env_id": session.entry.env_id}
+            elif op == "session":
+                reply = {
+                    **reply,
+                    "session_id": session.session_id,
+                    "env_id": session.entry.env_id,
+                    "owner": session.owner,
+                }
+        except _UNREADABLE as error:
+            self._finish(operation, ProblemError("upstream_error", f"the answer cannot be read: {error!r}"))
+            return
+        if session.incomplete and session.entry.deterministic:
+            self._spawn(self._learn(session))
+        self._finish(operation, reply)
+
+    def refused(self, operation: "OnItsWay", problem: ProblemError) -> None:
+        """Pass a node's problem on, or look for the session if that is the problem."""
+        session = operation.session
+        code = problem.code
+        if code == "unknown_session" or (code == "session_gone" and problem.extra.get("reason") == "lost"):
+            if self._sessions.by_id.get(session.session_id) is session:
+                self._ask_again(operation, gone=True)
+                return
+        elif code == "draining":
+            self._ask_again(operation, gone=False, after_s=float(problem.extra.get("retry_after", _RETRY_S)))
+            return
+        elif code == "session_gone":
+            self._sessions.end(session, problem.extra.get("reason", "lost"))
+        elif code in ("unauthorized", "forbidden", "internal"):
+            problem = ProblemError("upstream_error", f"the node answers {problem}")
+        self._finish(operation, renamed(problem, session.upstream_id, session.session_id))
+
+    def lost(self, operation: "OnItsWay", error: Exception, *, sent: bool) -> None:
+        """Ask again what a broken connection may have cut off."""
+        if sent and not operation.is_safe_to_repeat:
+            self._finish(operation, _not_known(error))
+        else:
+            self._ask_again(operation, gone=False)
+
+    def _finish(self, operation: "OnItsWay", answer: "Reply | ProblemError") -> None:
+        operation.session.landed()
+        operation.answer(answer)
+
+    # -- sessions that have to be found first --------------------------------------------------------------------
+
+    def _ask_again(self, operation: "OnItsWay", *, gone: bool, after_s: float = 0.0) -> None:
+        self._spawn(self._find_and_ask(operation, gone, after_s))
+
+    async def _find_and_ask(self, operation: "OnItsWay", gone: bool, after_s: float) -> None:
+        """Ask the node again, once it is known that it answers and has the session."""
+        session = operation.session
+        deadline = self._loop.time() + PATIENCE_S
+        if session.lock is None:
+            session.lock = asyncio.Lock()
+        try:
+            async with session.lock:
+                if operation.fields["session_id"] == session.upstream_id:
+                    await asyncio.sleep(after_s)
+                    await self._relocation.bring_back(session, gone=gone, deadline=deadline)
+                await self._ask(operation, deadline)
+        except ProblemError as problem:
+            self._finish(operation, problem)
+        except asyncio.CancelledError:
+            self._finish(
+                operation, ProblemError("draining", "the gateway is going away", retry_after=_RETRY_S)
+            )
+            raise
+
+    async def _ask(self, operation: "OnItsWay", deadline: float) -> None:
+        session = operation.session
+        while True:
+            operation.fields["session_id"] = session.upstream_id
+            gone = False
+            try:
+                reply = await session.node.link(operation.binary).ask(operation.fields, session.process)
+            except ProblemError as problem:
+                gone = problem.code == "unknown_session"
+                if not (gone or problem.code == "draining") or self._loop.time() >= deadline:
+                    self._refuse_found(operation, problem)
+                    return
+                if not gone:
+                    await asyncio.sleep(float(problem.extra.get("retry_after", _RETRY_S)))
+            except (ConnectionError, TimeoutError) as error:
+                if not operation.is_safe_to_repeat:
+                    raise _not_known(error) from error
+                if self._loop.time() >= deadline:
+                    raise ProblemError("upstream_error", str(error)) from error
+            else:
+                self.answered(operation, reply)
+                return
+            await self._relocation.bring_back(session, gone=gone, deadline=deadline)
+
+    def _refuse_found(self, operation: "OnItsWay", problem: ProblemError) -> None:
+        if problem.code == "unknown_session":
+            problem = ProblemError("upstream_error", "the node forgets the session each time")
+        session = operation.session
+        self._finish(operation, renamed(problem, session.upstream_id, session.session_id))
+
+    async def _learn(self, session: RelayedSession) -> None:
+        """Ask the node for the steps that went through other gateways."""
+        session.incomplete = False
+        caller = session.node.link(False).caller
+        fields = {"op": "episode", "session_id": session.upstream_id}
+        try:
+            reply = await caller.call(fields, session.process, caller.deadline())
+            session.take_episode(reply.payload)
+        except (ConnectionError, TimeoutError, ProblemError, *_UNREADABLE):
+            session.incomplete = True
+
+    def _spawn(self, body: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(body)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+
+class OnItsWay(Passage):
+    """An operation on a session, on its way to the node.
+
+    Attributes:
+        session: The session.
+        op: The operation.
+        binary: Whether it is in MessagePack.
+    """
+
+    __slots__ = ("_relay", "binary", "op", "session")
+
+    def __init__(
+        self, relay: Relay, session: RelayedSession, op: str, fields: dict[str, Any], binary: bool
+    ) -> None:
+        super().__init__(fields, session.process, session.shares_frames)
+        self._relay = relay
+        self.session = session
+        self.op = op
+        self.binary = binary
+
+    def answered(self, reply: Any) -> None:
+        """Take the node's answer."""
+        self._relay.answered(self, reply)
+
+    def refused(self, problem: ProblemError) -> None:
+        """Take the node's problem."""
+        self._relay.refused(self, problem)
+
+    def lost(self, error: Exception, *, sent: bool) -> None:
+        """Note that no answer will come."""
+        self._relay.lost(self, error, sent=sent)
+
+    @property
+    def is_safe_to_repeat(self) -> bool:
+        """Whether the node knows it again."""
+        return self.op != "step" or self.fields.get("step") is not None
+
+
+def _not_known(error: Exception) -> ProblemError:
+    return ProblemError(
+        "upstream_error",
+        f"{error}; whether the step was taken is not known: name its episode and step, and ask again",
+    )

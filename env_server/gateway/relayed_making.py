@@ -1,0 +1,329 @@
+"""Making sessions at nodes: make, fork and restore."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from clients.protocol.errors import RETRY_LATER, ProblemError
+from clients.protocol.messages import ForkRequest, MakeRequest, RestoreRequest
+from env_server.auth import Caller, Tokens
+from env_server.catalog import CatalogEntry
+from env_server.context import Context
+from env_server.gateway.farewell import Farewell
+from env_server.gateway.registry import Registration, Registry
+from env_server.gateway.relayed import RelayedSession
+from env_server.gateway.relocation import PATIENCE_S, renamed
+from env_server.gateway.session_names import session_name
+from env_server.journal import Journal
+from env_server.replies import Reply
+from env_server.sessions import Sessions
+from env_server.settings import Settings
+
+# A session may find so many nodes full or away, one after another.
+_ROUNDS = 4
+
+
+class RelayedOpening(NamedTuple):
+    """What the answer to a call that opened a session at a node holds, in the encoding in which it came."""
+
+    session: RelayedSession
+    reply: Reply
+    binary: bool
+
+    def answer(self, context: Context) -> Reply:
+        """The answer, in the caller's encoding."""
+        reset = self.reply.get("reset")
+        if reset is None or self.binary == context.binary:
+            return self.reply
+        encoded = self.session.encoded(reset, was_binary=self.binary, binary=context.binary)
+        return {**self.reply, "reset": encoded}
+
+
+class _Made(NamedTuple):
+    """A session at a node that has no name here yet."""
+
+    home: Registration
+    upstream_id: str
+    process: int
+    reply: Reply
+
+
+class RelayedMaking:
+    """Opens sessions at nodes.
+
+    Args:
+        settings: Time-outs.
+        tokens: The keys of owners, for the ids.
+        sessions: Where sessions are kept.
+        registry: Says which node takes the next session.
+        farewell: How sessions end.
+    """
+
+    def __init__(
+        self, settings: Settings, tokens: Tokens, sessions: Sessions, registry: Registry, farewell: Farewell
+    ) -> None:
+        self._settings = settings
+        self._tokens = tokens
+        self._sessions = sessions
+        self._registry = registry
+        self._farewell = farewell
+
+    async def make(
+        self, context: Context, entry: CatalogEntry, request: MakeRequest, idle_timeout_s: float
+    ) -> list[RelayedOpening]:
+        """Make sessions, each at the node that is least loaded, all or none."""
+        count = request.count or 1
+        fields: dict[str, Any] = {
+            "op": "make",
+            "kwargs": request.kwargs,
+            "idle_timeout_s": idle_timeout_s,
+            "lingers": False,
+        }
+        if request.reset is not None:
+            fields["reset"] = request.reset.model_dump(exclude_none=True)
+        self._sessions.reserve(context.caller, count)
+        made: list[_Made] = []
+        try:
+            await self._make_all(entry, fields, count, context.binary, made)
+            opened = [self._open(context, entry, each, request.kwargs or {}, idle_timeout_s) for each in made]
+        except BaseException:
+            self._sessions.release(context.caller, count)
+            self._discard(made)
+            raise
+        openings = []
+        for session, each in zip(opened, made, strict=True):
+            reset = each.reply.get("reset")
+            if reset is not None:
+                options = None if request.reset is None else request.reset.options
+                session.take_reset({"options": options}, reset, context.binary)
+            openings.append(RelayedOpening(session, self._named(session, each.reply), context.binary))
+            self._sessions.add(session)
+        return openings
+
+    async def restore(
+        self, context: Context, entry: CatalogEntry, request: RestoreRequest, idle_timeout_s: float
+    ) -> list[RelayedOpening]:
+        """Begin a session at the point of a portable episode."""
+        episode = request.episode
+        fields = {
+            "op": "restore",
+            "episode": episode.model_dump(mode="json"),
+            "idle_timeout_s": idle_timeout_s,
+            "lingers": False,
+        }
+        self._sessions.reserve(context.caller, 1)
+        made: list[_Made] = []
+        try:
+            await self._make_all(entry, fields, 1, context.binary, made)
+            session = self._open(context, entry, made[0], episode.kwargs, idle_timeout_s)
+        except BaseException:
+            self._sessions.release(context.caller, 1)
+            self._discard(made)
+            raise
+        session.take_episode(episode.model_dump(mode="json"))
+        self._sessions.add(session)
+        return [RelayedOpening(session, self._named(session, made[0].reply), context.binary)]
+
+    async def fork(
+        self, context: Context, session: RelayedSession, request: ForkRequest
+    ) -> list[RelayedOpening]:
+        """Copy a session at its node."""
+        await session.quiet()
+        fields = {"op": "fork", "session_id": session.upstream_id, "count": request.count, "lingers": False}
+        if request.reseed is not None:
+            fields["reseed"] = request.reseed
+        self._sessions.reserve(context.caller, request.count)
+        home, made = session.home, list[_Made]()
+        try:
+            try:
+                reply, process = await self._ask(home, fields, False, session.process)
+                for upstream_id in reply["session_ids"]:
+                    self._registry.took(home)
+                    made.append(_Made(home, str(upstream_id), process, {}))
+            except ProblemError as problem:
+                raise renamed(problem, session.upstream_id, session.session_id) from problem
+            except (ConnectionError, TimeoutError) as error:
+                raise ProblemError("upstream_error", str(error)) from error
+            asked = ({"op": "episode", "session_id": each.upstream_id} for each in made)
+            episodes = await asyncio.gather(*(self._ask(home, each, False, process) for each in asked))
+            copies = [
+                self._open(context, session.entry, each, session.journal.kwargs, session.idle_timeout_s)
+                for each in made
+            ]
+        except BaseException:
+            self._sessions.release(context.caller, request.count)
+            self._discard(made)
+            raise
+        for copy, (episode, _) in zip(copies, episodes, strict=True):
+            copy.take_episode(episode)
+            copy.terminated, copy.truncated = session.terminated, session.truncated
+            self._sessions.add(copy)
+        return [RelayedOpening(copy, self._named(copy, {}), context.binary) for copy in copies]
+
+    # -- at the nodes --------------------------------------------------------------------------------------------
+
+    async def _make_all(
+        self, entry: CatalogEntry, fields: dict[str, Any], count: int, binary: bool, made: list[_Made]
+    ) -> None:
+        """Make sessions; a node that is full or away leaves its share to the others."""
+        full: dict[Registration, Exception] = {}
+        for _ in range(_ROUNDS):
+            homes: Counter[Registration] = Counter()
+            while len(made) + homes.total() < count:
+                home = await self._registry.place(
+                    entry.env_id, 0.0 if full or homes else PATIENCE_S, without=full
+                )
+                if home is None:
+                    break
+                homes[home] += 1
+            if not homes:
+                break
+            shares = list(homes.items())
+            results = await asyncio.gather(
+                *(self._make_share(home, fields, number, binary) for home, number in shares),
+                return_exceptions=True,
+            )
+            refusal: BaseException | None = None
+            for (home, number), result in zip(shares, results, strict=True):
+                if isinstance(result, BaseException):
+                    for _ in range(number):
+                        self._registry.released(home)
+                    if not _leaves_it_to_others(result):
+                        refusal = result
+                    elif isinstance(result, Exception):
+                        full[home] = result
+                        if not isinstance(result, ProblemError):
+                            self._registry.failed(home)
+                else:
+                    made.extend(result)
+            if refusal is not None:
+                raise _as_problem(refusal)
+            if len(made) == count:
+                return
+        raise _as_problem(next(iter(full.values()), None) or _nobody(entry))
+
+    async def _make_share(
+        self, home: Registration, fields: dict[str, Any], count: int, binary: bool
+    ) -> list[_Made]:
+        """Make sessions at one node, spread over its processes."""
+        caller = home.node.link(binary).caller
+        pool = caller.pool
+        shares = Counter([await pool.next_process() for _ in range(count)])
+        op = fields["op"]
+        request = dict(fields)
+        if op == "restore":
+            request["episode"] = {**fields["episode"], "env_id": home.upstream_env_id}
+        else:
+            request["env_id"] = home.upstream_env_id
+        frames = []
+        for process, number in shares.items():
+            for first in range(0, number, pool.max_batch):
+                size = min(pool.max_batch, number - first)
+                frame = {**request, "request_id": caller.new_request_id()}
+                if op == "make":
+                    frame["count"] = size
+                frames.append((process, frame))
+        asked = (self._ask(home, frame, binary, process) for process, frame in frames)
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        made = []
+        failed: BaseException | None = None
+        for result in results:
+            if isinstance(result, BaseException):
+                failed = result
+                continue
+            reply, process = result
+            try:
+                for each in reply["sessions"] if op == "make" else [reply]:
+                    made.append(_Made(home, str(each["session_id"]), process, each))
+            except (KeyError, TypeError) as error:
+                failed = ProblemError("upstream_error", f"the answer to {op} cannot be read: {error!r}")
+        if failed is None:
+            return made
+        for each in made:
+            home.node.close_session(each.upstream_id)
+        raise failed
+
+    async def _ask(
+        self, home: Registration, fields: Mapping[str, Any], binary: bool, process: int | None
+    ) -> tuple[Reply, int]:
+        caller = home.node.link(binary).caller
+        deadline = caller.deadline(self._settings.make_timeout_s)
+        connection = await caller.pool.connection(process)
+        reply = await connection.request(dict(fields), deadline, caller.pool.max_request_bytes)
+        if not isinstance(reply.payload, dict):
+            raise ProblemError("upstream_error", f"{fields['op']} is not answered with an object")
+        return reply.payload, reply.process
+
+    def _discard(self, made: Sequence[_Made]) -> None:
+        for each in made:
+            each.home.node.close_session(each.upstream_id)
+            self._registry.released(each.home)
+
+    # -- here ----------------------------------------------------------------------------------------------------
+
+    def _open(
+        self,
+        context: Context,
+        entry: CatalogEntry,
+        made: _Made,
+        kwargs: dict[str, Any],
+        idle_timeout_s: float,
+    ) -> RelayedSession:
+        lingers = context.socket is not None
+        node = made.home.node
+        session = RelayedSession(
+            self._name(context.caller, lingers, node.key, made.upstream_id),
+            entry=entry,
+            owner=context.caller.name,
+            row=context.caller.row,
+            idle_timeout_s=idle_timeout_s,
+            now=asyncio.get_running_loop().time(),
+            home=made.home,
+            node=node,
+            upstream_id=made.upstream_id,
+            process=made.process,
+            journal=Journal(entry.env_id, entry.version, kwargs),
+            farewell=self._farewell,
+        )
+        if "action_space" in made.reply:
+            session.take_spaces(made.reply)
+        if context.socket is not None:
+            session.lingers = True
+            session.sockets.add(context.socket)
+            context.sessions.add(session.session_id)
+        return session
+
+    def _name(self, owner: Caller, lingers: bool, node: str, upstream_id: str) -> str:
+        try:
+            return session_name(self._tokens.key(owner.name), lingers, node, upstream_id)
+        except ValueError as error:
+            raise ProblemError("upstream_error", f"the session cannot be named: {error}") from error
+
+    @staticmethod
+    def _named(session: RelayedSession, reply: Reply) -> Reply:
+        return {**reply, "session_id": session.session_id, "env_id": session.entry.env_id}
+
+
+def _leaves_it_to_others(error: BaseException) -> bool:
+    """Whether another node may take what one has refused."""
+    if isinstance(error, ProblemError):
+        return error.code in RETRY_LATER or error.code in ("unauthorized", "forbidden")
+    return isinstance(error, ConnectionError | TimeoutError)
+
+
+def _as_problem(error: BaseException) -> BaseException:
+    if isinstance(error, ProblemError) and error.code in (
+        "unauthorized",
+        "forbidden",
+        "internal",
+        "unknown_env",
+    ):
+        return ProblemError("upstream_error", f"the node answers {error}")
+    if isinstance(error, ConnectionError | TimeoutError):
+        return ProblemError("upstream_error", str(error) or "a node did not answer in time")
+    return error
+
+
+def _nobody(entry: CatalogEntry) -> ProblemError:
+    return ProblemError("upstream_error", f"no registered server has {entry.env_id} at present")

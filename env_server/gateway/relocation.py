@@ -1,0 +1,253 @@
+"""Finding sessions again: at their node once it is back, on another node, or after a start of the gateway."""
+
+import asyncio
+import logging
+from collections.abc import Collection
+from typing import Any
+
+from clients.protocol.errors import RETRY_LATER, ProblemError
+from clients.transport import ConnectionLost
+from env_server.auth import Caller, Tokens
+from env_server.catalog import Catalog
+from env_server.gateway.farewell import Farewell
+from env_server.gateway.node import Node, Nodes
+from env_server.gateway.registry import Registration, Registry
+from env_server.gateway.relayed import RelayedSession
+from env_server.gateway.session_names import SessionName, parse_session_name
+from env_server.journal import Journal
+from env_server.sessions import Sessions, session_gone, unknown_session
+from env_server.settings import Settings
+
+# How long a node may be away before its sessions go on elsewhere, where there is an elsewhere.
+_RECONNECT_S = 1.0
+# A node that is started again registers again within this time, as a rule.
+PATIENCE_S = 15.0
+# Nodes register again with a gateway that was started anew within this time, or are gone for good.
+_REGISTRATION_PATIENCE_S = 120.0
+_log = logging.getLogger(__name__)
+
+
+class Relocation:
+    """Brings sessions back that their nodes do not answer for.
+
+    Args:
+        settings: Time-outs.
+        tokens: Whose sessions are whose.
+        catalog: The environments.
+        sessions: Where sessions are kept.
+        registry: The registrations.
+        nodes: The nodes.
+        farewell: How sessions end.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        tokens: Tokens,
+        catalog: Catalog,
+        sessions: Sessions,
+        registry: Registry,
+        nodes: Nodes,
+        farewell: Farewell,
+    ) -> None:
+        self._settings = settings
+        self._tokens = tokens
+        self._catalog = catalog
+        self._sessions = sessions
+        self._registry = registry
+        self._nodes = nodes
+        self._farewell = farewell
+        self._loop = asyncio.get_running_loop()
+        self._started_at = self._loop.time()
+        self._adopting: dict[str, asyncio.Task[RelayedSession]] = {}
+
+    # -- a node that is away -------------------------------------------------------------------------------------
+
+    async def bring_back(self, session: RelayedSession, *, gone: bool, deadline: float) -> None:
+        """See to it that a session is at a node that answers.
+
+        Args:
+            session: The session.
+            gone: Whether its node does not have it any more.
+            deadline: When to give up, on the loop's clock.
+
+        Raises:
+            ProblemError: `session_gone`, or `upstream_error` if no node answers in time.
+        """
+        trouble = "its node does not have it any more"
+        while True:
+            if not gone:
+                node = self._nodes.find(session.node.key) or session.node
+                try:
+                    async with asyncio.timeout(_RECONNECT_S):
+                        await node.link(False).caller.pool.connection(session.process)
+                except (ConnectionError, TimeoutError, ProblemError) as error:
+                    trouble = str(error) or f"{node.target.url} does not answer"
+                    self._registry.failed(session.home)
+                else:
+                    session.node = node
+                    return
+            if await self._begin_anew(session, without=() if gone else (session.home,)):
+                return
+            left = deadline - self._loop.time()
+            if left <= 0:
+                raise ProblemError("upstream_error", f"{session.entry.env_id}: {trouble}")
+            await self._registry.changed(min(left, _RECONNECT_S))
+
+    async def _begin_anew(self, session: RelayedSession, *, without: Collection[Registration]) -> bool:
+        """Restore a session at another node; False if none takes it at present."""
+        entry = session.entry
+        if session.episode >= 0 and (not entry.deterministic or session.incomplete):
+            if without:
+                # Its node may come back with it.
+                return False
+            self._sessions.end(session, "lost")
+            raise session_gone(session.session_id, "lost")
+        home = await self._registry.place(entry.env_id, 0.0, without=without)
+        if home is None:
+            return False
+        node = home.node
+        try:
+            upstream_id, process = await self._restore(session, home)
+        except BaseException as error:
+            self._registry.released(home)
+            if isinstance(error, ConnectionError | TimeoutError):
+                self._registry.failed(home)
+                return False
+            if isinstance(error, ProblemError):
+                return self._not_restored(session, home, error)
+            raise
+        session.node.abandoned.append(session.upstream_id)
+        self._registry.released(session.home)
+        session.live_at(home, node, upstream_id, process)
+        _log.warning("session %s goes on at %s", session.session_id, node.target.url)
+        return True
+
+    def _not_restored(self, session: RelayedSession, home: Registration, problem: ProblemError) -> bool:
+        if problem.code in RETRY_LATER:
+            self._registry.failed(home)
+            return False
+        if problem.code == "session_gone" and problem.extra.get("reason") == "replay_diverged":
+            self._sessions.end(session, "replay_diverged")
+            raise session_gone(session.session_id, "replay_diverged") from problem
+        raise ProblemError("upstream_error", f"{home.target.url} cannot restore it: {problem}") from problem
+
+    async def _restore(self, session: RelayedSession, home: Registration) -> tuple[str, int]:
+        caller = home.node.link(False).caller
+        fields: dict[str, Any] = {
+            "lingers": False,
+            "idle_timeout_s": session.idle_timeout_s,
+            "request_id": caller.new_request_id(),
+        }
+        if session.episode >= 0:
+            episode = {**session.portable(), "env_id": home.upstream_env_id}
+            fields |= {"op": "restore", "episode": episode}
+        else:
+            fields |= {"op": "make", "env_id": home.upstream_env_id, "kwargs": session.journal.kwargs}
+        process = await caller.pool.next_process()
+        deadline = caller.deadline(self._settings.make_timeout_s)
+        reply = await caller.call(fields, process, deadline)
+        return str(reply.payload["session_id"]), reply.process
+
+    # -- sessions that this gateway has not seen -----------------------------------------------------------------
+
+    async def adopt(self, caller: Caller, session_id: str) -> RelayedSession:
+        """A session that another gateway was passing on, or this one before it was started anew.
+
+        Raises:
+            ProblemError: `unknown_session`, `session_gone`, or `draining` while its node is not registered.
+        """
+        name = parse_session_name(session_id)
+        owner = None if name is None else self._owner(caller, name)
+        if name is None or owner is None:
+            raise unknown_session(session_id)
+        adopting = self._adopting.get(session_id)
+        if adopting is None:
+            adopting = self._loop.create_task(self._adopt(owner, session_id, name))
+            self._adopting[session_id] = adopting
+            adopting.add_done_callback(lambda done: self._adopting.pop(session_id))
+        return await asyncio.shield(adopting)
+
+    def close(self, caller: Caller, session_id: str) -> bool:
+        """End a session of the caller's at its node, if that is known."""
+        name = parse_session_name(session_id)
+        if name is None or self._owner(caller, name) is None:
+            return False
+        node = self._nodes.find(name.node)
+        if node is not None:
+            node.close_session(name.upstream_id)
+        return node is not None
+
+    def _owner(self, caller: Caller, name: SessionName) -> Caller | None:
+        candidates = list(self._tokens.everybody()) if caller.is_admin else [caller]
+        return next((each for each in candidates if name.is_of(self._tokens.key(each.name))), None)
+
+    async def _adopt(self, owner: Caller, session_id: str, name: SessionName) -> RelayedSession:
+        node = await self._find(session_id, name)
+        described = await self._ask(node, session_id, name, "session")
+        home = self._registry.at_node(node, str(described["env_id"]))
+        entry = None if home is None else self._catalog.find(home.env_id)
+        if home is None or entry is None:
+            raise _not_registered(session_id)
+        episode = await self._ask(node, session_id, name, "episode")
+        self._sessions.reserve(owner, 1)
+        session = RelayedSession(
+            session_id,
+            entry=entry,
+            owner=owner.name,
+            row=owner.row,
+            idle_timeout_s=self._settings.idle_timeout_s,
+            now=self._loop.time(),
+            home=home,
+            node=node,
+            upstream_id=name.upstream_id,
+            process=None,
+            journal=Journal(entry.env_id, entry.version, {}),
+            farewell=self._farewell,
+        )
+        session.take_episode(episode)
+        session.terminated, session.truncated = described["terminated"], described["truncated"]
+        session.lingers = name.lingers
+        self._registry.took(home)
+        self._sessions.add(session)
+        return session
+
+    async def _find(self, session_id: str, name: SessionName) -> Node:
+        deadline = self._loop.time() + PATIENCE_S
+        while True:
+            node = self._nodes.find(name.node)
+            if node is not None:
+                return node
+            if self._loop.time() > self._started_at + _REGISTRATION_PATIENCE_S:
+                raise session_gone(session_id, "lost")
+            if self._loop.time() >= deadline:
+                raise _not_registered(session_id)
+            await self._registry.changed(deadline - self._loop.time())
+
+    async def _ask(self, node: Node, session_id: str, name: SessionName, op: str) -> dict[str, Any]:
+        caller = node.link(False).caller
+        fields = {"op": op, "session_id": name.upstream_id}
+        try:
+            reply = await caller.call(fields, None, caller.deadline())
+        except ProblemError as problem:
+            if problem.code == "unknown_session":
+                raise session_gone(session_id, "lost") from problem
+            raise renamed(problem, name.upstream_id, session_id) from problem
+        except (ConnectionLost, ConnectionError, TimeoutError) as error:
+            raise ProblemError("upstream_error", str(error)) from error
+        if not isinstance(reply.payload, dict):
+            raise ProblemError("upstream_error", f"{op} is answered with {type(reply.payload).__name__}")
+        return reply.payload
+
+
+def renamed(problem: ProblemError, upstream_id: str, session_id: str) -> ProblemError:
+    """A node's problem, with the id that the client knows."""
+    if upstream_id not in problem.detail:
+        return problem
+    return ProblemError(problem.code, problem.detail.replace(upstream_id, session_id), **problem.extra)
+
+
+def _not_registered(session_id: str) -> ProblemError:
+    return ProblemError(
+        "draining", f"the server that has session {session_id!r} has not registered yet", retry_after=1
+    )

@@ -1,0 +1,88 @@
+"""The ids of sessions that a gateway passes on: they say whose a session is and where, so that any gateway can go on.
+
+An id is `<kind><node><proof>.<id at the node>`. Where a node is a gateway itself, the id there is such an id again.
+"""
+
+import base64
+import hashlib
+import hmac
+import re
+from dataclasses import dataclass
+
+_NODE_BYTES = 5
+_PROOF_BYTES = 10
+_NODE = 8
+_PROOF = 16
+_LONGEST = 128
+_PATTERN = re.compile(rf"([sh])([a-z2-7]{{{_NODE}}})([a-z2-7]{{{_PROOF}}})\.([A-Za-z0-9._-]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionName:
+    """What the id of a session says.
+
+    Attributes:
+        lingers: Whether the session was made on a socket, and ends some time after its last one.
+        node: The key of the node that has it.
+        upstream_id: Its id there.
+        proof: That its owner was given it.
+    """
+
+    lingers: bool
+    node: str
+    upstream_id: str
+    proof: str
+
+    def is_of(self, key: bytes) -> bool:
+        """Whether it was given to the owner whose key this is."""
+        return hmac.compare_digest(self.proof, _proof(key, self.lingers, self.node, self.upstream_id))
+
+
+def node_key(url: str, owner: str) -> str:
+    """The key of a node: the same for every gateway, and after every start.
+
+    Args:
+        url: Where it is.
+        owner: The name of the token that registered it, so that nobody else can speak for it.
+    """
+    return _base32(hashlib.blake2b(f"{owner} {url}".encode(), digest_size=_NODE_BYTES).digest())
+
+
+def session_name(key: bytes, lingers: bool, node: str, upstream_id: str) -> str:
+    """The id of a session.
+
+    Args:
+        key: The key of its owner.
+        lingers: Whether it was made on a socket.
+        node: The key of its node.
+        upstream_id: Its id there.
+
+    Raises:
+        ValueError: It would be too long, after too many gateways.
+    """
+    name = f"{_kind(lingers)}{node}{_proof(key, lingers, node, upstream_id)}.{upstream_id}"
+    if len(name) > _LONGEST:
+        raise ValueError(f"its id has {len(name)} characters after so many gateways, {_LONGEST} are allowed")
+    return name
+
+
+def parse_session_name(session_id: str) -> SessionName | None:
+    """What an id says; None for one that no gateway gave."""
+    found = _PATTERN.fullmatch(session_id) if len(session_id) <= _LONGEST else None
+    if found is None:
+        return None
+    kind, node, proof, upstream_id = found.groups()
+    return SessionName(kind == "s", node, upstream_id, proof)
+
+
+def _kind(lingers: bool) -> str:
+    return "s" if lingers else "h"
+
+
+def _proof(key: bytes, lingers: bool, node: str, upstream_id: str) -> str:
+    content = f"{_kind(lingers)}{node}.{upstream_id}".encode()
+    return _base32(hashlib.blake2b(content, digest_size=_PROOF_BYTES, key=key).digest())
+
+
+def _base32(content: bytes) -> str:
+    return base64.b32encode(content).decode().lower()

@@ -1,0 +1,53 @@
+"""An answer that comes later, without a task or a future for each: a relay has thousands of them at a time."""
+
+import asyncio
+from collections.abc import Callable, Generator
+from typing import Any
+
+from clients.protocol.errors import ProblemError
+
+Listener = Callable[[Any, Any], None]
+"""Takes a tag of the listener's own and the answer, or the `ProblemError` that is the answer."""
+
+_NOT_YET = object()
+
+
+class Pending:
+    """An answer that is told to one listener, or awaited."""
+
+    __slots__ = ("_answer", "_listener", "_tag")
+
+    def __init__(self) -> None:
+        self._answer: Any = _NOT_YET
+        self._listener: Listener | None = None
+        self._tag: Any = None
+
+    def listen(self, listener: Listener, tag: Any) -> None:
+        """Have the listener called with the answer, at once if it is there."""
+        if self._answer is not _NOT_YET:
+            listener(tag, self._answer)
+            return
+        self._listener = listener
+        self._tag = tag
+
+    def answer(self, answer: Any) -> None:
+        """Give the answer, or the `ProblemError` that is it; a second one is not heard."""
+        if self._answer is not _NOT_YET:
+            return
+        self._answer = answer
+        if self._listener is not None:
+            self._listener(self._tag, answer)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.listen(_resolve, future)
+        return future.__await__()
+
+
+def _resolve(future: "asyncio.Future[Any]", answer: Any) -> None:
+    if future.done():
+        return
+    if isinstance(answer, ProblemError):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
