@@ -77,6 +77,9 @@ def run_batch(
     What is answered at once is done in order. What runs in workers runs side by side, but the operations on one
     session run one after another. What other servers are asked goes to them in order.
     """
+    shared = operations.share_out(context, ops)
+    if shared is not None:
+        return shared
     call = operations.call
     results: Results = []
     waiting: _Waiting | None = None

@@ -9,6 +9,9 @@ from typing import Any
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.protocol import State
 
+MORE = "rollgym.more"
+"""In a message to send, says that another one follows at once."""
+
 _MOST_GATHERED_BYTES = 65536
 
 
@@ -38,7 +41,7 @@ class GatheringProtocol(WebSocketsSansIOProtocol):
         else:
             content = message["bytes"]
             self.conn.send_binary(content)
-        if self.queue.empty():
+        if self.queue.empty() and MORE not in message:
             self._flush()
             return
         if not self._gathered:

@@ -82,6 +82,11 @@ class HeldSession(ABC):
     def let_go(self, reason: EndReason) -> Coroutine[Any, Any, None] | None:
         """Give running operations up and close the environment; what takes time is left to the caller."""
 
+    def use_from(self, socket: str) -> None:
+        """Note that a socket uses it, by whose name it is not known yet."""
+        self.sockets.add(socket)
+        self.orphaned_at = None
+
     def describe(self, now: float) -> dict[str, Any]:
         """What lists of sessions show."""
         return {

@@ -12,12 +12,14 @@ from env_server.fields import own_fields, refuse_fields
 from env_server.gateway.registering import Registering
 from env_server.gateway.relay import Relay
 from env_server.gateway.relayed import RelayedSession
+from env_server.gateway.step_shares import StepShares
 from env_server.held import HeldSession
 from env_server.information import Information
 from env_server.lifecycle import Lifecycle
 from env_server.making import Making
 from env_server.metrics import Metrics
 from env_server.neighbours import Neighbours
+from env_server.pending import Pending
 from env_server.rate import RateLimit
 from env_server.rendering import Rendering
 from env_server.replies import Reply
@@ -60,6 +62,7 @@ class Operations:
         verifying: Verifying,
         registering: Registering,
         relay: Relay,
+        shares: StepShares | None,
         information: Information,
         neighbours: Neighbours,
         claims: Claims,
@@ -71,6 +74,7 @@ class Operations:
         self._by_id = sessions.by_id
         self._making = making
         self._relay = relay
+        self._shares = shares
         self._neighbours = neighbours
         self._claims = claims
         self._counts = metrics.operations
@@ -122,8 +126,7 @@ class Operations:
             session.last_used = self._time()
         socket = context.socket
         if socket is not None and socket not in session.sockets:
-            session.sockets.add(socket)
-            session.orphaned_at = None
+            session.use_from(socket)
             context.sessions.add(session_id)
         if type(session) is Session:
             return handler(context, session, fields)
@@ -131,6 +134,15 @@ class Operations:
         if op == "fork":
             return self._fork(context, session, fields)
         return self._relay.call(context, session, op, fields)
+
+    def share_out(self, context: Context, ops: list[Any]) -> Pending | None:
+        """Pass on a batch that holds nothing but steps of sessions at nodes; None if it is not one."""
+        if self._shares is None or self._rate is not None:
+            return None
+        shared = self._shares.share_out(context, ops)
+        if shared is not None:
+            self._counts["step"] += len(ops)
+        return shared
 
     def _call_general(self, context: Context, op: str, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
         handler = self._general.get(op)

@@ -21,6 +21,7 @@ from env_server.gateway.registry import Registration, Registry
 from env_server.gateway.relay import Relay
 from env_server.gateway.relayed_making import RelayedMaking
 from env_server.gateway.relocation import Relocation
+from env_server.gateway.step_shares import StepShares
 from env_server.gateway.worker import RemoteWorker
 from env_server.held import HeldSession
 from env_server.information import Information
@@ -105,6 +106,7 @@ class Services:
             verifying=Verifying(settings, catalog, self.metrics, self._verifier),
             registering=Registering(settings, catalog, registry, nodes),
             relay=self._relay,
+            shares=StepShares(self._relay, self._sessions.by_id) if settings.gateway else None,
             information=Information(settings, seat, catalog, self._sessions, self._neighbours),
             neighbours=self._neighbours,
             claims=self._claims,

@@ -14,6 +14,7 @@ from env_server.auth import Caller
 from env_server.batch import Results, encode_results, read_batch, run_batch
 from env_server.context import Context
 from env_server.envelope import FrameId, as_problem, bad_frame, frame_id
+from env_server.gathering import MORE
 from env_server.negotiation import PROBLEM_MEDIA_TYPE, too_large_reply, too_large_request
 from env_server.operations import SOCKET_OPS
 from env_server.pending import Pending
@@ -231,8 +232,9 @@ class Socket:
     async def _send_answers(self) -> None:
         answers, self._answers = self._answers, []
         try:
-            for content in answers:
-                await self._send(_message(content, self._binary))
+            for content in answers[:-1]:
+                await self._send({**_message(content, self._binary), MORE: True})
+            await self._send(_message(answers[-1], self._binary))
         except OSError:
             # The client went away; it may ask again on another socket.
             return

@@ -1,7 +1,8 @@
 """What a gateway adds to a step: python benchmarks/serving/gateway.py [--sessions 1 64] [--rounds 3] [--out FILE].
 
-One node and one gateway before it share a core, our client has the other. The same sessions are played at the node and
-through the gateway in turns: single steps, all in flight at once, and one batch a step. CPU is that of each process.
+One node and one gateway before it share a core, our client has the other. The same sessions are played at the node,
+through the gateway and at a bare echo of equal bytes in turns: single steps, all in flight at once, and one batch a
+step. CPU is that of each process.
 """
 
 import argparse
@@ -88,10 +89,17 @@ def main() -> None:
     rows: dict[str, list[dict[str, float]]] = {}
     with processes.server([*serve, "--gateway", "--allow-network", "loopback"]) as gateway:
         gateway_url = f"http://127.0.0.1:{gateway.port}"
-        with processes.server([*serve, "--register", gateway_url]) as node:
+        with (
+            processes.server([*serve, "--register", gateway_url]) as node,
+            processes.server([sys.executable, str(Path(__file__).with_name("echo.py"))]) as echo,
+        ):
             asyncio.run(wait_for(gateway_url))
-            pids = {"gateway": gateway.pid, "node": node.pid}
-            urls = {"direct": f"http://127.0.0.1:{node.port}", "through the gateway": gateway_url}
+            pids = {"gateway": gateway.pid, "node": node.pid, "echo": echo.pid}
+            urls = {
+                "direct": f"http://127.0.0.1:{node.port}",
+                "through the gateway": gateway_url,
+                "echo": f"http://127.0.0.1:{echo.port}",
+            }
             for _ in range(options.rounds):
                 for count in options.sessions:
                     for batch in (False, True):
@@ -105,7 +113,8 @@ def main() -> None:
         for label, found in rows.items()
     }
     print(
-        "\n| case | steps/s | gateway CPU µs a step | node CPU µs a step | p50 ms |\n|---|---:|---:|---:|---:|"
+        "\n| case | steps/s | gateway CPU µs a step | node CPU µs a step | echo CPU µs a step | p50 ms |"
+        "\n|---|---:|---:|---:|---:|---:|"
     )
     for label, row in table.items():
         print(f"| {label} | " + " | ".join(f"{value:,}" for value in row.values()) + " |")

@@ -22,7 +22,7 @@ from env_server.replies import Reply
 from env_server.sessions import Sessions
 
 _RETRY_S = 1.0
-_UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, DecodeError, EncodeError)
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, DecodeError, EncodeError)
 
 
 class Relay:
@@ -120,12 +120,21 @@ class Relay:
                     "env_id": session.entry.env_id,
                     "owner": session.owner,
                 }
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             self._finish(operation, ProblemError("upstream_error", f"the answer cannot be read: {error!r}"))
             return
-        if session.incomplete and session.entry.deterministic:
-            self._spawn(self._learn(session))
+        if session.incomplete:
+            self.learn(session)
         self._finish(operation, reply)
+
+    def count_steps(self, env_id: str, number: int) -> None:
+        """Count steps that were taken."""
+        self._steps[env_id] += number
+
+    def learn(self, session: RelayedSession) -> None:
+        """Have the steps of a session looked up that went through other gateways."""
+        if session.entry.deterministic:
+            self._spawn(self._learn(session))
 
     def refused(self, operation: "OnItsWay", problem: ProblemError) -> None:
         """Pass a node's problem on, or look for the session if that is the problem."""
@@ -218,7 +227,7 @@ class Relay:
         try:
             reply = await caller.call(fields, session.process, caller.deadline())
             session.take_episode(reply.payload)
-        except (ConnectionError, TimeoutError, ProblemError, *_UNREADABLE):
+        except (ConnectionError, TimeoutError, ProblemError, *UNREADABLE):
             session.incomplete = True
 
     def _spawn(self, body: Coroutine[Any, Any, None]) -> None:

@@ -1,0 +1,177 @@
+"""Batches of steps: what a training loop sends most, passed on without an object for each step.
+
+This is for batches that hold nothing but steps, at most one for each session, of environments that answer at once. Any
+other batch is passed on operation by operation.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from clients.protocol.errors import ProblemError
+from env_server.context import Context
+from env_server.gateway.link import Passage
+from env_server.gateway.node import Node
+from env_server.gateway.relay import UNREADABLE, OnItsWay, Relay
+from env_server.gateway.relayed import RelayedSession
+from env_server.held import HeldSession
+from env_server.pending import Pending
+
+_Step = tuple[int, RelayedSession, dict[str, Any]]
+"""Its place in the client's batch, its session, and the operation as the node is to get it."""
+
+
+class BatchOfSteps(Pending):
+    """The results of a batch of steps; each node has a share of them."""
+
+    __slots__ = ("_left", "results")
+
+    def __init__(self, size: int, shares: int) -> None:
+        super().__init__()
+        self.results: list[dict[str, Any]] = [{}] * size
+        self._left = shares
+
+    def take(self, position: int, answer: Any) -> None:
+        """Take the answer to a step that was asked again by itself."""
+        self.results[position] = {"ok": answer} if type(answer) is dict else {"error": answer.to_problem()}
+        self.complete()
+
+    def wait_for_one_more(self) -> None:
+        """Wait for a step that is asked again by itself."""
+        self._left += 1
+
+    def complete(self) -> None:
+        """Note that a share is complete."""
+        self._left -= 1
+        if not self._left:
+            self.answer(self.results)
+
+
+class Share(Passage):
+    """The steps of a batch that go to one process of one node, as one frame."""
+
+    __slots__ = ("_batch", "_binary", "_relay", "_steps")
+
+    def __init__(
+        self, relay: Relay, batch: BatchOfSteps, steps: Sequence[_Step], process: int | None, binary: bool
+    ) -> None:
+        super().__init__({"op": "batch", "ops": [fields for _, _, fields in steps]}, process, False)
+        self._relay = relay
+        self._batch = batch
+        self._steps = steps
+        self._binary = binary
+
+    def answered(self, reply: Any) -> None:
+        """Take the node's results down, and pass them on as they are."""
+        if type(reply) is not list or len(reply) != len(self._steps):
+            self.refused(ProblemError("upstream_error", "the answer to a batch cannot be read"))
+            return
+        batch, binary, relay = self._batch, self._binary, self._relay
+        results = batch.results
+        for step, result in zip(self._steps, reply, strict=True):
+            position, session, fields = step
+            try:
+                taken = result["ok"]
+                session.take_step(fields, taken, binary)
+            except UNREADABLE:
+                self._refuse(step, _problem(result))
+                continue
+            session.landed()
+            results[position] = result
+            if session.incomplete:
+                relay.learn(session)
+        relay.count_steps(self._steps[0][1].entry.env_id, len(reply))
+        batch.complete()
+
+    def refused(self, problem: ProblemError) -> None:
+        """Look after each step by itself."""
+        for step in self._steps:
+            self._refuse(step, problem)
+        self._batch.complete()
+
+    def lost(self, error: Exception, *, sent: bool) -> None:
+        """Look for each session by itself."""
+        for step in self._steps:
+            self._again(step, lambda operation: operation.lost(error, sent=sent))
+        self._batch.complete()
+
+    def _refuse(self, step: _Step, problem: ProblemError) -> None:
+        if problem.code == "too_large":
+            # It may be small enough by itself.
+            link = step[1].node.link(self._binary)
+            self._again(step, link.send)
+        else:
+            self._again(step, lambda operation: operation.refused(problem))
+
+    def _again(self, step: _Step, tell: Callable[[OnItsWay], None]) -> None:
+        position, session, fields = step
+        operation = OnItsWay(self._relay, session, "step", fields, self._binary)
+        operation.shares_frames = False
+        self._batch.wait_for_one_more()
+        operation.listen(self._batch.take, position)
+        tell(operation)
+
+
+def _problem(result: Any) -> ProblemError:
+    problem = result.get("error") if type(result) is dict else None
+    if type(problem) is dict:
+        return ProblemError.from_problem(problem)
+    return ProblemError("upstream_error", "the answer to a step cannot be read")
+
+
+class StepShares:
+    """Shares the steps of a batch out to the nodes that have the sessions.
+
+    Args:
+        relay: Looks after what goes wrong.
+        sessions: The sessions by their ids.
+    """
+
+    def __init__(self, relay: Relay, sessions: dict[str, HeldSession]) -> None:
+        self._relay = relay
+        self._by_id = sessions
+        self._time = asyncio.get_running_loop().time
+
+    def share_out(self, context: Context, ops: Sequence[Any]) -> BatchOfSteps | None:
+        """Pass a batch of steps on; None if it is not one that can be."""
+        sessions = self._sessions(context, ops)
+        if sessions is None:
+            return None
+        now, socket, binary = self._time(), context.socket, context.binary
+        steps: dict[tuple[Node, int | None], list[_Step]] = {}
+        for position, session in enumerate(sessions):
+            session.last_used = now
+            if socket is not None and socket not in session.sockets:
+                session.use_from(socket)
+                context.sessions.add(session.session_id)
+            fields = ops[position]
+            fields["session_id"] = session.upstream_id
+            session.in_flight += 1
+            place = session.node, session.process
+            share = steps.get(place)
+            if share is None:
+                share = steps[place] = []
+            share.append((position, session, fields))
+        batch = BatchOfSteps(len(sessions), len(steps))
+        for (node, process), share in steps.items():
+            node.link(binary).send(Share(self._relay, batch, share, process, binary))
+        return batch
+
+    def _sessions(self, context: Context, ops: Sequence[Any]) -> list[RelayedSession] | None:
+        by_id, caller = self._by_id, context.caller
+        sessions = []
+        for fields in ops:
+            if type(fields) is not dict or fields.get("op") != "step":
+                return None
+            session_id = fields.get("session_id")
+            session = by_id.get(session_id) if type(session_id) is str else None
+            if (
+                type(session) is not RelayedSession
+                or not session.shares_frames
+                or session.in_flight
+                or (session.owner != caller.name and not caller.is_admin)
+                or (session.lock is not None and session.lock.locked())
+            ):
+                return None
+            sessions.append(session)
+        return sessions if sessions and len(set(sessions)) == len(sessions) else None
