@@ -145,7 +145,8 @@ class App:
         return Response(await self._services.metrics_text(caller), media_type=CONTENT_TYPE_LATEST)
 
     async def _openapi(self, request: Request) -> Response:
-        return Response(dumps(describe_calls(self._calls), binary=False), media_type="application/json")
+        document = describe_calls(self._calls, needs_token=self._tokens.required)
+        return Response(dumps(document, binary=False), media_type="application/json")
 
     async def _docs(self, request: Request) -> Response:
         return HTMLResponse(DOCS_PAGE)

@@ -29,6 +29,7 @@ class Expiry:
         self._order = itertools.count()
         self._valid: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
 
     def watch(self, session: HeldSession) -> None:
         """Watch a new session, or one whose deadline came nearer."""
@@ -72,9 +73,11 @@ class Expiry:
             return
         first = self._heap[0][0]
         if self._timer is not None:
-            if self._timer.when() <= first:
+            if self._timer_at <= first:
                 return
             self._timer.cancel()
+        # A deadline that has passed makes uvloop's timer a plain handle, which does not know when it is due.
+        self._timer_at = first
         self._timer = asyncio.get_running_loop().call_at(first, self._wake)
 
     def _wake(self) -> None:

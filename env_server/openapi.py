@@ -1,14 +1,16 @@
 """The description of the HTTP calls for tools and people."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from pydantic.json_schema import models_json_schema
 
-from clients.protocol.errors import CODES
+from clients.protocol.errors import CODES, RETRY_LATER
 from clients.protocol.frames import MEDIA_TYPES
+from clients.protocol.messages import IDENTIFIER
 from env_server.calls import Call
 from env_server.negotiation import PROBLEM_MEDIA_TYPE
 
@@ -30,8 +32,45 @@ DOCS_PAGE = """<!DOCTYPE html>
 """
 
 
+_ALWAYS = (
+    "invalid_request",
+    "rate_limited",
+    "too_large",
+    "unauthorized",
+    "forbidden",
+    "unsupported_media_type",
+)
+_SESSION = ("unknown_session", "session_gone", "draining")
+_RUNS = (*_SESSION, "busy", "not_reset", "env_error", "step_timeout", "upstream_error")
+_MAKES = ("at_capacity", "draining", "env_error", "step_timeout", "upstream_error", "invalid_kwargs")
+_PROBLEMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "make": (*_MAKES, "unknown_env"),
+        "restore": (*_MAKES, "unknown_env", "session_gone"),
+        "fork": (*_RUNS, "at_capacity", "fork_unsupported"),
+        "step": (*_RUNS, "invalid_action", "episode_over", "step_mismatch"),
+        "reset": _RUNS,
+        "render": _RUNS,
+        "cancel": _SESSION,
+        "episode": _SESSION,
+        "session": _SESSION,
+        "sessions": ("draining",),
+        "close": ("draining",),
+        "verify": ("unknown_env", "not_stateless", "draining", "env_error", "step_timeout", "upstream_error"),
+        "envs": ("unknown_env", "draining"),
+        "info": ("draining",),
+        "register": ("env_exists", "spec_mismatch", "probe_failed", "at_capacity", "draining"),
+        "heartbeat": ("unknown_registration", "draining"),
+        "unregister": ("unknown_registration", "draining"),
+    }
+)
+"""The problems that an operation may be answered with beside those of every call, and `internal`."""
+
+
 class Problem(BaseModel):
-    """A failure (RFC 9457); `code` is what programs look at."""
+    """A failure (RFC 9457); `code` is what programs look at, and further members depend on it."""
+
+    model_config = ConfigDict(extra="allow")
 
     type: str
     title: str
@@ -40,8 +79,13 @@ class Problem(BaseModel):
     detail: str
 
 
-def describe_calls(calls: Sequence[Call]) -> dict[str, Any]:
-    """The OpenAPI document of calls."""
+def describe_calls(calls: Sequence[Call], *, needs_token: bool) -> dict[str, Any]:
+    """The OpenAPI document of calls.
+
+    Args:
+        calls: The calls that the server answers.
+        needs_token: Whether it has tokens.
+    """
     models: list[type[BaseModel]] = [Problem]
     for call in calls:
         models += [model for model in (call.request, *call.replies) if model is not None]
@@ -67,7 +111,7 @@ def describe_calls(calls: Sequence[Call]) -> dict[str, Any]:
             "schemas": components,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
-        "security": [{"token": []}, {}],
+        "security": [{"token": []}] if needs_token else [],
     }
 
 
@@ -84,15 +128,29 @@ def _describe(call: Call, schemas: dict[type[BaseModel], dict[str, Any]]) -> dic
         "parameters": list(_parameters(call)),
         "responses": {
             str(call.status): good,
-            "default": {
-                "description": "A problem",
-                "content": {PROBLEM_MEDIA_TYPE: {"schema": schemas[Problem]}},
-            },
+            **_problems((*_ALWAYS, *_PROBLEMS[call.op]), schemas[Problem]),
         },
     }
     if call.request is not None:
         required = any(field.is_required() for field in call.request.model_fields.values())
         described["requestBody"] = {"required": required, "content": _content(schemas[call.request])}
+    return described
+
+
+def _problems(codes: Iterable[str], schema: dict[str, Any]) -> dict[str, Any]:
+    """The answers that are problems, by their status."""
+    by_status: dict[int, list[str]] = {CODES["internal"]: ["internal"]}
+    for code in codes:
+        by_status.setdefault(CODES[code], []).append(code)
+    described: dict[str, Any] = {}
+    for status, names in sorted(by_status.items()):
+        answer: dict[str, Any] = {
+            "description": " or ".join(f"`{name}`" for name in sorted(names)),
+            "content": {PROBLEM_MEDIA_TYPE: {"schema": schema}},
+        }
+        if not RETRY_LATER.isdisjoint(names):
+            answer["headers"] = {"Retry-After": {"description": "Seconds", "schema": {"type": "integer"}}}
+        described[str(status)] = answer
     return described
 
 
@@ -102,7 +160,8 @@ def _content(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _parameters(call: Call) -> Iterator[dict[str, Any]]:
     for name in call.parameters:
-        yield {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        schema = {"type": "string", "pattern": IDENTIFIER}
+        yield {"name": name, "in": "path", "required": True, "schema": schema}
     if call.query is not None:
         for name, schema in call.query.model_json_schema()["properties"].items():
             if name not in call.parameters and not (call.op == "envs" and name == "env_id"):
@@ -110,29 +169,35 @@ def _parameters(call: Call) -> Iterator[dict[str, Any]]:
 
 
 def _other_paths() -> dict[str, Any]:
-    text = {"200": {"description": "Text"}}
+    ready = {
+        "200": _page("Ready", "application/json"),
+        "503": _page("Starting or draining", "application/json"),
+    }
+    refused = _problems(("unauthorized", "forbidden"), {"$ref": _REFERENCE.format(model="Problem")})
     return {
-        "/health": {
-            "get": {"summary": "Whether the server lives", "responses": {"200": {"description": "Alive"}}}
-        },
-        "/ready": {
+        "/health": _open("Whether the server lives", {"200": _page("Alive", "application/json")}),
+        "/ready": _open("Whether the server takes new sessions", ready),
+        "/metrics": {
             "get": {
-                "summary": "Whether the server takes new sessions",
-                "responses": {
-                    "200": {"description": "Ready"},
-                    "503": {"description": "Starting or draining"},
-                },
+                "summary": "Prometheus metrics (role admin)",
+                "responses": {"200": _page("Metrics", "text/plain"), **refused},
             }
         },
-        "/metrics": {"get": {"summary": "Prometheus metrics (role admin)", "responses": text}},
-        "/openapi.json": {
-            "get": {"summary": "This document", "responses": {"200": {"description": "OpenAPI"}}}
-        },
-        "/docs": {"get": {"summary": "This document for people", "responses": text}},
+        "/openapi.json": _open("This document", {"200": _page("OpenAPI", "application/json")}),
+        "/docs": _open("This document for people", {"200": _page("A page", "text/html")}),
         "/v1/ws": {
             "get": {
                 "summary": "WebSocket: all operations, many sessions (rollgym.v1.json, rollgym.v1.msgpack)",
-                "responses": {"101": {"description": "Switching protocols"}},
+                "responses": {"101": {"description": "Switching protocols"}, **refused},
             }
         },
     }
+
+
+def _open(summary: str, responses: dict[str, Any]) -> dict[str, Any]:
+    """A page that needs no token."""
+    return {"get": {"summary": summary, "security": [], "responses": responses}}
+
+
+def _page(description: str, media_type: str) -> dict[str, Any]:
+    return {"description": description, "content": {media_type: {}}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from clients.protocol.episode import PortableEpisode
 
@@ -18,6 +18,12 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1024, strict=True)]
 _LINGERS = "Whether a session made on a socket ends some time after its last socket dropped."
 Index = Annotated[int, Field(ge=0, strict=True)]
+VerifyItem = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {"type": "object", "properties": {"response": {"type": "string"}}, "required": ["response"]}
+    ),
+]
 UpstreamProtocol = Literal["rollgym", "openenv", "gem", "http"]
 
 
@@ -102,7 +108,7 @@ class CloseRequest(Request):
 class VerifyRequest(Request):
     """Score responses without a session."""
 
-    items: list[dict[str, Any]]
+    items: list[VerifyItem]
     timeout_s: Seconds | None = None
 
 
@@ -115,7 +121,9 @@ class RegisterRequest(Request):
     upstream_env_id: Identifier | None = Field(
         default=None, description="What it is called there; `env_id` if absent."
     )
-    token: str | None = Field(default=None, max_length=4096, description="Bearer token for that server.")
+    token: str | None = Field(
+        default=None, max_length=4096, pattern=r"^[!-~]+$", description="Bearer token for that server."
+    )
     weight: Seconds = Field(default=1.0, description="Share of new sessions, relative to other replicas.")
     ttl_s: Seconds | None = Field(
         default=None, description="How long it lives past its last heartbeat; 60 if absent."
@@ -164,6 +172,9 @@ class StepReply(Reply):
     info: dict[str, Any]
     episode: int
     step: int
+    reset: ResetReply | None = Field(
+        default=None, description="With `autoreset`: the episode that the step began."
+    )
 
 
 class SessionReply(Reply):

@@ -7,9 +7,10 @@ from typing import Any
 
 from gymnasium import Space
 
+from clients.protocol.errors import ProblemError
 from clients.protocol.spaces import UnicodeText
 from env_server.kwargs_rules import NO_KWARGS
-from env_server.workers.base import EnvironmentRaised, Spaces, StepOutcome, Verdict
+from env_server.workers.base import Spaces, StepOutcome, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Upstream(ABC):
 
     async def reseed(self, key: str, seed: int, *, timeout: float | None) -> None:
         """Seed the environment's generator anew in the middle of an episode, where the protocol can say that."""
-        raise EnvironmentRaised("NotImplementedError", "this environment's copies cannot be seeded anew")
+        raise ProblemError("fork_unsupported", "copies of this environment cannot be seeded anew")
 
     @abstractmethod
     async def verify(self, items: Sequence[Mapping[str, Any]], *, timeout: float | None) -> list[Verdict]:

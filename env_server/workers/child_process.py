@@ -75,7 +75,8 @@ class ChildProcess(asyncio.Protocol):
         self._queue: deque[Operation] = deque()
         self._number = 0
         self._head_since = self._loop.time()
-        self._timer: asyncio.TimerHandle | None = self._loop.call_later(_START_TIMEOUT_S, self._check)
+        self._timer_at = self._loop.time() + _START_TIMEOUT_S
+        self._timer: asyncio.TimerHandle | None = self._loop.call_at(self._timer_at, self._check)
         self._transport: asyncio.WriteTransport | None = None
         self._unsent: list[bytes] = []
         ours, theirs = socket.socketpair()
@@ -174,9 +175,11 @@ class ChildProcess(asyncio.Protocol):
         if deadline is None:
             return
         if self._timer is not None:
-            if self._timer.when() <= deadline:
+            if self._timer_at <= deadline:
                 return
             self._timer.cancel()
+        # A deadline that has passed makes uvloop's timer a plain handle, which does not know when it is due.
+        self._timer_at = deadline
         self._timer = self._loop.call_at(deadline, self._check)
 
     def _check(self) -> None:
