@@ -2,24 +2,16 @@
 
 import base64
 import binascii
-import hashlib
 import hmac
-import os
-import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clients.protocol.errors import ProblemError
 from env_server.configuration import ConfigurationError
+from env_server.token_file import NO_QUOTA, ROLES, Quota, Role, add_token, digest_of, read_tokens
 
-Role = Literal["play", "register", "admin"]
-ROLES: tuple[Role, ...] = ("play", "register", "admin")
-_TOKEN_BYTES = 32
+__all__ = ["ANYONE", "ROLES", "Caller", "Role", "Tokens", "add_token"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +21,14 @@ class Caller:
     Attributes:
         name: The name of the token; sessions belong to it.
         roles: What the token may do; `admin` may do everything.
-        row: Position in the token file, for quotas.
+        quota: What the token may use.
+        digest: The hash of the token, by which it is known again when the file has changed.
     """
 
     name: str
     roles: frozenset[str]
-    row: int = 0
+    quota: Quota = NO_QUOTA
+    digest: bytes = b""
 
     @property
     def is_admin(self) -> bool:
@@ -55,25 +49,20 @@ ANYONE = Caller("anyone", frozenset(ROLES))
 """The caller of a server without tokens."""
 
 
-class _TokenEntry(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    roles: list[Role] = Field(min_length=1)
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
-class _TokenFile(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    tokens: list[_TokenEntry] = Field(default_factory=list)
-
-
 class Tokens:
-    """The tokens of a server. It keeps hashes only: tokens are random, so a plain hash cannot be guessed back."""
+    """The tokens of a server. It keeps hashes only.
 
-    def __init__(self, entries: Iterable[tuple[Caller, bytes]]) -> None:
-        self._entries = tuple(entries)
+    Args:
+        path: The token file; without one everybody may do everything.
+
+    Raises:
+        ConfigurationError: If the file cannot be used.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._callers: tuple[Caller, ...] = ()
+        self.reload()
 
     @classmethod
     def load(cls, path: Path | None) -> "Tokens":
@@ -82,28 +71,29 @@ class Tokens:
         Raises:
             ConfigurationError: If the file cannot be used.
         """
-        if path is None:
-            return cls(())
-        entries = _read(path).tokens
+        return cls(path)
+
+    def reload(self) -> None:
+        """Read the file again. If it cannot be used, the tokens stay as they are.
+
+        Raises:
+            ConfigurationError: If the file cannot be used.
+        """
+        if self._path is None:
+            return
+        entries = read_tokens(self._path)
         if not entries:
-            raise ConfigurationError(f"{path} holds no tokens")
-        names = [entry.name for entry in entries]
-        if len(set(names)) != len(names):
-            raise ConfigurationError(f"{path}: two tokens have one name")
-        return cls(
-            (Caller(entry.name, frozenset(entry.roles), row), bytes.fromhex(entry.sha256))
-            for row, entry in enumerate(entries)
+            raise ConfigurationError(f"{self._path} holds no tokens")
+        self._callers = tuple(
+            Caller(entry.name, frozenset(entry.roles), entry.quota, bytes.fromhex(digest))
+            for entry in entries
+            for digest in (entry.sha256, *entry.previous)
         )
 
     @property
     def required(self) -> bool:
         """Whether callers need a token."""
-        return bool(self._entries)
-
-    @property
-    def count(self) -> int:
-        """How many rows of quotas the tokens need (one where no token is needed)."""
-        return max(1, len(self._entries))
+        return self._path is not None
 
     def caller(self, token: str) -> Caller:
         """Who holds a token.
@@ -111,22 +101,26 @@ class Tokens:
         Raises:
             ProblemError: `unauthorized`.
         """
-        digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
-        found: Caller | None = None
-        for caller, known in self._entries:
-            if hmac.compare_digest(digest, known):
-                found = caller
+        found = self._with_digest(digest_of(token))
         if found is None:
             raise ProblemError("unauthorized", "this token is not known")
         return found
 
+    def again(self, caller: Caller) -> Caller | None:
+        """Who holds the token of a caller now, or None where it was revoked."""
+        return self._with_digest(caller.digest) if self.required else caller
+
     def everybody(self) -> Iterator[Caller]:
-        """All callers that there can be."""
-        yield from [caller for caller, _ in self._entries] or [ANYONE]
+        """All callers that there can be; one that has several tokens comes several times."""
+        yield from self._callers if self.required else (ANYONE,)
 
     def key(self, name: str) -> bytes:
-        """A secret of a token, the same on every server that knows the token; empty where no token is needed."""
-        return next((known for caller, known in self._entries if caller.name == name), b"")
+        """A secret of a name, the same on every server that knows its tokens; empty where no token is needed.
+
+        While a rotation lasts it is the older token's, so that what was signed before holds on.
+        """
+        digests = [caller.digest for caller in self._callers if caller.name == name]
+        return digests[-1] if digests else b""
 
     def named(self, name: str) -> Caller | None:
         """The caller of a name, if there is one: the owner of a session, or whom another process speaks for."""
@@ -138,10 +132,18 @@ class Tokens:
         Raises:
             ProblemError: `unauthorized`, if the credentials are wrong.
         """
-        if not self._entries:
+        if not self.required:
             return ANYONE
         header = headers.get("authorization")
         return None if header is None else self.caller(_token_of(header))
+
+    def _with_digest(self, digest: bytes) -> Caller | None:
+        # Each is compared, and in constant time: how long it takes says nothing of what the hashes are.
+        found: Caller | None = None
+        for caller in self._callers:
+            if hmac.compare_digest(digest, caller.digest):
+                found = caller
+        return found
 
 
 def _token_of(header: str) -> str:
@@ -157,42 +159,3 @@ def _token_of(header: str) -> str:
         if separator:
             return password
     raise ProblemError("unauthorized", "the Authorization header is neither a bearer token nor HTTP Basic")
-
-
-def add_token(path: Path, name: str, roles: Iterable[Role]) -> str:
-    """Make a token, add its hash to a token file and give the token.
-
-    Raises:
-        ConfigurationError: If the file cannot be used or the name is taken.
-    """
-    file = _read(path) if path.exists() else _TokenFile()
-    if any(entry.name == name for entry in file.tokens):
-        raise ConfigurationError(f"{path} holds a token named {name!r} already")
-    token = "roll_" + secrets.token_urlsafe(_TOKEN_BYTES)
-    try:
-        entry = _TokenEntry(name=name, roles=list(roles), sha256=hashlib.sha256(token.encode()).hexdigest())
-    except ValidationError as error:
-        raise ConfigurationError(
-            f"{name!r} is not a name of 1 to 64 letters, digits, '.', '_' or '-'"
-        ) from error
-    file.tokens.append(entry)
-    text = yaml.safe_dump(file.model_dump(), sort_keys=False)
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {path}: {error}") from error
-    return token
-
-
-def _read(path: Path) -> _TokenFile:
-    try:
-        return _TokenFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"cannot read {path}: {error}") from error
-    except ValidationError as error:
-        raise ConfigurationError(
-            f"{path} is not a token file (a list `tokens` of name, roles and sha256; "
-            f"`roll-serve token` writes it): {error.errors()[0]['msg']} at {error.errors()[0]['loc']}"
-        ) from error

@@ -4,12 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
-from clients.protocol.errors import ProblemError
 from clients.protocol.frames import dumps
 from env_server.context import Context
 from env_server.envelope import FrameId, as_problem
 from env_server.negotiation import too_large_reply
-from env_server.operations import SOCKET_OPS, Operations
+from env_server.operations import SOCKET_OPS, Operations, unknown_op
 from env_server.pending import Pending
 from env_server.replies import Reply
 from env_server.validation import invalid
@@ -88,9 +87,7 @@ def run_batch(
         try:
             op = fields["op"]
             if op not in SOCKET_OPS:
-                raise ProblemError(
-                    "unknown_op", f"there is no operation {op!r} in a batch", known=sorted(SOCKET_OPS)
-                )
+                raise unknown_op(op)
             if chains:
                 chain = _chain_of(chains, fields)
                 if chain is not None:

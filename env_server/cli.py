@@ -8,13 +8,15 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from env_server.auth import ROLES, add_token
+from pydantic import ValidationError
+
 from env_server.configuration import ConfigurationError, add_flags, load_settings
 from env_server.listening import bind, url_of
 from env_server.seat import Seat
 from env_server.server import run_process
 from env_server.settings import Settings
 from env_server.supervisor import supervise
+from env_server.token_file import ROLES, Quota, add_token, retire_tokens, revoke_tokens, rotate_token
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,6 +79,7 @@ def _make_token(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="roll-serve token",
         description="Make a token, add its hash to the token file and print the token: it is shown only here.",
+        epilog="A server that runs reads the file again on SIGHUP.",
     )
     parser.add_argument("--file", type=Path, required=True, help="The token file; made if it does not exist.")
     parser.add_argument(
@@ -85,9 +88,35 @@ def _make_token(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--role", choices=ROLES, action="append", help="What it may do (repeatable; default play)."
     )
+    parser.add_argument("--max-sessions", type=int, help="At most so many sessions.")
+    parser.add_argument("--rate-limit", type=float, help="At most so many operations a second.")
+    parser.add_argument("--max-sockets", type=int, help="At most so many open sockets.")
+    parser.add_argument("--max-registrations", type=int, help="At most so many registrations at a gateway.")
+    change = parser.add_mutually_exclusive_group()
+    change.add_argument(
+        "--rotate",
+        action="store_true",
+        help="Make a new token for the name; the old one works on until --retire.",
+    )
+    change.add_argument("--retire", action="store_true", help="Let only the newest token of the name work.")
+    change.add_argument("--revoke", action="store_true", help="Take the name and its tokens out of the file.")
     options = parser.parse_args(arguments)
+    limits = {name: getattr(options, name) for name in Quota.model_fields}
+    if (options.rotate or options.retire or options.revoke) and (
+        options.role or any(value is not None for value in limits.values())
+    ):
+        parser.error("roles and limits are set when a token is made; edit the file to change them")
     try:
-        print(add_token(options.file, options.name, options.role or ["play"]))
+        if options.revoke:
+            revoke_tokens(options.file, options.name)
+        elif options.retire:
+            retire_tokens(options.file, options.name)
+        elif options.rotate:
+            print(rotate_token(options.file, options.name))
+        else:
+            print(add_token(options.file, options.name, options.role or ["play"], Quota(**limits)))
+    except ValidationError as error:
+        parser.error(f"--{str(error.errors()[0]['loc'][0]).replace('_', '-')}: {error.errors()[0]['msg']}")
     except ConfigurationError as error:
         parser.exit(2, f"roll-serve token: {error}\n")
     return 0

@@ -50,6 +50,24 @@ class GatheringProtocol(WebSocketsSansIOProtocol):
         if self._gathered > _MOST_GATHERED_BYTES:
             self._flush()
 
+    def pause_writing(self) -> None:
+        """Read no more from a peer that does not read: it would be answered without end, its pings first of all."""
+        super().pause_writing()
+        self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Read on, unless it is the application that is behind."""
+        super().resume_writing()
+        if not self.read_paused:
+            self.transport.resume_reading()
+
+    async def receive(self) -> Any:
+        """Give the next message; what was taken makes room for another only if the peer reads."""
+        message = await super().receive()
+        if not self.writable.is_set():
+            self.transport.pause_reading()
+        return message
+
     def _flush(self) -> None:
         self._gathered = 0
         parts = self.conn.data_to_send()

@@ -17,7 +17,6 @@ class HeldSession(ABC):
     Attributes:
         session_id: Its id.
         owner: The name of the token that made it.
-        row: The row of that token in the quotas.
         entry: What it is a session of.
         idle_timeout_s: The session is evicted when it was not used for so long.
         last_used: When it was last used, on the event loop's clock.
@@ -39,7 +38,6 @@ class HeldSession(ABC):
         "lingers",
         "orphaned_at",
         "owner",
-        "row",
         "seed",
         "session_id",
         "sockets",
@@ -54,13 +52,11 @@ class HeldSession(ABC):
         *,
         entry: "CatalogEntry",
         owner: str,
-        row: int,
         idle_timeout_s: float,
         now: float,
     ) -> None:
         self.session_id = session_id
         self.owner = owner
-        self.row = row
         self.entry = entry
         self.idle_timeout_s = idle_timeout_s
         self.last_used = now

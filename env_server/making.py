@@ -258,7 +258,6 @@ class Making:
                 self._sessions.new_id(),
                 entry=entry,
                 owner=caller.name,
-                row=caller.row,
                 kwargs=kwargs,
                 worker=self._workers(entry),
                 journal=Journal(entry.env_id, entry.version, kwargs),

@@ -39,6 +39,7 @@ SOCKET_OPS = frozenset(
 """The operations that a frame may name, beside `batch` and `auth`, which are the socket's own."""
 
 MAX_CLOSE = 65536
+_MAX_SHOWN = 100
 
 SessionHandler = Callable[[Context, Session, Mapping[str, Any]], "Reply | Awaitable[Reply]"]
 Handler = Callable[[Context, Mapping[str, Any]], "Reply | Awaitable[Reply]"]
@@ -67,7 +68,7 @@ class Operations:
         neighbours: Neighbours,
         claims: Claims,
         metrics: Metrics,
-        rate: RateLimit | None,
+        rate: RateLimit,
     ) -> None:
         self._lifecycle = lifecycle
         self._sessions = sessions
@@ -113,7 +114,7 @@ class Operations:
         if handler is None:
             return self._call_general(context, op, fields)
         self._counts[op] += 1
-        if self._rate is not None:
+        if not context.forwarded:
             self._rate.take(context.caller)
         session_id = fields.get("session_id")
         if type(session_id) is not str:
@@ -137,7 +138,7 @@ class Operations:
 
     def share_out(self, context: Context, ops: list[Any]) -> Pending | None:
         """Pass on a batch that holds nothing but steps of sessions at nodes; None if it is not one."""
-        if self._shares is None or self._rate is not None:
+        if self._shares is None or self._rate.of(context.caller) is not None:
             return None
         shared = self._shares.share_out(context, ops)
         if shared is not None:
@@ -147,11 +148,11 @@ class Operations:
     def _call_general(self, context: Context, op: str, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
         handler = self._general.get(op)
         if handler is None:
-            raise ProblemError("unknown_op", f"there is no operation {op!r}", known=sorted(SOCKET_OPS))
+            raise unknown_op(op)
         if op != "ping":
             self._lifecycle.require_started()
         self._counts[op] += 1
-        if self._rate is not None:
+        if not context.forwarded:
             self._rate.take(context.caller)
         return handler(context, fields)
 
@@ -252,6 +253,12 @@ class Operations:
         )
         replies = await asyncio.gather(*calls)
         return {"closed": closed + sum(reply["closed"] for reply in replies)}
+
+
+def unknown_op(op: Any) -> ProblemError:
+    """The problem that there is no such operation, whatever stands in its place."""
+    shown = repr(op[:_MAX_SHOWN]) if type(op) is str else type(op).__name__
+    return ProblemError("unknown_op", f"there is no operation {shown}", known=sorted(SOCKET_OPS))
 
 
 def _cancel(context: Context, session: Session, fields: Mapping[str, Any]) -> Reply:

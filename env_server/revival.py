@@ -103,7 +103,6 @@ def _session(journaled: JournaledSession, entry: CatalogEntry, caller: Caller, w
         journaled.session_id,
         entry=entry,
         owner=caller.name,
-        row=caller.row,
         kwargs=journal.kwargs,
         worker=worker,
         journal=journal,

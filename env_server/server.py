@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
@@ -15,6 +16,7 @@ from env_server.catalog import Catalog
 from env_server.configuration import ConfigurationError
 from env_server.gateway.announcing import Announcer
 from env_server.gathering import GatheringProtocol
+from env_server.http_connection import http_protocol
 from env_server.listening import url_of
 from env_server.seat import Seat
 from env_server.services import Services
@@ -75,6 +77,8 @@ async def _serve(
     server = _Server(http_config(services), services)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     try:
+        if settings.token_file is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, services.reload_tokens)
         await services.start()
     except ConfigurationError:
         server.should_exit = True
@@ -98,7 +102,7 @@ def http_config(services: Services) -> uvicorn.Config:
     """How HTTP and sockets are served, whatever the process is."""
     return uvicorn.Config(
         App(services),
-        http="httptools",
+        http=http_protocol(services.settings),
         ws=GatheringProtocol,
         lifespan="off",
         ws_max_size=HARD_LIMIT_FACTOR * services.settings.max_request_bytes,

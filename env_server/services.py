@@ -1,6 +1,7 @@
 """The parts of one I/O process, put together."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,6 +31,7 @@ from env_server.lifecycle import Lifecycle, Phase
 from env_server.making import Making
 from env_server.metrics import Metrics
 from env_server.neighbours import Neighbours
+from env_server.open_sockets import OpenSockets
 from env_server.operations import Operations
 from env_server.rate import RateLimit
 from env_server.rendering import Rendering
@@ -44,6 +46,8 @@ from env_server.stepping import Stepping
 from env_server.verifying import Verifying
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, Worker, WorkerLost
 from env_server.workplaces import Workplaces
+
+_log = logging.getLogger(__name__)
 
 # Nodes register again within seconds.
 _REGISTRATION_PATIENCE_S = 120.0
@@ -72,7 +76,7 @@ class Services:
         nodes = Nodes(settings.max_reply_bytes)
         self._registry = registry
         self._workplaces = Workplaces(settings, RemoteWorker(registry))
-        self._census = Census(seat, tokens.count)
+        self._census = Census(seat)
         self._claims = Claims(seat)
         self._journal_file = _journal_file(seat)
         self._sessions = Sessions(settings, seat, self._census, self.metrics, self._journal_file)
@@ -96,6 +100,7 @@ class Services:
             self._workplaces.of,
             self._journal_file,
         )
+        self.sockets = OpenSockets(settings)
         self.operations = Operations(
             lifecycle=self.lifecycle,
             sessions=self._sessions,
@@ -111,7 +116,7 @@ class Services:
             neighbours=self._neighbours,
             claims=self._claims,
             metrics=self.metrics,
-            rate=None if settings.rate_limit is None else RateLimit(settings.rate_limit),
+            rate=RateLimit(settings.rate_limit),
         )
         self.on_socket_dropped: Callable[[], None] | None = None
         self._answering: set[asyncio.Task[Any]] = set()
@@ -150,6 +155,22 @@ class Services:
         if self._forwarder is not None:
             await self._forwarder.start(self._answer_neighbour, self._neighbour_lost)
         self.lifecycle.phase = Phase.READY
+
+    def reload_tokens(self) -> None:
+        """Read the token file again; what a token that was revoked has here ends."""
+        try:
+            self.tokens.reload()
+        except ConfigurationError as error:
+            _log.error("the tokens stay as they are: %s", error)
+            return
+        self.sockets.look_again(self.tokens)
+        for session in list(self._sessions.by_id.values()):
+            if self.tokens.named(session.owner) is None:
+                self._sessions.end(session, "evicted")
+        for registration in list(self._registry):
+            if self.tokens.named(registration.owner) is None:
+                self._registry.remove(registration)
+        _log.warning("the token file was read again")
 
     def load(self) -> float:
         """How full the server is, from 0 to 1."""

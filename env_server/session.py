@@ -107,16 +107,13 @@ class Session(HeldSession):
         *,
         entry: "CatalogEntry",
         owner: str,
-        row: int,
         kwargs: dict[str, Any],
         worker: Worker,
         journal: "Journal",
         idle_timeout_s: float,
         now: float,
     ) -> None:
-        super().__init__(
-            session_id, entry=entry, owner=owner, row=row, idle_timeout_s=idle_timeout_s, now=now
-        )
+        super().__init__(session_id, entry=entry, owner=owner, idle_timeout_s=idle_timeout_s, now=now)
         self.kwargs = kwargs
         self.worker = worker
         self.inline = worker if isinstance(worker, InlineWorker) else None

@@ -85,18 +85,19 @@ class Sessions:
                 retry_after=_FULL_RETRY_S,
                 limit="max_sessions",
             )
-        if self._census.of_token(caller.row) + count > self._settings.max_sessions_per_token:
+        limit = caller.quota.max_sessions or self._settings.max_sessions_per_token
+        if self._census.of_token(caller.name) + count > limit:
             raise ProblemError(
                 "at_capacity",
-                f"this token has its {self._settings.max_sessions_per_token} sessions",
+                f"this token has its {limit} sessions",
                 retry_after=_FULL_RETRY_S,
                 limit="max_sessions_per_token",
             )
-        self._census.add(caller.row, count)
+        self._census.add(caller.name, count)
 
     def release(self, caller: Caller, count: int) -> None:
         """Give back places that were reserved and not used."""
-        self._census.add(caller.row, -count)
+        self._census.add(caller.name, -count)
 
     def add(self, session: HeldSession) -> None:
         """Take in a session whose place was reserved."""
@@ -110,7 +111,7 @@ class Sessions:
     def readmit(self, session: HeldSession, caller: Caller) -> None:
         """Take in a session that was here before this process was."""
         self._expected.discard(session.session_id)
-        self._census.add(caller.row, 1)
+        self._census.add(caller.name, 1)
         self.add(session)
 
     def get(self, session_id: str, caller: Caller) -> HeldSession:
@@ -167,7 +168,7 @@ class Sessions:
         if self.by_id.pop(session.session_id, None) is None:
             return
         self._expiry.forget(session)
-        self._census.add(session.row, -1)
+        self._census.add(session.owner, -1)
         self._metrics.session_ended(reason)
         self.bury(session.session_id, session.owner, reason)
         if self._journal_file is not None:

@@ -83,12 +83,27 @@ class Settings(BaseModel):
         gt=0,
         description="Operations a second allowed to one token in one I/O process; unlimited if unset.",
     )
+    auth_timeout_s: Seconds = Field(
+        20.0, description="A socket whose token comes in its first frame has so long for it."
+    )
     state_dir: Path | None = Field(
         None, description="Directory for journals: sessions go on after a crash of the server."
     )
 
     max_sessions: Count = Field(4096, description="Sessions of the server.")
     max_sessions_per_token: Count = Field(1024, description="Sessions of one token.")
+    max_sockets_per_token: Count = Field(4096, description="Open sockets of one token in one I/O process.")
+    max_unauthenticated_sockets: Count = Field(
+        64, description="Open sockets of one address, in one I/O process, whose token has not come yet."
+    )
+    max_registrations_per_token: Count = Field(1024, description="Registrations of one token at a gateway.")
+    max_connections: Count = Field(
+        8192, description="Open connections of one I/O process; more are closed at once."
+    )
+    max_header_bytes: Count = Field(64 * 1024, description="Largest head of a request: its path and headers.")
+    request_timeout_s: Seconds = Field(
+        60.0, description="A request has to be here, body and all, in so long."
+    )
     max_request_bytes: Count = Field(1024 * 1024, description="Largest request body or frame.")
     max_reply_bytes: Count = Field(8 * 1024 * 1024, description="Largest reply.")
     max_batch: Count = Field(

@@ -1,6 +1,7 @@
 """The WebSocket: frames in, operations called, answers out."""
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -10,13 +11,13 @@ from starlette.datastructures import Headers
 from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import SUBPROTOCOLS, dumps, loads
-from env_server.auth import Caller
 from env_server.batch import Results, encode_results, read_batch, run_batch
 from env_server.context import Context
 from env_server.envelope import FrameId, as_problem, bad_frame, frame_id
 from env_server.gathering import MORE
 from env_server.negotiation import PROBLEM_MEDIA_TYPE, too_large_reply, too_large_request
-from env_server.operations import SOCKET_OPS
+from env_server.open_sockets import Place
+from env_server.operations import SOCKET_OPS, unknown_op
 from env_server.pending import Pending
 from env_server.replies import Reply
 from env_server.services import Services
@@ -28,7 +29,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 HARD_LIMIT_FACTOR = 8
 """A frame over the limit is answered `too_large`; one over this many times the limit ends the socket (code 1009)."""
 
-_AUTH_TIMEOUT_S = 20.0
 _POLICY_VIOLATION = 1008
 _names = itertools.count()
 
@@ -42,19 +42,29 @@ async def serve_socket(
         caller = services.tokens.from_headers(Headers(scope=scope))
         if caller is not None:
             caller.require("play")
+        place = services.sockets.enter(caller, scope["client"][0] if scope["client"] else "")
     except ProblemError as problem:
         await reject(services, send, problem)
         return
+    try:
+        await _serve_accepted(services, place, scope, receive, send)
+    finally:
+        services.sockets.leave(place)
+
+
+async def _serve_accepted(
+    services: Services, place: Place, scope: MutableMapping[str, Any], receive: Receive, send: Send
+) -> None:
     offered = scope["subprotocols"]
     binary = next((offer == SUBPROTOCOLS[True] for offer in offered if offer in SUBPROTOCOLS.values()), False)
     chosen = SUBPROTOCOLS[binary] if SUBPROTOCOLS[binary] in offered else None
     await send({"type": "websocket.accept", "subprotocol": chosen})
     services.metrics.sockets += 1
     try:
-        if caller is None:
-            caller = await _first_frame_caller(services, receive, send, binary=binary)
-        if caller is not None:
-            await Socket(services, caller, receive, send, binary=binary).serve()
+        if place.caller is None:
+            await _identify(services, place, receive, send, binary=binary)
+        if place.caller is not None:
+            await Socket(services, place, receive, send, binary=binary).serve()
     except OSError:
         # uvicorn says in this way that the client went away while an answer was being sent.
         pass
@@ -67,22 +77,22 @@ async def reject(services: Services, send: Send, problem: ProblemError) -> None:
     services.metrics.problems[problem.code] += 1
     body = dumps(problem.to_problem(), binary=False)
     headers = [(b"content-type", PROBLEM_MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
+    if "retry_after" in problem.extra:
+        headers.append((b"retry-after", str(problem.extra["retry_after"]).encode()))
     if problem.code == "unauthorized":
         headers.append((b"www-authenticate", b'Bearer realm="rollgym"'))
     await send({"type": "websocket.http.response.start", "status": problem.status, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": body})
 
 
-async def _first_frame_caller(
-    services: Services, receive: Receive, send: Send, *, binary: bool
-) -> Caller | None:
-    """Who the first frame says that this is; anything else than a good token ends the socket."""
+async def _identify(services: Services, place: Place, receive: Receive, send: Send, *, binary: bool) -> None:
+    """Note who the first frame says that this is; anything else than a good token ends the socket."""
     frame: Any = None
     try:
-        async with asyncio.timeout(_AUTH_TIMEOUT_S):
+        async with asyncio.timeout(services.settings.auth_timeout_s):
             message = await receive()
         if message["type"] != "websocket.receive":
-            return None
+            return
         frame = loads(message.get("text") or message.get("bytes") or b"", binary=binary)
         if type(frame) is not dict or frame.get("op") != "auth":
             raise ProblemError(
@@ -93,15 +103,15 @@ async def _first_frame_caller(
             raise ProblemError("unauthorized", "the first frame holds no token")
         caller = services.tokens.caller(token)
         caller.require("play")
+        services.sockets.identify(place, caller)
     except (ProblemError, DecodeError, TimeoutError) as error:
         problem = error if isinstance(error, ProblemError) else ProblemError("unauthorized", "no token came")
         services.metrics.problems[problem.code] += 1
         content = dumps({"id": frame_id(frame), "error": problem.to_problem()}, binary=binary)
         await send(_message(content, binary))
         await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": problem.code})
-        return None
+        return
     await send(_message(dumps({"id": frame_id(frame), "ok": {}}, binary=binary), binary))
-    return caller
 
 
 def _message(content: bytes, binary: bool) -> dict[str, Any]:
@@ -114,9 +124,11 @@ class Socket:
     """One open socket of one caller."""
 
     def __init__(
-        self, services: Services, caller: Caller, receive: Receive, send: Send, *, binary: bool
+        self, services: Services, place: Place, receive: Receive, send: Send, *, binary: bool
     ) -> None:
+        assert place.caller is not None
         self._services = services
+        self._place = place
         self._call = services.operations.call
         self._problems = services.metrics.problems
         self._receive = receive
@@ -126,18 +138,19 @@ class Socket:
         self._reply_limit = services.settings.max_reply_bytes
         self._max_batch = services.settings.max_batch
         self._max_in_flight = services.settings.max_in_flight
-        self._context = Context(caller, binary=binary, socket=f"{services.seat.index}.{next(_names)}")
+        self._context = Context(place.caller, binary=binary, socket=f"{services.seat.index}.{next(_names)}")
         self._in_flight: set[FrameId] = set()
         self._room: asyncio.Future[None] | None = None
         self._answers: list[bytes] = []
 
     async def serve(self) -> None:
         """Answer frames until the socket drops. Operations that run then are finished all the same."""
-        receive, send, binary = self._receive, self._send, self._binary
+        receive, send, binary, place = self._receive, self._send, self._binary, self._place
+        place.on_change = self._changed
         try:
             while True:
                 message = await receive()
-                if message["type"] != "websocket.receive":
+                if message["type"] != "websocket.receive" or place.revoked:
                     return
                 text = message.get("text")
                 content = self._take(message["bytes"] if text is None else text)
@@ -148,7 +161,20 @@ class Socket:
                     self._room = asyncio.get_running_loop().create_future()
                     await self._room
         finally:
+            place.on_change = None
             self._services.socket_dropped(self._context)
+
+    def _changed(self) -> None:
+        """Note what has become of the token."""
+        if not self._place.revoked:
+            assert self._place.caller is not None
+            self._context.caller = self._place.caller
+            return
+        self._services.answering(asyncio.get_running_loop().create_task(self._end_revoked()))
+
+    async def _end_revoked(self) -> None:
+        with contextlib.suppress(OSError):
+            await self._send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": "unauthorized"})
 
     def _take(self, data: str | bytes) -> bytes | None:
         """Handle one frame; the answer, if it is ready at once."""
@@ -173,7 +199,7 @@ class Socket:
             elif op == "auth":
                 reply = self._authenticate_again(frame)
             else:
-                raise ProblemError("unknown_op", f"there is no operation {op!r}", known=sorted(SOCKET_OPS))
+                raise unknown_op(op)
             if isinstance(reply, (dict, list)):
                 return self._encode(number, reply)
             self._in_flight.add(number)
@@ -209,12 +235,14 @@ class Socket:
             content = self._encode(number, await reply)
         except Exception as error:  # noqa: BLE001 - a defect of ours costs this frame, not the socket
             content = self._encode_problem(number, as_problem(error))
-        self._forget(number)
         try:
             await self._send(_message(content, self._binary))
         except OSError:
             # The client went away; it may ask again on another socket.
             return
+        finally:
+            # Only now: an answer that a client does not read counts as one that it still waits for.
+            self._forget(number)
 
     def _take_answer(self, number: FrameId, answer: Reply | Results | ProblemError) -> None:
         """Answer a frame with what another server has answered; the answers of one turn of the loop share a task."""

@@ -19,6 +19,8 @@ READY_LINE = b"ready\n"
 
 def main() -> int:
     """Serve until the supervisor says so, or is no more; gives the exit code."""
+    # Until the token file is read, there is nothing to read again.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     orders = json.loads(sys.stdin.buffer.readline())
     settings = Settings.model_validate(orders["settings"])
     seat = Seat(orders["index"], settings.processes, Path(orders["directory"]))

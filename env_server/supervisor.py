@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from env_server.census import start_census
 from env_server.listening import reserve, url_of
 from env_server.settings import Settings
 from env_server.supervised import READY_LINE
@@ -53,6 +54,7 @@ def supervise(settings: Settings, announce: Callable[[str], None]) -> int:
         directory = settings.state_dir
         if directory is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollgym-")))
+        start_census(directory)
         given = settings.model_copy(update={"port": reserved.getsockname()[1]})
         supervisor = Supervisor(given, directory, lambda: announce(url_of(settings.host, reserved)))
         return asyncio.run(supervisor.run())
@@ -81,6 +83,8 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
+        if self._settings.token_file is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
         await asyncio.gather(*(self._keep(index) for index in range(self._settings.processes)))
         return self._exit_code
 
@@ -90,6 +94,12 @@ class Supervisor:
         for process in self._processes.values():
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
+
+    def _reload(self) -> None:
+        """Let all processes read the token file again."""
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGHUP)
 
     async def _keep(self, index: int) -> None:
         """Keep one process alive."""

@@ -18,7 +18,9 @@ def test_the_lock_holds_what_the_serving_install_asks_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for wanted in map(Requirement, project["dependencies"]):
         versions = pinned.get(wanted.name, [])
-        assert versions, f"{wanted.name} is not in requirements-server.lock; its first lines say how it is made"
+        assert versions, (
+            f"{wanted.name} is not in requirements-server.lock; its first lines say how it is made"
+        )
         assert all(wanted.specifier.contains(version) for version in versions), wanted
 
 

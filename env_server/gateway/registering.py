@@ -1,10 +1,13 @@
 """The handlers of register, heartbeat and unregister."""
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import HeartbeatRequest, RegisterRequest
+from env_server.auth import Caller
 from env_server.catalog import Catalog, CatalogEntry
 from env_server.context import Context
 from env_server.fields import own_fields, refuse_fields
@@ -22,6 +25,7 @@ from env_server.validation import invalid, validate
 from env_server.workers.base import EnvSource
 
 _LONGEST_TTL_S = 3600.0
+_FULL_RETRY_S = 5
 _Connect = Callable[[RegisterRequest, Target], Upstream]
 
 
@@ -41,6 +45,7 @@ class Registering:
         self._catalog = catalog
         self._registry = registry
         self._rules = TargetRules(settings.allow_network)
+        self._looking_at: Counter[str] = Counter()
         self._connect: Mapping[str, _Connect] = {
             "http": self._connect_http,
         }
@@ -52,10 +57,39 @@ class Registering:
         ttl_s = request.ttl_s or DEFAULT_TTL_S
         if ttl_s > _LONGEST_TTL_S:
             raise invalid("ttl_s", f"at most {_LONGEST_TTL_S:g}")
-        connect = self._connect.get(request.protocol)
-        if connect is None and request.protocol != "rollgym":
+        if request.protocol != "rollgym" and request.protocol not in self._connect:
             raise invalid("protocol", f"this gateway speaks rollgym, {', '.join(self._connect)}")
         target = await self._rules.check(request.url)
+        with self._place(context.caller, request, target):
+            return await self._register(context, request, target, ttl_s)
+
+    @contextmanager
+    def _place(self, caller: Caller, request: RegisterRequest, target: Target) -> Iterator[None]:
+        """Count a registration that is being looked at with those that its token has; one that is renewed counts once.
+
+        Raises:
+            ProblemError: `at_capacity`.
+        """
+        place = (request.env_id, target.url, request.upstream_env_id or request.env_id)
+        held = {each.place for each in self._registry if each.owner == caller.name}
+        limit = caller.quota.max_registrations or self._settings.max_registrations_per_token
+        if place not in held and len(held) + self._looking_at[caller.name] >= limit:
+            raise ProblemError(
+                "at_capacity",
+                f"this token has its {limit} registrations",
+                retry_after=_FULL_RETRY_S,
+                limit="max_registrations_per_token",
+            )
+        self._looking_at[caller.name] += 1
+        try:
+            yield
+        finally:
+            self._looking_at[caller.name] -= 1
+
+    async def _register(
+        self, context: Context, request: RegisterRequest, target: Target, ttl_s: float
+    ) -> Reply:
+        connect = self._connect.get(request.protocol)
         node: Node | None = None
         if connect is None:
             node = self._nodes.take(target, request.token, context.caller.name)

@@ -63,7 +63,6 @@ class RelayedSession(HeldSession):
         *,
         entry: "CatalogEntry",
         owner: str,
-        row: int,
         idle_timeout_s: float,
         now: float,
         home: Registration,
@@ -74,7 +73,7 @@ class RelayedSession(HeldSession):
         farewell: "Farewell",
     ) -> None:
         super().__init__(
-            session_id, entry=entry, owner=owner, row=row, idle_timeout_s=idle_timeout_s, now=now
+            session_id, entry=entry, owner=owner, idle_timeout_s=idle_timeout_s, now=now
         )
         self.journal = journal
         self.incomplete = False

@@ -276,7 +276,6 @@ class RelayedMaking:
             self._name(context.caller, lingers, node.key, made.upstream_id),
             entry=entry,
             owner=context.caller.name,
-            row=context.caller.row,
             idle_timeout_s=idle_timeout_s,
             now=asyncio.get_running_loop().time(),
             home=made.home,

@@ -195,7 +195,6 @@ class Relocation:
             session_id,
             entry=entry,
             owner=owner.name,
-            row=owner.row,
             idle_timeout_s=self._settings.idle_timeout_s,
             now=self._loop.time(),
             home=home,
