@@ -110,11 +110,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._deadline = None
-        if self.flow.read_paused:
-            # It is the server that does not read on: a request before this one is still being answered.
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete and not cycle.more_body:
+            # A request before this one is still being answered, and this one would have to wait anyway.
             self._wait()
             return
-        if self._in_head or not self.cycle.response_started:
+        if self._in_head or not cycle.response_started:
             self.transport.write(_TOO_SLOW)
         self.transport.close()
 

@@ -1,0 +1,229 @@
+"""Connections that send half a request, too much of one, or read no answer."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.wire import ENVS, INLINE, Server
+
+HEAD = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+LIMITS = ("--request-timeout-s", "1", "--max-header-bytes", "8192", "--max-connections", "12")
+_MORE_THAN_KERNELS_HOLD = 24 * 2**20
+Raw = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@pytest.fixture(scope="module")
+def bounded() -> Iterator[Server]:
+    with Server(*ENVS, *INLINE, *LIMITS) as server:
+        yield server
+        assert "failed inside the server" not in server.log()
+
+
+@pytest.fixture(scope="module")
+def patient() -> Iterator[Server]:
+    with Server("--max-in-flight", "64") as server:
+        yield server
+        assert "failed inside the server" not in server.log()
+
+
+@asynccontextmanager
+async def raw(server: Server) -> AsyncIterator[Raw]:
+    """A bare connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def rest(reader: asyncio.StreamReader) -> bytes:
+    """All that comes until the server closes."""
+    async with asyncio.timeout(20):
+        try:
+            return await reader.read()
+        except ConnectionResetError:
+            return b""
+
+
+async def healthy(server: Server) -> None:
+    async with server.http() as client:
+        assert (await client.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        b"",
+        b"GET /hea",
+        HEAD,
+        HEAD + b"X-Long: " + b"a" * 100,
+        b"POST /v1/sessions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{",
+        b"POST /v1/sessions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{",
+        b"GET /v1/ws HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n",
+    ],
+    ids=["nothing", "line", "head", "header", "body", "chunk", "handshake"],
+)
+async def test_half_a_request_is_not_waited_for(bounded: Server, part: bytes) -> None:
+    async with raw(bounded) as (reader, writer):
+        writer.write(part)
+        assert (await rest(reader)).startswith(b"HTTP/1.1 408 ")
+    await healthy(bounded)
+
+
+async def test_a_request_that_drips_is_not_waited_for(bounded: Server) -> None:
+    """Each byte is in time; the request is not."""
+    async with raw(bounded) as (reader, writer):
+        ending = asyncio.create_task(rest(reader))
+        for byte in HEAD + b"X: " + b"a" * 10_000:
+            if ending.done():
+                break
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.05)
+        assert (await ending).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_a_connection_that_is_kept_may_ask_again(bounded: Server) -> None:
+    async with raw(bounded) as (reader, writer):
+        for pause in (0.0, 0.6, 1.4):
+            await asyncio.sleep(pause)
+            writer.write(HEAD + b"\r\n")
+            assert b'{"status":"alive"}' in await reader.readuntil(b'"alive"}')
+        writer.write(HEAD)
+        assert (await rest(reader)).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_a_slow_answer_is_no_slow_request(bounded: Server) -> None:
+    async with bounded.http() as client, raw(bounded) as (reader, writer):
+        made = (await client.post("/v1/sessions", json={"env_id": "SlowCount", "reset": {}})).json()[
+            "session_id"
+        ]
+        body = json.dumps({"action": "sleep 2"}).encode()
+        step = f"POST /v1/sessions/{made}/step HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        writer.write(step.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        # The next request stands in line, unread and half.
+        writer.write(HEAD)
+        await asyncio.sleep(1.5)
+        writer.write(b"\r\n")
+        assert b'"step":1' in await reader.readuntil(b'"step":1')
+        assert b'{"status":"alive"}' in await reader.readuntil(b'"alive"}')
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /" + b"a" * 20_000,
+        HEAD + b"X-Long: " + b"a" * 20_000,
+        HEAD + b"X-Long: " + b"a" * 20_000 + b"\r\n\r\n",
+        HEAD + b"".join(b"X-%d: a\r\n" % number for number in range(4000)) + b"\r\n",
+        HEAD + b"X" * 300_000,
+    ],
+    ids=["path", "unfinished", "value", "many", "name"],
+)
+async def test_heads_are_bounded(bounded: Server, head: bytes) -> None:
+    async with raw(bounded) as (reader, writer):
+        writer.write(head)
+        assert (await rest(reader)).startswith((b"HTTP/1.1 431 ", b"")), (
+            "or reset, where the rest was on its way"
+        )
+    async with raw(bounded) as (reader, writer):
+        writer.write(HEAD + b"X-Long: " + b"a" * 8_000 + b"\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+    await healthy(bounded)
+
+
+async def test_heads_of_large_bodies_are_small(bounded: Server) -> None:
+    async with bounded.http() as client:
+        body = {"env_id": "Count", "kwargs": {"length": "x" * 900_000}}
+        assert (await client.post("/v1/sessions", json=body)).json()["code"] == "invalid_kwargs"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /v1/sessions/close HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 40\r\n\r\n{}",
+        b"POST /v1/sessions/close HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}",
+        b"POST /v1/sessions/close HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked, identity\r\n\r\n{}",
+        b"POST /v1/sessions/close HTTP/1.1\r\nHost: x\r\nContent-Length : 2\r\n\r\n{}",
+        b"GET /health HTTP/1.1\r\nHost: x\r\n folded: y\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nX: a\nY: b\r\n\r\n",
+        b"GET /health\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+    ids=["two-lengths", "length-and-chunks", "chunks-not-last", "space", "folded", "bare-lf", "nul", "tls"],
+)
+async def test_what_two_parsers_could_read_differently_is_refused(bounded: Server, head: bytes) -> None:
+    async with raw(bounded) as (reader, writer):
+        writer.write(head)
+        answer = await rest(reader)
+        assert answer.startswith(b"HTTP/1.1 400 "), answer
+        assert answer.count(b"HTTP/1.1 ") == 1, "what follows is not taken for another request"
+
+
+async def test_connections_are_bounded(bounded: Server) -> None:
+    open_ones = [await asyncio.open_connection("127.0.0.1", bounded.port) for _ in range(30)]
+    try:
+        async with asyncio.timeout(20):
+            ends = [asyncio.create_task(rest(reader)) for reader, _ in open_ones]
+            while sum(end.done() for end in ends) < 18:
+                await asyncio.sleep(0.01)
+        await asyncio.gather(*ends)
+    finally:
+        for _, writer in open_ones:
+            writer.close()
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                await healthy(bounded)
+                return
+            except (AssertionError, OSError):
+                await asyncio.sleep(0.05)
+            except Exception as error:
+                if "disconnected" not in str(error) and "reset" not in str(error).lower():
+                    raise
+
+
+def resident_mib(pid: int) -> float:
+    """The memory of a process that is there in fact."""
+    fields = Path(f"/proc/{pid}/statm").read_text().split()
+    return int(fields[1]) * 4096 / 2**20
+
+
+@pytest.mark.parametrize("kind", ["answers", "problems", "pings"])
+async def test_a_peer_that_does_not_read_is_not_answered_without_end(patient: Server, kind: str) -> None:
+    async with raw(patient) as (reader, writer):
+        writer.write(
+            b"GET /v1/ws HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        )
+        await reader.readuntil(b"\r\n\r\n")
+        # From here on, nothing is read.
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        before = resident_mib(patient.process.pid)
+        frames = b"".join(unread_frame(kind, number) for number in range(2000))
+        sent = 0
+        try:
+            while sent < _MORE_THAN_KERNELS_HOLD:
+                writer.write(frames)
+                async with asyncio.timeout(1):
+                    await writer.drain()
+                sent += len(frames)
+        except TimeoutError:
+            pass
+        grown = resident_mib(patient.process.pid) - before
+        assert grown < 16, f"{sent / 2**20:.0f} MiB were taken in, and {grown:.0f} MiB are kept"
+        assert sent < _MORE_THAN_KERNELS_HOLD, "the server reads on and on"
+        await healthy(patient)
+
+
+def unread_frame(kind: str, number: int) -> bytes:
+    """A WebSocket frame, masked with zeros."""
+    if kind == "pings":
+        return b"\x89" + bytes([0x80 | 125]) + bytes(4) + b"p" * 125
+    # Frames whose answer takes a task, and frames that are answered at once.
+    op = {"op": "make", "env_id": "No" * 60} if kind == "answers" else {"op": "x" * 80, "fill": "y" * 60}
+    content = json.dumps({"id": number, **op}).encode()
+    return b"\x81" + bytes([0x80 | 126]) + len(content).to_bytes(2) + bytes(4) + content
