@@ -146,6 +146,10 @@ class Catalog:
             ProblemError: `unknown_env`, with near names.
         """
         entry = self._entries.get(env_id)
+        if entry is None and _ID.fullmatch(env_id) is None:
+            raise ProblemError(
+                "unknown_env", "what was asked for cannot be the id of an environment", suggestions=[]
+            )
         if entry is None:
             near = difflib.get_close_matches(env_id, self._entries, n=_NEAR_NAMES, cutoff=0.5)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import orjson
+
 from clients.protocol.episode import PortableEpisode, step_digest
 
 DIGEST_BYTES = 8
@@ -11,6 +13,13 @@ DIGEST_BYTES = 8
 # a few of them, and only small values that nobody can change.
 _MAX_PENDING = 32
 _MAX_PENDING_TEXT = 512
+
+
+def _size(action: Any) -> int:
+    """About how many bytes an action has."""
+    if type(action) is int:
+        return 8
+    return len(action) if type(action) is str else len(orjson.dumps(action))
 
 
 class EndedStep(NamedTuple):
@@ -44,6 +53,7 @@ class Journal:
         ended: Whether the last step terminated, and whether it truncated the episode.
         before: The step that began this episode, if one did; it is the last one answered until another is taken.
         request_id: The id of the request that began this episode, if it had one.
+        size: About how many bytes the actions have.
     """
 
     __slots__ = (
@@ -60,6 +70,7 @@ class Journal:
         "request_id",
         "reseeds",
         "seed",
+        "size",
     )
 
     def __init__(self, env_id: str, env_version: str, kwargs: dict[str, Any]) -> None:
@@ -73,6 +84,7 @@ class Journal:
         self.ended = (False, False)
         self.before: EndedStep | None = None
         self.request_id: str | None = None
+        self.size = 0
         self._reset: str | None = None
         self._digests = bytearray()
         self._pending: list[tuple[Any, float, bool, bool]] = []
@@ -126,6 +138,7 @@ class Journal:
     def record(self, action: Any, observation: Any, reward: float, terminated: bool, truncated: bool) -> None:
         """Take down a step."""
         self.actions.append(action)
+        self.size += len(action) if type(action) is str else _size(action)
         self.ended = (terminated, truncated)
         pending = self._pending
         pending.append((observation, reward, terminated, truncated))
@@ -141,6 +154,7 @@ class Journal:
         """Take down a step of which only the digest is known."""
         self._settle()
         self.actions.append(action)
+        self.size += _size(action)
         self._digests += digest
         self.ended = ended
 
@@ -216,6 +230,7 @@ class Journal:
         self.seed = seed
         self.options = options
         self.actions = actions
+        self.size = sum(map(_size, actions))
         self.reseeds = reseeds
         self.ended = (False, False)
         self.before = None

@@ -1,10 +1,14 @@
 """Which kwargs a client may set."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jsonschema
+import orjson
 from jsonschema import Draft202012Validator
+from jsonschema.validators import extend
+from referencing import Registry
+from referencing.exceptions import Unresolvable
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.values import DecodeError, decode_value
@@ -15,6 +19,14 @@ NO_KWARGS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalP
 
 _MAX_ERRORS = 20
 _MAX_REASON = 300
+_LARGEST_SCHEMA = 64 * 1024
+_MOST_LOOKS = 20_000
+_NAMES = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})
+_VALUES = frozenset({"const", "enum", "default", "examples"})
+
+
+class _TooMuch(Exception):  # noqa: N818 - never leaves this module
+    """Holding kwargs against a schema takes more than it may."""
 
 
 class KwargsRules:
@@ -24,22 +36,41 @@ class KwargsRules:
         env_id: The environment, for messages.
         schema: JSON Schema of an object.
         operator_kwargs: Names that are refused in requests, whatever the schema says.
+        trusted: Whether the schema is the operator's or an installed package's. That of a registered server is bounded
+            in size and work, and its regular expressions, which can run for ever, are left to that server.
 
     Raises:
         ConfigurationError: If the schema is not one.
     """
 
-    def __init__(self, env_id: str, schema: Mapping[str, Any], operator_kwargs: frozenset[str]) -> None:
+    def __init__(
+        self,
+        env_id: str,
+        schema: Mapping[str, Any],
+        operator_kwargs: frozenset[str],
+        *,
+        trusted: bool = True,
+    ) -> None:
         try:
+            if not trusted and len(orjson.dumps(schema)) > _LARGEST_SCHEMA:
+                raise ConfigurationError(f"the kwargs schema of {env_id} is over {_LARGEST_SCHEMA} bytes")
             Draft202012Validator.check_schema(schema)
         except jsonschema.SchemaError as error:
             raise ConfigurationError(
                 f"the kwargs schema of {env_id} is not a JSON Schema: {error.message}"
             ) from error
+        except (RecursionError, TypeError) as error:
+            raise ConfigurationError(f"the kwargs schema of {env_id} cannot be read: {error}") from error
         self.schema = dict(schema)
         self._env_id = env_id
         self._operator_kwargs = operator_kwargs
-        self._validator = Draft202012Validator(schema)
+        self._looks = 0
+        # By itself, the library would fetch what a `$ref` names, wherever that is.
+        self._validator = (
+            Draft202012Validator(schema, registry=Registry())
+            if trusted
+            else extend(Draft202012Validator, self._counted())(_without_patterns(schema), registry=Registry())
+        )
 
     def check(self, kwargs: Mapping[str, Any]) -> None:
         """Refuse kwargs that a client may not set.
@@ -57,14 +88,51 @@ class KwargsRules:
             decode_value(None, kwargs)
         except DecodeError as error:
             errors.append({"field": "kwargs", "reason": str(error)})
-        for misfit in self._validator.iter_errors(kwargs):
-            field = ".".join(["kwargs", *(str(part) for part in misfit.absolute_path)])
-            errors.append({"field": field, "reason": misfit.message[:_MAX_REASON]})
-            if len(errors) >= _MAX_ERRORS:
-                break
+        self._looks = 0
+        try:
+            for misfit in self._validator.iter_errors(kwargs):
+                field = ".".join(["kwargs", *(str(part) for part in misfit.absolute_path)])
+                errors.append({"field": field, "reason": misfit.message[:_MAX_REASON]})
+                if len(errors) >= _MAX_ERRORS:
+                    break
+        except (Unresolvable, RecursionError, _TooMuch):
+            reason = "the environment's schema cannot be followed for these; its author has to mend it"
+            errors.append({"field": "kwargs", "reason": reason})
         if errors:
             raise ProblemError(
                 "invalid_kwargs",
                 f"{self._env_id} refuses {errors[0]['field']}: {errors[0]['reason']}",
                 errors=errors,
             )
+
+    def _counted(self) -> dict[str, Any]:
+        """The keywords of JSON Schema, each of which counts how often it is looked at."""
+
+        def counted(keyword: Any) -> Any:
+            def look(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
+                self._looks += 1
+                if self._looks > _MOST_LOOKS:
+                    raise _TooMuch
+                yield from keyword(validator, value, instance, schema) or ()
+
+            return look
+
+        return {name: counted(keyword) for name, keyword in Draft202012Validator.VALIDATORS.items()}
+
+
+def _without_patterns(schema: Any, *, names: bool = False) -> Any:
+    """A schema without regular expressions, and without what is said of names that match none of them."""
+    if isinstance(schema, list):
+        return [_without_patterns(part) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    if names:
+        return {name: _without_patterns(part) for name, part in schema.items()}
+    dropped = {"pattern", "patternProperties"}
+    if "patternProperties" in schema:
+        dropped |= {"additionalProperties", "unevaluatedProperties"}
+    return {
+        name: part if name in _VALUES else _without_patterns(part, names=name in _NAMES)
+        for name, part in schema.items()
+        if name not in dropped
+    }

@@ -1,7 +1,7 @@
 """Answers to requests that may come again."""
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -15,12 +15,14 @@ class RememberedAnswers:
     is forgotten: it made nothing, and may be tried again.
 
     Args:
-        limit: How many are kept.
+        limit: How many sessions the answers that are kept for one caller tell of, at least for the newest answer; one
+            caller's requests make nobody else's forgotten.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._answers: OrderedDict[_Key, asyncio.Task[Any]] = OrderedDict()
+        self._answers: dict[str, OrderedDict[_Key, asyncio.Task[Any]]] = {}
+        self._weights: Counter[str] = Counter()
         self._recalls: dict[_Key, Callable[[], Coroutine[Any, Any, Any]]] = {}
 
     async def once(
@@ -30,11 +32,12 @@ class RememberedAnswers:
         if request_id is None:
             return await make()
         key = (caller, op, request_id)
-        task = self._answers.get(key)
+        answers = self._answers.setdefault(caller, OrderedDict())
+        task = answers.get(key)
         if task is None:
             give = self._recalls.pop(key, make)
             task = asyncio.get_running_loop().create_task(give())
-            self._answers[key] = task
+            answers[key] = task
             task.add_done_callback(lambda done: self._settle(key, done))
         return await asyncio.shield(task)
 
@@ -45,7 +48,16 @@ class RememberedAnswers:
         self._recalls[caller, op, request_id] = give
 
     def _settle(self, key: _Key, task: asyncio.Task[Any]) -> None:
+        caller = key[0]
+        answers = self._answers[caller]
         if task.cancelled() or task.exception() is not None:
-            self._answers.pop(key, None)
-        while len(self._answers) > self._limit:
-            self._answers.popitem(last=False)
+            answers.pop(key, None)
+            if not answers:
+                del self._answers[caller]
+            return
+        self._weights[caller] += len(task.result())
+        while self._weights[caller] > self._limit and len(answers) > 1:
+            oldest = next(iter(answers))
+            if not answers[oldest].done():
+                break
+            self._weights[caller] -= len(answers.pop(oldest).result())

@@ -105,7 +105,7 @@ class Services:
             lifecycle=self.lifecycle,
             sessions=self._sessions,
             resetting=resetting,
-            stepping=Stepping(self.metrics, self._runner, resetting, self._journal_file),
+            stepping=Stepping(settings, self.metrics, self._runner, resetting, self._journal_file),
             rendering=Rendering(self._runner),
             making=self._making,
             verifying=Verifying(settings, catalog, self.metrics, self._verifier),

@@ -18,6 +18,7 @@ from env_server.settings import Settings
 _ID_BYTES = 16
 _TOMBSTONES = 16384
 _FULL_RETRY_S = 5
+_MAX_SHOWN = 128
 
 
 class Sessions:
@@ -202,7 +203,7 @@ class Sessions:
 
 def unknown_session(session_id: str) -> ProblemError:
     """The problem that a session is not there, or not the caller's."""
-    return ProblemError("unknown_session", f"there is no session {session_id!r}")
+    return ProblemError("unknown_session", f"there is no session {session_id[:_MAX_SHOWN]!r}")
 
 
 def session_gone(session_id: str, reason: EndReason) -> ProblemError:

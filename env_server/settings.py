@@ -112,8 +112,12 @@ class Settings(BaseModel):
     max_in_flight: Count = Field(
         1024, description="Frames of one socket that may be unanswered before it is read on."
     )
+    max_episode_bytes: Count = Field(
+        16 * 1024 * 1024, description="Largest sum of the actions of one episode, which its journal keeps."
+    )
     max_remembered_requests: Count = Field(
-        4096, description="Answers to make, fork and restore kept for repeated request ids."
+        4096,
+        description="Sessions of one token whose answers to make, fork and restore are kept for repeated request ids.",
     )
 
     idle_timeout_s: Seconds = Field(3600.0, description="A session not used for so long is evicted.")

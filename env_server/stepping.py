@@ -21,6 +21,7 @@ from env_server.replies import Reply, encode_observation, step_reply
 from env_server.resetting import Resetting
 from env_server.running import Runner
 from env_server.session import Running, Session, StepRecord
+from env_server.settings import Settings
 from env_server.validation import validate
 from env_server.workers.base import EnvironmentRaised, StepOutcome
 
@@ -32,6 +33,7 @@ class Stepping:
     """The handler of step.
 
     Args:
+        settings: How long an episode may get.
         metrics: Where steps are counted.
         runner: Runs what does not run inline.
         resetting: Begins the next episode where a step asks for it.
@@ -39,8 +41,14 @@ class Stepping:
     """
 
     def __init__(
-        self, metrics: Metrics, runner: Runner, resetting: Resetting, journal_file: JournalFile | None
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        runner: Runner,
+        resetting: Resetting,
+        journal_file: JournalFile | None,
     ) -> None:
+        self._max_episode_bytes = settings.max_episode_bytes
         self._steps = metrics.steps
         self._runner = runner
         self._resetting = resetting
@@ -85,6 +93,12 @@ class Stepping:
             or (episode is not None and episode != session.episode)
         ):
             return self._repeat(context, session, wire, episode, index, then)
+        if session.journal.size >= self._max_episode_bytes:
+            raise ProblemError(
+                "too_large",
+                f"the actions of this episode have {session.journal.size} bytes; reset the session",
+                limit=self._max_episode_bytes,
+            )
         action, written = session.read_action(wire)
         inline = session.inline
         if inline is None or not session.attached:

@@ -25,6 +25,8 @@ _DTYPES = {
     )
 }
 # `dtype.name` is computed anew at each look, which costs more than all the rest of encoding a small array.
+DTYPES = frozenset(_DTYPES)
+"""The names of the dtypes that have a form on the wire."""
 _NAMES = {np.dtype(name): name for name in _DTYPES}
 _SPECIAL_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 

@@ -59,7 +59,7 @@ class ProblemError(Exception):
         ValueError: The code is not one of the protocol's, or an extra member hides a standard one.
     """
 
-    def __init__(self, code: str, detail: str, **extra: Any) -> None:
+    def __init__(self, code: str, detail: str, /, **extra: Any) -> None:
         if code not in CODES:
             raise ValueError(f"unknown problem code {code!r}")
         if not _STANDARD_MEMBERS.isdisjoint(extra):
@@ -91,6 +91,8 @@ class ProblemError(Exception):
     @classmethod
     def from_problem(cls, problem: Mapping[str, Any]) -> ProblemError:
         """Read a problem object; a code of a newer server that we do not know becomes `internal`."""
+        if not isinstance(problem, Mapping):
+            return cls("internal", "what was answered is no problem object")
         code, detail = problem.get("code"), str(problem.get("detail", ""))
         extra = {str(key): value for key, value in problem.items() if key not in _STANDARD_MEMBERS}
         if isinstance(code, str) and code in CODES:

@@ -10,10 +10,13 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
-from clients.protocol.arrays import DecodeError, decode_array, encode_array
+from clients.protocol.arrays import DTYPES, DecodeError, decode_array, encode_array
 
 _SAMPLE_ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,<>/\n\"'{}é√漢😀"
 _SAMPLE_MAX_LENGTH = 16
+
+MAX_ELEMENTS = 2**24
+"""A space that is read from the wire has at most so many elements; its observations would fit no reply."""
 
 
 class UnicodeText(Space[str]):
@@ -89,16 +92,64 @@ def parse_space(description: Any) -> Space[Any]:
     Raises:
         DecodeError: The description is not of a known type or does not fit its schema.
     """
+    _check_size(description)
+    return _parse(description)
+
+
+def _check_size(description: Any) -> None:
+    """Refuse what is small to describe and large to build or to sample, before anything is built."""
+    size = 0
+    parts = [description]
+    while parts:
+        part = parts.pop()
+        if not isinstance(part, dict):
+            continue
+        size += _elements(part)
+        if size > MAX_ELEMENTS:
+            raise DecodeError(f"the space has more than {MAX_ELEMENTS} elements")
+        inner = part.get("spaces", ())
+        parts.extend(inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ())
+        parts.extend(part.get(name) for name in ("space", "node_space", "edge_space"))
+
+
+def _elements(description: dict[str, Any]) -> int:
+    """How many elements a space has itself, without its parts; too many of them are not counted to the end."""
+    kind = description.get("type")
+    sizes: Any = []
+    if kind == "Text":
+        sizes = [description.get("max_length")]
+    elif kind == "Box":
+        sizes = description.get("shape")
+    elif kind == "MultiBinary":
+        sizes = description.get("n")
+        sizes = [sizes] if type(sizes) is int else sizes
+    if not isinstance(sizes, list) or not all(type(size) is int for size in sizes):
+        return 1  # what it is instead is found out when it is read
+    if 0 in sizes:
+        return 1
+    elements = 1
+    for size in sizes:
+        elements *= abs(size)
+        if elements > MAX_ELEMENTS:
+            break
+    return elements
+
+
+def _parse(description: Any) -> Space[Any]:
     if not isinstance(description, dict):
         raise DecodeError(f"a space is described by an object, not by {type(description).__name__}")
-    parse = _PARSERS.get(description.get("type", ""))
+    kind = description.get("type", "")
+    parse = _PARSERS.get(kind) if isinstance(kind, str) else None
     if parse is None:
-        raise DecodeError(f"unknown space type {description.get('type')!r}")
+        raise DecodeError(f"unknown space type {kind!r}")
     try:
         return parse(description)
     except DecodeError:
         raise
-    except (KeyError, TypeError, ValueError, AssertionError, RecursionError) as error:
+    except (
+        *(KeyError, TypeError, ValueError, AssertionError, AttributeError),
+        *(RecursionError, OverflowError, MemoryError),
+    ) as error:
         raise DecodeError(f"bad description of a {description['type']} space: {error}") from error
 
 
@@ -132,6 +183,8 @@ def _parse_shape(wire: Any) -> tuple[int, ...]:
 
 
 def _parse_box(description: dict[str, Any]) -> Space[Any]:
+    if description["dtype"] not in DTYPES:
+        raise DecodeError(f"unknown dtype {description['dtype']!r}")
     shape, dtype = _parse_shape(description["shape"]), np.dtype(description["dtype"])
     return spaces.Box(
         low=_parse_bound(description["low"], shape, dtype),
@@ -200,7 +253,7 @@ def _describe_dict(space: spaces.Dict) -> dict[str, Any]:
 
 
 def _parse_dict(description: dict[str, Any]) -> Space[Any]:
-    parts = OrderedDict((key, parse_space(part)) for key, part in description["spaces"].items())
+    parts = OrderedDict((key, _parse(part)) for key, part in description["spaces"].items())
     # The order is the describing side's; Gymnasium sorts the keys of a plain dict.
     return spaces.Dict(parts)
 
@@ -213,7 +266,7 @@ def _parse_parts(description: dict[str, Any]) -> list[Space[Any]]:
     parts = description["spaces"]
     if not isinstance(parts, list):
         raise DecodeError("`spaces` is a list of spaces")
-    return [parse_space(part) for part in parts]
+    return [_parse(part) for part in parts]
 
 
 def _describe_sequence(space: spaces.Sequence) -> dict[str, Any]:
@@ -221,7 +274,7 @@ def _describe_sequence(space: spaces.Sequence) -> dict[str, Any]:
 
 
 def _parse_sequence(description: dict[str, Any]) -> Space[Any]:
-    return spaces.Sequence(parse_space(description["space"]), stack=bool(description.get("stack", False)))
+    return spaces.Sequence(_parse(description["space"]), stack=bool(description.get("stack", False)))
 
 
 def _describe_graph(space: spaces.Graph) -> dict[str, Any]:
@@ -235,8 +288,8 @@ def _describe_graph(space: spaces.Graph) -> dict[str, Any]:
 def _parse_graph(description: dict[str, Any]) -> Space[Any]:
     edge = description.get("edge_space")
     return spaces.Graph(
-        node_space=parse_space(description["node_space"]),
-        edge_space=None if edge is None else parse_space(edge),
+        node_space=_parse(description["node_space"]),
+        edge_space=None if edge is None else _parse(edge),
     )
 
 

@@ -68,12 +68,8 @@ class HttpUpstream(Upstream):
         """Take a step."""
         encoded = encode_value(self._spec.action_space, action, binary=False)
         reply = await self._post("/step", {"session_id": key, "action": encoded}, timeout)
-        terminated, truncated = reply.get("terminated"), reply.get("truncated")
-        if type(terminated) is not bool or type(truncated) is not bool:
-            raise UpstreamError("terminated and truncated of a step are not both booleans")
-        reward = _number("reward", reply)
         observation = _observation(self._spec.observation_space, reply)
-        return StepOutcome(observation, reward, terminated, truncated, _info(reply))
+        return read_outcome(observation, _info(reply), reply)
 
     async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
         """Not part of this protocol."""
@@ -82,10 +78,7 @@ class HttpUpstream(Upstream):
     async def verify(self, items: Sequence[Mapping[str, Any]], *, timeout: float | None) -> list[Verdict]:
         """Score responses."""
         body = {"items": [encode_value(None, item, binary=False) for item in items]}
-        results = (await self._post("/verify", body, timeout)).get("results")
-        if not isinstance(results, list) or len(results) != len(items):
-            raise UpstreamError(f"verify of {len(items)} items did not answer with as many results")
-        return [_verdict(result) for result in results]
+        return read_verdicts((await self._post("/verify", body, timeout)).get("results"), len(items))
 
     async def close(self, key: str) -> None:
         """End a session."""
@@ -138,6 +131,29 @@ def _info(reply: Mapping[str, Any]) -> Mapping[str, Any]:
     return decoded
 
 
+def read_outcome(observation: Any, info: Mapping[str, Any], reply: Mapping[str, Any]) -> StepOutcome:
+    """What a step led to, from a reply whose observation and info were read.
+
+    Raises:
+        UpstreamError: The reward is no finite number, or a flag no boolean.
+    """
+    terminated, truncated = reply.get("terminated"), reply.get("truncated")
+    if type(terminated) is not bool or type(truncated) is not bool:
+        raise UpstreamError("terminated and truncated of a step are not both booleans")
+    return StepOutcome(observation, _number("reward", reply), terminated, truncated, info)
+
+
+def read_verdicts(results: Any, count: int) -> list[Verdict]:
+    """The scores of items.
+
+    Raises:
+        UpstreamError: There is not one for each item.
+    """
+    if not isinstance(results, list) or len(results) != count:
+        raise UpstreamError(f"verify of {count} items did not answer with as many results")
+    return [_verdict(result) for result in results]
+
+
 def _verdict(result: Any) -> Verdict:
     if not isinstance(result, dict):
         raise UpstreamError("a result of verify is not an object")
@@ -150,6 +166,6 @@ def _verdict(result: Any) -> Verdict:
 
 def _number(name: str, reply: Mapping[str, Any]) -> float:
     value = reply.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise UpstreamError(f"the {name} is {value!r}, not a finite number")
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise UpstreamError(f"the {name} is not a finite number")
     return float(value)

@@ -172,7 +172,7 @@ def catalog_entry(registration: Registration, registry: Registry, settings: Sett
         env_id=env_id,
         source=EnvSource(kind="registered", target=env_id),
         isolation="process",
-        rules=KwargsRules(env_id, spec.kwargs_schema, frozenset()),
+        rules=KwargsRules(env_id, spec.kwargs_schema, frozenset(), trusted=False),
         step_timeout_s=settings.env_step_timeout_s.get(env_id, settings.step_timeout_s),
         metadata=metadata,
         max_episode_steps=spec.max_episode_steps,

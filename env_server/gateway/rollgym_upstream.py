@@ -12,7 +12,9 @@ from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
 from clients.protocol.spaces import parse_space
 from clients.protocol.values import decode_value, encode_value
+from env_server.gateway.http_upstream import read_outcome, read_verdicts
 from env_server.gateway.node import Node
+from env_server.gateway.spec import read_spec
 from env_server.gateway.spec import read_spec
 from env_server.gateway.upstream import EnvironmentSpec, Upstream, UpstreamError
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, Spaces, StepOutcome, Verdict
@@ -102,7 +104,7 @@ class RollgymUpstream(Upstream):
             "request_id": self._caller.new_request_id(),
         }
         reply, _ = await self._call(fields, session.process, timeout)
-        session.episode, session.step = reply["episode"], 0
+        session.episode, session.step = _integer("episode", reply), 0
         return self._decoded(session, reply)
 
     async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
@@ -118,16 +120,19 @@ class RollgymUpstream(Upstream):
         if timeout is not None:
             fields["timeout_s"] = timeout
         reply, _ = await self._call(fields, session.process, timeout)
-        session.step = reply["step"]
+        session.step = _integer("step", reply)
         observation, info = self._decoded(session, reply)
-        return StepOutcome(observation, float(reply["reward"]), reply["terminated"], reply["truncated"], info)
+        return read_outcome(observation, info, reply)
 
     async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
         """Draw the state."""
         session = self._session(key)
         fields = {"op": "render", "session_id": session.session_id, "mode": mode}
         reply, _ = await self._call(fields, session.process, timeout)
-        return decode_value(None, reply["frame"])
+        try:
+            return decode_value(None, reply["frame"])
+        except (DecodeError, KeyError) as error:
+            raise UpstreamError(f"a drawing cannot be read: {error}") from error
 
     async def verify(self, items: Sequence[Mapping[str, Any]], *, timeout: float | None) -> list[Verdict]:
         """Score responses."""
@@ -139,8 +144,7 @@ class RollgymUpstream(Upstream):
         if timeout is not None:
             fields["timeout_s"] = timeout
         reply, _ = await self._call(fields, None, None if timeout is None else timeout * max(1, len(items)))
-        results: list[Verdict] = decode_value(None, reply["results"])
-        return results
+        return read_verdicts(reply.get("results"), len(items))
 
     async def close(self, key: str) -> None:
         """End a session."""
@@ -167,9 +171,12 @@ class RollgymUpstream(Upstream):
     def _decoded(session: _Session, reply: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
         try:
             observation = decode_value(session.observation_space, reply["observation"])
-            return observation, decode_value(None, reply["info"])
+            info = decode_value(None, reply["info"])
         except (DecodeError, KeyError) as error:
             raise UpstreamError(f"an answer cannot be read: {error}") from error
+        if not isinstance(info, dict):
+            raise UpstreamError("an answer's info is not an object")
+        return observation, info
 
     async def _call(
         self, fields: dict[str, Any], process: int | None, timeout: float | None
@@ -194,3 +201,10 @@ class RollgymUpstream(Upstream):
         if not isinstance(reply.payload, dict):
             raise UpstreamError(f"{fields['op']} is answered with {type(reply.payload).__name__}")
         return reply.payload, reply.process
+
+
+def _integer(name: str, reply: Mapping[str, Any]) -> int:
+    value = reply.get(name)
+    if type(value) is not int:
+        raise UpstreamError(f"an answer's {name} is not an integer")
+    return value

@@ -37,7 +37,7 @@ def read_spec(reply: dict[str, Any]) -> EnvironmentSpec:
     """
     try:
         given = _SpecReply.model_validate(reply)
-        KwargsRules("the environment", given.kwargs_schema, frozenset())
+        KwargsRules("the environment", given.kwargs_schema, frozenset(), trusted=False)
         action_space, observation_space = map(parse_space, (given.action_space, given.observation_space))
     except ValidationError as error:
         first = error.errors()[0]
