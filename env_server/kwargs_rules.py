@@ -69,7 +69,7 @@ class KwargsRules:
         self._validator = (
             Draft202012Validator(schema, registry=Registry())
             if trusted
-            else extend(Draft202012Validator, self._counted())(_without_patterns(schema), registry=Registry())
+            else self._frugal()(_without_patterns(schema), registry=Registry())
         )
 
     def check(self, kwargs: Mapping[str, Any]) -> None:
@@ -105,8 +105,8 @@ class KwargsRules:
                 errors=errors,
             )
 
-    def _counted(self) -> dict[str, Any]:
-        """The keywords of JSON Schema, each of which counts how often it is looked at."""
+    def _frugal(self) -> Any:
+        """A validator that counts how often it looks at something, and gives up."""
 
         def counted(keyword: Any) -> Any:
             def look(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
@@ -117,7 +117,8 @@ class KwargsRules:
 
             return look
 
-        return {name: counted(keyword) for name, keyword in Draft202012Validator.VALIDATORS.items()}
+        keywords = {name: counted(keyword) for name, keyword in Draft202012Validator.VALIDATORS.items()}
+        return extend(Draft202012Validator, keywords)  # type: ignore[no-untyped-call]
 
 
 def _without_patterns(schema: Any, *, names: bool = False) -> Any:

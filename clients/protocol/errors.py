@@ -89,7 +89,7 @@ class ProblemError(Exception):
         }
 
     @classmethod
-    def from_problem(cls, problem: Mapping[str, Any]) -> ProblemError:
+    def from_problem(cls, problem: Any) -> ProblemError:
         """Read a problem object; a code of a newer server that we do not know becomes `internal`."""
         if not isinstance(problem, Mapping):
             return cls("internal", "what was answered is no problem object")

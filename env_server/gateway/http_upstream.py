@@ -166,6 +166,6 @@ def _verdict(result: Any) -> Verdict:
 
 def _number(name: str, reply: Mapping[str, Any]) -> float:
     value = reply.get(name)
-    if type(value) not in (int, float) or not math.isfinite(value):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise UpstreamError(f"the {name} is not a finite number")
     return float(value)

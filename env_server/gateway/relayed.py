@@ -72,9 +72,7 @@ class RelayedSession(HeldSession):
         journal: Journal,
         farewell: "Farewell",
     ) -> None:
-        super().__init__(
-            session_id, entry=entry, owner=owner, idle_timeout_s=idle_timeout_s, now=now
-        )
+        super().__init__(session_id, entry=entry, owner=owner, idle_timeout_s=idle_timeout_s, now=now)
         self.journal = journal
         self.incomplete = False
         self.lock: asyncio.Lock | None = None

@@ -15,7 +15,6 @@ from clients.protocol.values import decode_value, encode_value
 from env_server.gateway.http_upstream import read_outcome, read_verdicts
 from env_server.gateway.node import Node
 from env_server.gateway.spec import read_spec
-from env_server.gateway.spec import read_spec
 from env_server.gateway.upstream import EnvironmentSpec, Upstream, UpstreamError
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, Spaces, StepOutcome, Verdict
 

@@ -1,8 +1,10 @@
 """Requests that fit their schema and mean no good."""
 
 import asyncio
+from typing import Any
 
-from tests.support.wire import Server
+from env_server.remembered import RememberedAnswers
+from tests.support.wire import ENVS, INLINE, Server
 
 
 async def test_time_outs_too_short_for_a_clock(server: Server) -> None:
@@ -33,3 +35,65 @@ async def test_idle_times_too_short_for_a_clock(server: Server) -> None:
         async with asyncio.timeout(30):
             while (await client.get("/v1/info")).json()["capacity"]["sessions"] != before:
                 await asyncio.sleep(0.01)
+
+
+async def test_ids_that_no_environment_has_are_not_looked_up(server: Server) -> None:
+    """Near names are found by comparing, which takes long for long names."""
+    async with server.http() as client, server.socket() as socket:
+        long = "x" * 500_000
+        for answer in (
+            (await socket.ask("envs", env_id=long))["error"],
+            (await socket.ask("verify", env_id=long, items=[]))["error"],
+            (await client.get("/v1/envs", params={"env_id": "ü"})).json(),
+        ):
+            assert answer["code"] == "unknown_env"
+            assert len(str(answer)) < 1000
+        problem = (await socket.ask("step", session_id=long, action="a"))["error"]
+        assert problem["code"] == "unknown_session"
+        assert len(str(problem)) < 1000
+
+
+async def test_no_operation_is_named_by_something_deep(server: Server) -> None:
+    deep: Any = []
+    for _ in range(900):
+        deep = [deep]
+    for binary in (False, True):
+        async with server.socket(binary=binary) as socket:
+            depth = deep
+            if binary:
+                for _ in range(600):
+                    depth = depth[0]
+            assert (await socket.ask(depth))["error"]["code"] == "unknown_op"
+            assert (await socket.batch({"op": depth}, {"op": {}}, 3))[0]["error"]["code"] == "invalid_request"
+            assert (await socket.ask("x" * 100_000))["error"]["code"] == "unknown_op"
+
+
+async def test_an_episode_s_actions_are_bounded() -> None:
+    with Server(*ENVS, *INLINE, "--max-episode-bytes", "100000") as server:
+        async with server.socket() as socket:
+            made = await socket.make(kwargs={"length": 100})
+            for _ in range(2):
+                assert "ok" in await socket.ask("step", session_id=made, action="a" * 60_000)
+            problem = (await socket.ask("step", session_id=made, action="b"))["error"]
+            assert (problem["code"], problem["limit"]) == ("too_large", 100_000)
+            await socket.call("reset", session_id=made)
+            assert (await socket.call("step", session_id=made, action="b"))["step"] == 1
+
+
+async def test_remembered_answers_are_bounded_for_each_token() -> None:
+    made = 0
+
+    async def make(count: int) -> list[int]:
+        nonlocal made
+        made += 1
+        return [made] * count
+
+    answers = RememberedAnswers(10)
+    first = await answers.once("alice", "make", "1", lambda: make(4))
+    assert await answers.once("alice", "make", "1", lambda: make(4)) == first
+    for number in range(100):
+        await answers.once("bob", "make", str(number), lambda: make(4))
+    assert await answers.once("alice", "make", "1", lambda: make(4)) == first, "not forgotten for another's"
+    large = await answers.once("alice", "make", "2", lambda: make(1000))
+    assert await answers.once("alice", "make", "2", lambda: make(1000)) == large, "the newest is kept"
+    assert await answers.once("alice", "make", "1", lambda: make(4)) != first

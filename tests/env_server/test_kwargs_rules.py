@@ -1,0 +1,100 @@
+"""JSON Schemas that operators and strangers wrote, and what holding kwargs against them may cost."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from clients.protocol.errors import ProblemError
+from env_server.configuration import ConfigurationError
+from env_server.kwargs_rules import KwargsRules
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[tuple[str, list[str]]]:
+    """A server, and what it was asked."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/schema", asked
+    server.shutdown()
+    server.server_close()
+
+
+def refusal(schema: dict[str, Any], kwargs: dict[str, Any], *, trusted: bool) -> str:
+    with pytest.raises(ProblemError) as caught:
+        KwargsRules("Game", schema, frozenset(), trusted=trusted).check(kwargs)
+    assert caught.value.code == "invalid_kwargs"
+    return str(caught.value.extra["errors"][0]["reason"])
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_reference_is_never_fetched(elsewhere: tuple[str, list[str]], trusted: bool) -> None:
+    url, asked = elsewhere
+    for reference in (url, "file:///etc/hostname", "#/nowhere", "other.json"):
+        schema = {"properties": {"x": {"$ref": reference}}}
+        assert "cannot be followed" in refusal(schema, {"x": 1}, trusted=trusted)
+    assert asked == []
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_schema_that_refers_to_itself_for_ever(trusted: bool) -> None:
+    assert "cannot be followed" in refusal({"$ref": "#"}, {"x": 1}, trusted=trusted)
+
+
+def test_a_stranger_s_schema_is_not_worked_on_for_ever() -> None:
+    """Each definition looks twice at the next: two to the power of forty looks."""
+    definitions = {f"d{number}": {"allOf": [{"$ref": f"#/$defs/d{number + 1}"}] * 2} for number in range(40)}
+    schema = {"$defs": {**definitions, "d40": {}}, "properties": {"x": {"$ref": "#/$defs/d0"}}}
+    assert "cannot be followed" in refusal(schema, {"x": 1}, trusted=False)
+
+
+def test_a_stranger_s_regular_expressions_are_not_run() -> None:
+    schema = {
+        "properties": {
+            "x": {"type": "string", "pattern": "^(a+)+$"},
+            "pattern": {"type": "integer"},
+        },
+        "patternProperties": {"^(b+)+$": False},
+        "additionalProperties": False,
+        "required": ["x"],
+    }
+    rules = KwargsRules("Game", schema, frozenset(), trusted=False)
+    rules.check({"x": "a" * 50 + "!", "b" * 50 + "!": 1})
+    assert "not of type 'integer'" in refusal(schema, {"x": "", "pattern": "a property"}, trusted=False)
+    assert "required" in refusal(schema, {"y": 1}, trusted=False)
+    assert rules.schema == schema, "what clients are shown is whole"
+
+
+def test_the_operator_s_are() -> None:
+    schema = {"properties": {"x": {"pattern": "^a+$"}}}
+    assert "does not match" in refusal(schema, {"x": "b"}, trusted=True)
+
+
+def test_schemas_that_are_refused_at_once() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(5000):
+        deep = {"not": deep}
+    for schema in ({"description": "x" * 70_000}, deep, {"type": "nonsense"}, {"properties": 3}):
+        with pytest.raises(ConfigurationError):
+            KwargsRules("Game", schema, frozenset(), trusted=False)
+
+
+def test_a_stranger_s_schema_works_again_and_again() -> None:
+    schema = {"properties": {"x": {"type": "array", "items": {"type": "integer"}}}}
+    rules = KwargsRules("Game", schema, frozenset(), trusted=False)
+    for _ in range(100):
+        rules.check({"x": list(range(1000))})
