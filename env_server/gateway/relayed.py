@@ -195,14 +195,3 @@ class RelayedSession(HeldSession):
             return observation
         space = self.observation_space
         return encode_value(space, decode_value(space, observation), binary=False)
-
-    def encoded(self, reply: Reply, *, was_binary: bool, binary: bool) -> Reply:
-        """The answer to a reset, from one encoding into the other."""
-        if was_binary == binary:
-            return reply
-        space = self.observation_space
-        return {
-            **reply,
-            "observation": encode_value(space, decode_value(space, reply["observation"]), binary=binary),
-            "info": encode_value(None, decode_value(None, reply["info"]), binary=binary),
-        }

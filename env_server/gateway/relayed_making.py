@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from clients.protocol.errors import RETRY_LATER, ProblemError
 from clients.protocol.messages import ForkRequest, MakeRequest, RestoreRequest
+from clients.protocol.spaces import parse_space
+from clients.protocol.values import decode_value, encode_value
 from env_server.auth import Caller, Tokens
 from env_server.catalog import CatalogEntry
 from env_server.context import Context
@@ -25,9 +27,11 @@ _ROUNDS = 4
 
 
 class RelayedOpening(NamedTuple):
-    """What the answer to a call that opened a session at a node holds, in the encoding in which it came."""
+    """What the answer to a call that opened a session at a node holds, in the encoding in which it came.
 
-    session: RelayedSession
+    It is remembered for long, and so holds nothing of the session, which may end before.
+    """
+
     reply: Reply
     binary: bool
 
@@ -36,7 +40,14 @@ class RelayedOpening(NamedTuple):
         reset = self.reply.get("reset")
         if reset is None or self.binary == context.binary:
             return self.reply
-        encoded = self.session.encoded(reset, was_binary=self.binary, binary=context.binary)
+        space = parse_space(self.reply["observation_space"])
+        encoded = {
+            **reset,
+            "observation": encode_value(
+                space, decode_value(space, reset["observation"]), binary=context.binary
+            ),
+            "info": encode_value(None, decode_value(None, reset["info"]), binary=context.binary),
+        }
         return {**self.reply, "reset": encoded}
 
 
@@ -97,7 +108,7 @@ class RelayedMaking:
             if reset is not None:
                 options = None if request.reset is None else request.reset.options
                 session.take_reset({"options": options}, reset, context.binary)
-            openings.append(RelayedOpening(session, self._named(session, each.reply), context.binary))
+            openings.append(RelayedOpening(self._named(session, each.reply), context.binary))
             self._sessions.add(session)
         return openings
 
@@ -123,7 +134,7 @@ class RelayedMaking:
             raise
         session.take_episode(episode.model_dump(mode="json"))
         self._sessions.add(session)
-        return [RelayedOpening(session, self._named(session, made[0].reply), context.binary)]
+        return [RelayedOpening(self._named(session, made[0].reply), context.binary)]
 
     async def fork(
         self, context: Context, session: RelayedSession, request: ForkRequest
@@ -159,7 +170,7 @@ class RelayedMaking:
             copy.take_episode(episode)
             copy.terminated, copy.truncated = session.terminated, session.truncated
             self._sessions.add(copy)
-        return [RelayedOpening(copy, self._named(copy, {}), context.binary) for copy in copies]
+        return [RelayedOpening(self._named(copy, {}), context.binary) for copy in copies]
 
     # -- at the nodes --------------------------------------------------------------------------------------------
 
