@@ -20,7 +20,7 @@ from env_server.gateway.relayed import RelayedSession
 from env_server.gateway.relayed_making import RelayedMaking, RelayedOpening
 from env_server.held import HeldSession
 from env_server.journal import Journal
-from env_server.journal_file import JournalFile, Opening
+from env_server.journal_file import JournaledSession, JournalFile, Opening
 from env_server.opened import OpenedSession, open_again
 from env_server.recovery import ReplayDiverged
 from env_server.remembered import RememberedAnswers
@@ -221,12 +221,10 @@ class Making:
         except EnvironmentRaised as error:
             raise _refused(session.entry, session.kwargs, error) from error
 
-    def recall(self) -> None:
-        """Take note of what the process before this one answered; its sessions must be here already."""
-        if self._journal_file is None:
-            return
+    def recall(self, revived: Iterable[JournaledSession]) -> None:
+        """Take note of what the process before this one answered with sessions that are here again."""
         groups: defaultdict[tuple[str, Opening], list[Session]] = defaultdict(list)
-        for journaled in self._journal_file.sessions:
+        for journaled in revived:
             if journaled.opened_by is not None:
                 session = self._sessions.by_id.get(journaled.session_id)
                 if isinstance(session, Session):

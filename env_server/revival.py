@@ -64,10 +64,12 @@ class Revival:
         if self._waiting:
             asyncio.get_running_loop().call_later(self._patience_s, self._give_up)
 
-    def appeared(self, env_id: str) -> None:
+    def appeared(self, env_id: str) -> list[JournaledSession]:
         """Take in the sessions of an environment that a server has registered."""
-        for journaled in self._waiting.pop(env_id, ()):
+        waited = self._waiting.pop(env_id, [])
+        for journaled in waited:
             self._take_in(journaled)
+        return waited
 
     def _give_up(self) -> None:
         for env_id in list(self._waiting):

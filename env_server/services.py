@@ -132,7 +132,7 @@ class Services:
     def _appeared(self, registration: Registration) -> None:
         self._catalog.put(catalog_entry(registration, self._registry, self.settings))
         if self._revival is not None:
-            self._revival.appeared(registration.env_id)
+            self._making.recall(self._revival.appeared(registration.env_id))
 
     async def start(self) -> None:
         """Start the workers and look at every environment once.
@@ -151,7 +151,7 @@ class Services:
                 patience_s=_REGISTRATION_PATIENCE_S if self.settings.gateway else 0.0,
             )
             self._revival.begin()
-            self._making.recall()
+            self._making.recall(self._journal_file.sessions)
         if self._forwarder is not None:
             await self._forwarder.start(self._answer_neighbour, self._neighbour_lost)
         self.lifecycle.phase = Phase.READY

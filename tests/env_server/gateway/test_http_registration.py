@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -291,3 +292,22 @@ async def test_a_server_without_the_setting_takes_no_registrations() -> None:
             answer = await register(http, "Any", "http://127.0.0.1:1")
             assert answer["code"] == "not_found"
             assert "--gateway" in answer["detail"]
+
+
+async def test_a_request_that_a_killed_gateway_had_answered_is_answered_as_before(tmp_path: Path) -> None:
+    """Its sessions wait until their server registers again, and so does what is known of them."""
+    with (
+        ForeignServer("python") as server,
+        ServerProcess((*ARGUMENTS, "--state-dir", str(tmp_path))) as gateway,
+    ):
+        body = {"env_id": "Guess", "count": 2, "reset": {"seed": 4}, "request_id": "once"}
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as http:
+            await register(http, "Guess", server.url)
+            made = (await http.post("/v1/sessions", json=body)).json()
+            gateway.kill()
+            gateway.start()
+            first = made["sessions"][0]["session_id"]
+            assert (await http.get(f"/v1/sessions/{first}")).json()["code"] == "draining"
+            await register(http, "Guess", server.url)
+            assert (await http.post("/v1/sessions", json=body)).json() == made
+            assert len((await http.get("/v1/sessions")).json()["sessions"]) == 2
