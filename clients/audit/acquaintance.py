@@ -1,4 +1,4 @@
-"""The first look at an environment: its spaces, a reset, and the form in which it reads actions."""
+"""The first look at an environment: its actions, a reset, and the form in which it reads actions."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ class Acquaintance:
 
     Attributes:
         action_space: The session's.
-        observation_space: The session's.
         info: Of the first reset; empty where that failed.
         wording: How texts are written so that the environment reads them.
     """
 
     action_space: Space[Any]
-    observation_space: Space[Any]
     info: Mapping[str, Any]
     wording: Wording
 
@@ -49,7 +47,7 @@ async def get_to_know(client: EnvClient, env_id: str, kwargs: Mapping[str, Any])
         if problem.code != "env_error":  # every part that plays will meet that, and say so
             raise
     await client.close_sessions([session])
-    return Acquaintance(session.action_space, session.observation_space, info, wording)
+    return Acquaintance(session.action_space, info, wording)
 
 
 async def _wording(session: EnvSession, action: str) -> Wording:

@@ -186,12 +186,10 @@ class Arena:
         if terminated or truncated:
             return
         if len(episode.actions) >= limit or _only_invalid(episode, leave_invalid):
-            episode.given_up = True
             return
         try:
             action = player(observation, info)
         except GiveUp:
-            episode.given_up = True
             return
         episode.actions.append(action)
         seat.pending = seat.session.plan_step(action)

@@ -139,7 +139,6 @@ async def _blind(subject: Subject, random: Tally | None) -> Entry:
     best = await _best(subject, policies, "blind choice")
     if best is None:
         return _entry("blind", None, random)
-    subject.fixed = best
     played = await _play(subject, best, subject.settings.episodes, "blind")
     return _entry("blind", played, random, "one sequence")
 

@@ -10,16 +10,13 @@ from gymnasium import spaces
 from clients.audit.card import Entry, Verdict
 from clients.audit.policies import GiveUp, constant_policy, listed_actions, random_policy, takes_text
 from clients.audit.subject import Subject
+from clients.checks.local import ODD_TEXTS
 from clients.protocol.errors import ProblemError
 from clients.protocol.values import encode_value
 from clients.session import EnvSession
 
 _SECTION = "conduct"
 _NONSENSE = "qwzx no such action zxwq"
-_ODD_TEXTS = (
-    *("", " ", "\n", "x" * 10_000, "<answer></answer>", "<answer>", "</answer><answer>", "\x00", "漢字😀√"),
-    *("null", "{}", "||", "%s %d {0}", _NONSENSE),
-)
 _FEW = 4
 _MOST_STEPS = 400
 
@@ -82,7 +79,7 @@ async def _odd_actions(subject: Subject) -> Entry:
     space = subject.action_space
     async with subject.arena().sessions(1) as (session,):
         if takes_text(space):
-            texts = [text for text in _ODD_TEXTS if text in space]
+            texts = [text for text in (*ODD_TEXTS, _NONSENSE) if text in space]
             seed = await _sound_seed(subject, session)
             if seed is None:
                 return Entry(_SECTION, "odd replies", Verdict.SKIPPED, "plain replies fail as well")

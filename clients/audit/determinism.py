@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from clients.audit.acquaintance import get_to_know
@@ -17,6 +18,7 @@ _EPISODES = 8
 _STEPS = 40
 _NOISE = 12
 _PAUSE_S = 0.15
+_REPLAY = "replay"
 
 _FIELDS = ("observation", "reward", "terminated", "truncated", "success")
 _OWN_RANDOM = "draw everything from `self.np_random`, which `super().reset(seed=seed)` sets"
@@ -30,8 +32,10 @@ class _Comparison:
         self.apart = 0
         self.first = ""
         self.fields: set[str] = set()
-        self.compared = min(len(reference), len(others))
-        for one, other in zip(reference, others, strict=False):
+        by_seed = {episode.seed: episode for episode in others}
+        pairs = [(one, by_seed[one.seed]) for one in reference if one.seed in by_seed]
+        self.compared = len(pairs)
+        for one, other in pairs:
             where = _difference(one, other)
             if where is not None:
                 self.apart += 1
@@ -64,39 +68,49 @@ def _difference(one: Episode, other: Episode) -> tuple[str, set[str]] | None:
 
 async def audit_determinism(subject: Subject) -> list[Entry]:
     """Play equal seeds and actions again: later, elsewhere, after others, beside others, slowly."""
-    arena = subject.arena()
+    arena, budget = subject.arena(), subject.budget
     player = random_policy(subject.action_space, subject.wording)
     games = [Game(player, seed) for seed in subject.seeds("determinism", _EPISODES)]
+    alone_in_turn = partial(arena.play, width=1, fresh=True, max_steps=_STEPS)
     # Alone and one after the other, before anything else has been played: what a fresh process gives.
-    reference = await arena.play(games, width=1, fresh=True, max_steps=_STEPS)
-    again = [
-        Game(script_policy(each.actions, "replay"), each.seed) for each in reference if each.problem is None
-    ]
+    reference = await alone_in_turn(games, deadline=budget.share(0.1))
     reference = [each for each in reference if each.problem is None]
     if not reference:
-        return [
-            Entry(_SECTION, "same again", Verdict.SKIPPED, "no episode could be played without a failure")
-        ]
-    alone = _Comparison(reference, await arena.play(again, width=1, fresh=True, max_steps=_STEPS))
+        detail = "no episode could be played without a failure, in time"
+        return [Entry(_SECTION, "same again", Verdict.SKIPPED, detail)]
+    again = [Game(script_policy(each.actions, _REPLAY), each.seed) for each in reference]
+    alone = _Comparison(reference, await alone_in_turn(again, deadline=budget.share(0.1)))
     elsewhere = None
     if subject.elsewhere is not None:
         async with subject.elsewhere() as client:
             # That process must have seen the same as this one had when the reference was played.
             await get_to_know(client, subject.env.env_id, subject.kwargs)
-            elsewhere = _Comparison(
-                reference, await subject.arena(client).play(again, width=1, fresh=True, max_steps=_STEPS)
+            fresh = await subject.arena(client).play(
+                again, width=1, fresh=True, max_steps=_STEPS, deadline=budget.share(0.1)
             )
+            elsewhere = _Comparison(reference, fresh)
     noise = [Game(_restless(player), seed) for seed in subject.seeds("noise", _NOISE)]
-    later = await arena.play([*noise, *again], width=1, max_steps=_STEPS)
-    after = _Comparison(reference, later[len(noise) :])
+    later = await arena.play([*noise, *again], width=1, max_steps=_STEPS, deadline=budget.share(0.1))
     crowd = await arena.play(
-        _mixed(again, noise), width=len(again) + len(noise), fresh=True, max_steps=_STEPS
+        _mixed(again, noise),
+        width=len(again) + len(noise),
+        fresh=True,
+        max_steps=_STEPS,
+        deadline=budget.share(0.1),
     )
-    beside = _Comparison(reference, [each for each in crowd if each.policy == "replay"])
-    slow = _Comparison(
-        reference, await arena.play(again, width=len(again), fresh=True, pause_s=_PAUSE_S, max_steps=_STEPS)
+    slow = await arena.play(
+        again,
+        width=len(again),
+        fresh=True,
+        pause_s=_PAUSE_S,
+        max_steps=_STEPS,
+        deadline=budget.share(0.1),
     )
-    return _entries(subject.env.deterministic, alone, elsewhere, after, beside, slow)
+    after, beside, slowly = (
+        _Comparison(reference, [each for each in played if each.policy == _REPLAY])
+        for played in (later, crowd, slow)
+    )
+    return _entries(subject.env.deterministic, alone, elsewhere, after, beside, slowly)
 
 
 def _restless(policy: Policy) -> Policy:
@@ -136,6 +150,9 @@ def _entries(
     entries = []
 
     def add(check: str, comparison: _Comparison, meaning: str, remedy: str) -> None:
+        if not comparison.compared:
+            entries.append(Entry(_SECTION, check, Verdict.SKIPPED, "no episode was played again in time"))
+            return
         if comparison.equal:
             detail = f"{comparison.compared} episodes are equal, step by step"
             entries.append(Entry(_SECTION, check, Verdict.OK, detail, numbers=comparison.numbers()))

@@ -40,7 +40,6 @@ class Episode:
         marks: Of the reset and of each step.
         actions: What was done.
         problem: What the server said where it broke off.
-        given_up: Whether the player, or the audit's own limit, left before the end.
     """
 
     policy: str
@@ -48,7 +47,6 @@ class Episode:
     marks: list[Mark] = field(default_factory=list)
     actions: list[Any] = field(default_factory=list)
     problem: ProblemError | None = None
-    given_up: bool = False
 
     @property
     def steps(self) -> int:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import urllib.error
-import urllib.request
 from pathlib import Path
 
+from clients.metrics import sum_of_metric
+
 _RESIDENT = re.compile(r"^VmRSS:\s+(\d+) kB", re.MULTILINE)
-_METRIC = re.compile(r"^process_resident_memory_bytes(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
-_TIMEOUT_S = 10.0
 
 
 def resident_of_tree(process_id: int) -> int | None:
@@ -32,12 +30,5 @@ def resident_of_tree(process_id: int) -> int | None:
 
 def resident_by_metrics(url: str, token: str | None) -> int | None:
     """Return the resident bytes of a server's I/O processes by its metrics; None where they do not tell."""
-    address = url.replace("ws://", "http://").replace("wss://", "https://").rstrip("/") + "/metrics"
-    request = urllib.request.Request(address, headers={"Authorization": f"Bearer {token}"} if token else {})
-    try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
-            text = reply.read().decode()
-    except (urllib.error.URLError, TimeoutError):
-        return None
-    values = [float(match) for match in _METRIC.findall(text)]
-    return int(sum(values)) if values else None
+    found = sum_of_metric(url, token, "process_resident_memory_bytes")
+    return None if found is None else int(found)

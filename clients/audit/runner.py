@@ -89,15 +89,16 @@ async def run_audit(
         settings=settings,
         budget=budget,
         action_space=known.action_space,
-        observation_space=known.observation_space,
         first_info=known.info,
         wording=known.wording,
         resident_bytes=resident_bytes,
         elsewhere=elsewhere,
     )
     entries: list[Entry] = []
+    seconds: dict[str, float] = {}
     for part in PARTS:
         progress(part.name, budget)
+        begun = budget.used
         if budget.spent:
             detail = f"the budget of {budget.seconds:g} s was spent before"
             entries.append(
@@ -105,6 +106,7 @@ async def run_audit(
             )
         else:
             entries += await part.audit(subject)
+        seconds[part.name] = round(budget.used - begun, 3)
     entries.sort(key=lambda entry: _SECTIONS.index(entry.section))
     about = {
         "env_id": env.env_id,
@@ -117,5 +119,6 @@ async def run_audit(
         "episodes": settings.episodes,
         "seed": settings.seed,
         "budget_s": settings.budget_s,
+        "seconds": seconds,
     }
     return Card(subject_name, about, entries, budget.used)

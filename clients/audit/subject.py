@@ -60,8 +60,8 @@ class Budget:
         return self.used >= self.seconds
 
     def share(self, part: float) -> float:
-        """Return when a part of the whole is over that begins now, on the clock `time.monotonic`."""
-        return min(self.begun + self.seconds, time.monotonic() + part * self.seconds)
+        """Return when a part of what is left is over, on the clock `time.monotonic`; so something is always left."""
+        return time.monotonic() + part * max(0.0, self.seconds - self.used)
 
 
 @dataclass
@@ -75,14 +75,12 @@ class Subject:
         settings: How thorough the audit is.
         budget: The time that is left.
         action_space: The session's.
-        observation_space: The session's.
         first_info: Info of the first reset; empty where that failed.
         wording: How texts are written so that the environment reads them.
         resident_bytes: Tells how much memory the server's processes hold, where that can be known.
         elsewhere: Starts the same server in fresh processes with another hash seed, where it can be started.
         watch: What was wrong in anything that came back.
         played: Episodes by policy, for those who look at them later.
-        fixed: The blind policy that does best, where one was found.
     """
 
     env: EnvInfo
@@ -91,14 +89,12 @@ class Subject:
     settings: Settings
     budget: Budget
     action_space: Space[Any]
-    observation_space: Space[Any]
     first_info: Mapping[str, Any]
     wording: Wording
     resident_bytes: Callable[[], int | None]
     elsewhere: Callable[[], AbstractAsyncContextManager[EnvClient]] | None
     watch: Watch = field(default_factory=Watch)
     played: dict[str, list[Episode]] = field(default_factory=dict)
-    fixed: Policy | None = None
 
     @property
     def declared_steps(self) -> int | None:

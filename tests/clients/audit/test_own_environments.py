@@ -8,6 +8,7 @@ import pytest
 from clients.audit.card import Verdict
 from envs.registry import builtin_environments
 from tests.support.audits import Auditor, entry_of, faults
+from tests.support.client_server import ROOT
 
 # The state holds the whole task, the answer included: for viewers and tests, apart from what a policy sees.
 TASK_IN_STATE = {'leaks: answer in info["state"]': "warning"}
@@ -33,6 +34,10 @@ def test_a_built_in_environment(auditor: Auditor, env_id: str) -> None:
         assert entry_of(card, "reference answer")["numbers"] == {"paid": 40, "items": 40, "field": "answer"}
     else:
         assert entry_of(card, "expert")["numbers"]["rate"] == 1.0
+    page = " ".join((ROOT / "docs" / "audit.md").read_text().split())
+    checks = {entry.check.removesuffix(", random").removesuffix(", expert") for entry in card.entries}
+    undocumented = {check for check in checks if f"`{check}`" not in page}
+    assert undocumented == set()
     assert entry_of(card, "memory")["numbers"]["bytes_per_episode"] < 8 * 1024
     assert entry_of(card, "in another process")["numbers"] == {"compared": 8, "different": 0, "fields": []}
     skipped = {entry.check for entry in card.entries if entry.verdict is Verdict.SKIPPED}

@@ -60,6 +60,11 @@ PAID = [
         ("answer in the observation", "of the observation, said back: 40/40 solved"),
     ),
     (
+        "PointsTheWay",
+        {"leaks: answer in the observation": FAILED},
+        ("answer in the observation", "observation[2], said back: 40/40 solved"),
+    ),
+    (
         "AnswerInInfo",
         {"leaks: answer in info": FAILED},
         ("answer in info", "info['debug']['target'], said back: 40/40 solved"),

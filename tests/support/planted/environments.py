@@ -169,6 +169,22 @@ class AnswerInObservation(Sums):
         return f"{super().observe()} make {self.one + self.other}."
 
 
+class PointsTheWay(Sums):
+    """Numbers in, numbers out, and the last one is the action that is wanted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Discrete(100)
+        self.observation_space = spaces.Box(0, 100, (3,), np.float32)
+
+    def observe(self) -> Any:
+        return np.array([self.one, self.other, self.one + self.other], np.float32)
+
+    def info(self, *, valid: bool) -> dict[str, Any]:
+        info = super().info(valid=True)
+        return info | {"expert_action": int(info["expert_action"])} if self.expert else info
+
+
 class AnswerInInfo(Sums):
     def info(self, *, valid: bool) -> dict[str, Any]:
         return super().info(valid=valid) | {"debug": {"target": self.one + self.other}}
