@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from hashlib import blake2b
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import orjson
@@ -86,7 +87,7 @@ class Arena:
         deadline: float | None = None,
         leave_invalid: int | None = None,
     ) -> list[Episode]:
-        """Play games; return their episodes in the games' order.
+        """Play games; return the episodes of the first of them, up to one that is not over in time.
 
         Args:
             games: What to play.
@@ -94,7 +95,7 @@ class Arena:
             fresh: Play each in a session of its own.
             pause_s: Wait so long before each of the first turns.
             max_steps: Leave episodes after so many steps.
-            deadline: On the clock `time.monotonic`: what is not over by then is left out.
+            deadline: When to stop, on the clock `time.monotonic`.
             leave_invalid: Leave an episode after so many invalid actions in a row.
         """
         if not games:
@@ -113,7 +114,8 @@ class Arena:
         else:
             async with self.sessions(min(width, len(games))) as made:
                 await self._rounds(made, waiting, done, limit, pause_s, deadline, leave_invalid)
-        return [done[place] for place in sorted(done)]
+        # Short episodes are over first, and often because they are solved: to keep whatever is over would favour them.
+        return [done[place] for place in takewhile(done.__contains__, range(len(games)))]
 
     async def _rounds(
         self,

@@ -37,13 +37,13 @@ async def audit_leaks(subject: Subject) -> list[Entry]:
         detail = 'info["success"] never says what is solved, so what is said back cannot be judged'
         return [Entry(_SECTION, "answers", Verdict.SKIPPED, detail)]
     bar = _bar(subject)
-    promising = await _screen(subject, candidates)
+    tried, promising = await _screen(subject, candidates)
     found = []
     for extract in promising:
         confirmed = await _confirm(subject, extract)
         if confirmed is not None and confirmed.rate.low > bar:
             found.append((extract, confirmed))
-    return _entries(len(candidates), found)
+    return _entries(tried, len(candidates), found)
 
 
 async def _sample(subject: Subject) -> list[Look]:
@@ -113,7 +113,8 @@ def _policy(subject: Subject, extract: Extract) -> Policy:
     return Policy(f"said back: {extract.name}", begin)
 
 
-async def _screen(subject: Subject, candidates: Sequence[Extract]) -> list[Extract]:
+async def _screen(subject: Subject, candidates: Sequence[Extract]) -> tuple[int, list[Extract]]:
+    """Return how many were tried in time, and those of them that are worth a closer look."""
     seeds = subject.seeds("leak screen", _SCREEN)
     games = [Game(_policy(subject, extract), seed) for extract in candidates for seed in seeds]
     episodes = await subject.arena().play(
@@ -122,7 +123,8 @@ async def _screen(subject: Subject, candidates: Sequence[Extract]) -> list[Extra
     solved: dict[str, int] = {}
     for episode in episodes:
         solved[episode.policy] = solved.get(episode.policy, 0) + episode.solved
-    return [each for each in candidates if solved.get(_policy(subject, each).name, 0) >= _PASSES_SCREEN]
+    promising = [each for each in candidates if solved.get(_policy(subject, each).name, 0) >= _PASSES_SCREEN]
+    return len(episodes) // _SCREEN, promising
 
 
 async def _confirm(subject: Subject, extract: Extract) -> Tally | None:
@@ -144,7 +146,7 @@ def _bar(subject: Subject) -> float:
     return max(rates)
 
 
-def _entries(count: int, found: Sequence[tuple[Extract, Tally]]) -> list[Entry]:
+def _entries(tried: int, known: int, found: Sequence[tuple[Extract, Tally]]) -> list[Entry]:
     seen = [each for each in found if not each[0].apart]
     apart = [each for each in found if each[0].apart]
     in_observation = [each for each in seen if not each[0].name.startswith("info")]
@@ -185,6 +187,9 @@ def _entries(count: int, found: Sequence[tuple[Extract, Tally]]) -> list[Entry]:
             )
         )
     if not entries:
-        detail = f"none of the places ({count}) in observation and info is paid when said back"
-        entries.append(Entry(_SECTION, "answers", Verdict.OK, detail, numbers={"places_tried": count}))
+        numbers = {"places_tried": tried, "places": known}
+        of_all = str(tried) if tried == known else f"{tried} of {known}, in time"
+        detail = f"none of the places ({of_all}) in observation and info is paid when said back"
+        verdict = Verdict.OK if tried or not known else Verdict.SKIPPED
+        entries.append(Entry(_SECTION, "answers", verdict, detail, numbers=numbers))
     return entries

@@ -12,6 +12,7 @@ from clients.audit.subject import Subject
 
 _SECTION = "rewards"
 _ENOUGH = 20
+_ENOUGH_TO_TELL = 200
 _NEAR = 1e-9
 
 
@@ -83,23 +84,19 @@ def _in_range(subject: Subject, low: float, high: float) -> Entry:
 def _varied(episodes: Sequence[Episode]) -> Entry:
     """See whether the return depends on what is done."""
     check = "depends on the play"
-    returns = {round(each.total_reward, 9) for each in episodes if each.ended}
+    ended = [each for each in episodes if each.ended]
+    returns = {round(each.total_reward, 9) for each in ended}
     step_rewards = {mark.reward for each in episodes for mark in each.marks[1:]}
-    solved = {each.solved for each in episodes if each.ended}
-    policies = {each.policy for each in episodes}
+    solved = {each.solved for each in ended}
+    policies = {each.policy for each in ended}
     numbers = {"returns": len(returns), "policies": len(policies)}
-    if len(returns) != 1 and (len(step_rewards) > 1 or len(returns) > 1):
-        return Entry(
-            _SECTION,
-            check,
-            Verdict.OK,
-            f"{len(returns)} different returns of {len(policies)} policies",
-            "",
-            numbers,
-        )
-    if not returns:
+    if not ended:
         return Entry(_SECTION, check, Verdict.SKIPPED, "no episode came to its end", numbers=numbers)
-    detail = f"all {len(episodes)} episodes of {len(policies)} policies are paid {next(iter(returns)):g}"
+    # Where an episode ends only when it is solved, all that end are paid the same, and rightly so.
+    if len(returns) > 1 or (len(step_rewards) > 1 and len(solved) == 1):
+        detail = f"{len(step_rewards)} different rewards, {len(returns)} different returns"
+        return Entry(_SECTION, check, Verdict.OK, detail, "", numbers)
+    detail = f"all {len(ended)} episodes of {len(policies)} policies are paid {next(iter(returns)):g}"
     if len(solved) > 1:
         return Entry(
             _SECTION,
@@ -109,6 +106,9 @@ def _varied(episodes: Sequence[Episode]) -> Entry:
             "pay what `success` says: a constant reward teaches nothing",
             numbers,
         )
+    if len(ended) < _ENOUGH_TO_TELL:
+        detail += ": constant, or sparse; so few do not tell"
+        return Entry(_SECTION, check, Verdict.SKIPPED, detail, "", numbers)
     return Entry(
         _SECTION,
         check,

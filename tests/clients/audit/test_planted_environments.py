@@ -151,11 +151,6 @@ CONDUCT = [
         ("ends at its limit", "end at step 3 as terminated, none as truncated"),
     ),
     (
-        "NeverEnds",
-        {"conduct: ends at its limit": WARNING},
-        ("ends at its limit", "no limit is declared, and no episode ended in 300 steps"),
-    ),
-    (
         "AnythingIsValid",
         {"conduct: action_is_valid": FAILED},
         ("action_is_valid", "is called valid, and is not listed"),
@@ -216,3 +211,11 @@ def test_memory_that_grows_with_every_episode_is_found(auditor: Auditor) -> None
     entry = entry_of(card, "memory")
     assert 150_000 < entry["numbers"]["bytes_per_episode"] < 400_000
     assert "every episode adds to" in entry["remedy"]
+
+
+def test_episodes_that_never_end_are_found(auditor: Auditor) -> None:
+    card = auditor.audit("NeverEnds", episodes=4)
+    assert faults(card) == {"conduct: ends at its limit": WARNING}
+    entry = entry_of(card, "ends at its limit")
+    assert entry["detail"] == "no limit is declared, and no episode ended in 300 steps"
+    assert "max_episode_steps" in entry["remedy"]
