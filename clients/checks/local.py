@@ -25,10 +25,11 @@ from clients.protocol.values import EncodeError, decode_value, encode_value
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _PROCESS_TIMEOUT_S = 120.0
-_ODD_TEXTS = (
+ODD_TEXTS = (
     *("", " ", "\n", "x" * 10_000, "<answer></answer>", "<answer>", "</answer><answer>", "\x00", "漢字😀√"),
     *("<think>" * 50, "null", "-1", "{}", "<answer>no such action</answer>", "||", "%s %d {0}"),
 )
+"""What models say, at worst."""
 
 
 def check_gymnasium(target: Target) -> Iterator[Finding]:
@@ -171,7 +172,7 @@ def check_odd_actions(target: Target) -> Iterator[Finding]:
         yield Finding(check, Status.SKIP, "the server refuses actions outside the action space")
         env.close()
         return
-    for text in _ODD_TEXTS:
+    for text in ODD_TEXTS:
         env.reset(seed=0)
         try:
             env.step(text)
@@ -184,7 +185,7 @@ def check_odd_actions(target: Target) -> Iterator[Finding]:
             )
             break
     else:
-        yield Finding(check, Status.PASS, f"{len(_ODD_TEXTS)} of them")
+        yield Finding(check, Status.PASS, f"{len(ODD_TEXTS)} of them")
     env.close()
 
 

@@ -69,6 +69,9 @@ class Target:
         return self.name if is_ours else _SERVED_NAME
 
     def _operator_names(self) -> frozenset[str]:
+        # A class says it without being made, which kwargs that it does not take would prevent.
+        if ":" in self.name and isinstance(found := self._load_class(), type):
+            return frozenset(getattr(found, "operator_kwargs", ()))
         built = self.build()
         built.close()
         return frozenset(getattr(type(built.unwrapped), "operator_kwargs", ()))

@@ -107,8 +107,13 @@ def server_url(options: argparse.Namespace) -> Iterator[str]:
             raise UsageError(str(error)) from error
         yield options.url
         return
+    with LocalServer(named_environments(options)) as server:
+        yield server.url
+
+
+def named_environments(options: argparse.Namespace) -> list[str]:
+    """Return how a server that is started here is told what to serve beside its own."""
     arguments = [part for name in options.env for part in ("--env", name)]
     arguments += [part for name in options.gymnasium for part in ("--gymnasium", name)]
     arguments += [part for name in options.gymnasium_text for part in ("--gymnasium-text", name)]
-    with LocalServer(arguments) as server:
-        yield server.url
+    return arguments

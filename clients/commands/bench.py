@@ -5,10 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import re
 import time
-import urllib.error
-import urllib.request
 from typing import Any, NamedTuple
 
 import orjson
@@ -25,11 +22,10 @@ from clients.commands.arguments import (
     parse_kwargs,
     server_url,
 )
+from clients.metrics import sum_of_metric
 from clients.protocol.errors import ProblemError
 from clients.session import EnvSession
 
-_CPU_METRIC = re.compile(r"^process_cpu_seconds_total(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
-_METRICS_TIMEOUT_S = 10.0
 _SAMPLES = 64
 
 
@@ -194,12 +190,4 @@ async def _play_in_lockstep(client: EnvClient, players: list[Player], end: float
 
 def server_cpu_seconds(url: str, token: str | None) -> float | None:
     """Return the CPU time that the server's processes have used, or None where its metrics do not tell."""
-    address = url.replace("ws://", "http://").replace("wss://", "https://").rstrip("/") + "/metrics"
-    request = urllib.request.Request(address, headers={"Authorization": f"Bearer {token}"} if token else {})
-    try:
-        with urllib.request.urlopen(request, timeout=_METRICS_TIMEOUT_S) as reply:
-            text = reply.read().decode()
-    except (urllib.error.URLError, TimeoutError):
-        return None
-    values = [float(match) for match in _CPU_METRIC.findall(text)]
-    return sum(values) if values else None
+    return sum_of_metric(url, token, "process_cpu_seconds_total")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import re
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import IO, Self
 
@@ -22,14 +23,16 @@ class LocalServer:
 
     Args:
         arguments: More of its command line.
+        environment: Variables that its processes see beside those of this one.
 
     Attributes:
         url: Its address, once it is entered.
         process: The process.
     """
 
-    def __init__(self, arguments: Sequence[str] = ()) -> None:
+    def __init__(self, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> None:
         self._arguments = list(arguments)
+        self._environment = os.environ | (environment or {})
         self.url = ""
 
     def __enter__(self) -> Self:
@@ -44,6 +47,7 @@ class LocalServer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._log,
+            env=self._environment,
             text=True,
         )
         lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()

@@ -1,0 +1,208 @@
+"""Where episodes are played: many at once, one frame of the socket for each turn of all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from hashlib import blake2b
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+import orjson
+
+from clients.audit.episodes import Episode, Mark
+from clients.audit.policies import GiveUp, Player, Policy
+from clients.audit.watch import Watch
+from clients.client import EnvClient
+from clients.protocol.errors import ProblemError
+from clients.protocol.values import encode_value
+from clients.session import EnvSession, Operation
+
+_WIDEST, _NARROWEST = 64, 8
+_STEPS_AT_ONCE = 6_400
+"""Where episodes are long, few play at once: some are over before the time is."""
+
+UNLIMITED_STEPS = 300
+"""An episode of an environment that names no limit is left after so many steps."""
+
+
+class Game(NamedTuple):
+    """An episode that is to be played."""
+
+    policy: Policy
+    seed: int
+
+
+class _Seat:
+    """A session, and the game that is played in it."""
+
+    def __init__(self, session: EnvSession) -> None:
+        self.session = session
+        self.place = -1
+        self.episode: Episode | None = None
+        self.player: Player | None = None
+        self.pending: Operation | None = None
+
+
+class Arena:
+    """Plays episodes of one environment.
+
+    Args:
+        client: The server's client.
+        env_id: The environment.
+        kwargs: What it is made with.
+        watch: Looks at all that comes back.
+        max_steps: After so many steps an episode is left, if it has not ended.
+    """
+
+    def __init__(
+        self, client: EnvClient, env_id: str, kwargs: Mapping[str, Any], watch: Watch, max_steps: int
+    ) -> None:
+        self._client = client
+        self._env_id = env_id
+        self._kwargs = kwargs
+        self._watch = watch
+        self._width = max(_NARROWEST, min(_WIDEST, _STEPS_AT_ONCE // max_steps))
+        self.max_steps = max_steps
+
+    @asynccontextmanager
+    async def sessions(self, count: int) -> Any:
+        """Give new sessions, and close them afterwards."""
+        made = await self._client.make_many(self._env_id, count, self._kwargs)
+        try:
+            yield made
+        finally:
+            await self._client.close_sessions(made)
+
+    async def play(
+        self,
+        games: Sequence[Game],
+        *,
+        width: int | None = None,
+        fresh: bool = False,
+        pause_s: float = 0.0,
+        max_steps: int | None = None,
+        deadline: float | None = None,
+        leave_invalid: int | None = None,
+    ) -> list[Episode]:
+        """Play games; return the episodes of the first of them, up to one that is not over in time.
+
+        Args:
+            games: What to play.
+            width: How many at once; few where episodes are long, if None.
+            fresh: Play each in a session of its own.
+            pause_s: Wait so long before each of the first turns.
+            max_steps: Leave episodes after so many steps.
+            deadline: When to stop, on the clock `time.monotonic`.
+            leave_invalid: Leave an episode after so many invalid actions in a row.
+        """
+        if not games:
+            return []
+        done: dict[int, Episode] = {}
+        limit = min(max_steps or self.max_steps, self.max_steps)
+        width = self._width if width is None else width
+        waiting = iter(enumerate(games))
+        if fresh:
+            step = max(1, width)
+            for first in range(0, len(games), step):
+                part = games[first : first + step]
+                async with self.sessions(len(part)) as made:
+                    each = iter(list(enumerate(part, first)))
+                    await self._rounds(made, each, done, limit, pause_s, deadline, leave_invalid)
+        else:
+            async with self.sessions(min(width, len(games))) as made:
+                await self._rounds(made, waiting, done, limit, pause_s, deadline, leave_invalid)
+        # Short episodes are over first, and often because they are solved: to keep whatever is over would favour them.
+        return [done[place] for place in takewhile(done.__contains__, range(len(games)))]
+
+    async def _rounds(
+        self,
+        sessions: Sequence[EnvSession],
+        waiting: Iterator[tuple[int, Game]],
+        done: dict[int, Episode],
+        limit: int,
+        pause_s: float,
+        deadline: float | None,
+        leave_invalid: int | None,
+    ) -> None:
+        seats = [_Seat(session) for session in sessions]
+        for seat in seats:
+            self._seat(seat, waiting)
+        turns = 0
+        while active := [seat for seat in seats if seat.pending is not None]:
+            if deadline is not None and time.monotonic() > deadline:
+                return
+            if pause_s and turns < 4:
+                await asyncio.sleep(pause_s)
+            turns += 1
+            results = await self._client.run_many([seat.pending for seat in active if seat.pending])
+            for seat, result in zip(active, results, strict=True):
+                self._take(seat, result, limit, leave_invalid)
+                if seat.pending is None:
+                    assert seat.episode is not None
+                    done[seat.place] = seat.episode
+                    self._seat(seat, waiting)
+
+    def _seat(self, seat: _Seat, waiting: Iterator[tuple[int, Game]]) -> None:
+        """Begin the next game, if there is one."""
+        seat.pending = None
+        for place, game in waiting:
+            seat.place = place
+            seat.episode = Episode(game.policy.name, game.seed)
+            seat.player = game.policy.begin(game.seed)
+            seat.pending = seat.session.plan_reset(game.seed, game.policy.options)
+            return
+
+    def _take(self, seat: _Seat, result: Any, limit: int, leave_invalid: int | None) -> None:
+        """Take one answer, and plan the next action."""
+        episode, player, space = seat.episode, seat.player, seat.session.observation_space
+        assert episode is not None
+        assert player is not None
+        seat.pending = None
+        where = f"{'step' if episode.marks else 'reset'} {len(episode.actions) or ''}".strip()
+        where += f" with seed {episode.seed}"
+        if isinstance(result, ProblemError):
+            episode.problem = result
+            self._watch.failed(where, result)
+            return
+        observation, info = result.observation, result.info
+        if episode.marks:
+            reward, terminated, truncated = result.reward, result.terminated, result.truncated
+            self._watch.stepped(where, space, observation, reward, terminated or truncated, info)
+        else:
+            reward, terminated, truncated = 0.0, False, False
+            self._watch.begun(where, space, observation, info)
+        digest = _digest(observation, lambda: encode_value(space, observation, binary=False))
+        success, valid = info.get("success"), info.get("action_is_valid")
+        mark = Mark(
+            digest,
+            reward,
+            terminated,
+            truncated,
+            success if type(success) is bool else None,
+            valid if type(valid) is bool else None,
+        )
+        episode.marks.append(mark)
+        if terminated or truncated:
+            return
+        if len(episode.actions) >= limit or _only_invalid(episode, leave_invalid):
+            return
+        try:
+            action = player(observation, info)
+        except GiveUp:
+            return
+        episode.actions.append(action)
+        seat.pending = seat.session.plan_step(action)
+
+
+def _only_invalid(episode: Episode, count: int | None) -> bool:
+    if count is None or len(episode.actions) < count:
+        return False
+    return all(mark.valid is False for mark in episode.marks[-count:])
+
+
+def _digest(observation: Any, encoded: Callable[[], Any]) -> str:
+    content = observation.encode() if type(observation) is str else orjson.dumps(encoded())
+    return blake2b(content, digest_size=8).hexdigest()

@@ -1,0 +1,172 @@
+"""Baselines: what is paid to those who play at random, who never look, and who say back what they hear."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from clients.audit.arena import Game
+from clients.audit.card import Entry, Verdict
+from clients.audit.episodes import Episode, Tally, tally
+from clients.audit.policies import (
+    Policy,
+    constant_policy,
+    constants,
+    echo_policy,
+    expert_policy,
+    listed_actions,
+    random_policy,
+    script_policy,
+    takes_text,
+)
+from clients.audit.subject import Subject
+from clients.protocol.errors import ProblemError
+
+_SECTION = "baselines"
+_SCREEN = 10
+_SCRIPTS = 8
+_SOLVED_BLINDLY = 0.5
+_PAID = 0.2
+_GIVE_UP_INVALID = 20
+
+
+async def audit_baselines(subject: Subject) -> list[Entry]:
+    """Play without reading, and see what that is paid."""
+    random = await _play(
+        subject, random_policy(subject.action_space, subject.wording), subject.settings.episodes
+    )
+    entries = [_entry("random", random, None)]
+    entries.append(await _constant(subject, random))
+    if takes_text(subject.action_space):
+        empty = await _play(subject, constant_policy("", "empty"), _fewer(subject))
+        entries.append(_entry("empty reply", empty, random))
+    entries.extend(await _echoes(subject, random))
+    entries.append(await _blind(subject, random))
+    return entries
+
+
+async def play_expert(subject: Subject) -> str | None:
+    """Play the environment's expert, and keep its episodes; say why where that cannot be done."""
+    if not subject.env.metadata.get("expert"):
+        return "it has no expert"
+    policy = expert_policy(subject.wording)
+    async with subject.arena().sessions(1) as (session,):
+        try:
+            await session.reset(0, policy.options)
+        except ProblemError as problem:
+            if problem.code != "forbidden":
+                return str(problem)
+            return "the server gives no expert actions (roll-serve --allow-expert lets it)"
+    episodes = await subject.arena().play(
+        subject.games(policy, "expert", subject.settings.episodes), deadline=subject.budget.share(0.2)
+    )
+    subject.keep(episodes)
+    return None
+
+
+async def _play(subject: Subject, policy: Policy, count: int, name: str = "baseline") -> Tally | None:
+    episodes = await subject.arena().play(
+        subject.games(policy, name, count),
+        deadline=subject.budget.share(0.1),
+        leave_invalid=_GIVE_UP_INVALID,
+    )
+    subject.keep(episodes)
+    return tally(episodes)
+
+
+def _fewer(subject: Subject) -> int:
+    return max(min(_SCREEN, subject.settings.episodes), subject.settings.episodes // 2)
+
+
+async def _constant(subject: Subject, random: Tally | None) -> Entry:
+    """Find the best action to do always, and play it on seeds that had no part in the choice."""
+    candidates = constants(subject.action_space, listed_actions(subject.first_info), subject.wording)
+    best = await _best(subject, candidates, "constant choice")
+    if best is None:
+        return _entry("constant action", None, random)
+    played = await _play(subject, best, subject.settings.episodes)
+    return _entry("constant action", played, random, f"best of {len(candidates)}, {best.name}")
+
+
+async def _best(subject: Subject, policies: Sequence[Policy], stream: str) -> Policy | None:
+    """Return the policy that does best on a few seeds."""
+    seeds = subject.seeds(stream, min(_SCREEN, max(4, subject.settings.episodes // 2)))
+    games = [Game(policy, seed) for policy in policies for seed in seeds]
+    episodes = await subject.arena().play(
+        games, deadline=subject.budget.share(0.15), leave_invalid=_GIVE_UP_INVALID
+    )
+    subject.keep(episodes)
+    best: tuple[tuple[int, float], Policy] | None = None
+    for policy in policies:
+        found = tally([each for each in episodes if each.policy == policy.name])
+        if found is not None and (best is None or (found.solved, found.mean_return) > best[0]):
+            best = ((found.solved, found.mean_return), policy)
+    return None if best is None else best[1]
+
+
+async def _echoes(subject: Subject, random: Tally | None) -> list[Entry]:
+    space = subject.action_space
+    policies = {"echo": echo_policy(space, lambda observation, info: observation, "echo of the observation")}
+    if takes_text(space):
+        policies["echo of the instruction"] = echo_policy(
+            space, lambda observation, info: info.get("instruction"), "echo of the instruction"
+        )
+    entries = []
+    for check, policy in policies.items():
+        played = await _play(subject, policy, _fewer(subject))
+        if played is not None:
+            entries.append(_entry(check, played, random))
+    return entries
+
+
+async def _blind(subject: Subject, random: Tally | None) -> Entry:
+    """Take the sequences that solved some task, and play the best of them on others."""
+    solved = [each for group in ("expert", "random") for each in subject.played.get(group, ()) if each.solved]
+    sequences: Counter[tuple[object, ...]] = Counter()
+    lasting: dict[tuple[object, ...], Episode] = {}
+    for episode in solved:
+        key = tuple(map(repr, episode.actions))
+        sequences[key] += 1
+        lasting.setdefault(key, episode)
+    policies = [
+        script_policy(lasting[key].actions, f"blind {number}")
+        for number, (key, _) in enumerate(sequences.most_common(_SCRIPTS))
+    ]
+    if not policies:
+        return Entry(
+            _SECTION, "blind", Verdict.SKIPPED, "no sequence of actions is known that solves any task"
+        )
+    best = await _best(subject, policies, "blind choice")
+    if best is None:
+        return _entry("blind", None, random)
+    played = await _play(subject, best, subject.settings.episodes, "blind")
+    return _entry("blind", played, random, "one sequence")
+
+
+def _entry(check: str, played: Tally | None, random: Tally | None, who: str = "") -> Entry:
+    if played is None:
+        return Entry(_SECTION, check, Verdict.SKIPPED, "no episode was played to its end in time")
+    detail = f"{who}: {played}" if who else str(played)
+    verdict, remedy = Verdict.OK, ""
+    rate = played.rate
+    above_random = random is None or rate.low > random.rate.high
+    if check == "blind" and rate.low >= _SOLVED_BLINDLY:
+        verdict = Verdict.WARNING
+        remedy = (
+            "one sequence of actions, whatever is seen, solves most tasks: let the tasks of different seeds differ, "
+            "or judge a policy by how far it is above this"
+        )
+    elif check in ("constant action", "empty reply", "echo", "echo of the instruction"):
+        remedy = "who reads nothing must not be paid: see what the reward and `success` are decided by"
+        if rate.low >= _SOLVED_BLINDLY:
+            verdict = Verdict.FAILED
+        elif rate.low >= _PAID and above_random:
+            verdict = Verdict.WARNING
+        else:
+            remedy = ""
+    elif check == "random" and rate.low >= _SOLVED_BLINDLY:
+        verdict = Verdict.WARNING
+        remedy = "tasks that are solved at random teach little: make them harder"
+    return Entry(
+        _SECTION, check, verdict, detail, remedy, played.numbers() | ({"policy": who} if who else {})
+    )

@@ -1,0 +1,265 @@
+"""Conduct: spaces, flags, instruction, limits, and what happens after the end."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from gymnasium import spaces
+
+from clients.audit.card import Entry, Verdict
+from clients.audit.policies import GiveUp, constant_policy, listed_actions, random_policy, takes_text
+from clients.audit.subject import Subject
+from clients.checks.local import ODD_TEXTS
+from clients.protocol.errors import ProblemError
+from clients.protocol.values import encode_value
+from clients.session import EnvSession
+
+_SECTION = "conduct"
+_NONSENSE = "qwzx no such action zxwq"
+_FEW = 4
+_MOST_STEPS = 400
+
+
+async def audit_conduct(subject: Subject) -> list[Entry]:
+    """Look at everything that came back, and do what no good policy does."""
+    odd = await _odd_actions(subject)
+    limit = await _limit(subject)
+    after = await _after_the_end(subject)
+    return [*_seen(subject), odd, *await _validity(subject), limit, after]
+
+
+def _seen(subject: Subject) -> list[Entry]:
+    watch, speaks = subject.watch, takes_text(subject.action_space)
+    entries = []
+    for check, kind, severe, remedy in (
+        (
+            "observations in the space",
+            "observation out of the space",
+            Verdict.FAILED,
+            "return what `observation_space` promises: bounds, shape and dtype",
+        ),
+        (
+            "instruction",
+            "no instruction",
+            Verdict.FAILED if speaks else None,
+            "let reset's info['instruction'] tell what to do and how to answer",
+        ),
+        (
+            "success",
+            "no success",
+            Verdict.FAILED if speaks else Verdict.WARNING,
+            "say in info['success'] of the last step whether the task is solved: a bool, apart from `terminated`",
+        ),
+        (
+            "nothing is solved at the reset",
+            "success at the reset",
+            Verdict.FAILED,
+            "`success` is false until the task is solved",
+        ),
+        ("no failures", "broke off", Verdict.FAILED, "an environment answers every action of its space"),
+    ):
+        where = watch.first(kind)
+        if not where and not watch.looks:
+            entries.append(Entry(_SECTION, check, Verdict.SKIPPED, "nothing came back without a failure"))
+        elif not where:
+            detail = f"{watch.looks:,} looked at" if kind == "observation out of the space" else ""
+            entries.append(Entry(_SECTION, check, Verdict.OK, detail))
+        elif severe is None:
+            entries.append(
+                Entry(_SECTION, check, Verdict.SKIPPED, "actions are no texts, so nobody reads one")
+            )
+        else:
+            entries.append(Entry(_SECTION, check, severe, where, remedy, {"count": watch.count(kind)}))
+    return entries
+
+
+async def _odd_actions(subject: Subject) -> Entry:
+    """Say to it what models say, or what lies outside the space."""
+    space = subject.action_space
+    async with subject.arena().sessions(1) as (session,):
+        if takes_text(space):
+            texts = [text for text in (*ODD_TEXTS, _NONSENSE) if text in space]
+            seed = await _sound_seed(subject, session)
+            if seed is None:
+                return Entry(_SECTION, "odd replies", Verdict.SKIPPED, "plain replies fail as well")
+            for text in texts:
+                try:
+                    await session.reset(seed)
+                    await session.step(text)
+                except ProblemError as problem:
+                    return Entry(
+                        _SECTION,
+                        "odd replies",
+                        Verdict.FAILED,
+                        f"{text[:40]!r}: {problem}",
+                        "a reply that cannot be read is an observation to learn from, never an exception",
+                    )
+            return Entry(_SECTION, "odd replies", Verdict.OK, f"{len(texts)} of them are answered")
+        check = "actions outside the space"
+        outside = _outside(space)
+        if outside is None:
+            return Entry(_SECTION, check, Verdict.SKIPPED, f"every value fits {space}")
+        await session.reset(0)
+        operation = session.plan_step(space.sample())
+        operation.fields["action"] = outside
+        (result,) = await subject.client.run_many([operation])
+        if isinstance(result, ProblemError):
+            return Entry(_SECTION, check, Verdict.OK, f"refused as {result.code}")
+        return Entry(_SECTION, check, Verdict.FAILED, f"{outside} is taken", "refuse it as `invalid_action`")
+
+
+async def _sound_seed(subject: Subject, session: EnvSession) -> int | None:
+    """Return a seed with which plain replies are answered: what fails with any reply is told elsewhere."""
+    for seed in subject.seeds("odd", _FEW):
+        player = random_policy(subject.action_space, subject.wording).begin(seed)
+        try:
+            await session.step(player(*await session.reset(seed)))
+        except ProblemError:
+            continue
+        return seed
+    return None
+
+
+def _outside(space: Any) -> Any:
+    """Return an action, as it is on the wire, that is not of the space."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.start) + int(space.n)
+    if isinstance(space, spaces.Box) and space.is_bounded("above"):
+        return encode_value(space, space.high + 1, binary=False)
+    if isinstance(space, spaces.MultiDiscrete):
+        return encode_value(space, space.start + space.nvec, binary=False)
+    return None
+
+
+async def _validity(subject: Subject) -> list[Entry]:
+    """See whether `action_is_valid` tells what can be read from what cannot."""
+    check = "action_is_valid"
+    if not takes_text(subject.action_space):
+        return []
+    listed = [each for each in listed_actions(subject.first_info) if isinstance(each, str)]
+    async with subject.arena().sessions(1) as (session,):
+        try:
+            await session.reset(0)
+            nonsense = (await session.step(_NONSENSE)).info.get("action_is_valid")
+            real = []
+            for action in listed[:_FEW]:
+                await session.reset(0)
+                real.append((await session.step(subject.wording.write(action))).info.get("action_is_valid"))
+        except ProblemError as problem:
+            return [Entry(_SECTION, check, Verdict.SKIPPED, str(problem))]
+    remedy = "say in info['action_is_valid'] whether the reply could be read"
+    if type(nonsense) is not bool:
+        return [Entry(_SECTION, check, Verdict.WARNING, f"a step's info says {nonsense!r}", remedy)]
+    if listed and nonsense:
+        return [
+            Entry(
+                _SECTION, check, Verdict.FAILED, f"{_NONSENSE!r} is called valid, and is not listed", remedy
+            )
+        ]
+    if any(each is not True for each in real):
+        return [Entry(_SECTION, check, Verdict.FAILED, f"listed actions {listed[:_FEW]} give {real}", remedy)]
+    detail = "listed actions are, nonsense is not" if listed else f"{nonsense} for nonsense"
+    return [Entry(_SECTION, check, Verdict.OK, detail)]
+
+
+async def _limit(subject: Subject) -> Entry:
+    """See that episodes end, at the latest where it is declared."""
+    check = "ends at its limit"
+    declared = subject.declared_steps
+    played = subject.all_played()
+    beyond = [each for each in played if declared is not None and each.steps > declared]
+    if beyond:
+        return Entry(
+            _SECTION,
+            check,
+            Verdict.FAILED,
+            f"with seed {beyond[0].seed} an episode goes on after {declared} steps",
+            "set `truncated` at max_episode_steps, unreadable replies counted",
+            {"declared": declared},
+        )
+    at_limit = [each for each in played if each.steps == declared and each.ended]
+    if at_limit:
+        cut = sum(each.marks[-1].truncated for each in at_limit)
+        unsolved = [each for each in at_limit if not each.marks[-1].truncated and not each.solved]
+        # Where solved episodes are over sooner, it is the limit that ends the others.
+        sooner = any(each.solved and each.steps < declared for each in played if declared is not None)
+        if cut == 0 and len(unsolved) > 1 and sooner:
+            return Entry(
+                _SECTION,
+                check,
+                Verdict.WARNING,
+                f"{len(unsolved)} unsolved episodes end at step {declared} as terminated, none as truncated",
+                "a limit truncates; terminated means that the task itself ended",
+                {"declared": declared},
+            )
+        return Entry(
+            _SECTION,
+            check,
+            Verdict.OK,
+            f"{cut} of {len(at_limit)} episodes of {declared} steps were truncated",
+        )
+    if declared is None:
+        idle = await subject.arena().play(
+            subject.games(_idle(subject), "limit", _FEW), deadline=subject.budget.share(0.1)
+        )
+        together = [*played, *(each for each in idle if each.problem is None)]
+        if not together:
+            return Entry(_SECTION, check, Verdict.SKIPPED, "no episode could be played without a failure")
+        if any(each.ended for each in together):
+            return Entry(_SECTION, check, Verdict.OK, "no limit is declared; episodes end")
+        return Entry(
+            _SECTION,
+            check,
+            Verdict.WARNING,
+            f"no limit is declared, and no episode ended in {subject.arena().max_steps} steps",
+            "truncate after a number of steps, and declare metadata['max_episode_steps']",
+        )
+    if any(each.ended for each in played):
+        longest = max(each.steps for each in played)
+        return Entry(_SECTION, check, Verdict.OK, f"declared {declared}; the longest episode had {longest}")
+    return Entry(
+        _SECTION, check, Verdict.SKIPPED, f"no episode came to its end; {declared} steps are declared"
+    )
+
+
+def _idle(subject: Subject) -> Any:
+    if takes_text(subject.action_space):
+        return constant_policy(_NONSENSE, "idle")
+    return random_policy(subject.action_space, subject.wording)
+
+
+async def _after_the_end(subject: Subject) -> Entry:
+    """Step once more when the episode is over."""
+    check = "no step after the end"
+    async with subject.arena().sessions(1) as (session,):
+        steps = min(_MOST_STEPS, subject.arena().max_steps)
+        for seed in subject.seeds("after", _FEW):
+            player = random_policy(subject.action_space, subject.wording).begin(seed)
+            try:
+                observation, info = await session.reset(seed)
+                for _ in range(steps):
+                    action = player(observation, info)
+                    observation, _, terminated, truncated, info = await session.step(action)
+                    if terminated or truncated:
+                        return await _one_more(session, action)
+            except (ProblemError, GiveUp):
+                continue
+    return Entry(_SECTION, check, Verdict.SKIPPED, "no episode came to its end")
+
+
+async def _one_more(session: EnvSession, action: Any) -> Entry:
+    check = "no step after the end"
+    try:
+        result = await session.step(action)
+    except ProblemError as problem:
+        return Entry(_SECTION, check, Verdict.OK, f"refused as {problem.code}")
+    paid = f"and pays {result.reward:g}" if math.isfinite(result.reward) else "and pays no number"
+    return Entry(
+        _SECTION,
+        check,
+        Verdict.FAILED,
+        f"a step after the end is taken, {paid}",
+        "answer it with `episode_over` until the next reset",
+        {"reward": result.reward},
+    )

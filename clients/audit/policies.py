@@ -1,0 +1,173 @@
+"""Who plays in an audit: at random, blindly, by echoing, or as the environment's own expert says."""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gymnasium import Space, spaces
+
+from clients.checks.trace import RandomActions
+from clients.protocol.spaces import UnicodeText
+
+
+class GiveUp(Exception):  # noqa: N818 - no error: the player leaves
+    """Raised by a player that has nothing more to say: the episode is left where it is."""
+
+
+Player = Callable[[Any, Mapping[str, Any]], Any]
+"""Plays one episode: an action for each observation and info."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How episodes are played.
+
+    Attributes:
+        name: For people.
+        begin: Gives the player of an episode, by its seed.
+        options: Of the reset.
+    """
+
+    name: str
+    begin: Callable[[int], Player]
+    options: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Wording:
+    """The form in which an environment reads actions from texts.
+
+    Attributes:
+        before: What stands before the action.
+        after: What stands behind it.
+    """
+
+    before: str = ""
+    after: str = ""
+
+    def write(self, action: Any) -> Any:
+        """Return a text in this form, and anything else as it is."""
+        return f"{self.before}{action}{self.after}" if isinstance(action, str) else action
+
+
+WORDINGS = (
+    Wording(),
+    Wording("<answer>", "</answer>"),
+    Wording("\\boxed{", "}"),
+    Wording("<think></think><action>", "</action>"),
+    Wording("<action>", "</action>"),
+)
+"""Forms that frameworks use; which one an environment reads is tried."""
+
+
+def takes_text(space: Space[Any]) -> bool:
+    """Whether actions are texts."""
+    return isinstance(space, (UnicodeText, spaces.Text))
+
+
+def listed_actions(info: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the actions that an info lists."""
+    listed = info.get("available_actions")
+    return listed if isinstance(listed, (list, tuple)) else ()
+
+
+def random_policy(space: Space[Any], wording: Wording) -> Policy:
+    """Return play at random: of the listed actions, else of the space; where any text is an action, plausible texts."""
+
+    def begin(seed: int) -> Player:
+        draw = random.Random(seed)
+        sampler = RandomActions(copy.deepcopy(space), seed)
+
+        def play(observation: Any, info: Mapping[str, Any]) -> Any:
+            if listed := listed_actions(info):
+                return wording.write(draw.choice(listed))
+            if isinstance(space, UnicodeText):
+                return wording.write(_plausible(draw, observation))
+            return sampler.choose({})
+
+        return play
+
+    return Policy("random", begin)
+
+
+def _plausible(draw: random.Random, observation: Any) -> str:
+    words: list[str] = re.findall(r"\w+", observation) if isinstance(observation, str) else []
+    kind = draw.random()
+    if words and kind < 0.4:
+        return draw.choice(words)
+    return str(draw.randrange(100)) if kind < 0.8 else draw.choice(("A", "B", "C", "D", "yes", "no"))
+
+
+def constant_policy(action: Any, name: str | None = None) -> Policy:
+    """Return play that always does the same."""
+    return Policy(name or f"always {_short(action)}", lambda _: lambda observation, info: action)
+
+
+def script_policy(actions: Sequence[Any], name: str = "blind") -> Policy:
+    """Return play of one sequence, whatever is seen."""
+
+    def begin(_: int) -> Player:
+        rest = iter(actions)
+
+        def play(observation: Any, info: Mapping[str, Any]) -> Any:
+            for action in rest:
+                return action
+            raise GiveUp
+
+        return play
+
+    return Policy(name, begin)
+
+
+def echo_policy(space: Space[Any], read: Callable[[Any, Mapping[str, Any]], Any], name: str) -> Policy:
+    """Return play that says back what it reads, and leaves where that is no action."""
+
+    def play(observation: Any, info: Mapping[str, Any]) -> Any:
+        action = read(observation, info)
+        if action is None or action not in space:
+            raise GiveUp
+        return action
+
+    return Policy(name, lambda _: play)
+
+
+def expert_policy(wording: Wording) -> Policy:
+    """Return play of what the environment's expert says."""
+
+    def play(observation: Any, info: Mapping[str, Any]) -> Any:
+        if "expert_action" not in info:
+            raise GiveUp
+        return wording.write(info["expert_action"])
+
+    return Policy("expert", lambda _: play, {"expert": True})
+
+
+def constants(space: Space[Any], listed: Sequence[Any], wording: Wording, most: int = 12) -> list[Policy]:
+    """Return a policy for each action that is worth saying always.
+
+    Args:
+        space: The action space.
+        listed: The actions that a reset's info lists.
+        wording: How texts are written.
+        most: Give no more.
+    """
+    if takes_text(space):
+        texts = list(listed) if listed else ["0", "1", "A", "yes", "no", "I do not know."]
+        chosen = [wording.write(text) for text in texts if isinstance(text, str)]
+        return [constant_policy(text) for text in chosen[:most] if text in space]
+    if isinstance(space, spaces.Discrete):
+        first = int(space.start)
+        return [constant_policy(action) for action in range(first, first + min(most, int(space.n)))]
+    sampled = copy.deepcopy(space)
+    sampled.seed(0)
+    return [constant_policy(sampled.sample()) for _ in range(min(4, most))]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

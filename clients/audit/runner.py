@@ -1,0 +1,124 @@
+"""An audit from the first session to the card."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, NamedTuple
+
+from clients.audit.acquaintance import get_to_know
+from clients.audit.baselines import audit_baselines
+from clients.audit.card import Card, Entry, Verdict
+from clients.audit.conduct import audit_conduct
+from clients.audit.costs import audit_costs
+from clients.audit.determinism import audit_determinism
+from clients.audit.difficulty import audit_difficulty, audit_lengths
+from clients.audit.leaks import audit_leaks
+from clients.audit.rewards import audit_rewards
+from clients.audit.scoring import audit_scoring
+from clients.audit.subject import Budget, Settings, Subject
+from clients.client import EnvClient
+
+
+class Part(NamedTuple):
+    """A part of an audit.
+
+    Attributes:
+        name: For people.
+        section: Of the card.
+        audit: Gives its entries.
+    """
+
+    name: str
+    section: str
+    audit: Callable[[Subject], Awaitable[list[Entry]]]
+
+
+# Determinism first, while the server's processes are fresh; the expert before the blind player, who learns from it;
+# rewards and conduct when all that they look at has been played.
+PARTS: tuple[Part, ...] = (
+    Part("determinism", "determinism", audit_determinism),
+    Part("expert", "difficulty", audit_difficulty),
+    Part("baselines", "baselines", audit_baselines),
+    Part("leaks", "leaks", audit_leaks),
+    Part("scores", "verifier", audit_scoring),
+    Part("conduct", "conduct", audit_conduct),
+    Part("rewards", "rewards", audit_rewards),
+    Part("lengths", "difficulty", audit_lengths),
+    Part("costs", "costs", audit_costs),
+)
+"""What an audit goes through, in this order."""
+
+_SECTIONS = ("determinism", "conduct", "rewards", "baselines", "leaks", "verifier", "difficulty", "costs")
+
+
+async def run_audit(
+    client: EnvClient,
+    env_id: str,
+    kwargs: Mapping[str, Any],
+    settings: Settings,
+    *,
+    subject_name: str,
+    resident_bytes: Callable[[], int | None],
+    elsewhere: Callable[[], AbstractAsyncContextManager[EnvClient]] | None,
+    progress: Callable[[str, Budget], None],
+) -> Card:
+    """Audit an environment of a server.
+
+    Args:
+        client: The server's client.
+        env_id: The environment.
+        kwargs: What it is made with.
+        settings: How thorough to be.
+        subject_name: What the card calls it.
+        resident_bytes: Tells how much memory the server's processes hold.
+        elsewhere: Starts the same server in fresh processes; None where it cannot be started.
+        progress: Told which part begins, and the budget.
+
+    Raises:
+        ProblemError: There is no such environment, or it cannot be made.
+        ConnectionError: The server cannot be reached.
+    """
+    budget = Budget(settings.budget_s)
+    env = await client.env(env_id)
+    known = await get_to_know(client, env_id, kwargs)
+    subject = Subject(
+        env=env,
+        kwargs=kwargs,
+        client=client,
+        settings=settings,
+        budget=budget,
+        action_space=known.action_space,
+        first_info=known.info,
+        wording=known.wording,
+        resident_bytes=resident_bytes,
+        elsewhere=elsewhere,
+    )
+    entries: list[Entry] = []
+    seconds: dict[str, float] = {}
+    for part in PARTS:
+        progress(part.name, budget)
+        begun = budget.used
+        if budget.spent:
+            detail = f"the budget of {budget.seconds:g} s was spent before"
+            entries.append(
+                Entry(part.section, part.name, Verdict.SKIPPED, detail, "--budget-s gives more time")
+            )
+        else:
+            entries += await part.audit(subject)
+        seconds[part.name] = round(budget.used - begun, 3)
+    entries.sort(key=lambda entry: _SECTIONS.index(entry.section))
+    about = {
+        "env_id": env.env_id,
+        "version": env.version,
+        "kind": env.kind,
+        "isolation": env.isolation,
+        "origin": env.origin,
+        "deterministic": env.deterministic,
+        "kwargs": dict(kwargs),
+        "episodes": settings.episodes,
+        "seed": settings.seed,
+        "budget_s": settings.budget_s,
+        "seconds": seconds,
+    }
+    return Card(subject_name, about, entries, budget.used)

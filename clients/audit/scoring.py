@@ -1,0 +1,341 @@
+"""Scoring: what a verifier pays for, and whether a verdict depends on anything but the item."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clients.audit.card import Entry, Verdict
+from clients.audit.policies import WORDINGS, GiveUp, Player, Policy
+from clients.audit.subject import Subject
+from clients.protocol.errors import ProblemError
+from clients.protocol.messages import Verdict as Score
+from clients.statistics import success_rate
+
+_SECTION = "verifier"
+_OUTCOMES = ("correct", "wrong", "partial", "unparsable", "timeout", "error")
+_NOT_OURS = ("timeout", "error")
+_FULL = 1.0 - 1e-6
+_PAID = 0.05
+_MOST_TASKS = 60
+_ANSWER_NAMES = frozenset({"answer", "solution", "target", "reference", "expected", "label", "ground_truth"})
+_CONSTANTS = ("0", "1", "2", "10", "42", "A", "B", "yes", "no", "true", "correct", "I do not know.")
+_HEDGES: Mapping[str, Callable[[Sequence[str]], str]] = {
+    "or": lambda answers: " or ".join(answers),
+    "lines": lambda answers: "\n".join(answers),
+    "tags": lambda answers: "".join(f"<answer>{answer}</answer>" for answer in answers),
+    "one tag": lambda answers: f"<answer>{' or '.join(answers)}</answer>",
+    "boxes": lambda answers: " ".join(f"\\boxed{{{answer}}}" for answer in answers),
+}
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A task with what a policy is told of it; the answer is a text that is paid in full, where one is known."""
+
+    fields: Mapping[str, Any]
+    prompt: str = ""
+    instruction: str = ""
+    answer: str | None = None
+    field: str | None = None
+
+
+async def audit_scoring(subject: Subject) -> list[Entry]:
+    """Score what deserves nothing, what hedges, and the same items in other company."""
+    if subject.env.kind != "stateless":
+        return []
+    tasks = await _tasks(subject)
+    if not tasks:
+        return [
+            Entry(
+                _SECTION,
+                "tasks",
+                Verdict.SKIPPED,
+                "resets show no task fields in info['state']['task'], so nothing can be scored",
+                "name tasks in a file: --items FILE, one JSON object of task fields a line",
+            )
+        ]
+    try:
+        # First, while no item was scored yet: a verifier that keeps what it saw shows it here.
+        company = await _company(subject, tasks)
+        tasks = await _with_answers(subject, tasks)
+        entries = [
+            *await _undeserved(subject, tasks),
+            *await _hedging(subject, tasks),
+            company,
+            *await _reference(subject, tasks),
+        ]
+    except ProblemError as problem:
+        return [Entry(_SECTION, "scores", Verdict.FAILED, str(problem), "a verifier answers every response")]
+    return entries
+
+
+async def _tasks(subject: Subject) -> list[_Task]:
+    """Return the tasks that were given, or those that resets draw and show in their state."""
+    if subject.settings.items:
+        return [_Task(dict(fields)) for fields in subject.settings.items[:_MOST_TASKS]]
+    tasks: list[_Task] = []
+
+    def begin(_: int) -> Player:
+        def see(observation: Any, info: Mapping[str, Any]) -> Any:
+            state = info.get("state")
+            fields = state.get("task") if isinstance(state, Mapping) else None
+            if isinstance(fields, Mapping) and fields:
+                tasks.append(_Task(dict(fields), str(observation), str(info.get("instruction", ""))))
+            raise GiveUp
+
+        return see
+
+    count = min(_MOST_TASKS, max(20, subject.settings.episodes))
+    await subject.arena().play(subject.games(Policy("tasks", begin), "tasks", count))
+    return tasks
+
+
+async def _score(subject: Subject, items: Sequence[tuple[_Task, str]]) -> list[Score]:
+    return await subject.client.verify(
+        subject.env.env_id, [{**task.fields, "response": response} for task, response in items]
+    )
+
+
+async def _with_answers(subject: Subject, tasks: Sequence[_Task]) -> list[_Task]:
+    """Find the field that, said as the response, is paid in full: the reference answer."""
+    best: tuple[int, str, int] | None = None
+    for name in sorted(_scalars(tasks[0]), key=lambda name: name not in _ANSWER_NAMES):
+        for number, wording in enumerate(WORDINGS[:3]):
+            said = [(task, str(wording.write(str(task.fields.get(name, ""))))) for task in tasks]
+            paid = sum(score.score >= _FULL for score in await _score(subject, said))
+            if best is None or paid > best[0]:
+                best = (paid, name, number)
+    if best is None or best[0] < 0.8 * len(tasks):
+        return list(tasks)
+    _, name, _ = best
+    return [
+        _Task(task.fields, task.prompt, task.instruction, str(task.fields[name]), name)
+        for task in tasks
+        if name in task.fields
+    ]
+
+
+def _scalars(task: _Task) -> list[str]:
+    """Return the fields that can be said."""
+    return [
+        name
+        for name, value in task.fields.items()
+        if isinstance(value, (str, int, float)) and not isinstance(value, bool)
+    ]
+
+
+async def _undeserved(subject: Subject, tasks: Sequence[_Task]) -> list[Entry]:
+    """Score replies that cannot come from work on the task."""
+    groups: dict[str, list[list[tuple[_Task, str]]]] = {
+        "empty reply": [[(task, text) for task in tasks] for text in ("", " ", "\n", "<answer></answer>")],
+        "constant reply": [[(task, text) for task in tasks] for text in _CONSTANTS],
+        "echo": [
+            [(task, task.prompt) for task in tasks if task.prompt],
+            [(task, task.instruction) for task in tasks if task.instruction],
+            [(task, f"{task.instruction}\n{task.prompt}") for task in tasks if task.prompt],
+            *_fields_said(tasks),
+        ],
+    }
+    entries, out_of_range = [], ""
+    odd_outcome = ""
+    for check, variants in groups.items():
+        highest, said, count = -1, "", 1
+        for variant in (each for each in variants if each):
+            scores = await _score(subject, variant)
+            for (_, response), score in zip(variant, scores, strict=True):
+                if not math.isfinite(score.score) or not -1e-9 <= score.score <= 1.0 + 1e-9:
+                    out_of_range = out_of_range or f"{response[:40]!r} is scored {score.score}"
+                odd_outcome = odd_outcome or _odd(score, response)
+            paid = sum(score.score >= 0.5 for score in scores)
+            if highest < 0 or paid * count > highest * len(variant):
+                highest, said, count = paid, variant[0][1], len(variant)
+        if highest >= 0:
+            entries.append(_undeserved_entry(check, highest, count, said))
+    if tasks[0].answer is not None:
+        right = [(task, str(task.answer)) for task in tasks]
+        for (_, response), score in zip(right, await _score(subject, right), strict=True):
+            if not math.isfinite(score.score) or not -1e-9 <= score.score <= 1.0 + 1e-9:
+                out_of_range = out_of_range or f"{response[:40]!r} is scored {score.score}"
+            odd_outcome = odd_outcome or _odd(score, response)
+    entries.append(
+        Entry(
+            _SECTION, "scores in [0, 1]", Verdict.FAILED, out_of_range, "scale the score to between 0 and 1"
+        )
+        if out_of_range
+        else Entry(_SECTION, "scores in [0, 1]", Verdict.OK)
+    )
+    entries.append(
+        Entry(
+            _SECTION,
+            "outcomes",
+            Verdict.FAILED,
+            odd_outcome,
+            f"`correct` is paid in full and `wrong` nothing; the outcomes are {', '.join(_OUTCOMES)}",
+        )
+        if odd_outcome
+        else Entry(_SECTION, "outcomes", Verdict.OK, "they agree with the scores")
+    )
+    return entries
+
+
+def _fields_said(tasks: Sequence[_Task]) -> list[list[tuple[_Task, str]]]:
+    """Say back each field of the task that is not its answer."""
+    names = [
+        name for name, value in tasks[0].fields.items() if isinstance(value, str) and name != tasks[0].field
+    ]
+    return [[(task, str(task.fields.get(name, ""))) for task in tasks] for name in names]
+
+
+def _odd(score: Score, response: str) -> str:
+    """Say what is odd about an outcome, or nothing."""
+    if score.outcome not in _OUTCOMES:
+        return f"{response[:40]!r} has the outcome {score.outcome!r}"
+    if score.outcome in _NOT_OURS:
+        return f"{response[:40]!r} ends as {score.outcome}: {str(score.detail)[:80]}"
+    unpaid = score.outcome in ("wrong", "unparsable") and score.score > 0
+    if unpaid or (score.outcome == "correct") != (score.score >= _FULL):
+        return f"{response[:40]!r} is {score.outcome} with the score {score.score:g}"
+    return ""
+
+
+def _undeserved_entry(check: str, paid: int, count: int, said: str) -> Entry:
+    rate = success_rate(paid, count)
+    detail = f"{said[:40]!r}: paid in {paid}/{count}, {rate.value:.0%} [{rate.low:.0%}, {rate.high:.0%}]"
+    numbers = {"paid": paid, "items": count, "rate_low": rate.low, "rate_high": rate.high, "said": said[:200]}
+    if check == "empty reply":
+        verdict = Verdict.FAILED if paid else Verdict.OK
+    elif rate.low >= 0.5:
+        verdict = Verdict.FAILED
+    else:
+        verdict = Verdict.WARNING if rate.low >= _PAID else Verdict.OK
+    if verdict is Verdict.OK:
+        detail = f"at most {rate.value:.0%} [{rate.low:.0%}, {rate.high:.0%}] paid"
+    remedy = "pay only what answers the task; read the answer from one place, and refuse what has none"
+    return Entry(_SECTION, check, verdict, detail, "" if verdict is Verdict.OK else remedy, numbers)
+
+
+async def _hedging(subject: Subject, tasks: Sequence[_Task]) -> list[Entry]:
+    """Hide the right answer among wrong ones: at one end it is what is read, in any place it is a lottery ticket."""
+    check = "hedged replies"
+    if tasks[0].answer is None:
+        detail = "no task field is paid when said, so the right answers are not known"
+        return [Entry(_SECTION, check, Verdict.SKIPPED, detail)]
+    found = []
+    for name, write in _HEDGES.items():
+        middle = [(task, write(_among(task, tasks, number, 2))) for number, task in enumerate(tasks)]
+        first = [(task, write(_among(task, tasks, number, 0))) for number, task in enumerate(tasks)]
+        last = [(task, write(_among(task, tasks, number, 4))) for number, task in enumerate(tasks)]
+        paid = [
+            sum(score.score >= 0.5 for score in await _score(subject, said)) for said in (middle, first, last)
+        ]
+        rate = success_rate(paid[0], len(tasks))
+        ends = min(paid[1], paid[2])
+        if rate.low >= 0.2 or success_rate(ends, len(tasks)).low >= 0.2:
+            found.append((name, max(paid[0], ends), middle[0][1]))
+    if not found:
+        detail = f"{len(_HEDGES)} ways to list five answers; only one place is read, if any"
+        return [Entry(_SECTION, check, Verdict.OK, detail)]
+    name, count, said = found[0]
+    return [
+        Entry(
+            _SECTION,
+            check,
+            Verdict.FAILED,
+            f"{said[:60]!r}: paid in {count}/{len(tasks)} wherever the right one stands",
+            "several different answers are no answer: read one place only, or refuse them",
+            {"ways": [each[0] for each in found], "paid": count, "items": len(tasks)},
+        )
+    ]
+
+
+def _among(task: _Task, tasks: Sequence[_Task], number: int, place: int) -> list[str]:
+    """Return five answers of which the right one stands at this place."""
+    right = str(task.answer)
+    wrong = list(
+        dict.fromkeys(
+            str(each.answer) for each in (*tasks[number + 1 :], *tasks[:number]) if each.answer != right
+        )
+    )
+    numeric = re.fullmatch(r"-?\d+", right)
+    extra = [str(int(right) + offset) if numeric else f"not {right[:20]} {offset}" for offset in (1, 2, 3, 5)]
+    others = [each for each in dict.fromkeys([*wrong[:4], *extra]) if each != right][:4]
+    return [*others[:place], right, *others[place:]]
+
+
+async def _company(subject: Subject, tasks: Sequence[_Task]) -> Entry:
+    """Score the same items alone, together, reversed and doubled."""
+    check = "same score in any company"
+    few = tasks[:12]
+    fields = _scalars(tasks[0])
+    items = [
+        (task, said) for task in few for said in (*(str(task.fields.get(name)) for name in fields), "0", "")
+    ]
+    together = await _score(subject, items)
+    versions = {
+        "in reverse": list(reversed(await _score(subject, list(reversed(items))))),
+        "alone": [(await _score(subject, [item]))[0] for item in items],
+        "twice in a batch": (await _score(subject, [*items, *items]))[len(items) :],
+        "again": await _score(subject, items),
+    }
+    for name, scores in versions.items():
+        apart = [
+            number
+            for number, (one, other) in enumerate(zip(together, scores, strict=True))
+            if (one.score, one.outcome) != (other.score, other.outcome)
+        ]
+        if apart:
+            one, other = together[apart[0]], scores[apart[0]]
+            return Entry(
+                _SECTION,
+                check,
+                Verdict.FAILED,
+                f"scored {name}, {len(apart)} of {len(items)} items differ: "
+                f"{items[apart[0]][1][:30]!r} {one.score:g}, then {other.score:g}",
+                "`score` may use the response and the task, and nothing that it kept",
+                {"different": len(apart), "items": len(items), "how": name},
+            )
+    return Entry(
+        _SECTION, check, Verdict.OK, f"{len(items)} items: alone, in a batch, reversed, doubled, again"
+    )
+
+
+async def _reference(subject: Subject, tasks: Sequence[_Task]) -> list[Entry]:
+    """See that the reference answer is paid, also in a step, and does not stand in the prompt."""
+    answered = [task for task in tasks if task.answer is not None]
+    if not answered:
+        detail = "no task field is paid in full when said as the response"
+        return [Entry(_SECTION, "reference answer", Verdict.SKIPPED, detail)]
+    field = answered[0].field
+    entries = []
+    long = [task for task in answered if len(str(task.answer)) >= 2 and task.prompt]
+    held = [task for task in long if re.search(rf"(?<!\w){re.escape(str(task.answer))}(?!\w)", task.prompt)]
+    check = "answer in the prompt"
+    if long:
+        rate = success_rate(len(held), len(long))
+        detail = f"{field} stands in {len(held)} of {len(long)} prompts"
+        verdict = Verdict.WARNING if rate.low >= 0.5 else Verdict.OK
+        remedy = (
+            "see whether finding it there is the task, or gives it away" if verdict is not Verdict.OK else ""
+        )
+        entries.append(
+            Entry(_SECTION, check, verdict, detail, remedy, {"held": len(held), "prompts": len(long)})
+        )
+    scores = await _score(subject, [(task, str(task.answer)) for task in answered])
+    paid = sum(score.score >= _FULL for score in scores)
+    entries.append(
+        Entry(
+            _SECTION,
+            "reference answer",
+            Verdict.OK if paid == len(answered) else Verdict.WARNING,
+            f"{field}, said as it is: paid in full in {paid}/{len(answered)}",
+            ""
+            if paid == len(answered)
+            else "a reference that its own verifier refuses costs every policy that task",
+            {"paid": paid, "items": len(answered), "field": field},
+        )
+    )
+    return entries

@@ -1,0 +1,128 @@
+"""What is audited, and all that the parts of an audit share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+
+from clients.audit.arena import UNLIMITED_STEPS, Arena, Game
+from clients.audit.episodes import Episode
+from clients.audit.policies import Policy, Wording
+from clients.audit.watch import Watch
+from clients.client import EnvClient
+from clients.protocol.messages import EnvInfo
+
+_LONGEST_EPISODE = 2_000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How thorough an audit is.
+
+    Attributes:
+        episodes: Episodes of each baseline.
+        seed: Of all that is drawn.
+        budget_s: How long it may take.
+        items: Task fields for a verifier that draws no tasks itself, each an object.
+    """
+
+    episodes: int = 100
+    seed: int = 0
+    budget_s: float = 60.0
+    items: Sequence[Mapping[str, Any]] = ()
+
+
+class Budget:
+    """The time that an audit may take.
+
+    Args:
+        seconds: In all, from now.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.begun = time.monotonic()
+
+    @property
+    def used(self) -> float:
+        """Seconds since the begin."""
+        return time.monotonic() - self.begun
+
+    @property
+    def spent(self) -> bool:
+        """Whether nothing is left."""
+        return self.used >= self.seconds
+
+    def share(self, part: float) -> float:
+        """Return when a part of what is left is over, on the clock `time.monotonic`; so something is always left."""
+        return time.monotonic() + part * max(0.0, self.seconds - self.used)
+
+
+@dataclass
+class Subject:
+    """An environment under audit.
+
+    Attributes:
+        env: What the server says of it.
+        kwargs: What it is made with.
+        client: The server's client.
+        settings: How thorough the audit is.
+        budget: The time that is left.
+        action_space: The session's.
+        first_info: Info of the first reset; empty where that failed.
+        wording: How texts are written so that the environment reads them.
+        resident_bytes: Tells how much memory the server's processes hold, where that can be known.
+        elsewhere: Starts the same server in fresh processes with another hash seed, where it can be started.
+        watch: What was wrong in anything that came back.
+        played: Episodes by policy, for those who look at them later.
+    """
+
+    env: EnvInfo
+    kwargs: Mapping[str, Any]
+    client: EnvClient
+    settings: Settings
+    budget: Budget
+    action_space: Space[Any]
+    first_info: Mapping[str, Any]
+    wording: Wording
+    resident_bytes: Callable[[], int | None]
+    elsewhere: Callable[[], AbstractAsyncContextManager[EnvClient]] | None
+    watch: Watch = field(default_factory=Watch)
+    played: dict[str, list[Episode]] = field(default_factory=dict)
+
+    @property
+    def declared_steps(self) -> int | None:
+        """The step limit that is declared for these kwargs."""
+        given = self.kwargs.get("max_episode_steps")
+        return given if isinstance(given, int) else self.env.max_episode_steps
+
+    def arena(self, client: EnvClient | None = None) -> Arena:
+        """Return the place to play, on this server or on another."""
+        limit = self.declared_steps
+        # One more than is declared, so that an episode that goes on beyond its limit is seen.
+        most = UNLIMITED_STEPS if limit is None else min(limit + 1, _LONGEST_EPISODE)
+        return Arena(client or self.client, self.env.env_id, self.kwargs, self.watch, most)
+
+    def seeds(self, name: str, count: int) -> list[int]:
+        """Return seeds of a stream that has this name."""
+        stream = np.random.SeedSequence([self.settings.seed, *name.encode()])
+        return [int(each) for each in np.random.default_rng(stream).integers(2**31, size=count)]
+
+    def games(self, policy: Policy, name: str, count: int) -> list[Game]:
+        """Return games of a policy with the seeds of a stream."""
+        return [Game(policy, seed) for seed in self.seeds(name, count)]
+
+    def keep(self, episodes: Sequence[Episode]) -> None:
+        """Keep episodes for those who look at them later."""
+        for episode in episodes:
+            self.played.setdefault(episode.policy, []).append(episode)
+
+    def all_played(self) -> list[Episode]:
+        """Return all kept episodes that did not break off."""
+        return [each for group in self.played.values() for each in group if each.problem is None]

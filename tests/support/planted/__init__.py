@@ -1,0 +1,1 @@
+"""Environments and verifiers with one defect each, for the audit to find."""

@@ -1,0 +1,104 @@
+"""Verifiers with one defect each. `Products` has none; its task is in `info["state"]`, as all of ours have it."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from envs.verifiers.base import Verdict, VerifierEnv
+
+
+class Products(VerifierEnv):
+    """Reads the last number."""
+
+    kwargs_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "properties": {},
+        "additionalProperties": False,
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def draw_task(self) -> dict[str, Any]:
+        one, other = (int(each) for each in self.np_random.integers(11, 99, 2))
+        return {"question": f"{one} times {other}", "answer": str(one * other)}
+
+    def checked_task(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        return fields
+
+    def prompt(self, task: Mapping[str, Any]) -> str:
+        return f"What is {task['question']}?"
+
+    def instruction(self) -> str:
+        return "Reply with the number."
+
+    def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
+        found = re.findall(r"\d+", response)
+        if not found:
+            return Verdict(0.0, "unparsable", "no number")
+        return self.verdict(found[-1] == task["answer"])
+
+    def verdict(self, right: bool) -> Verdict:
+        return Verdict(1.0, "correct", "") if right else Verdict(0.0, "wrong", "")
+
+
+class PaysEcho(Products):
+    def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
+        return self.verdict(True) if task["question"] in response else super().score(response, task)
+
+
+class PaysHedging(Products):
+    def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
+        return self.verdict(task["answer"] in re.findall(r"\d+", response))
+
+
+class PaysSilence(Products):
+    def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
+        return self.verdict(not response.strip() or response.strip() == task["answer"])
+
+
+class PaysAConstant(Products):
+    def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
+        return self.verdict(response.strip() in (task["answer"], "42"))
+
+
+class BeyondOne(Products):
+    def verdict(self, right: bool) -> Verdict:
+        return Verdict(2.0, "correct", "") if right else Verdict(0.0, "wrong", "")
+
+
+class CountsCalls(Products):
+    """Every third response is let pass."""
+
+    calls = 0
+
+    def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
+        self.calls += 1
+        return super().score(response, task) if self.calls % 5 else self.verdict(True)
+
+
+class ForgetsRepeats(Products):
+    """A response that came before is not paid again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[tuple[str, str]] = set()
+
+    def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
+        key = (response, task["question"])
+        if key in self.seen:
+            return self.verdict(False)
+        self.seen.add(key)
+        return super().score(response, task)
+
+
+class PaysTheWrong(Products):
+    """The outcome and the score disagree."""
+
+    def verdict(self, right: bool) -> Verdict:
+        return super().verdict(right) if right else Verdict(0.3, "wrong", "")
+
+
+class AnswerInThePrompt(Products):
+    def prompt(self, task: Mapping[str, Any]) -> str:
+        return f"{super().prompt(task)} (reference: {task['answer']})"
