@@ -35,7 +35,7 @@ def node() -> Iterator[Server]:
 async def as_it_was(server: Server) -> None:
     """Wait until no session is left, and see that the server works."""
     async with server.http() as client:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while (await client.get("/v1/info")).json()["capacity"]["sessions"]:
                 await asyncio.sleep(0.05)
         assert 'code="internal"' not in (await client.get("/metrics")).text
