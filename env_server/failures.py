@@ -7,8 +7,9 @@ from clients.protocol.values import EncodeError
 from env_server.session import Running, Session
 from env_server.workers.base import EnvironmentRaised
 
-_PATHS = re.compile(r"(?<![\w/:])(?:~|[A-Za-z]:)?(?:[/\\][\w.@+~ -]*[\w.@+~-]){2,}[/\\]?")
+_PATHS = re.compile(r"file:/[^\s'\"]*|(?<![\w/:])(?:~|[A-Za-z]:)?(?:[/\\][\w.@+~ -]*[\w.@+~-]){2,}[/\\]?")
 _MAX_MESSAGE = 500
+_MOST_READ = 10_000
 
 
 def environment_error(error: EnvironmentRaised | EncodeError) -> ProblemError:
@@ -20,7 +21,7 @@ def environment_error(error: EnvironmentRaised | EncodeError) -> ProblemError:
         error_class, message = error.error_class, error.message
     else:
         error_class, message = "ValueError", str(error)
-    message = _PATHS.sub("<path>", message)[:_MAX_MESSAGE]
+    message = _PATHS.sub("<path>", message[:_MOST_READ])[:_MAX_MESSAGE]
     return ProblemError("env_error", f"{error_class}: {message}", error_class=error_class, message=message)
 
 

@@ -140,6 +140,7 @@ class Socket:
         self._max_in_flight = services.settings.max_in_flight
         self._context = Context(place.caller, binary=binary, socket=f"{services.seat.index}.{next(_names)}")
         self._in_flight: set[FrameId] = set()
+        self._dropped = False
         self._room: asyncio.Future[None] | None = None
         self._answers: list[bytes] = []
 
@@ -162,6 +163,7 @@ class Socket:
                     await self._room
         finally:
             place.on_change = None
+            self._dropped = True
             self._services.socket_dropped(self._context)
 
     def _changed(self) -> None:
@@ -270,6 +272,9 @@ class Socket:
     def _forget(self, number: FrameId) -> None:
         """Note that a frame is answered."""
         self._in_flight.discard(number)
+        if self._dropped and not self._in_flight:
+            # What ran when the socket dropped may have made sessions, or used some, since.
+            self._services.socket_dropped(self._context)
         if self._room is not None:
             if not self._room.done():
                 self._room.set_result(None)

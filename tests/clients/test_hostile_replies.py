@@ -1,0 +1,60 @@
+"""What comes from a server that means no good: descriptions of spaces and problems."""
+
+from typing import Any
+
+import pytest
+
+from clients.protocol.errors import ProblemError
+from clients.protocol.spaces import MAX_ELEMENTS, DecodeError, parse_space
+
+BOX = {"type": "Box", "low": 0, "high": 1, "dtype": "float32"}
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        {**BOX, "shape": [20_000, 20_000]},
+        {**BOX, "shape": [2**31 - 1] * 1000},
+        {**BOX, "shape": [-(2**30), 2]},
+        {"type": "MultiBinary", "n": 10**12},
+        {"type": "MultiBinary", "n": [10**6, 10**6]},
+        {"type": "Text", "min_length": 0, "max_length": 10**12, "charset": "a"},
+        {"type": "Tuple", "spaces": [{**BOX, "shape": [MAX_ELEMENTS // 2]}] * 3},
+        {"type": "Dict", "spaces": {str(part): {**BOX, "shape": [MAX_ELEMENTS // 8]} for part in range(9)}},
+        {"type": "Sequence", "space": {**BOX, "shape": [MAX_ELEMENTS + 1]}},
+        {"type": "Graph", "node_space": {**BOX, "shape": [MAX_ELEMENTS + 1]}, "edge_space": None},
+        {**BOX, "shape": [2], "dtype": "object"},
+        {**BOX, "shape": [2], "dtype": "U99999999"},
+        {**BOX, "shape": [2], "dtype": ["float32"]},
+        {**BOX, "shape": [1] * 100},
+        {**BOX, "shape": "x"},
+        {"type": ["Box"]},
+        {"type": {}},
+        {"type": "Dict", "spaces": []},
+        {"type": "Discrete", "n": 10**30},
+        {"type": "MultiDiscrete", "nvec": [10**30]},
+    ],
+    ids=lambda description: str(description)[:40],
+)
+def test_spaces_that_are_small_to_describe_and_large_to_build(description: dict[str, Any]) -> None:
+    with pytest.raises(DecodeError):
+        parse_space(description)
+
+
+def test_spaces_in_spaces_without_end() -> None:
+    space: dict[str, Any] = {"type": "Discrete", "n": 2}
+    for _ in range(5000):
+        space = {"type": "Tuple", "spaces": [space]}
+    with pytest.raises(DecodeError):
+        parse_space(space)
+
+
+@pytest.mark.parametrize("problem", [None, 3, "busy", [], [1], {"code": []}, {"code": "nonsense"}, {}])
+def test_what_is_no_problem_is_a_defect_of_the_server(problem: Any) -> None:
+    assert ProblemError.from_problem(problem).code == "internal"
+
+
+def test_members_of_a_problem_are_data() -> None:
+    problem = {"code": "busy", "detail": "x", "self": 1, "cls": 2, "args": 3, "status": 200}
+    error = ProblemError.from_problem(problem)
+    assert (error.code, error.status, error.extra) == ("busy", 409, {"self": 1, "cls": 2, "args": 3})
