@@ -17,15 +17,16 @@ ARGUMENTS = (
     *("--env", f"Thread={MODULE}:Fragile", "--isolation", "Thread=thread"),
     *("--env", f"Pinned={MODULE}:Pinned", "--isolation", "Pinned=thread"),
     *("--env", f"Inline={MODULE}:Fragile", "--isolation", "Inline=inline"),
-    *("--workers", "1", "--threads", "16", "--make-timeout-s", "4"),
+    *("--threads", "16", "--make-timeout-s", "4"),
 )
 OUT_OF_PROCESS = ("Fragile", "Thread", "Pinned")
 EVERYWHERE = ("Fragile", "Thread", "Pinned", "Inline")
+WORKERS = {"process": ("--workers", "1"), "ray": ("--workers", "ray", "--ray-max-actors", "1")}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server(*ARGUMENTS) as running:
+@pytest.fixture(scope="module", params=WORKERS)
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with Server(*ARGUMENTS, *WORKERS[request.param]) as running:
         yield running
         assert "failed inside the server" not in running.log()
         assert running.stop() == 0, "threads that hang do not keep it from ending"
