@@ -21,6 +21,7 @@ from env_server.workers.ray_host import Host
 _LOCAL = "local"
 # Answers that are too large for a message pass through it: pictures of many environments at once.
 _LOCAL_OBJECT_STORE_BYTES = 256 * 1024 * 1024
+_TRY_TIMEOUT_S = 10.0
 # Calls that wait at an actor, and room for those that do not.
 _CALLS_PER_ACTOR = 16
 
@@ -49,11 +50,13 @@ class RayCluster:
             ConfigurationError: There is no such cluster, or it cannot be used.
         """
         try:
+            await _try(self._address)
             await asyncio.get_running_loop().run_in_executor(self._thread, self._connect)
-        except (RayError, ConnectionError, ValueError, RuntimeError, ImportError) as error:
+        except (RayError, OSError, ValueError, RuntimeError, ImportError) as error:
             raise ConfigurationError(
                 f"cannot connect to Ray at {self._address!r}: {_first_line(error)}; `ray status` shows whether "
-                "a cluster runs (`ray start --head` starts one); without ray_address the server starts its own"
+                "a cluster runs (`ray start --head` starts one), one that asks for a token is reached with "
+                "RAY_AUTH_MODE=token, and without ray_address the server starts its own"
             ) from error
         _take_back_signals()
         self._host = ray.remote(Host)
@@ -99,6 +102,15 @@ class RayCluster:
         self._thread.shutdown()
 
 
+async def _try(address: str) -> None:
+    """See whether anything is at an address; Ray would try for very long, and cannot be interrupted."""
+    host, separator, port = address.rpartition("/")[2].rpartition(":")
+    if separator:
+        async with asyncio.timeout(_TRY_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        writer.close()
+
+
 def _take_back_signals() -> None:
     """Ray writes stacks to the log at signals that end a server in good order."""
     if threading.current_thread() is not threading.main_thread():
@@ -114,7 +126,7 @@ def _settle(answer: "asyncio.Future[Any]", called: Any) -> None:
     error = called.exception()
     if error is None:
         answer.set_result(called.result())
-    elif isinstance(error, RayError):
+    elif isinstance(error, RayError | ConnectionError):
         answer.set_exception(WorkerLost(_first_line(error)))
     else:
         answer.set_exception(error)

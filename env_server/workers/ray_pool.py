@@ -131,7 +131,10 @@ class RayPool:
         best = min(kept, key=lambda actor: (len(actor.environments), actor.load))
         now = asyncio.get_running_loop().time()
         starting = any(not actor.ready and now - actor.started < _PATIENCE_S for actor in self.actors)
-        full = len(best.environments) >= self._policy.sessions_per_actor
+        full = (
+            len(best.environments) >= self._policy.sessions_per_actor
+            or best.average.value > self._policy.operations_per_actor
+        )
         return None if full and starting else best
 
     async def _next_news(self) -> None:
