@@ -59,11 +59,12 @@ class RayActor:
         self.ready = False
         self.alive = True
         self.failed = False
+        self.released = False
         self.why_ended = ""
         self._loop = asyncio.get_running_loop()
         self.started = self.unneeded_since = self._loop.time()
         self.average = Average(self.started)
-        self.pid = 0
+        self.where = "no node"
         self._cluster = cluster
         self._changed = changed
         self._operations: dict[int, Operation] = {}
@@ -126,7 +127,7 @@ class RayActor:
 
     def _greeted(self, called: "asyncio.Future[Any]") -> None:
         try:
-            self.pid = called.result()
+            self.where = called.result()
         except WorkerLost as lost:
             self.failed = self.alive
             self.end(f"a Ray actor did not start: {lost}")

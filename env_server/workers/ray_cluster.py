@@ -54,7 +54,7 @@ class RayCluster:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._connect)
         except (RayError, OSError, ValueError, RuntimeError, ImportError) as error:
             raise ConfigurationError(
-                f"cannot connect to Ray at {self._address!r}: {_first_line(error)}; `ray status` shows whether "
+                f"cannot connect to Ray at {self._address!r}: {_gist(error)}; `ray status` shows whether "
                 "a cluster runs (`ray start --head` starts one), one that asks for a token is reached with "
                 "RAY_AUTH_MODE=token, and without ray_address the server starts its own"
             ) from error
@@ -64,6 +64,8 @@ class RayCluster:
     def _connect(self) -> None:
         # Ray would tell its makers about this machine.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # What environments print is marked with its place, and the log is no terminal.
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
         # It warns of what is meant to be so: that it handles no signals here, and that its ports ask for a token.
         logging.getLogger("ray").setLevel(logging.ERROR)
         options: dict[str, Any] = {}
@@ -94,7 +96,9 @@ class RayCluster:
 
     def kill(self, handle: Any) -> None:
         """End an actor at once, or one that has not started."""
-        ray.kill(handle, no_restart=True)
+        # It may be gone already, and the connection with it.
+        with contextlib.suppress(RayError, ConnectionError):
+            ray.kill(handle, no_restart=True)
 
     async def disconnect(self) -> None:
         """Leave the cluster, which ends what is left of this process's actors; one that was started here is ended."""
@@ -127,12 +131,14 @@ def _settle(answer: "asyncio.Future[Any]", called: Any) -> None:
     if error is None:
         answer.set_result(called.result())
     elif isinstance(error, RayError | ConnectionError):
-        answer.set_exception(WorkerLost(_first_line(error)))
+        answer.set_exception(WorkerLost(_gist(error)))
     else:
         answer.set_exception(error)
 
 
-def _first_line(error: BaseException) -> str:
-    """The gist of what Ray says, which often holds stacks of other processes."""
+def _gist(error: BaseException) -> str:
+    """The first and the last line of what Ray says: between them are often stacks of other processes."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    return lines[0] if len(lines) == 1 else f"{lines[0]} ({lines[-1]})"

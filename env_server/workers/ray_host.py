@@ -7,6 +7,7 @@ is ever read by Ray, whose way of reading objects runs code. The children end wh
 
 import asyncio
 import os
+import socket
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -53,9 +54,9 @@ class Host:
             "close": self._close,
         }
 
-    async def hello(self) -> int:
-        """Say that the actor has started; gives its process id."""
-        return os.getpid()
+    async def hello(self) -> str:
+        """Say that the actor has started, and where."""
+        return f"{socket.gethostname()} (process {os.getpid()})"
 
     async def exchange(self, requests: bytes) -> bytes:
         """Begin operations, and wait for answers to these or to earlier ones."""

@@ -76,26 +76,39 @@ class RayPool:
                         return actor
                     await self._next_news()
         except TimeoutError:
-            raise OperationTimeout(
-                f"no Ray actor was ready in time: each asks for {self._num_cpus:g} CPUs (ray_num_cpus)"
-            ) from None
+            raise self._none_ready() from None
         finally:
             self._making -= 1
 
     async def pick_scorer(self, scores_per_process: int) -> RayActor:
-        """The ready actor that scores fewest responses, as soon as one scores few enough."""
+        """The ready actor that scores fewest responses, as soon as one scores few enough.
+
+        Raises:
+            OperationTimeout: None was ready in time.
+        """
         self._wait_to_score(1)
         try:
-            while True:
-                self._grow()
-                ready = self._ready()
-                if ready:
-                    actor = min(ready, key=lambda each: each.scoring / each.processes)
-                    if actor.scoring < scores_per_process * actor.processes:
-                        return actor
-                await self._next_news()
+            async with asyncio.timeout(self._policy.start_timeout_s) as limit:
+                while True:
+                    self._grow()
+                    ready = self._ready()
+                    if ready:
+                        # Those that are there come to it in the end.
+                        limit.reschedule(None)
+                        actor = min(ready, key=lambda each: each.scoring / each.processes)
+                        if actor.scoring < scores_per_process * actor.processes:
+                            return actor
+                    await self._next_news()
+        except TimeoutError:
+            raise self._none_ready() from None
         finally:
             self._wait_to_score(-1)
+
+    def _none_ready(self) -> OperationTimeout:
+        return OperationTimeout(
+            f"no Ray actor was ready in {self._policy.start_timeout_s:g} s: each asks for {self._num_cpus:g} CPUs "
+            "(ray_num_cpus)"
+        )
 
     def _wait_to_score(self, change: int) -> None:
         self._unscored += change
@@ -130,12 +143,12 @@ class RayPool:
             return None
         best = min(kept, key=lambda actor: (len(actor.environments), actor.load))
         now = asyncio.get_running_loop().time()
-        starting = any(not actor.ready and now - actor.started < _PATIENCE_S for actor in self.actors)
+        starting = [now - actor.started for actor in self.actors if not actor.ready]
         full = (
             len(best.environments) >= self._policy.sessions_per_actor
             or best.average.value > self._policy.operations_per_actor
         )
-        return None if full and starting else best
+        return None if full and starting and max(starting) < _PATIENCE_S else best
 
     async def _next_news(self) -> None:
         self._news.clear()
@@ -173,6 +186,7 @@ class RayPool:
                 and not actor.load
                 and now - actor.unneeded_since > self._policy.idle_timeout_s
             ):
+                actor.released = True
                 actor.end("it is not needed any more")
 
     def _warn(self, now: float) -> None:
@@ -188,12 +202,16 @@ class RayPool:
             # Those that are ready come first, the oldest of them before the others.
             self.actors.insert(len(self._ready()), actor)
             self._failed_starts = 0
-            _log.info("a Ray actor has started; there are %d", len(self._ready()))
+            _log.info("a Ray actor has started on %s; there are %d", actor.where, len(self._ready()))
             return
         if self._stopping:
             return
         if not actor.failed:
-            _log.info("a Ray actor has ended: %s; there are %d", actor.why_ended, len(self._ready()))
+            level = logging.INFO if actor.released else logging.WARNING
+            count = len(self._ready())
+            _log.log(
+                level, "the Ray actor on %s ended: %s; there are %d", actor.where, actor.why_ended, count
+            )
         else:
             # One that dies before it is ready is likely to do so again.
             backoff = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2**self._failed_starts)

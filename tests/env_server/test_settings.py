@@ -15,6 +15,7 @@ from env_server.settings import Settings
 from tests.support.wire import ENVS, INLINE, Server
 
 SOURCE = Path(__file__).parents[2] / "env_server"
+FRAGILE = "tests.support.fragile_envs"
 READ_BY_NAME = "information.py"
 """Reports limits by a list of names, which alone does not count as a use."""
 
@@ -153,6 +154,17 @@ async def test_a_server_from_a_file(tmp_path: Path) -> None:
                 (await client.post(f"{path}/step", json={"action": 2})).json()["observation"]
                 for _ in range(2)
             ] == [1, 2]
+
+
+async def test_standard_output_is_for_the_ready_line() -> None:
+    with Server("--env", f"Loud={FRAGILE}:Loud", "--isolation", "Loud=thread") as server:
+        async with server.socket() as socket:
+            assert "ok" in await socket.ask("make", env_id="Loud", reset={})
+        server.process.terminate()
+        assert server.process.stdout is not None
+        assert server.process.stdout.read() == ""
+        assert server.stop() == 0
+        assert "this is loud" in server.log()
 
 
 async def test_isolation_follows_the_rule() -> None:

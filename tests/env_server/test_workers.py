@@ -1,5 +1,6 @@
 """Environments that hang, crash, raise and answer nonsense cost their own session, and nobody else's."""
 
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +27,11 @@ WORKERS = {"process": ("--workers", "1"), "ray": ("--workers", "ray", "--ray-max
 
 @pytest.fixture(scope="module", params=WORKERS)
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    with Server(*ARGUMENTS, *WORKERS[request.param]) as running:
+    with pytest.MonkeyPatch.context() as patch:
+        # Ray would leave one in the home directory.
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        started = Server(*ARGUMENTS, *WORKERS[request.param])
+    with started as running:
         yield running
         assert "failed inside the server" not in running.log()
         assert running.stop() == 0, "threads that hang do not keep it from ending"
