@@ -1,6 +1,7 @@
 """One I/O process: from its settings to its exit code."""
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
@@ -53,8 +54,18 @@ def run_process(
         logging.getLogger(talkative).setLevel(logging.WARNING)
     tokens = Tokens.load(settings.token_file)
     catalog = Catalog.load(settings)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(settings, seat, tokens, catalog, listening, announce))
+    standard_output = sys.stdout
+
+    def announce_there() -> None:
+        with contextlib.redirect_stdout(standard_output):
+            announce()
+
+    # Whoever reads standard output expects what is announced, and not what environments or Ray's nodes print.
+    with (
+        contextlib.redirect_stdout(sys.stderr),
+        asyncio.Runner(loop_factory=_loop_factory()) as runner,
+    ):
+        return runner.run(_serve(settings, seat, tokens, catalog, listening, announce_there))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 EnvironmentId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
 Isolation = Literal["inline", "thread", "process"]
@@ -21,8 +21,45 @@ class Settings(BaseModel):
         8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one and prints it."
     )
     processes: int = Field(1, ge=1, le=256, description="I/O processes on the one port.")
-    workers: int = Field(2, ge=1, le=1024, description="Environment child processes of each I/O process.")
+    workers: int | Literal["ray"] = Field(
+        2,
+        description="Environment child processes of each I/O process, or `ray`: they are in actors of a Ray cluster.",
+    )
     threads: int = Field(32, ge=1, le=4096, description="Threads for environments isolated by thread.")
+
+    ray_address: str | None = Field(
+        None,
+        description="Ray cluster to run workers in: `auto`, `HOST:PORT` or `ray://HOST:PORT`; one of this machine is "
+        "started and ended with the server if unset.",
+    )
+    ray_num_cpus: float = Field(
+        1.0,
+        ge=0,
+        le=1024,
+        allow_inf_nan=False,
+        description="CPUs that each Ray actor reserves; it has as many child processes, and at least one.",
+    )
+    ray_min_actors: int = Field(1, ge=0, description="Ray actors that each I/O process has at all times.")
+    ray_max_actors: Count = Field(64, description="Ray actors that each I/O process has at most.")
+    ray_sessions_per_actor: Count = Field(
+        32, description="A Ray actor is added where there are more sessions than this for each."
+    )
+    ray_operations_per_actor: float = Field(
+        2.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="A Ray actor is added where more operations than this, on average, run or wait at each.",
+    )
+    ray_idle_timeout_s: Seconds = Field(
+        60.0, description="A Ray actor that is not needed for so long is released."
+    )
+    ray_start_timeout_s: Seconds = Field(
+        120.0,
+        description="A session waits so long for a Ray actor, and a node for that, before it is given up.",
+    )
+    ray_working_dir: Path | None = Field(
+        None, description="Directory that Ray sends to its nodes, where environments are imported from."
+    )
 
     env: tuple[str, ...] = Field(
         (), description="An environment to serve: `module:Class` or `name=module:Class` (repeatable)."
@@ -136,6 +173,31 @@ class Settings(BaseModel):
         "end of a pipe leaves no server behind, however it dies.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
+
+    @field_validator("workers", mode="plain")
+    @classmethod
+    def _number_or_ray(cls, value: Any) -> int | str:
+        text = str(value)
+        if text == "ray":
+            return text
+        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1024):
+            raise ValueError(f"a number from 1 to 1024, or `ray`, and not {value!r}")
+        return int(text)
+
+    @model_validator(mode="after")
+    def _ray_where_asked_for(self) -> "Settings":
+        if self.workers != "ray":
+            for name, field in type(self).model_fields.items():
+                if name.startswith("ray_") and getattr(self, name) != field.default:
+                    raise ValueError(f"{name} is for `workers: ray` only")
+        elif self.ray_min_actors > self.ray_max_actors:
+            raise ValueError("ray_min_actors is more than ray_max_actors")
+        elif self.processes > 1 and self.ray_address is None:
+            raise ValueError(
+                "several I/O processes share one Ray cluster: start it (`ray start --head`) and set "
+                "ray_address to auto"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_gateway_process(self) -> "Settings":

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from env_server.catalog import CatalogEntry
+from env_server.configuration import ConfigurationError
 from env_server.settings import Isolation, Settings
 from env_server.workers.base import Worker
 from env_server.workers.inline import InlineWorker
@@ -14,7 +15,7 @@ class Workplaces:
     """Gives the worker of an isolation. Workers that no environment needs are not started.
 
     Args:
-        settings: How many threads and child processes there are.
+        settings: How many threads and child processes there are, and where.
         remote: Runs what other servers have registered.
     """
 
@@ -23,7 +24,7 @@ class Workplaces:
         self._workers: dict[Isolation, Worker] = {
             "inline": InlineWorker(),
             "thread": ThreadWorker(settings.threads),
-            "process": ProcessWorker(settings.workers),
+            "process": _process_worker(settings),
         }
         self._started: list[Worker] = []
 
@@ -48,3 +49,16 @@ class Workplaces:
             await worker.shutdown()
         self._started.clear()
         await self._remote.shutdown()
+
+
+def _process_worker(settings: Settings) -> Worker:
+    if settings.workers != "ray":
+        return ProcessWorker(settings.workers)
+    try:
+        # Ray is no part of the base install.
+        from env_server.workers.ray_worker import ray_worker
+    except ImportError as error:
+        raise ConfigurationError(
+            f"`workers: ray` needs Ray, which cannot be imported ({error}): pip install 'rollgym[ray]'"
+        ) from error
+    return ray_worker(settings)

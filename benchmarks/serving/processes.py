@@ -78,24 +78,27 @@ def _port(process: "subprocess.Popen[bytes]", output: Any) -> int:
 
 def cpu_seconds(pid: int) -> float:
     """CPU time of a process and of its living descendants."""
-    total = 0.0
-    for member in _tree(pid):
-        with open(f"/proc/{member}/stat", "rb") as stat:
-            fields = stat.read().rpartition(b")")[2].split()
-        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return total
+    return sum(cpu_seconds_alone(member) for member in tree(pid))
+
+
+def cpu_seconds_alone(pid: int) -> float:
+    """CPU time of one process."""
+    with open(f"/proc/{pid}/stat", "rb") as stat:
+        fields = stat.read().rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_kib(pid: int) -> int:
     """Resident memory of a process and of its living descendants."""
     total = 0
-    for member in _tree(pid):
+    for member in tree(pid):
         with open(f"/proc/{member}/statm", "rb") as statm:
             total += int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
     return total
 
 
-def _tree(pid: int) -> list[int]:
+def tree(pid: int) -> list[int]:
+    """A process and its living descendants."""
     members = [pid]
     for member in members:
         for task in os.listdir(f"/proc/{member}/task"):

@@ -1,6 +1,8 @@
 """Settings: from flags and YAML alike, strict, and each read by code."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from env_server.settings import Settings
 from tests.support.wire import ENVS, INLINE, Server
 
 SOURCE = Path(__file__).parents[2] / "env_server"
+FRAGILE = "tests.support.fragile_envs"
 READ_BY_NAME = "information.py"
 """Reports limits by a list of names, which alone does not count as a use."""
 
@@ -36,6 +39,8 @@ def test_every_setting_is_read_by_code() -> None:
         ({"isolation": ["A=inline"]}, "", {"isolation": {"A": "inline"}}),
         ({"operator_kwargs": ['A={"x": [1]}']}, "", {"operator_kwargs": {"A": {"x": [1]}}}),
         ({"env_step_timeout_s": ["A=0.5"]}, "", {"env_step_timeout_s": {"A": 0.5}}),
+        ({"workers": "ray"}, "ray_address: auto\n", {"workers": "ray", "ray_address": "auto"}),
+        ({"workers": "3"}, "workers: ray\n", {"workers": 3}),
     ],
 )
 def test_values(tmp_path: Path, flags: dict[str, Any], text: str, expected: dict[str, Any]) -> None:
@@ -52,6 +57,11 @@ def test_values(tmp_path: Path, flags: dict[str, Any], text: str, expected: dict
         ({}, "port: http\n", "port: "),
         ({}, "port: 70000\n", "port: "),
         ({}, "workers: 0\n", "workers: "),
+        ({}, "workers: rya\n", "workers: a number from 1 to 1024, or `ray`"),
+        ({}, "ray_max_actors: 3\n", "ray_max_actors is for `workers: ray` only"),
+        ({}, "workers: ray\nray_min_actors: 65\n", "ray_min_actors is more than ray_max_actors"),
+        ({}, "workers: ray\nprocesses: 2\n", "set ray_address to auto"),
+        ({}, "workers: ray\nray_num_cpus: -1\n", "ray_num_cpus: "),
         ({}, "step_timeout_s: -1\n", "step_timeout_s: "),
         ({}, "step_timeout_s: .nan\n", "step_timeout_s: "),
         ({}, "- port\n", "mapping of settings"),
@@ -86,6 +96,7 @@ def test_mistakes(tmp_path: Path, flags: dict[str, Any], text: str, message: str
         (["--gymnasium", "CartPole-v1", "--gymnasium", "CartPole-v1"], "two environments"),
         (["--gymnasium", "CartPole-v1", "--kwargs-schemas", 'CartPole-v1={"type": 3}'], "not a JSON Schema"),
         (["--gymnasium", "CartPole-v1", "--operator-kwargs", 'CartPole-v1={"no": 1}'], "cannot be made"),
+        (["--workers", "ray", "--ray-address", "127.0.0.1:1"], "cannot connect to Ray at '127.0.0.1:1'"),
         (["--config", "/nonexistent/config.yaml"], "cannot read"),
         (["--token-file", "/nonexistent/tokens.yaml"], "cannot read"),
     ],
@@ -97,6 +108,16 @@ def test_a_server_that_cannot_serve_says_why(
         main(["--port", "0", *arguments])
     assert end.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_server_without_ray_says_how_to_get_it() -> None:
+    script = (
+        "import sys; sys.modules['ray'] = None; from env_server.cli import main; "
+        "main(['--port', '0', '--workers', sys.argv[1]])"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, "ray"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "pip install 'rollgym[ray]'" in ended.stderr
 
 
 async def test_a_server_from_a_file(tmp_path: Path) -> None:
@@ -133,6 +154,17 @@ async def test_a_server_from_a_file(tmp_path: Path) -> None:
                 (await client.post(f"{path}/step", json={"action": 2})).json()["observation"]
                 for _ in range(2)
             ] == [1, 2]
+
+
+async def test_standard_output_is_for_the_ready_line() -> None:
+    with Server("--env", f"Loud={FRAGILE}:Loud", "--isolation", "Loud=thread") as server:
+        async with server.socket() as socket:
+            assert "ok" in await socket.ask("make", env_id="Loud", reset={})
+        server.process.terminate()
+        assert server.process.stdout is not None
+        assert server.process.stdout.read() == ""
+        assert server.stop() == 0
+        assert "this is loud" in server.log()
 
 
 async def test_isolation_follows_the_rule() -> None:

@@ -1,12 +1,13 @@
 """Environments that hang, crash, raise and answer nonsense cost their own session, and nobody else's."""
 
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.fragile_envs import INFOS, OUTCOMES, RAISED, Beacon, ended, kill, nested, undisturbed
+from tests.support.fragile_envs import INFOS, OUTCOMES, RAISED, Beacon, ended, kill, nested
+from tests.support.players import Player
 from tests.support.wire import Server, Socket
 
 MODULE = "tests.support.fragile_envs"
@@ -17,15 +18,20 @@ ARGUMENTS = (
     *("--env", f"Thread={MODULE}:Fragile", "--isolation", "Thread=thread"),
     *("--env", f"Pinned={MODULE}:Pinned", "--isolation", "Pinned=thread"),
     *("--env", f"Inline={MODULE}:Fragile", "--isolation", "Inline=inline"),
-    *("--workers", "1", "--threads", "16", "--make-timeout-s", "4"),
+    *("--threads", "16", "--make-timeout-s", "4"),
 )
 OUT_OF_PROCESS = ("Fragile", "Thread", "Pinned")
 EVERYWHERE = ("Fragile", "Thread", "Pinned", "Inline")
+WORKERS = {"process": ("--workers", "1"), "ray": ("--workers", "ray", "--ray-max-actors", "1")}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server(*ARGUMENTS) as running:
+@pytest.fixture(scope="module", params=WORKERS)
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with pytest.MonkeyPatch.context() as patch:
+        # Ray would leave one in the home directory.
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        started = Server(*ARGUMENTS, *WORKERS[request.param])
+    with started as running:
         yield running
         assert "failed inside the server" not in running.log()
         assert running.stop() == 0, "threads that hang do not keep it from ending"
@@ -36,61 +42,6 @@ def beacon(tmp_path: Path) -> Iterator[Beacon]:
     made = Beacon(tmp_path)
     yield made
     made.close()
-
-
-class Player:
-    """A session and all that it has answered."""
-
-    def __init__(self, socket: Socket, session_id: str, begun: dict[str, Any]) -> None:
-        self.socket = socket
-        self.session_id = session_id
-        self.actions: list[str] = []
-        self.replies = [begun]
-
-    @classmethod
-    async def begin(cls, socket: Socket, env_id: str = "Fragile", **fields: Any) -> "Player":
-        made = await socket.call("make", env_id=env_id, **fields)
-        begun = await socket.call("reset", session_id=made["session_id"], seed=1)
-        return cls(socket, made["session_id"], begun)
-
-    async def ask(self, op: str, **fields: Any) -> dict[str, Any]:
-        return await self.socket.ask(op, session_id=self.session_id, **fields)
-
-    async def send(self, action: str, **fields: Any) -> int:
-        return await self.socket.send(
-            "step", session_id=self.session_id, action=action, step=len(self.actions), **fields
-        )
-
-    async def take(self, number: int, action: str) -> None:
-        """Wait for a step that is to be a good one."""
-        answer = await self.socket.answer(number)
-        assert "ok" in answer, answer
-        self.actions.append(action)
-        self.replies.append(answer["ok"])
-
-    async def step(self, action: str) -> None:
-        await self.take(await self.send(action), action)
-
-    async def fails(self, action: str, **fields: Any) -> dict[str, Any]:
-        answer = await self.socket.answer(await self.send(action, **fields))
-        return answer["error"]
-
-    def check(self) -> None:
-        """All answers are those of a session to which nothing happened."""
-        assert self.replies == undisturbed(self.actions)
-
-    async def check_begins_anew(self) -> None:
-        """The session can be reset, and is as good as new."""
-        assert (await self.ask("step", action="on"))["error"]["code"] == "not_reset"
-        begun = (await self.ask("reset", seed=1))["ok"]
-        assert begun["episode"] == 1
-        self.actions.clear()
-        self.replies = [{**begun, "episode": 0}]
-        for action in ("a", "b"):
-            answer = await self.ask("step", action=action)
-            self.actions.append(action)
-            self.replies.append({**answer["ok"], "episode": 0})
-        self.check()
 
 
 async def crowd(socket: Socket) -> list[Player]:

@@ -312,6 +312,14 @@ class Drifting(Fragile):
         return (f"{observation} in {os.getpid()}", reward, *others)  # type: ignore[return-value]
 
 
+class Loud(Fragile):
+    """Prints."""
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[str, dict]:
+        print("this is loud", flush=True)
+        return super().reset(seed=seed, options=options)
+
+
 class Scores(Fragile):
     """Stateless; some responses bring trouble, too."""
 

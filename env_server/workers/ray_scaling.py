@@ -1,0 +1,66 @@
+"""How many Ray actors there should be."""
+
+import math
+from typing import NamedTuple
+
+
+class ScalingPolicy(NamedTuple):
+    """What an operator says about the number of actors.
+
+    Attributes:
+        min_actors: There are at least so many.
+        max_actors: There are at most so many.
+        sessions_per_actor: One actor is meant for so many sessions.
+        operations_per_actor: One actor is meant for so many operations that are running or waiting, on average.
+        idle_timeout_s: An actor that is not needed for so long is released.
+        start_timeout_s: An environment waits so long for an actor.
+    """
+
+    min_actors: int
+    max_actors: int
+    sessions_per_actor: int
+    operations_per_actor: float
+    idle_timeout_s: float
+    start_timeout_s: float
+
+    def wanted(self, sessions: int, operations: float) -> int:
+        """The number of actors for a load.
+
+        Args:
+            sessions: Sessions that there are or that are being made.
+            operations: Operations that are running or waiting, on average over the last seconds.
+        """
+        for_sessions = math.ceil(sessions / self.sessions_per_actor)
+        # What little is left of an average that fades away is no load.
+        for_operations = math.ceil(operations / self.operations_per_actor - 1e-3)
+        return min(self.max_actors, max(self.min_actors, for_sessions, for_operations))
+
+
+class Average:
+    """The mean of a number that changes now and then, over the last seconds.
+
+    Args:
+        now: The time at which it is 0.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.value = 0.0
+        self._area = 0.0
+        self._current = 0
+        self._changed = now
+        self._looked = now
+
+    def change(self, current: int, now: float) -> None:
+        """Note the number's new value."""
+        self._area += self._current * (now - self._changed)
+        self._current = current
+        self._changed = now
+
+    def look(self, now: float, weight: float) -> float:
+        """Bring the mean up to date, giving what has been since the last look a weight; gives the mean."""
+        self.change(self._current, now)
+        if now > self._looked:
+            self.value += weight * (self._area / (now - self._looked) - self.value)
+            self._looked = now
+            self._area = 0.0
+        return self.value
