@@ -15,10 +15,11 @@ class Context:
         socket: The name of the socket that carries the calls, or None over HTTP.
         forwarded: Whether another I/O process passed the call on.
         sessions: Ids of the sessions that this socket has used.
+        dropped: Whether the socket is no more; what still runs may open sessions all the same.
         remote: Indices of the I/O processes that this socket's calls were forwarded to.
     """
 
-    __slots__ = ("binary", "caller", "forwarded", "fragments", "remote", "sessions", "socket")
+    __slots__ = ("binary", "caller", "dropped", "forwarded", "fragments", "remote", "sessions", "socket")
 
     def __init__(
         self, caller: Caller, *, binary: bool, socket: str | None = None, forwarded: bool = False
@@ -27,6 +28,7 @@ class Context:
         self.binary = binary
         self.fragments = not binary and not forwarded
         self.socket = socket
+        self.dropped = False
         self.forwarded = forwarded
         self.sessions: set[str] = set()
         self.remote: set[int] = set()

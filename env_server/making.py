@@ -277,6 +277,9 @@ class Making:
                 session.sockets.add(context.socket)
                 context.sessions.add(session.session_id)
             self._sessions.add(session)
+            if context.dropped and session.lingers:
+                session.sockets.clear()
+                self._sessions.orphan(session)
             if self._journal_file is not None:
                 self._journal_file.opened(
                     session.session_id,

@@ -183,6 +183,7 @@ class Services:
 
     def socket_dropped(self, context: Context) -> None:
         """Note that a socket is no more: sessions made on sockets end some time after their last one."""
+        context.dropped = True
         for session_id in context.sessions:
             session = self._sessions.by_id.get(session_id)
             if session is not None:

@@ -109,7 +109,7 @@ class RelayedMaking:
                 options = None if request.reset is None else request.reset.options
                 session.take_reset({"options": options}, reset, context.binary)
             openings.append(RelayedOpening(self._named(session, each.reply), context.binary))
-            self._sessions.add(session)
+            self._keep(context, session)
         return openings
 
     async def restore(
@@ -133,7 +133,7 @@ class RelayedMaking:
             self._discard(made)
             raise
         session.take_episode(episode.model_dump(mode="json"))
-        self._sessions.add(session)
+        self._keep(context, session)
         return [RelayedOpening(self._named(session, made[0].reply), context.binary)]
 
     async def fork(
@@ -169,7 +169,7 @@ class RelayedMaking:
         for copy, (episode, _) in zip(copies, episodes, strict=True):
             copy.take_episode(episode)
             copy.terminated, copy.truncated = session.terminated, session.truncated
-            self._sessions.add(copy)
+            self._keep(context, copy)
         return [RelayedOpening(self._named(copy, {}), context.binary) for copy in copies]
 
     # -- at the nodes --------------------------------------------------------------------------------------------
@@ -303,6 +303,12 @@ class RelayedMaking:
             session.sockets.add(context.socket)
             context.sessions.add(session.session_id)
         return session
+
+    def _keep(self, context: Context, session: RelayedSession) -> None:
+        self._sessions.add(session)
+        if context.dropped and session.lingers:
+            session.sockets.clear()
+            self._sessions.orphan(session)
 
     def _name(self, owner: Caller, lingers: bool, node: str, upstream_id: str) -> str:
         try:
