@@ -32,7 +32,7 @@ class CatalogEntry:
     """One environment that the server offers.
 
     The spaces are those of the environment as it is made without kwargs; they are known once it was probed. What other
-    servers have registered says how many replicas there are at present.
+    servers have registered says how many replicas there are at present. `label` is what metrics call it.
     """
 
     env_id: str
@@ -47,8 +47,10 @@ class CatalogEntry:
     action_space: Space[Any] = field(default_factory=UnicodeText)
     observation_space: Space[Any] = field(default_factory=UnicodeText)
     read_action: ActionReader = field(init=False)
+    label: str = ""
 
     def __post_init__(self) -> None:
+        self.label = self.label or self.env_id
         self.read_action = action_reader(self.action_space)
 
     @property

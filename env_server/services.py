@@ -1,7 +1,6 @@
 """The parts of one I/O process, put together."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,18 +12,22 @@ from env_server.census import Census
 from env_server.claims import Claims
 from env_server.configuration import ConfigurationError
 from env_server.context import Context
+from env_server.exposition import Exposition
 from env_server.forwarding import Forwarder
 from env_server.gateway.registering import Registering, catalog_entry
 from env_server.gateway.registry import Registration, Registry
 from env_server.gateway.worker import RemoteWorker
 from env_server.information import Information
 from env_server.journal_file import JournalError, JournalFile
+from env_server.labels import EnvironmentLabels
 from env_server.lifecycle import Lifecycle, Phase
+from env_server.loop_lag import LoopLag
 from env_server.making import Making
 from env_server.metrics import Metrics
 from env_server.neighbours import Neighbours
 from env_server.operations import Operations
 from env_server.rate import RateLimit
+from env_server.readiness import Readiness, Reason
 from env_server.rendering import Rendering
 from env_server.replies import Reply
 from env_server.resetting import Resetting
@@ -60,11 +63,12 @@ class Services:
         self.seat = seat
         self.tokens = tokens
         self.lifecycle = Lifecycle()
-        self.metrics = Metrics()
+        self.metrics = Metrics(EnvironmentLabels(settings.max_env_labels))
+        self._loop_lag = LoopLag(self.metrics.loop_lag)
         self._catalog = catalog
-        registry = Registry(self._appeared, catalog.remove)
+        registry = Registry(self._appeared, catalog.remove, self.metrics)
         self._registry = registry
-        self._workplaces = Workplaces(settings, RemoteWorker(registry))
+        self._workplaces = Workplaces(settings, RemoteWorker(registry, self.metrics))
         self._census = Census(seat, tokens.count)
         self._claims = Claims(seat)
         self._journal_file = _journal_file(seat)
@@ -74,6 +78,11 @@ class Services:
         if seat.processes > 1 and seat.directory is not None:
             self._forwarder = Forwarder(seat.directory, seat.index, seat.processes)
         self._neighbours = Neighbours(seat, self._forwarder)
+        self._readiness = Readiness(seat, self.lifecycle, self._workplaces, self._journal_file)
+        self._exposition = Exposition(
+            *(settings, seat, self.metrics, self._sessions.by_id),
+            *(self._workplaces, registry, self._journal_file),
+        )
         self._runner = Runner(settings, self.metrics, self._sessions)
         resetting = Resetting(settings, self.metrics, self._runner, self._journal_file)
         self._making = Making(
@@ -101,7 +110,6 @@ class Services:
             rate=None if settings.rate_limit is None else RateLimit(settings.rate_limit),
         )
         self._answering: set[asyncio.Task[Any]] = set()
-        self.metrics.watch_sessions(self._count_sessions, settings.max_sessions)
 
     def _verifier(self, entry: CatalogEntry) -> Worker:
         return (
@@ -111,7 +119,9 @@ class Services:
         )
 
     def _appeared(self, registration: Registration) -> None:
-        self._catalog.put(catalog_entry(registration, self._registry, self.settings))
+        entry = catalog_entry(registration, self._registry, self.settings)
+        entry.label = self.metrics.labels.of(entry.env_id)
+        self._catalog.put(entry)
         if self._revival is not None:
             self._revival.appeared(registration.env_id)
 
@@ -121,6 +131,7 @@ class Services:
         Raises:
             ConfigurationError: If an environment cannot be made.
         """
+        self._loop_lag.start()
         needed: set[Isolation] = {entry.isolation for entry in self._catalog}
         if any(entry.stateless for entry in self._catalog):
             needed.add("process")
@@ -163,9 +174,18 @@ class Services:
     async def metrics_text(self, caller: Caller) -> bytes:
         """The metrics of all processes."""
         replies = await self._neighbours.gather(Context(caller, binary=False), "metrics", {})
+        own = await self._own_metrics()
         if not replies:
-            return self.metrics.text()
-        return aggregate([self.metrics.text().decode(), *(reply["text"] for reply in replies)])
+            return own.encode()
+        return aggregate([own, *(reply["text"] for reply in replies)])
+
+    async def _own_metrics(self) -> str:
+        return self._exposition.text(ready=not await self._readiness.reasons())
+
+    async def readiness(self) -> list[Reason]:
+        """Why the server cannot take new sessions; nothing where it can."""
+        own, others = await asyncio.gather(self._readiness.reasons(), self._neighbours.readiness())
+        return own + others
 
     # -- the other processes -------------------------------------------------------------------------------------
 
@@ -177,7 +197,9 @@ class Services:
         assert task is not None
         self.answering(task)
         if op == "metrics":
-            return {"text": self.metrics.text().decode()}
+            return {"text": await self._own_metrics()}
+        if op == "ready":
+            return {"process": self.seat.index, "reasons": await self._readiness.reasons()}
         if op == "socket_dropped":
             self._leave_all(lambda socket: socket == identity["socket"])
             return {}
@@ -211,6 +233,7 @@ class Services:
 
     async def stop(self) -> None:
         """End the workers; the sessions stay in their journals."""
+        self._loop_lag.stop()
         if self._forwarder is not None:
             await self._forwarder.close()
         await self._sessions.shutdown()
@@ -219,9 +242,6 @@ class Services:
             self._journal_file.close()
         self._census.close()
         self._claims.close()
-
-    def _count_sessions(self) -> Mapping[str, int]:
-        return Counter(session.entry.env_id for session in self._sessions.by_id.values())
 
     async def _probe(self, entry: CatalogEntry) -> None:
         worker = self._workplaces.get(entry.isolation)

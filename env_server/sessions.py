@@ -160,7 +160,12 @@ class Sessions:
             return
         self._expiry.forget(session)
         self._census.add(session.row, -1)
-        self._metrics.session_ended(reason)
+        self._metrics.sessions_ended[reason] += 1
+        if session.playing:
+            # One that cannot be rebuilt was not left by its player.
+            self._metrics.episodes[
+                session.entry.label, "abandoned" if reason in ("closed", "evicted") else "error"
+            ] += 1
         self.bury(session.session_id, session.owner, reason)
         if self._journal_file is not None:
             self._journal_file.closed(session.session_id, reason)

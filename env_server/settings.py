@@ -94,6 +94,10 @@ class Settings(BaseModel):
     max_batch: Count = Field(
         1024, description="Operations in one batch, items of one verify, sessions of one make."
     )
+    max_env_labels: Count = Field(
+        200,
+        description="Registered environments that metrics show by name; the others share the label `other`.",
+    )
     max_in_flight: Count = Field(
         1024, description="Frames of one socket that may be unanswered before it is read on."
     )

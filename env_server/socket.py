@@ -48,6 +48,7 @@ async def serve_socket(
     chosen = SUBPROTOCOLS[binary] if SUBPROTOCOLS[binary] in offered else None
     await send({"type": "websocket.accept", "subprotocol": chosen})
     services.metrics.sockets += 1
+    services.metrics.sockets_opened += 1
     try:
         if caller is None:
             caller = await _first_frame_caller(services, receive, send, binary=binary)
@@ -116,6 +117,7 @@ class Socket:
     ) -> None:
         self._services = services
         self._call = services.operations.call
+        self._metrics = services.metrics
         self._problems = services.metrics.problems
         self._receive = receive
         self._send = send
@@ -138,6 +140,7 @@ class Socket:
                 text = message.get("text")
                 content = self._take(message["bytes"] if text is None else text)
                 if content is not None:
+                    self._metrics.socket_sent += len(content)
                     await send(_message(content, binary))
                 elif len(self._in_flight) >= self._max_in_flight:
                     # Not reading on is what slows a client down that asks faster than it is answered.
@@ -148,6 +151,10 @@ class Socket:
     def _take(self, data: str | bytes) -> bytes | None:
         """Handle one frame; the answer, if it is ready at once."""
         number: FrameId = None
+        # A text's length is that of its bytes where it is ASCII, which costs nothing to ask.
+        self._metrics.socket_received += (
+            len(data) if isinstance(data, bytes) or data.isascii() else len(data.encode())
+        )
         try:
             frame = loads(data, binary=self._binary)
             number = frame_id(frame)
@@ -203,6 +210,7 @@ class Socket:
         except Exception as error:  # noqa: BLE001 - a defect of ours costs this frame, not the socket
             content = self._encode_problem(number, as_problem(error))
         del self._in_flight[number]
+        self._metrics.socket_sent += len(content)
         try:
             await self._send(_message(content, self._binary))
         except OSError:

@@ -72,6 +72,7 @@ class Supervisor:
         self._directory = directory
         self._announce = announce
         self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._restarts = [-1] * settings.processes
         self._stopping = asyncio.Event()
         self._serving: set[int] = set()
         self._exit_code = 0
@@ -124,12 +125,14 @@ class Supervisor:
             start_new_session=True,
         )
         self._processes[index] = process
+        self._restarts[index] += 1
         if self._stopping.is_set():
             process.terminate()
         assert process.stdin is not None
         orders = {
             "settings": self._settings.model_dump(mode="json"),
             "index": index,
+            "restarts": self._restarts[index],
             "directory": os.fspath(self._directory),
         }
         with contextlib.suppress(ConnectionError):

@@ -16,14 +16,21 @@ class Workplaces:
     Args:
         settings: How many threads and child processes there are.
         remote: Runs what other servers have registered.
+
+    Attributes:
+        threads: The worker of environments isolated by thread.
+        processes: The worker of those isolated by process.
     """
 
     def __init__(self, settings: Settings, remote: Worker) -> None:
         self._remote = remote
+        self.threads = ThreadWorker(settings.threads)
+        self.processes = ProcessWorker(settings.workers)
+        self._most_threads = settings.threads
         self._workers: dict[Isolation, Worker] = {
             "inline": InlineWorker(),
-            "thread": ThreadWorker(settings.threads),
-            "process": ProcessWorker(settings.workers),
+            "thread": self.threads,
+            "process": self.processes,
         }
         self._started: list[Worker] = []
 
@@ -34,6 +41,16 @@ class Workplaces:
     def of(self, entry: CatalogEntry) -> Worker:
         """The worker that runs an environment."""
         return self._remote if entry.source.kind == "registered" else self._workers[entry.isolation]
+
+    @property
+    def starts_fail(self) -> bool:
+        """Whether child processes cannot be started at present."""
+        return self.processes.starts_fail
+
+    @property
+    def threads_stuck(self) -> bool:
+        """Whether every thread is left to a call that took too long."""
+        return self.threads.stuck >= self._most_threads
 
     async def start(self, isolations: Iterable[Isolation]) -> None:
         """Start the workers that are needed."""

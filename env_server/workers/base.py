@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import gymnasium
 from gymnasium import Space
 
+from env_server.durations import OperationTimes
+
 Spaces = tuple[Space[Any], Space[Any]]
 """An environment's action space and observation space."""
 
@@ -105,6 +107,9 @@ class Worker(ABC):
     """
 
     isolation: ClassVar[Literal["inline", "thread", "process"]]
+
+    def __init__(self) -> None:
+        self.times = OperationTimes()
 
     async def start(self) -> None:  # noqa: B027 - most workers have nothing to start
         """Get ready; called once before anything else."""
