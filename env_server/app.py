@@ -131,7 +131,8 @@ class App:
         elif request.query_params:
             raise invalid(next(iter(request.query_params)), "this call takes no query")
         fields.update(parameters)
-        context = Context(caller, binary=binary)
+        traceparent = request.headers.get("traceparent") if services.keeps_traces else None
+        context = Context(caller, binary=binary, traceparent=traceparent)
         reply = services.operations.call(context, call.op, fields)
         if not isinstance(reply, dict):
             reply = await reply

@@ -9,7 +9,7 @@ from clients.protocol.frames import dumps
 from env_server.context import Context
 from env_server.envelope import FrameId, as_problem
 from env_server.negotiation import too_large_reply
-from env_server.operations import SOCKET_OPS, Operations
+from env_server.operations import SOCKET_OPS, Calls
 from env_server.replies import Reply
 from env_server.validation import invalid
 
@@ -34,7 +34,7 @@ def read_batch(frame: Mapping[str, Any], limit: int) -> list[Any]:
     return ops
 
 
-def run_batch(operations: Operations, context: Context, ops: list[Any]) -> Results | Awaitable[Results]:
+def run_batch(operations: Calls, context: Context, ops: list[Any]) -> Results | Awaitable[Results]:
     """Run the operations of a batch; each fails alone.
 
     What is answered at once is done in order. What runs in workers runs side by side, but the operations on one
@@ -84,7 +84,7 @@ def _chain_of(chains: Mapping[str, _Pending], fields: Mapping[str, Any]) -> _Pen
 
 
 async def _finish(
-    operations: Operations, context: Context, results: Results, chains: Mapping[str, _Pending]
+    operations: Calls, context: Context, results: Results, chains: Mapping[str, _Pending]
 ) -> Results:
     async def follow(chain: _Pending) -> None:
         for position, fields, reply in chain:

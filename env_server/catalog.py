@@ -4,7 +4,7 @@ import difflib
 import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
@@ -290,7 +290,7 @@ def _entry(
     names = operator_kwargs | source.operator_kwargs.keys()
     return CatalogEntry(
         env_id=env_id,
-        source=source,
+        source=replace(source, env_id=env_id),
         isolation=settings.isolation.get(env_id, isolation),
         rules=KwargsRules(env_id, NO_KWARGS if schema is None else schema, names),
         step_timeout_s=settings.env_step_timeout_s.get(env_id, settings.step_timeout_s),

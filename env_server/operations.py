@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import CloseRequest
@@ -43,6 +43,13 @@ _log = logging.getLogger(__name__)
 
 SessionHandler = Callable[[Context, Session, Mapping[str, Any]], "Reply | Awaitable[Reply]"]
 Handler = Callable[[Context, Mapping[str, Any]], "Reply | Awaitable[Reply]"]
+
+
+class Calls(Protocol):
+    """What operations are called through."""
+
+    def call(self, context: Context, op: str, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
+        """Run an operation."""
 
 
 class Operations:
@@ -124,7 +131,7 @@ class Operations:
                     else handler(context, session, fields)
                 )
         except ProblemError as problem:
-            self._count_problem(context, op, problem)
+            self._count_problem(context, op, fields, problem)
             raise
         except Exception as error:
             raise self._defect(context, op, fields, error) from error
@@ -144,7 +151,7 @@ class Operations:
         try:
             answer: Reply = await reply
         except ProblemError as problem:
-            self._count_problem(context, op, problem)
+            self._count_problem(context, op, fields, problem)
             raise
         except Exception as error:
             raise self._defect(context, op, fields, error) from error
@@ -153,7 +160,10 @@ class Operations:
             self._seconds[op].add(time.perf_counter() - began)
         return answer
 
-    def _count_problem(self, context: Context, op: str, problem: ProblemError) -> None:
+    def _count_problem(
+        self, context: Context, op: str, fields: Mapping[str, Any], problem: ProblemError
+    ) -> None:
+        _log.debug("%s is answered %s", op, problem.code, extra=log_fields(fields))
         # What is no operation must not become a label.
         if not context.forwarded and problem.code != "unknown_op":
             self._metrics.operation_failed(op, problem)
@@ -162,7 +172,7 @@ class Operations:
         """The problem that a defect of the server's ends in; its log says what it was."""
         _log.error("%s failed inside the server", op, exc_info=error, extra=log_fields(fields))
         problem = ProblemError("internal", "the server failed; its log says more")
-        self._count_problem(context, op, problem)
+        self._count_problem(context, op, fields, problem)
         return problem
 
     def _find(self, context: Context, fields: Mapping[str, Any]) -> Session | None:

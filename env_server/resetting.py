@@ -199,7 +199,7 @@ class Resetting:
             self._metrics.episodes[session.entry.label, "error"] += 1
         session.playing = False
         session.recoverable = False
-        _log.warning("%s failed in session %s: %s", session.entry.env_id, session.session_id, error)
+        _log.warning("the environment failed: %s", error, extra={"session_id": session.session_id})
         return environment_error(error)
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clients.protocol.errors import ProblemError
 from env_server.aggregation import aggregate
@@ -25,7 +25,7 @@ from env_server.loop_lag import LoopLag
 from env_server.making import Making
 from env_server.metrics import Metrics
 from env_server.neighbours import Neighbours
-from env_server.operations import Operations
+from env_server.operations import Calls, Operations
 from env_server.rate import RateLimit
 from env_server.readiness import Readiness, Reason
 from env_server.rendering import Rendering
@@ -41,6 +41,9 @@ from env_server.stepping import Stepping
 from env_server.verifying import Verifying
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, Worker, WorkerLost
 from env_server.workplaces import Workplaces
+
+if TYPE_CHECKING:
+    from env_server.tracing import TracedOperations
 
 # Nodes register again within seconds.
 _REGISTRATION_PATIENCE_S = 120.0
@@ -94,7 +97,7 @@ class Services:
             self._workplaces.of,
             self._journal_file,
         )
-        self.operations = Operations(
+        operations = Operations(
             lifecycle=self.lifecycle,
             sessions=self._sessions,
             resetting=resetting,
@@ -109,6 +112,8 @@ class Services:
             metrics=self.metrics,
             rate=None if settings.rate_limit is None else RateLimit(settings.rate_limit),
         )
+        self._tracing = _tracing(settings, seat, operations, self._sessions.by_id)
+        self.operations: Calls = operations if self._tracing is None else self._tracing
         self._answering: set[asyncio.Task[Any]] = set()
 
     def _verifier(self, entry: CatalogEntry) -> Worker:
@@ -147,6 +152,16 @@ class Services:
         if self._forwarder is not None:
             await self._forwarder.start(self._answer_neighbour, self._neighbour_lost)
         self.lifecycle.phase = Phase.READY
+
+    @property
+    def keeps_traces(self) -> bool:
+        """Whether operations are traced."""
+        return self._tracing is not None
+
+    def about(self, session_id: str | None) -> dict[str, str]:
+        """What a record of the log is about, if it is about a session of this process."""
+        session = None if session_id is None else self._sessions.by_id.get(session_id)
+        return {} if session is None else {"env_id": session.entry.env_id}
 
     def load(self) -> float:
         """How full the server is, from 0 to 1."""
@@ -206,7 +221,13 @@ class Services:
         caller = self.tokens.named(identity["name"])
         if caller is None:
             raise ProblemError("unauthorized", "this token is not known")
-        context = Context(caller, binary=binary, socket=identity["socket"], forwarded=True)
+        context = Context(
+            caller,
+            binary=binary,
+            socket=identity["socket"],
+            forwarded=True,
+            traceparent=identity["traceparent"],
+        )
         reply = self.operations.call(context, op, fields)
         return reply if isinstance(reply, dict) else await reply
 
@@ -240,6 +261,8 @@ class Services:
         await self._workplaces.shutdown()
         if self._journal_file is not None:
             self._journal_file.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
         self._census.close()
         self._claims.close()
 
@@ -252,6 +275,21 @@ class Services:
             raise ConfigurationError(f"{entry.env_id} cannot be made without kwargs: {error}") from error
         entry.take_spaces(*spaces)
         await worker.close(key)
+
+
+def _tracing(
+    settings: Settings, seat: Seat, operations: Operations, sessions: Mapping[str, Session]
+) -> "TracedOperations | None":
+    if settings.trace_endpoint is None:
+        return None
+    try:
+        # Servers that keep no traces need none of it.
+        from env_server.tracing import TracedOperations
+    except ImportError as error:
+        raise ConfigurationError(
+            f"trace_endpoint needs the extra otel (pip install 'rollgym[otel]'): {error}"
+        ) from error
+    return TracedOperations(operations, sessions, seat, settings.trace_endpoint, settings.trace_ratio)
 
 
 def _journal_file(seat: Seat) -> JournalFile | None:

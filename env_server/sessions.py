@@ -1,6 +1,7 @@
 """The sessions of one I/O process."""
 
 import asyncio
+import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from env_server.settings import Settings
 _ID_BYTES = 16
 _TOMBSTONES = 16384
 _FULL_RETRY_S = 5
+_log = logging.getLogger(__name__)
 
 
 class Sessions:
@@ -101,6 +103,7 @@ class Sessions:
     def add(self, session: Session) -> None:
         """Take in a session whose place was reserved."""
         self.by_id[session.session_id] = session
+        _log.debug("the session is open", extra={"session_id": session.session_id})
         self._expiry.watch(session)
 
     def expect(self, session_id: str) -> None:
@@ -159,6 +162,8 @@ class Sessions:
         if self.by_id.pop(session.session_id, None) is None:
             return
         self._expiry.forget(session)
+        about = {"session_id": session.session_id, "env_id": session.entry.env_id}
+        _log.debug("the session has ended: %s", reason, extra=about)
         self._census.add(session.row, -1)
         self._metrics.sessions_ended[reason] += 1
         if session.playing:

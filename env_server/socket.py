@@ -43,6 +43,7 @@ async def serve_socket(
     except ProblemError as problem:
         await reject(services, send, problem)
         return
+    traceparent = Headers(scope=scope).get("traceparent")
     offered = scope["subprotocols"]
     binary = next((offer == SUBPROTOCOLS[True] for offer in offered if offer in SUBPROTOCOLS.values()), False)
     chosen = SUBPROTOCOLS[binary] if SUBPROTOCOLS[binary] in offered else None
@@ -53,7 +54,8 @@ async def serve_socket(
         if caller is None:
             caller = await _first_frame_caller(services, receive, send, binary=binary)
         if caller is not None:
-            await Socket(services, caller, receive, send, binary=binary).serve()
+            socket = Socket(services, caller, receive, send, binary=binary, traceparent=traceparent)
+            await socket.serve()
     except OSError:
         # uvicorn says in this way that the client went away while an answer was being sent.
         pass
@@ -113,7 +115,14 @@ class Socket:
     """One open socket of one caller."""
 
     def __init__(
-        self, services: Services, caller: Caller, receive: Receive, send: Send, *, binary: bool
+        self,
+        services: Services,
+        caller: Caller,
+        receive: Receive,
+        send: Send,
+        *,
+        binary: bool,
+        traceparent: str | None = None,
     ) -> None:
         self._services = services
         self._call = services.operations.call
@@ -126,7 +135,8 @@ class Socket:
         self._reply_limit = services.settings.max_reply_bytes
         self._max_batch = services.settings.max_batch
         self._max_in_flight = services.settings.max_in_flight
-        self._context = Context(caller, binary=binary, socket=f"{services.seat.index}.{next(_names)}")
+        name = f"{services.seat.index}.{next(_names)}"
+        self._context = Context(caller, binary=binary, socket=name, traceparent=traceparent)
         self._in_flight: dict[FrameId, asyncio.Task[None]] = {}
 
     async def serve(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from env_server.listening import reserve, url_of
+from env_server.logs import configure_logs
 from env_server.settings import Settings
 from env_server.supervised import READY_LINE
 
@@ -42,11 +43,7 @@ def supervise(settings: Settings, announce: Callable[[str], None]) -> int:
     Raises:
         ConfigurationError: If the address cannot be used.
     """
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    configure_logs(settings.log_level, settings.log_format, "supervisor")
     with contextlib.ExitStack() as stack:
         # Bound, but not listening: it gets no connections, and keeps the port while a process is away.
         reserved = stack.enter_context(reserve(settings.host, settings.port, shared=True))

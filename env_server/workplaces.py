@@ -25,7 +25,7 @@ class Workplaces:
     def __init__(self, settings: Settings, remote: Worker) -> None:
         self._remote = remote
         self.threads = ThreadWorker(settings.threads)
-        self.processes = ProcessWorker(settings.workers)
+        self.processes = ProcessWorker(settings.workers, settings.log_format)
         self._most_threads = settings.threads
         self._workers: dict[Isolation, Worker] = {
             "inline": InlineWorker(),

@@ -16,13 +16,14 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from env_server.durations import OperationTimes
+from env_server.logs import LogFormat
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, WorkerLost
 from env_server.workers.wire import READY, RESULT, Frame, FrameReader, dump_request, frame, load_result
 
 # The child has the import path of this process: environments are imported there as the catalog found them here.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from env_server.workers.child import main; main(int(sys.argv[2]))"
+    "from env_server.workers.child import main; main(int(sys.argv[2]), sys.argv[3])"
 )
 _START_TIMEOUT_S = 120.0
 _ABANDONED_GRACE_S = 1.0
@@ -70,12 +71,15 @@ class ChildProcess(asyncio.Protocol):
     Args:
         ended: Called once when the child is no more, after its operations were told.
         times: Where is counted how long operations took.
+        log_format: How the lines of the child's log look.
 
     Attributes:
         lost_by: Why it ended, once it has: it died, an operation took too long, or it could not be started.
     """
 
-    def __init__(self, ended: "Callable[[ChildProcess], None]", times: OperationTimes) -> None:
+    def __init__(
+        self, ended: "Callable[[ChildProcess], None]", times: OperationTimes, log_format: LogFormat
+    ) -> None:
         self.lost_by: Literal["died", "timeout", "start"] = "died"
         self._times = times
         self._turned_at = time.perf_counter()
@@ -95,7 +99,7 @@ class ChildProcess(asyncio.Protocol):
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno())],
+                [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno()), log_format],
                 stdin=subprocess.DEVNULL,
                 # The server's own standard output is for its ready line.
                 stdout=2,

@@ -35,7 +35,7 @@ class InlineWorker(Worker):
     def make_now(self, key: str, source: EnvSource, kwargs: Mapping[str, Any]) -> Spaces:
         """Build an environment under a key, in place of the one there, if any."""
         self.close_now(key)
-        environment = self._environments[key] = self._timed("make", boundary.build, source, kwargs)
+        environment = self._environments[key] = self._timed(key, "make", boundary.build, source, kwargs)
         return environment.action_space, environment.observation_space
 
     def reset_now(
@@ -43,7 +43,7 @@ class InlineWorker(Worker):
     ) -> tuple[Any, Mapping[str, Any]]:
         """Begin an episode."""
         outcome: tuple[Any, Mapping[str, Any]] = self._timed(
-            "reset", boundary.reset, self._find(key), seed, options
+            key, "reset", boundary.reset, self._find(key), seed, options
         )
         return outcome
 
@@ -51,21 +51,24 @@ class InlineWorker(Worker):
         """Take a step."""
         environment = self._find(key)
         self._steps += 1
-        if self._steps % TIMED_STEPS:
-            return boundary.step(environment, action)
-        began = time.perf_counter()
         try:
-            return boundary.step(environment, action)
-        finally:
-            self._step_times.add(time.perf_counter() - began, TIMED_STEPS)
+            if self._steps % TIMED_STEPS:
+                return boundary.step(environment, action)
+            began = time.perf_counter()
+            outcome = boundary.step(environment, action)
+        except EnvironmentRaised as error:
+            boundary.report(error, session_id=key)
+            raise
+        self._step_times.add(time.perf_counter() - began, TIMED_STEPS)
+        return outcome
 
     def render_now(self, key: str, mode: str | None) -> Any:
         """Draw the state."""
-        return self._timed("render", boundary.render, self._find(key), mode)
+        return self._timed(key, "render", boundary.render, self._find(key), mode)
 
     def reseed_now(self, key: str, seed: int) -> None:
         """Seed the environment's generator anew."""
-        self._timed("reseed", boundary.reseed, self._find(key), seed)
+        self._timed(key, "reseed", boundary.reseed, self._find(key), seed)
 
     def close_now(self, key: str) -> None:
         """Let an environment go, if there is one."""
@@ -73,10 +76,13 @@ class InlineWorker(Worker):
         if environment is not None:
             boundary.close(environment)
 
-    def _timed(self, op: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _timed(self, key: str, op: str, function: Callable[..., Any], *arguments: Any) -> Any:
         began = time.perf_counter()
         try:
             return function(*arguments)
+        except EnvironmentRaised as error:
+            boundary.report(error, session_id=key)
+            raise
         finally:
             self.times.ran[op].add(time.perf_counter() - began)
 
@@ -136,4 +142,5 @@ def _verdict(environment: boundary.Environment, item: Mapping[str, Any]) -> Verd
     try:
         return boundary.score(environment, item)
     except EnvironmentRaised as error:
+        boundary.report(error)
         return boundary.error_verdict(error)

@@ -12,6 +12,7 @@ import orjson
 from gymnasium import Space
 
 from clients.protocol.spaces import parse_space
+from env_server.logs import LogFormat
 from env_server.workers import boundary
 from env_server.workers.base import (
     EnvironmentRaised,
@@ -54,6 +55,7 @@ class ProcessWorker(Worker):
 
     Args:
         processes: The largest number of children.
+        log_format: How the lines of their logs look.
 
     Attributes:
         children_lost: Children that ended, by why they did.
@@ -61,8 +63,9 @@ class ProcessWorker(Worker):
 
     isolation = "process"
 
-    def __init__(self, processes: int) -> None:
+    def __init__(self, processes: int, log_format: LogFormat) -> None:
         super().__init__()
+        self._log_format = log_format
         self._slots: list[ChildProcess | None] = [None] * processes
         self._places: dict[str, _Place] = {}
         self._keys: dict[int, str] = {}
@@ -111,7 +114,7 @@ class ProcessWorker(Worker):
         if self._stopping or self._resume_at is not None:
             return None
         try:
-            child = ChildProcess(self._child_ended, self.times)
+            child = ChildProcess(self._child_ended, self.times, self._log_format)
         except OSError as error:
             # No memory, no more processes, no more descriptors.
             self.children_lost["start"] += 1
@@ -165,7 +168,7 @@ class ProcessWorker(Worker):
         self._keys[number] = key
         child.environments.add(number)
         try:
-            action, observation = await self._run(key, "make", source, kwargs, timeout=timeout)
+            action, observation = await self._run(key, "make", key, source, kwargs, timeout=timeout)
         except EnvironmentRaised:
             self._forget(key)
             raise

@@ -131,6 +131,9 @@ class ThreadWorker(Worker):
         )
         try:
             return await home.running
+        except EnvironmentRaised as error:
+            boundary.report(error, session_id=key)
+            raise
         except (asyncio.CancelledError, OperationTimeout) as error:
             if self._homes.get(key) is home:
                 del self._homes[key]
@@ -162,6 +165,7 @@ class ThreadWorker(Worker):
             )
             return verdict
         except EnvironmentRaised as error:
+            boundary.report(error, env_id=source.env_id)
             return boundary.error_verdict(error)
         except OperationTimeout as error:
             return {"score": 0.0, "outcome": "timeout", "detail": str(error)}
