@@ -188,7 +188,8 @@ class Exposition(Collector):
         label = metrics.labels.of
         by_server = ("env_id", "protocol")
         registered = Counter((label(each.env_id), each.protocol) for each in self._registry)
-        healthy = Counter({label(each.env_id): 0 for each in self._registry})
+        # An environment whose last server has gone has none, which is what somebody waits to be told.
+        healthy = Counter(dict.fromkeys(metrics.labels.given, 0))
         healthy.update(label(each.env_id) for each in self._registry.healthy())
         yield _gauge("rollgym_registrations", "Registered servers", by_server, registered)
         yield _gauge(

@@ -17,11 +17,18 @@ class EnvironmentLabels:
     def __init__(self, most: int) -> None:
         self._most = most
         self._known: set[str] = set()
+        self._others = False
+
+    @property
+    def given(self) -> set[str]:
+        """The labels that environments were given so far."""
+        return self._known | ({OTHER} if self._others else set())
 
     def of(self, env_id: str) -> str:
         """The label of an environment that is registered."""
         if env_id not in self._known:
             if len(self._known) >= self._most:
+                self._others = True
                 return OTHER
             self._known.add(env_id)
         return env_id

@@ -189,13 +189,11 @@ class Services:
     async def metrics_text(self, caller: Caller) -> bytes:
         """The metrics of all processes."""
         replies = await self._neighbours.gather(Context(caller, binary=False), "metrics", {})
-        own = await self._own_metrics()
+        # A process that does not answer adds no figures, but the server is not ready without it.
+        own = self._exposition.text(ready=not await self.readiness())
         if not replies:
             return own.encode()
         return aggregate([own, *(reply["text"] for reply in replies)])
-
-    async def _own_metrics(self) -> str:
-        return self._exposition.text(ready=not await self._readiness.reasons())
 
     async def readiness(self) -> list[Reason]:
         """Why the server cannot take new sessions; nothing where it can."""
@@ -212,7 +210,7 @@ class Services:
         assert task is not None
         self.answering(task)
         if op == "metrics":
-            return {"text": await self._own_metrics()}
+            return {"text": self._exposition.text(ready=not await self._readiness.reasons())}
         if op == "ready":
             return {"process": self.seat.index, "reasons": await self._readiness.reasons()}
         if op == "socket_dropped":

@@ -324,3 +324,4 @@ async def test_a_gateway_counts_its_servers(server: Server, gateway: ServerProce
                 await asyncio.sleep(0.1)
                 samples = await scrape(gateway.url)
         assert value(samples, "rollgym_registrations_ended_total", {"env_id": "One", "reason": "left"}) == 1
+        assert samples["rollgym_healthy_replicas", (("env_id", "One"),)] == 0
