@@ -68,12 +68,24 @@ class App:
                     self._services, send, ProblemError("not_found", f"the socket is at {SOCKET_PATH}")
                 )
         elif scope["type"] == "http":
-            request = Request(scope, receive)
+            request = Request(scope, self._counted(receive))
             try:
                 response = await self._respond(request)
             except ClientDisconnect:
                 return
+            self._services.metrics.http_sent += len(response.body)
             await response(scope, receive, send)
+
+    def _counted(self, receive: Receive) -> Receive:
+        """What a request is read with, its bytes counted."""
+        metrics = self._services.metrics
+
+        async def counted() -> MutableMapping[str, Any]:
+            message = await receive()
+            metrics.http_received += len(message.get("body", b""))
+            return message
+
+        return counted
 
     async def _respond(self, request: Request) -> Response:
         try:
@@ -119,7 +131,8 @@ class App:
         elif request.query_params:
             raise invalid(next(iter(request.query_params)), "this call takes no query")
         fields.update(parameters)
-        context = Context(caller, binary=binary)
+        traceparent = request.headers.get("traceparent") if services.keeps_traces else None
+        context = Context(caller, binary=binary, traceparent=traceparent)
         reply = services.operations.call(context, call.op, fields)
         if not isinstance(reply, dict):
             reply = await reply
@@ -134,8 +147,13 @@ class App:
 
     async def _ready(self, request: Request) -> Response:
         phase = self._lifecycle.phase
-        status = 200 if phase is Phase.READY else 503
-        return answer({"status": phase.value}, binary=False, limit=self._reply_limit, status=status)
+        reasons = await self._services.readiness()
+        body = {
+            "status": "unready" if reasons and phase is Phase.READY else phase.value,
+            "reasons": [reason._asdict() for reason in reasons],
+        }
+        status = 503 if reasons else 200
+        return answer(body, binary=False, limit=self._reply_limit, status=status)
 
     async def _metrics(self, request: Request) -> Response:
         caller = self._tokens.from_headers(request.headers)

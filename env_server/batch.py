@@ -8,7 +8,7 @@ from clients.protocol.frames import dumps
 from env_server.context import Context
 from env_server.envelope import FrameId, as_problem
 from env_server.negotiation import too_large_reply
-from env_server.operations import SOCKET_OPS, Operations, unknown_op
+from env_server.operations import SOCKET_OPS, Calls, unknown_op
 from env_server.pending import Pending
 from env_server.replies import Reply
 from env_server.validation import invalid
@@ -68,9 +68,7 @@ class _Waiting(Pending):
             self.answer(self._results)
 
 
-def run_batch(
-    operations: Operations, context: Context, ops: list[Any]
-) -> Results | Pending | Awaitable[Results]:
+def run_batch(operations: Calls, context: Context, ops: list[Any]) -> Results | Pending | Awaitable[Results]:
     """Run the operations of a batch; each fails alone.
 
     What is answered at once is done in order. What runs in workers runs side by side, but the operations on one
@@ -127,7 +125,7 @@ def _chain_of(chains: Mapping[str, _Chain], fields: Mapping[str, Any]) -> _Chain
 
 
 async def _finish(
-    operations: Operations,
+    operations: Calls,
     context: Context,
     results: Results,
     chains: Mapping[str, _Chain],

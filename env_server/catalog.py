@@ -4,7 +4,7 @@ import difflib
 import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
@@ -32,7 +32,8 @@ class CatalogEntry:
     """One environment that the server offers.
 
     The spaces are those of the environment as it is made without kwargs; they are known once it was probed. What other
-    servers have registered says how many replicas there are at present, and whether those keep the sessions.
+    servers have registered says how many replicas there are at present, and whether those keep the sessions. `label` is
+    what metrics call it.
     """
 
     env_id: str
@@ -48,8 +49,10 @@ class CatalogEntry:
     action_space: Space[Any] = field(default_factory=UnicodeText)
     observation_space: Space[Any] = field(default_factory=UnicodeText)
     read_action: ActionReader = field(init=False)
+    label: str = ""
 
     def __post_init__(self) -> None:
+        self.label = self.label or self.env_id
         self.read_action = action_reader(self.action_space)
 
     @property
@@ -293,7 +296,7 @@ def _entry(
     names = operator_kwargs | source.operator_kwargs.keys()
     return CatalogEntry(
         env_id=env_id,
-        source=source,
+        source=replace(source, env_id=env_id),
         isolation=settings.isolation.get(env_id, isolation),
         rules=KwargsRules(env_id, NO_KWARGS if schema is None else schema, names),
         step_timeout_s=settings.env_step_timeout_s.get(env_id, settings.step_timeout_s),

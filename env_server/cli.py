@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(settings: Settings) -> int:
-    if settings.token_file is None:
+    if settings.token_file is None and settings.log_format == "text":
         print("roll-serve: no tokens are configured, so only loopback is served", file=sys.stderr, flush=True)
     if settings.state_dir is not None:
         settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

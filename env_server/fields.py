@@ -5,7 +5,7 @@ from typing import Any
 
 from env_server.validation import invalid
 
-ENVELOPE = frozenset({"id", "op", "session_id"})
+ENVELOPE = frozenset({"id", "op", "session_id", "traceparent"})
 """Fields of a frame that are not the operation's own."""
 
 

@@ -167,12 +167,17 @@ class Forwarder:
         raise _away(index)
 
     async def gather(
-        self, caller: Mapping[str, Any], op: str, fields: Mapping[str, Any], binary: bool
+        self,
+        caller: Mapping[str, Any],
+        op: str,
+        fields: Mapping[str, Any],
+        binary: bool,
+        timeout_s: float = _GATHER_S,
     ) -> list[Any]:
         """Call an operation in all other processes; those that do not answer in time are left out."""
 
         async def ask(index: int) -> Any:
-            async with asyncio.timeout(_GATHER_S):
+            async with asyncio.timeout(timeout_s):
                 return await self.call(index, caller, op, fields, binary)
 
         others = (index for index in range(self._processes) if index != self._index)

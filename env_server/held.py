@@ -74,6 +74,11 @@ class HeldSession(ABC):
     def is_busy(self) -> bool:
         """Whether an operation runs, which counts as use."""
 
+    @property
+    @abstractmethod
+    def is_playing(self) -> bool:
+        """Whether an episode has begun, and neither ended nor broken off."""
+
     @abstractmethod
     def let_go(self, reason: EndReason) -> Coroutine[Any, Any, None] | None:
         """Give running operations up and close the environment; what takes time is left to the caller."""

@@ -106,6 +106,7 @@ class JournalFile:
         self._pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True).pack
         self._next_number = 0
         self._used = 0
+        self._replaced = 0
         self._dead = 0
         self._view: mmap.mmap | None = None
         try:
@@ -131,6 +132,16 @@ class JournalFile:
     def size(self) -> int:
         """Bytes of the records in the file."""
         return self._used
+
+    @property
+    def written(self) -> int:
+        """Bytes of records written so far, those to earlier files included."""
+        return self._replaced + self._used
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether what happens is still written down; not so once the file could not grow."""
+        return self._view is not None
 
     # -- what happens --------------------------------------------------------------------------------------------
 
@@ -277,6 +288,7 @@ class JournalFile:
         if self._view is not None:
             self._view.close()
         self._view = view
+        self._replaced += self._used
         self._used = len(content)
         self._dead = 0
         self._next_number = len(openings)

@@ -1,109 +1,96 @@
-"""What a server counts, as Prometheus metrics with stable names and bounded labels."""
+"""What one I/O process counts, as plain numbers; `exposition` makes Prometheus' text of them."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict
+from typing import Any, Literal
 
-from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+import numpy as np
 
-_BUCKETS = (
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    120.0,
-)
+from clients.protocol.errors import ProblemError
+from env_server.durations import Durations
+from env_server.labels import EnvironmentLabels
+
+EpisodeOutcome = Literal["success", "terminated", "truncated", "error", "abandoned"]
+"""How an episode ended. One that was reset or closed before its end is abandoned."""
+
+RebuildOutcome = Literal["ok", "diverged", "failed"]
+
+_REFUSALS = frozenset({"rate_limited", "draining", "max_sessions", "max_sessions_per_token"})
 
 
-class Metrics(Collector):
+class Metrics:
     """Counters of one I/O process.
 
-    What is counted at every step is a plain integer in a dictionary, and becomes a metric when somebody looks:
-    a locked counter object would cost as much as the rest of a step's handling.
+    What is counted at every step is a plain number in a dictionary or an attribute, and becomes a metric when somebody
+    looks: a locked counter object would cost as much as the rest of a step's handling. Counters by environment are
+    under its label, which is its id unless there are too many (`EnvironmentLabels`).
+
+    Args:
+        labels: Gives registered environments their labels.
 
     Attributes:
-        operations: Calls by operation.
-        problems: Answers that were problems, by code.
+        answered: Operations that were answered well.
+        failed: Operations that were answered by a problem, by operation and code.
+        problems: Answers that were problems, by code; those to what was no operation are among them.
+        refusals: What was refused for want of capacity, by reason.
+        seconds: How long operations took from the call to the answer, by operation.
         steps: Steps by environment.
         resets: Episodes begun by environment.
         expert_resets: Those among them with expert actions.
+        episodes: Episodes ended, by environment and outcome.
         verdicts: Verdicts by environment and outcome.
+        rebuilds: Environments rebuilt by replay, by environment and outcome.
+        sessions_ended: Sessions that ended, by reason.
         sockets: Open sockets.
-        seconds: How long operations took in workers, by operation and isolation.
+        sockets_opened: Sockets that were opened.
+        http_received: Bytes of request bodies.
+        http_sent: Bytes of response bodies.
+        socket_received: Bytes of frames that came in.
+        socket_sent: Bytes of frames that went out.
+        loop_lag: How late the event loop came to what it should have done.
+        upstream_seconds: How long registered servers took, by operation and protocol.
+        upstream_errors: Calls that they failed, by environment and protocol.
+        failovers: Operations tried again on another registered server, by environment.
+        registrations_ended: Registrations that ended, by environment and reason.
     """
 
-    def __init__(self) -> None:
-        self.operations: Counter[str] = Counter()
+    def __init__(self, labels: EnvironmentLabels) -> None:
+        self.labels = labels
+        self.answered: defaultdict[str, int] = defaultdict(int)
+        self.failed: Counter[tuple[str, str]] = Counter()
         self.problems: Counter[str] = Counter()
-        self.steps: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
+        self.seconds: defaultdict[str, Durations] = defaultdict(Durations)
+        self.steps: defaultdict[str, int] = defaultdict(int)
         self.resets: Counter[str] = Counter()
         self.expert_resets: Counter[str] = Counter()
+        self.episodes: Counter[tuple[str, EpisodeOutcome]] = Counter()
         self.verdicts: Counter[tuple[str, str]] = Counter()
+        self.rebuilds: Counter[tuple[str, RebuildOutcome]] = Counter()
+        self.sessions_ended: Counter[str] = Counter()
         self.sockets = 0
-        self._ended: Counter[str] = Counter()
-        self._sessions: Callable[[], Mapping[str, int]] = dict
-        self._max_sessions = 0
-        self._registry = CollectorRegistry(auto_describe=False)
-        self.seconds = Histogram(
-            "rollgym_worker_operation_seconds",
-            "Time of operations in worker threads and processes",
-            ["op", "isolation"],
-            buckets=_BUCKETS,
-            registry=self._registry,
-        )
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
+        self.sockets_opened = 0
+        self.http_received = 0
+        self.http_sent = 0
+        self.socket_received = 0
+        self.socket_sent = 0
+        self.loop_lag = Durations()
+        self.upstream_seconds: defaultdict[tuple[str, str], Durations] = defaultdict(Durations)
+        self.upstream_errors: Counter[tuple[str, str]] = Counter()
+        self.failovers: Counter[str] = Counter()
+        self.registrations_ended: Counter[tuple[str, str]] = Counter()
 
-    def watch_sessions(self, sessions: Callable[[], Mapping[str, int]], max_sessions: int) -> None:
-        """Say where the number of open sessions by environment is to be seen."""
-        self._sessions = sessions
-        self._max_sessions = max_sessions
+    def operation_failed(self, op: str, problem: ProblemError) -> None:
+        """Count an operation that is answered by a problem."""
+        self.failed[op, problem.code] += 1
+        reason = problem.extra.get("limit") if problem.code == "at_capacity" else problem.code
+        if reason in _REFUSALS:
+            self.refusals[str(reason)] += 1
 
-    def session_ended(self, reason: str) -> None:
-        """Count a session that ended."""
-        self._ended[reason] += 1
-
-    def collect(self) -> Iterator[Metric]:
-        """Turn the plain counters into metrics."""
-        yield _counter("rollgym_operations", "Operations called", "op", self.operations)
-        yield _counter("rollgym_problems", "Operations answered by a problem", "code", self.problems)
-        yield _counter("rollgym_steps", "Steps taken", "env_id", self.steps)
-        yield _counter("rollgym_resets", "Episodes begun", "env_id", self.resets)
-        yield _counter(
-            "rollgym_expert_resets", "Episodes begun with expert actions", "env_id", self.expert_resets
-        )
-        yield _counter("rollgym_sessions_ended", "Sessions ended", "reason", self._ended)
-        verdicts = CounterMetricFamily("rollgym_verdicts", "Responses scored", labels=["env_id", "outcome"])
-        for (env_id, outcome), value in self.verdicts.items():
-            verdicts.add_metric([env_id, outcome], value)
-        yield verdicts
-        sessions = GaugeMetricFamily("rollgym_sessions", "Open sessions", labels=["env_id"])
-        for env_id, value in self._sessions().items():
-            sessions.add_metric([env_id], value)
-        yield sessions
-        yield GaugeMetricFamily("rollgym_max_sessions", "Sessions that the server allows", self._max_sessions)
-        yield GaugeMetricFamily("rollgym_sockets", "Open sockets", self.sockets)
-
-    def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
-
-
-def _counter(name: str, documentation: str, label: str, values: Mapping[str, int]) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, documentation, labels=[label])
-    for key, value in values.items():
-        family.add_metric([key], value)
-    return family
+    def episode_finished(self, label: str, info: Any, *, terminated: bool) -> None:
+        """Count an episode that came to its end, by what its last step said of it."""
+        success = info.get("success")
+        if isinstance(success, bool | np.bool_) and success:
+            outcome: EpisodeOutcome = "success"
+        else:
+            outcome = "terminated" if terminated else "truncated"
+        self.episodes[label, outcome] += 1

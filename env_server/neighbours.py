@@ -7,8 +7,12 @@ from typing import Any
 from clients.protocol.errors import ProblemError
 from env_server.context import Context
 from env_server.forwarding import Forwarder
+from env_server.readiness import Reason
 from env_server.replies import Reply
 from env_server.seat import Seat
+
+# Whoever asks for readiness does not wait for long.
+_READY_WITHIN_S = 0.5
 
 
 class Neighbours:
@@ -46,6 +50,18 @@ class Neighbours:
         if self._forwarder is None or context.forwarded:
             return []
         return await self._forwarder.gather(context.identity(), op, fields, context.binary)
+
+    async def readiness(self) -> list[Reason]:
+        """Why other processes are not ready; one that does not answer at once is not."""
+        if self._forwarder is None:
+            return []
+        replies = await self._forwarder.gather({}, "ready", {}, False, _READY_WITHIN_S)
+        answered = {reply["process"] for reply in replies} | {self._seat.index}
+        found = [Reason(*reason) for reply in replies for reason in reply["reasons"]]
+        for index in range(self._seat.processes):
+            if index not in answered:
+                found.append(Reason("process_away", f"I/O process {index} does not answer", index))
+        return found
 
     async def socket_dropped(self, context: Context) -> None:
         """Tell the processes that a socket's calls were forwarded to that it is no more."""

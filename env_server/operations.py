@@ -1,13 +1,16 @@
 """All operations, under the names that the socket uses; HTTP calls the same ones."""
 
 import asyncio
+import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import CloseRequest
 from env_server.claims import Claims
 from env_server.context import Context
+from env_server.durations import TIMED_STEPS
 from env_server.fields import own_fields, refuse_fields
 from env_server.gateway.registering import Registering
 from env_server.gateway.relay import Relay
@@ -16,6 +19,7 @@ from env_server.gateway.step_shares import StepShares
 from env_server.held import HeldSession
 from env_server.information import Information
 from env_server.lifecycle import Lifecycle
+from env_server.log_fields import log_fields
 from env_server.making import Making
 from env_server.metrics import Metrics
 from env_server.neighbours import Neighbours
@@ -41,8 +45,20 @@ SOCKET_OPS = frozenset(
 MAX_CLOSE = 65536
 _MAX_SHOWN = 100
 
+_log = logging.getLogger(__name__)
+
 SessionHandler = Callable[[Context, Session, Mapping[str, Any]], "Reply | Awaitable[Reply]"]
 Handler = Callable[[Context, Mapping[str, Any]], "Reply | Awaitable[Reply]"]
+
+
+class Calls(Protocol):
+    """What operations are called through."""
+
+    def call(self, context: Context, op: str, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
+        """Run an operation."""
+
+    def share_out(self, context: Context, ops: list[Any]) -> Pending | None:
+        """Pass on a batch that holds nothing but steps of sessions at nodes; None if it is not one."""
 
 
 class Operations:
@@ -78,7 +94,10 @@ class Operations:
         self._shares = shares
         self._neighbours = neighbours
         self._claims = claims
-        self._counts = metrics.operations
+        self._metrics = metrics
+        self._calls = 0
+        self._answered = metrics.answered
+        self._seconds = metrics.seconds
         self._rate = rate
         self._time = asyncio.get_running_loop().time
         self._on_session: dict[str, SessionHandler] = {
@@ -105,15 +124,90 @@ class Operations:
         }
 
     def call(self, context: Context, op: str, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
-        """Run an operation.
+        """Run an operation, and count it.
 
         Raises:
             ProblemError: Any of the protocol's problems; the awaitable raises them, too.
         """
-        handler = self._on_session.get(op)
-        if handler is None:
-            return self._call_general(context, op, fields)
-        self._counts[op] += 1
+        self._calls += 1
+        timed = op != "step" or self._calls % TIMED_STEPS == 0
+        began = time.perf_counter() if timed else 0.0
+        try:
+            handler = self._on_session.get(op)
+            if handler is None:
+                reply = self._call_general(context, op, fields)
+            else:
+                session = self._find(context, op, fields)
+                if type(session) is Session:
+                    reply = handler(context, session, fields)
+                elif session is None:
+                    reply = self._absent(context, op, fields)
+                else:
+                    reply = self._pass_on(context, session, op, fields)
+        except ProblemError as problem:
+            self._count_problem(context, op, fields, problem)
+            raise
+        except Exception as error:
+            raise self._defect(context, op, fields, error) from error
+        if type(reply) is not dict:
+            if isinstance(reply, Pending):
+                # The relay counts what it has passed on.
+                return reply
+            return self._later(context, op, fields, began or time.perf_counter(), reply)
+        # The process that a forwarded call came to first counts it.
+        if not context.forwarded:
+            self._answered[op] += 1
+            if timed:
+                seconds = time.perf_counter() - began
+                self._seconds[op].add(seconds, TIMED_STEPS if op == "step" else 1)
+        return reply
+
+    def share_out(self, context: Context, ops: list[Any]) -> Pending | None:
+        """Pass on a batch that holds nothing but steps of sessions at nodes; None if it is not one."""
+        if self._shares is None or self._rate.of(context.caller) is not None:
+            return None
+        return self._shares.share_out(context, ops)
+
+    def _pass_on(
+        self, context: Context, session: HeldSession, op: str, fields: Mapping[str, Any]
+    ) -> Reply | Awaitable[Reply]:
+        assert isinstance(session, RelayedSession)
+        if op == "fork":
+            return self._fork(context, session, fields)
+        return self._relay.call(context, session, op, fields)
+
+    async def _later(
+        self, context: Context, op: str, fields: Mapping[str, Any], began: float, reply: Any
+    ) -> Reply:
+        try:
+            answer: Reply = await reply
+        except ProblemError as problem:
+            self._count_problem(context, op, fields, problem)
+            raise
+        except Exception as error:
+            raise self._defect(context, op, fields, error) from error
+        if not context.forwarded:
+            self._answered[op] += 1
+            self._seconds[op].add(time.perf_counter() - began)
+        return answer
+
+    def _count_problem(
+        self, context: Context, op: str, fields: Mapping[str, Any], problem: ProblemError
+    ) -> None:
+        _log.debug("%s is answered %s", op, problem.code, extra=log_fields(fields))
+        # What is no operation must not become a label.
+        if not context.forwarded and problem.code != "unknown_op":
+            self._metrics.operation_failed(op, problem)
+
+    def _defect(self, context: Context, op: str, fields: Mapping[str, Any], error: Exception) -> ProblemError:
+        """The problem that a defect of the server's ends in; its log says what it was."""
+        _log.error("%s failed inside the server", op, exc_info=error, extra=log_fields(fields))
+        problem = ProblemError("internal", "the server failed; its log says more")
+        self._count_problem(context, op, fields, problem)
+        return problem
+
+    def _find(self, context: Context, op: str, fields: Mapping[str, Any]) -> HeldSession | None:
+        """The session that a call is on, if this process holds it and the caller may use it."""
         if not context.forwarded:
             self._rate.take(context.caller)
         session_id = fields.get("session_id")
@@ -121,7 +215,7 @@ class Operations:
             raise invalid("session_id", "a session id is needed, as text")
         session = self._by_id.get(session_id)
         if session is None or (session.owner != context.caller.name and not context.caller.is_admin):
-            return self._absent(context, op, session_id, fields)
+            return None
         if op != "session":
             # To look is not to use.
             session.last_used = self._time()
@@ -129,21 +223,7 @@ class Operations:
         if socket is not None and socket not in session.sockets:
             session.use_from(socket)
             context.sessions.add(session_id)
-        if type(session) is Session:
-            return handler(context, session, fields)
-        assert isinstance(session, RelayedSession)
-        if op == "fork":
-            return self._fork(context, session, fields)
-        return self._relay.call(context, session, op, fields)
-
-    def share_out(self, context: Context, ops: list[Any]) -> Pending | None:
-        """Pass on a batch that holds nothing but steps of sessions at nodes; None if it is not one."""
-        if self._shares is None or self._rate.of(context.caller) is not None:
-            return None
-        shared = self._shares.share_out(context, ops)
-        if shared is not None:
-            self._counts["step"] += len(ops)
-        return shared
+        return session
 
     def _call_general(self, context: Context, op: str, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
         handler = self._general.get(op)
@@ -151,15 +231,13 @@ class Operations:
             raise unknown_op(op)
         if op != "ping":
             self._lifecycle.require_started()
-        self._counts[op] += 1
         if not context.forwarded:
             self._rate.take(context.caller)
         return handler(context, fields)
 
-    def _absent(
-        self, context: Context, op: str, session_id: str, fields: Mapping[str, Any]
-    ) -> Reply | Awaitable[Reply]:
+    def _absent(self, context: Context, op: str, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
         """A call on a session that this process does not hold."""
+        session_id = fields["session_id"]
         if self._relay.may_adopt(session_id):
             return self._adopted(context, op, session_id, fields)
         owner = self._sessions.owner_of(session_id)

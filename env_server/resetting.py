@@ -156,6 +156,9 @@ class Resetting:
             raise self.broken(session, error) from error
         # In JSON's encoding, whatever encoding they came in.
         options = encode_value(None, decode_value(None, options), binary=False)
+        label = session.entry.label
+        if session.playing:
+            self._metrics.episodes[label, "abandoned"] += 1
         record = ResetRecord(observation, info, session.episode + 1, seed)
         session.begin_episode(record)
         session.last = None
@@ -164,10 +167,9 @@ class Resetting:
         # What this process remembers of that step, only the journal's file needs to be told.
         before = _ended_step(ending) if ending is not None and self._journal_file is not None else None
         session.journal.begin(seed, options, written, before=before, request_id=request_id)
-        env_id = session.entry.env_id
-        self._metrics.resets[env_id] += 1
+        self._metrics.resets[label] += 1
         if options and options.get("expert"):
-            self._metrics.expert_resets[env_id] += 1
+            self._metrics.expert_resets[label] += 1
         if self._journal_file is not None:
             self._journal_file.began(session.session_id, record.episode)
         return record
@@ -193,9 +195,11 @@ class Resetting:
 
     def broken(self, session: Session, error: EnvironmentRaised | EncodeError) -> ProblemError:
         """Note that an environment failed, and give the problem; the session can be reset."""
+        if session.playing:
+            self._metrics.episodes[session.entry.label, "error"] += 1
         session.playing = False
         session.recoverable = False
-        _log.warning("%s failed in session %s: %s", session.entry.env_id, session.session_id, error)
+        _log.warning("the environment failed: %s", error, extra={"session_id": session.session_id})
         return environment_error(error)
 
 

@@ -8,7 +8,7 @@ from clients.protocol.errors import ProblemError
 from clients.protocol.values import decode_value
 from env_server.failures import environment_error, not_reset, worker_died
 from env_server.journal import EndedStep, Journal
-from env_server.metrics import Metrics
+from env_server.metrics import Metrics, RebuildOutcome
 from env_server.recovery import ReplayDiverged, rebuild
 from env_server.session import ResetRecord, Running, Session, StepRecord
 from env_server.sessions import Sessions, session_gone
@@ -110,6 +110,8 @@ class Runner:
                 faults += lost.at_fault
                 if faults == _TRIES or self._sessions.end_reason(session.session_id) is not None:
                     raise
+                if isinstance(lost, ServerLost):
+                    self._metrics.failovers[session.entry.label] += 1
                 session.attached = False
                 session.recoverable = session.episode >= 0
 
@@ -126,14 +128,22 @@ class Runner:
         if not session.entry.deterministic:
             self._sessions.end(session, "lost")
             raise session_gone(session.session_id, "lost")
-        point = await rebuild(
-            session.worker,
-            session.session_id,
-            session.entry.source,
-            session.kwargs,
-            journal,
-            timeout=self._settings.make_timeout_s,
-        )
+        outcome: RebuildOutcome = "failed"
+        try:
+            point = await rebuild(
+                session.worker,
+                session.session_id,
+                session.entry.source,
+                session.kwargs,
+                journal,
+                timeout=self._settings.make_timeout_s,
+            )
+            outcome = "ok"
+        except ReplayDiverged:
+            outcome = "diverged"
+            raise
+        finally:
+            self._metrics.rebuilds[session.entry.label, outcome] += 1
         session.take_spaces(point.action_space, point.observation_space)
         session.resume(episode, point.last)
         if point.first is None:
@@ -153,8 +163,6 @@ class Runner:
             task.exception()
 
     async def _guard(self, session: Session, kind: str, body: Coroutine[Any, Any, Any]) -> Any:
-        loop = asyncio.get_running_loop()
-        started = loop.time()
         try:
             return await body
         except (
@@ -171,8 +179,7 @@ class Runner:
             raise problem from error
         finally:
             session.running = None
-            session.last_used = loop.time()
-            self._metrics.seconds.labels(kind, session.entry.isolation).observe(loop.time() - started)
+            session.last_used = asyncio.get_running_loop().time()
 
     def _problem(self, session: Session, kind: str, error: BaseException) -> ProblemError:
         """Turn a failure into a problem, and leave the session as that problem says."""
@@ -182,6 +189,9 @@ class Runner:
         if isinstance(error, ReplayDiverged):
             self._sessions.end(session, "replay_diverged")
             return session_gone(session.session_id, "replay_diverged")
+        if session.playing:
+            left = isinstance(error, asyncio.CancelledError)
+            self._metrics.episodes[session.entry.label, "abandoned" if left else "error"] += 1
         session.playing = False
         session.recoverable = False
         if isinstance(error, EnvironmentRaised):

@@ -19,11 +19,13 @@ from env_server.gateway.announcing import Announcer
 from env_server.gathering import GatheringProtocol
 from env_server.http_connection import http_protocol
 from env_server.listening import url_of
+from env_server.logs import configure_logs, describe_records
 from env_server.seat import Seat
 from env_server.services import Services
 from env_server.settings import Settings
 from env_server.socket import HARD_LIMIT_FACTOR
 
+_log = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 75
 _CLOSE_GRACE_S = 5
 
@@ -45,13 +47,9 @@ def run_process(
     Raises:
         ConfigurationError: If the settings cannot be used.
     """
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    for talkative in ("uvicorn.error", "httpx"):
-        logging.getLogger(talkative).setLevel(logging.WARNING)
+    configure_logs(settings.log_level, settings.log_format, str(seat.index))
+    if settings.token_file is None and settings.log_format == "json" and seat.index == 0:
+        _log.warning("no tokens are configured, so only loopback is served")
     tokens = Tokens.load(settings.token_file)
     catalog = Catalog.load(settings)
     standard_output = sys.stdout
@@ -85,6 +83,7 @@ async def _serve(
     announce: Callable[[], None],
 ) -> int:
     services = Services(settings, seat, tokens, catalog)
+    describe_records(services.about)
     server = _Server(http_config(services), services)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     try:

@@ -2,9 +2,8 @@
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clients.protocol.errors import ProblemError
 from env_server.aggregation import aggregate
@@ -14,6 +13,7 @@ from env_server.census import Census
 from env_server.claims import Claims
 from env_server.configuration import ConfigurationError
 from env_server.context import Context
+from env_server.exposition import Exposition
 from env_server.forwarding import Forwarder
 from env_server.gateway.farewell import Farewell
 from env_server.gateway.node import Nodes
@@ -27,13 +27,16 @@ from env_server.gateway.worker import RemoteWorker
 from env_server.held import HeldSession
 from env_server.information import Information
 from env_server.journal_file import JournalError, JournalFile
+from env_server.labels import EnvironmentLabels
 from env_server.lifecycle import Lifecycle, Phase
+from env_server.loop_lag import LoopLag
 from env_server.making import Making
 from env_server.metrics import Metrics
 from env_server.neighbours import Neighbours
 from env_server.open_sockets import OpenSockets
-from env_server.operations import Operations
+from env_server.operations import Calls, Operations
 from env_server.rate import RateLimit
+from env_server.readiness import Readiness, Reason
 from env_server.rendering import Rendering
 from env_server.replies import Reply
 from env_server.resetting import Resetting
@@ -46,6 +49,9 @@ from env_server.stepping import Stepping
 from env_server.verifying import Verifying
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, Worker, WorkerLost
 from env_server.workplaces import Workplaces
+
+if TYPE_CHECKING:
+    from env_server.tracing import TracedOperations
 
 _log = logging.getLogger(__name__)
 
@@ -70,12 +76,13 @@ class Services:
         self.seat = seat
         self.tokens = tokens
         self.lifecycle = Lifecycle()
-        self.metrics = Metrics()
+        self.metrics = Metrics(EnvironmentLabels(settings.max_env_labels))
+        self._loop_lag = LoopLag(self.metrics.loop_lag)
         self._catalog = catalog
-        registry = Registry(self._appeared, catalog.remove)
+        registry = Registry(self._appeared, catalog.remove, self.metrics)
         nodes = Nodes(settings.max_reply_bytes)
         self._registry = registry
-        self._workplaces = Workplaces(settings, RemoteWorker(registry))
+        self._workplaces = Workplaces(settings, RemoteWorker(registry, self.metrics))
         self._census = Census(seat)
         self._claims = Claims(seat)
         self._journal_file = _journal_file(seat)
@@ -85,10 +92,17 @@ class Services:
         if seat.processes > 1 and seat.directory is not None:
             self._forwarder = Forwarder(seat.directory, seat.index, seat.processes)
         self._neighbours = Neighbours(seat, self._forwarder)
+        self._readiness = Readiness(seat, self.lifecycle, self._workplaces, self._journal_file)
+        self._exposition = Exposition(
+            *(settings, seat, self.metrics, self._sessions.by_id),
+            *(self._workplaces, registry, self._journal_file),
+        )
         self._runner = Runner(settings, self.metrics, self._sessions)
         resetting = Resetting(settings, self.metrics, self._runner, self._journal_file)
         farewell = Farewell(registry)
-        relocation = Relocation(settings, tokens, catalog, self._sessions, registry, nodes, farewell)
+        relocation = Relocation(
+            *(settings, tokens, catalog, self._sessions, registry, nodes, farewell), self.metrics
+        )
         self._relay = Relay(self._sessions, relocation, self.metrics, is_gateway=settings.gateway)
         self._making = Making(
             settings,
@@ -96,12 +110,12 @@ class Services:
             self._sessions,
             self._runner,
             resetting,
-            RelayedMaking(settings, tokens, self._sessions, registry, farewell),
+            RelayedMaking(settings, tokens, self._sessions, registry, farewell, self.metrics),
             self._workplaces.of,
             self._journal_file,
         )
         self.sockets = OpenSockets(settings)
-        self.operations = Operations(
+        operations = Operations(
             lifecycle=self.lifecycle,
             sessions=self._sessions,
             resetting=resetting,
@@ -118,9 +132,10 @@ class Services:
             metrics=self.metrics,
             rate=RateLimit(settings.rate_limit),
         )
+        self._tracing = _tracing(settings, seat, operations, self._sessions.by_id)
+        self.operations: Calls = operations if self._tracing is None else self._tracing
         self.on_socket_dropped: Callable[[], None] | None = None
         self._answering: set[asyncio.Task[Any]] = set()
-        self.metrics.watch_sessions(self._count_sessions, settings.max_sessions)
 
     def _verifier(self, entry: CatalogEntry) -> Worker:
         return (
@@ -130,7 +145,9 @@ class Services:
         )
 
     def _appeared(self, registration: Registration) -> None:
-        self._catalog.put(catalog_entry(registration, self._registry, self.settings))
+        entry = catalog_entry(registration, self._registry, self.settings)
+        entry.label = self.metrics.labels.of(entry.env_id)
+        self._catalog.put(entry)
         if self._revival is not None:
             self._making.recall(self._revival.appeared(registration.env_id))
 
@@ -140,6 +157,7 @@ class Services:
         Raises:
             ConfigurationError: If an environment cannot be made.
         """
+        self._loop_lag.start()
         needed: set[Isolation] = {entry.isolation for entry in self._catalog}
         if any(entry.stateless for entry in self._catalog):
             needed.add("process")
@@ -172,6 +190,16 @@ class Services:
                 self._registry.remove(registration)
         _log.warning("the token file was read again")
 
+    @property
+    def keeps_traces(self) -> bool:
+        """Whether operations are traced."""
+        return self._tracing is not None
+
+    def about(self, session_id: str | None) -> dict[str, str]:
+        """What a record of the log is about, if it is about a session of this process."""
+        session = None if session_id is None else self._sessions.by_id.get(session_id)
+        return {} if session is None else {"env_id": session.entry.env_id}
+
     def load(self) -> float:
         """How full the server is, from 0 to 1."""
         return self._sessions.count() / self.settings.max_sessions
@@ -201,9 +229,16 @@ class Services:
     async def metrics_text(self, caller: Caller) -> bytes:
         """The metrics of all processes."""
         replies = await self._neighbours.gather(Context(caller, binary=False), "metrics", {})
+        # A process that does not answer adds no figures, but the server is not ready without it.
+        own = self._exposition.text(ready=not await self.readiness())
         if not replies:
-            return self.metrics.text()
-        return aggregate([self.metrics.text().decode(), *(reply["text"] for reply in replies)])
+            return own.encode()
+        return aggregate([own, *(reply["text"] for reply in replies)])
+
+    async def readiness(self) -> list[Reason]:
+        """Why the server cannot take new sessions; nothing where it can."""
+        own, others = await asyncio.gather(self._readiness.reasons(), self._neighbours.readiness())
+        return own + others
 
     # -- the other processes -------------------------------------------------------------------------------------
 
@@ -215,14 +250,22 @@ class Services:
         assert task is not None
         self.answering(task)
         if op == "metrics":
-            return {"text": self.metrics.text().decode()}
+            return {"text": self._exposition.text(ready=not await self._readiness.reasons())}
+        if op == "ready":
+            return {"process": self.seat.index, "reasons": await self._readiness.reasons()}
         if op == "socket_dropped":
             self._leave_all(lambda socket: socket == identity["socket"])
             return {}
         caller = self.tokens.named(identity["name"])
         if caller is None:
             raise ProblemError("unauthorized", "this token is not known")
-        context = Context(caller, binary=binary, socket=identity["socket"], forwarded=True)
+        context = Context(
+            caller,
+            binary=binary,
+            socket=identity["socket"],
+            forwarded=True,
+            traceparent=identity["traceparent"],
+        )
         reply = self.operations.call(context, op, fields)
         return reply if isinstance(reply, dict) else await reply
 
@@ -250,6 +293,7 @@ class Services:
 
     async def stop(self) -> None:
         """End the workers; the sessions stay in their journals."""
+        self._loop_lag.stop()
         if self._forwarder is not None:
             await self._forwarder.close()
         await self._sessions.shutdown()
@@ -257,11 +301,10 @@ class Services:
         await self._workplaces.shutdown()
         if self._journal_file is not None:
             self._journal_file.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
         self._census.close()
         self._claims.close()
-
-    def _count_sessions(self) -> Mapping[str, int]:
-        return Counter(session.entry.env_id for session in self._sessions.by_id.values())
 
     async def _probe(self, entry: CatalogEntry) -> None:
         worker = self._workplaces.get(entry.isolation)
@@ -272,6 +315,21 @@ class Services:
             raise ConfigurationError(f"{entry.env_id} cannot be made without kwargs: {error}") from error
         entry.take_spaces(*spaces)
         await worker.close(key)
+
+
+def _tracing(
+    settings: Settings, seat: Seat, operations: Operations, sessions: Mapping[str, HeldSession]
+) -> "TracedOperations | None":
+    if settings.trace_endpoint is None:
+        return None
+    try:
+        # Servers that keep no traces need none of it.
+        from env_server.tracing import TracedOperations
+    except ImportError as error:
+        raise ConfigurationError(
+            f"trace_endpoint needs the extra otel (pip install 'rollgym[otel]'): {error}"
+        ) from error
+    return TracedOperations(operations, sessions, seat, settings.trace_endpoint, settings.trace_ratio)
 
 
 def _journal_file(seat: Seat) -> JournalFile | None:

@@ -131,6 +131,11 @@ class Session(HeldSession):
         """Whether an operation runs in the worker."""
         return self.running is not None
 
+    @property
+    def is_playing(self) -> bool:
+        """Whether a step can be taken."""
+        return self.playing
+
     def let_go(self, reason: EndReason) -> Coroutine[Any, Any, None] | None:
         """Give a running operation up and close the environment."""
         if self.running is not None:

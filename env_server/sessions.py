@@ -1,6 +1,7 @@
 """The sessions of one I/O process."""
 
 import asyncio
+import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ _ID_BYTES = 16
 _TOMBSTONES = 16384
 _FULL_RETRY_S = 5
 _MAX_SHOWN = 128
+_log = logging.getLogger(__name__)
 
 
 class Sessions:
@@ -103,6 +105,7 @@ class Sessions:
     def add(self, session: HeldSession) -> None:
         """Take in a session whose place was reserved."""
         self.by_id[session.session_id] = session
+        _log.debug("the session is open", extra={"session_id": session.session_id})
         self._expiry.watch(session)
 
     def expect(self, session_id: str) -> None:
@@ -169,8 +172,15 @@ class Sessions:
         if self.by_id.pop(session.session_id, None) is None:
             return
         self._expiry.forget(session)
+        about = {"session_id": session.session_id, "env_id": session.entry.env_id}
+        _log.debug("the session has ended: %s", reason, extra=about)
         self._census.add(session.owner, -1)
-        self._metrics.session_ended(reason)
+        self._metrics.sessions_ended[reason] += 1
+        if session.is_playing:
+            # One that cannot be rebuilt was not left by its player.
+            self._metrics.episodes[
+                session.entry.label, "abandoned" if reason in ("closed", "evicted") else "error"
+            ] += 1
         self.bury(session.session_id, session.owner, reason)
         if self._journal_file is not None:
             self._journal_file.closed(session.session_id, reason)

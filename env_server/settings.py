@@ -146,6 +146,10 @@ class Settings(BaseModel):
     max_batch: Count = Field(
         1024, description="Operations in one batch, items of one verify, sessions of one make."
     )
+    max_env_labels: Count = Field(
+        200,
+        description="Registered environments that metrics show by name; the others share the label `other`.",
+    )
     max_in_flight: Count = Field(
         1024, description="Frames of one socket that may be unanswered before it is read on."
     )
@@ -172,7 +176,19 @@ class Settings(BaseModel):
         description="Stop as on SIGTERM when standard input ends: a program that starts a server and holds the other "
         "end of a pipe leaves no server behind, however it dies.",
     )
+    trace_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://",
+        description="Where traces go (OTLP over HTTP), such as `http://127.0.0.1:4318/v1/traces`; needs the extra "
+        "`otel`.",
+    )
+    trace_ratio: float = Field(
+        1.0, ge=0, le=1, description="Share of the traces that begin here which are kept."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="Lines of the log: for people, or one JSON object each."
+    )
 
     @field_validator("workers", mode="plain")
     @classmethod

@@ -46,25 +46,33 @@ async def serve_socket(
     except ProblemError as problem:
         await reject(services, send, problem)
         return
+    traceparent = Headers(scope=scope).get("traceparent")
     try:
-        await _serve_accepted(services, place, scope, receive, send)
+        await _serve_accepted(services, place, scope, receive, send, traceparent)
     finally:
         services.sockets.leave(place)
 
 
 async def _serve_accepted(
-    services: Services, place: Place, scope: MutableMapping[str, Any], receive: Receive, send: Send
+    services: Services,
+    place: Place,
+    scope: MutableMapping[str, Any],
+    receive: Receive,
+    send: Send,
+    traceparent: str | None,
 ) -> None:
     offered = scope["subprotocols"]
     binary = next((offer == SUBPROTOCOLS[True] for offer in offered if offer in SUBPROTOCOLS.values()), False)
     chosen = SUBPROTOCOLS[binary] if SUBPROTOCOLS[binary] in offered else None
     await send({"type": "websocket.accept", "subprotocol": chosen})
     services.metrics.sockets += 1
+    services.metrics.sockets_opened += 1
     try:
         if place.caller is None:
             await _identify(services, place, receive, send, binary=binary)
         if place.caller is not None:
-            await Socket(services, place, receive, send, binary=binary).serve()
+            socket = Socket(services, place, receive, send, binary=binary, traceparent=traceparent)
+            await socket.serve()
     except OSError:
         # uvicorn says in this way that the client went away while an answer was being sent.
         pass
@@ -124,12 +132,20 @@ class Socket:
     """One open socket of one caller."""
 
     def __init__(
-        self, services: Services, place: Place, receive: Receive, send: Send, *, binary: bool
+        self,
+        services: Services,
+        place: Place,
+        receive: Receive,
+        send: Send,
+        *,
+        binary: bool,
+        traceparent: str | None = None,
     ) -> None:
         assert place.caller is not None
         self._services = services
         self._place = place
         self._call = services.operations.call
+        self._metrics = services.metrics
         self._problems = services.metrics.problems
         self._receive = receive
         self._send = send
@@ -138,7 +154,8 @@ class Socket:
         self._reply_limit = services.settings.max_reply_bytes
         self._max_batch = services.settings.max_batch
         self._max_in_flight = services.settings.max_in_flight
-        self._context = Context(place.caller, binary=binary, socket=f"{services.seat.index}.{next(_names)}")
+        name = f"{services.seat.index}.{next(_names)}"
+        self._context = Context(place.caller, binary=binary, socket=name, traceparent=traceparent)
         self._in_flight: set[FrameId] = set()
         self._dropped = False
         self._room: asyncio.Future[None] | None = None
@@ -156,6 +173,7 @@ class Socket:
                 text = message.get("text")
                 content = self._take(message["bytes"] if text is None else text)
                 if content is not None:
+                    self._metrics.socket_sent += len(content)
                     await send(_message(content, binary))
                 elif len(self._in_flight) >= self._max_in_flight:
                     # Not reading on is what slows a client down that asks faster than it is answered.
@@ -181,6 +199,10 @@ class Socket:
     def _take(self, data: str | bytes) -> bytes | None:
         """Handle one frame; the answer, if it is ready at once."""
         number: FrameId = None
+        # A text's length is that of its bytes where it is ASCII, which costs nothing to ask.
+        self._metrics.socket_received += (
+            len(data) if isinstance(data, bytes) or data.isascii() else len(data.encode())
+        )
         try:
             frame = loads(data, binary=self._binary)
             number = frame_id(frame)
@@ -237,6 +259,7 @@ class Socket:
             content = self._encode(number, await reply)
         except Exception as error:  # noqa: BLE001 - a defect of ours costs this frame, not the socket
             content = self._encode_problem(number, as_problem(error))
+        self._metrics.socket_sent += len(content)
         try:
             await self._send(_message(content, self._binary))
         except OSError:

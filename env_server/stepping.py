@@ -49,6 +49,7 @@ class Stepping:
         journal_file: JournalFile | None,
     ) -> None:
         self._max_episode_bytes = settings.max_episode_bytes
+        self._metrics = metrics
         self._steps = metrics.steps
         self._runner = runner
         self._resetting = resetting
@@ -152,7 +153,7 @@ class Stepping:
     def _taken(self, session: Session, written: Any, outcome: StepOutcome) -> StepRecord:
         """Move a session on by what its environment answered."""
         try:
-            observation, reward, terminated, truncated, _ = outcome
+            observation, reward, terminated, truncated, info = outcome
             if (
                 type(reward) is not float
                 or type(terminated) is not bool
@@ -160,14 +161,17 @@ class Stepping:
                 or not math.isfinite(reward)
             ):
                 outcome = _plain_outcome(outcome)
-                observation, reward, terminated, truncated, _ = outcome
+                observation, reward, terminated, truncated, info = outcome
             seen = encode_observation(session.observation_space, observation, binary=False)
         except EncodeError as error:
             raise self._failed(session, written, error) from error
         record = StepRecord(session.episode, session.step, written, outcome, seen)
         session.take_step(record, terminated, truncated)
         session.journal.record(written, seen, reward, terminated, truncated)
-        self._steps[session.entry.env_id] += 1
+        label = session.entry.label
+        self._steps[label] += 1
+        if terminated or truncated:
+            self._metrics.episode_finished(label, info, terminated=terminated)
         if self._journal_file is not None:
             self._journal_file.stepped(session.session_id)
         return record

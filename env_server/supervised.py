@@ -23,7 +23,7 @@ def main() -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     orders = json.loads(sys.stdin.buffer.readline())
     settings = Settings.model_validate(orders["settings"])
-    seat = Seat(orders["index"], settings.processes, Path(orders["directory"]))
+    seat = Seat(orders["index"], settings.processes, Path(orders["directory"]), orders["restarts"])
     # Standard output is the way to the supervisor; what anybody else prints goes to the log.
     supervisor = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

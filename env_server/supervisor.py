@@ -13,6 +13,7 @@ from pathlib import Path
 
 from env_server.census import start_census
 from env_server.listening import reserve, url_of
+from env_server.logs import configure_logs
 from env_server.settings import Settings
 from env_server.supervised import READY_LINE
 
@@ -43,11 +44,7 @@ def supervise(settings: Settings, announce: Callable[[str], None]) -> int:
     Raises:
         ConfigurationError: If the address cannot be used.
     """
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    configure_logs(settings.log_level, settings.log_format, "supervisor")
     with contextlib.ExitStack() as stack:
         # Bound, but not listening: it gets no connections, and keeps the port while a process is away.
         reserved = stack.enter_context(reserve(settings.host, settings.port, shared=True))
@@ -74,6 +71,7 @@ class Supervisor:
         self._directory = directory
         self._announce = announce
         self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._restarts = [-1] * settings.processes
         self._stopping = asyncio.Event()
         self._serving: set[int] = set()
         self._exit_code = 0
@@ -134,12 +132,14 @@ class Supervisor:
             start_new_session=True,
         )
         self._processes[index] = process
+        self._restarts[index] += 1
         if self._stopping.is_set():
             process.terminate()
         assert process.stdin is not None
         orders = {
             "settings": self._settings.model_dump(mode="json"),
             "index": index,
+            "restarts": self._restarts[index],
             "directory": os.fspath(self._directory),
         }
         with contextlib.suppress(ConnectionError):

@@ -81,7 +81,7 @@ class Verifying:
         results = []
         for verdict in verdicts:
             outcome = str(verdict["outcome"])
-            self._metrics.verdicts[entry.env_id, outcome if outcome in _OUTCOMES else "other"] += 1
+            self._metrics.verdicts[entry.label, outcome if outcome in _OUTCOMES else "other"] += 1
             try:
                 results.append(encode_value(None, verdict, binary=context.binary))
             except EncodeError as error:

@@ -17,14 +17,23 @@ class Workplaces:
     Args:
         settings: How many threads and child processes there are, and where.
         remote: Runs what other servers have registered.
+
+    Attributes:
+        threads: The worker of environments isolated by thread.
+        processes: The worker of those isolated by process.
     """
 
     def __init__(self, settings: Settings, remote: Worker) -> None:
         self._remote = remote
+        self.threads = ThreadWorker(settings.threads)
+        # With Ray, there are none here.
+        count = 0 if settings.workers == "ray" else settings.workers
+        self.processes = ProcessWorker(count, settings.log_format)
+        self._most_threads = settings.threads
         self._workers: dict[Isolation, Worker] = {
             "inline": InlineWorker(),
-            "thread": ThreadWorker(settings.threads),
-            "process": _process_worker(settings),
+            "thread": self.threads,
+            "process": _process_worker(settings, self.processes),
         }
         self._started: list[Worker] = []
 
@@ -35,6 +44,16 @@ class Workplaces:
     def of(self, entry: CatalogEntry) -> Worker:
         """The worker that runs an environment."""
         return self._remote if entry.source.kind == "registered" else self._workers[entry.isolation]
+
+    @property
+    def starts_fail(self) -> bool:
+        """Whether child processes cannot be started at present."""
+        return self.processes.starts_fail
+
+    @property
+    def threads_stuck(self) -> bool:
+        """Whether every thread is left to a call that took too long."""
+        return self.threads.stuck >= self._most_threads
 
     async def start(self, isolations: Iterable[Isolation]) -> None:
         """Start the workers that are needed."""
@@ -51,9 +70,9 @@ class Workplaces:
         await self._remote.shutdown()
 
 
-def _process_worker(settings: Settings) -> Worker:
+def _process_worker(settings: Settings, here: ProcessWorker) -> Worker:
     if settings.workers != "ray":
-        return ProcessWorker(settings.workers)
+        return here
     try:
         # Ray is no part of the base install.
         from env_server.workers.ray_worker import ray_worker

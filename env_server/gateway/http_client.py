@@ -8,6 +8,7 @@ import orjson
 
 from env_server.gateway.targets import Target
 from env_server.gateway.upstream import UpstreamError
+from env_server.traceparent import CURRENT
 from env_server.workers.base import OperationTimeout
 
 _CONNECT_TIMEOUT_S = 10.0
@@ -55,6 +56,8 @@ class TargetClient:
         """
         content = None if body is None else orjson.dumps(body)
         headers = {} if content is None else {"Content-Type": "application/json"}
+        if (traceparent := CURRENT.get()) is not None:
+            headers["traceparent"] = traceparent
         request = self._client.build_request(
             method, path.lstrip("/"), content=content, headers=headers, extensions=self._extensions
         )

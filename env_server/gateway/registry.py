@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import UpstreamProtocol
@@ -14,11 +15,13 @@ from clients.protocol.spaces import describe_space
 from env_server.gateway.node import Node
 from env_server.gateway.targets import Target
 from env_server.gateway.upstream import EnvironmentSpec, Upstream
+from env_server.metrics import Metrics
 
 DEFAULT_TTL_S = 60.0
 _ID_BYTES = 16
 # A server that did not answer takes no new sessions for so long, unless it says before that it is there.
 _REST_S = 5.0
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -90,9 +93,16 @@ class Registry:
     Args:
         appeared: Called with the first registration of an environment.
         vanished: Called with the id of an environment that has no registration any more.
+        metrics: Where the ends of registrations are counted.
     """
 
-    def __init__(self, appeared: Callable[[Registration], None], vanished: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        appeared: Callable[[Registration], None],
+        vanished: Callable[[str], None],
+        metrics: Metrics,
+    ) -> None:
+        self._metrics = metrics
         self._appeared = appeared
         self._vanished = vanished
         self._by_id: dict[str, Registration] = {}
@@ -108,6 +118,11 @@ class Registry:
     def replicas(self, env_id: str) -> int:
         """How many servers have an environment."""
         return len(self._replicas.get(env_id, ()))
+
+    def healthy(self) -> Iterator[Registration]:
+        """Those that take new sessions."""
+        now = asyncio.get_running_loop().time()
+        return (each for each in self._by_id.values() if each.rests_until <= now)
 
     def check_spec(self, env_id: str, protocol: UpstreamProtocol, spec: EnvironmentSpec) -> None:
         """Refuse a replica that is another environment than those that are here, or has its sessions kept elsewhere.
@@ -169,8 +184,9 @@ class Registry:
             registration.load = load
         self._announce()
 
-    def remove(self, registration: Registration) -> None:
+    def remove(self, registration: Registration, reason: Literal["left", "expired"] = "left") -> None:
         """End a registration; its sessions go on until they end."""
+        self._metrics.registrations_ended[self._metrics.labels.of(registration.env_id), reason] += 1
         self._drop(registration)
         if registration.env_id not in self._replicas:
             self._vanished(registration.env_id)
@@ -290,7 +306,13 @@ class Registry:
         self._timer = None
         now = asyncio.get_running_loop().time()
         for registration in [each for each in self._by_id.values() if each.expires_at <= now]:
-            self.remove(registration)
+            _log.warning(
+                "%s at %s is gone: no heartbeat came in %g s",
+                registration.env_id,
+                registration.target.url,
+                registration.ttl_s,
+            )
+            self.remove(registration, "expired")
         self._announce()
 
 

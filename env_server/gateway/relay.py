@@ -5,6 +5,7 @@ given a task, which looks for the session and asks again.
 """
 
 import asyncio
+import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -20,8 +21,10 @@ from env_server.gateway.session_names import parse_session_name
 from env_server.metrics import Metrics
 from env_server.replies import Reply
 from env_server.sessions import Sessions
+from env_server.traceparent import CURRENT
 
 _RETRY_S = 1.0
+_PROTOCOL = "rollgym"
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, DecodeError, EncodeError)
 
 
@@ -41,7 +44,7 @@ class Relay:
         self._is_gateway = is_gateway
         self._sessions = sessions
         self._relocation = relocation
-        self._steps = metrics.steps
+        self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._running: set[asyncio.Task[None]] = set()
 
@@ -54,6 +57,9 @@ class Relay:
         passed["op"] = op
         passed["session_id"] = session.upstream_id
         binary = context.binary
+        trace = CURRENT.get()
+        if trace is not None:
+            passed["traceparent"] = trace
         if op == "reset" and "request_id" not in passed:
             passed["request_id"] = session.node.link(binary).caller.new_request_id()
         operation = OnItsWay(self, session, op, passed, binary)
@@ -108,9 +114,10 @@ class Relay:
         try:
             if op == "step":
                 session.take_step(operation.fields, reply, operation.binary)
-                self._steps[session.entry.env_id] += 1
+                self.count_step(session, reply)
             elif op == "reset":
                 session.take_reset(operation.fields, reply, operation.binary)
+                self._metrics.resets[session.entry.label] += 1
             elif op == "episode":
                 reply = {**reply, "env_id": session.entry.env_id}
             elif op == "session":
@@ -127,9 +134,20 @@ class Relay:
             self.learn(session)
         self._finish(operation, reply)
 
-    def count_steps(self, env_id: str, number: int) -> None:
-        """Count steps that were taken."""
-        self._steps[env_id] += number
+    def count_step(self, session: RelayedSession, reply: Reply) -> None:
+        """Count a step that was taken."""
+        label = session.entry.label
+        self._metrics.steps[label] += 1
+        if reply["terminated"] or reply["truncated"]:
+            self._metrics.episode_finished(label, reply["info"], terminated=reply["terminated"])
+            if "reset" in reply:
+                self._metrics.resets[label] += 1
+
+    def count_batch(self, steps: int, seconds: float) -> None:
+        """Count steps that were answered together."""
+        self._metrics.answered["step"] += steps
+        self._metrics.seconds["step"].add(seconds, steps)
+        self._metrics.upstream_seconds["step", _PROTOCOL].add(seconds, steps)
 
     def learn(self, session: RelayedSession) -> None:
         """Have the steps of a session looked up that went through other gateways."""
@@ -155,12 +173,21 @@ class Relay:
 
     def lost(self, operation: "OnItsWay", error: Exception, *, sent: bool) -> None:
         """Ask again what a broken connection may have cut off."""
+        self._metrics.upstream_errors[operation.session.entry.label, _PROTOCOL] += 1
         if sent and not operation.is_safe_to_repeat:
             self._finish(operation, _not_known(error))
         else:
             self._ask_again(operation, gone=False)
 
     def _finish(self, operation: "OnItsWay", answer: "Reply | ProblemError") -> None:
+        op = operation.op
+        if isinstance(answer, ProblemError):
+            self._metrics.operation_failed(op, answer)
+        else:
+            seconds = time.perf_counter() - operation.began
+            self._metrics.answered[op] += 1
+            self._metrics.seconds[op].add(seconds)
+            self._metrics.upstream_seconds[op, _PROTOCOL].add(seconds)
         operation.session.landed()
         operation.answer(answer)
 
@@ -243,9 +270,10 @@ class OnItsWay(Passage):
         session: The session.
         op: The operation.
         binary: Whether it is in MessagePack.
+        began: When it came, on the clock that times operations.
     """
 
-    __slots__ = ("_relay", "binary", "op", "session")
+    __slots__ = ("_relay", "began", "binary", "op", "session")
 
     def __init__(
         self, relay: Relay, session: RelayedSession, op: str, fields: dict[str, Any], binary: bool
@@ -255,6 +283,7 @@ class OnItsWay(Passage):
         self.session = session
         self.op = op
         self.binary = binary
+        self.began = time.perf_counter()
 
     def answered(self, reply: Any) -> None:
         """Take the node's answer."""

@@ -97,6 +97,11 @@ class RelayedSession(HeldSession):
         """Whether an operation is on its way."""
         return self.in_flight > 0
 
+    @property
+    def is_playing(self) -> bool:
+        """Whether an episode has begun and not ended."""
+        return self.episode >= 0 and not (self.terminated or self.truncated)
+
     def let_go(self, reason: EndReason) -> Coroutine[Any, Any, None] | None:
         """Have the node end it."""
         return self._farewell.to(self, reason)

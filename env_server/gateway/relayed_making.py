@@ -1,6 +1,7 @@
 """Making sessions at nodes: make, fork and restore."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from env_server.gateway.relayed import RelayedSession
 from env_server.gateway.relocation import PATIENCE_S, renamed
 from env_server.gateway.session_names import session_name
 from env_server.journal import Journal
+from env_server.metrics import Metrics
 from env_server.replies import Reply
 from env_server.sessions import Sessions
 from env_server.settings import Settings
@@ -69,11 +71,19 @@ class RelayedMaking:
         sessions: Where sessions are kept.
         registry: Says which node takes the next session.
         farewell: How sessions end.
+        metrics: Where the nodes' times and failures are counted.
     """
 
     def __init__(
-        self, settings: Settings, tokens: Tokens, sessions: Sessions, registry: Registry, farewell: Farewell
+        self,
+        settings: Settings,
+        tokens: Tokens,
+        sessions: Sessions,
+        registry: Registry,
+        farewell: Farewell,
+        metrics: Metrics,
     ) -> None:
+        self._metrics = metrics
         self._settings = settings
         self._tokens = tokens
         self._sessions = sessions
@@ -260,8 +270,14 @@ class RelayedMaking:
     ) -> tuple[Reply, int]:
         caller = home.node.link(binary).caller
         deadline = caller.deadline(self._settings.make_timeout_s)
-        connection = await caller.pool.connection(process)
-        reply = await connection.request(dict(fields), deadline, caller.pool.max_request_bytes)
+        began = time.perf_counter()
+        try:
+            connection = await caller.pool.connection(process)
+            reply = await connection.request(dict(fields), deadline, caller.pool.max_request_bytes)
+        except (ConnectionError, TimeoutError):
+            self._metrics.upstream_errors[self._metrics.labels.of(home.env_id), home.protocol] += 1
+            raise
+        self._metrics.upstream_seconds[fields["op"], home.protocol].add(time.perf_counter() - began)
         if not isinstance(reply.payload, dict):
             raise ProblemError("upstream_error", f"{fields['op']} is not answered with an object")
         return reply.payload, reply.process

@@ -15,6 +15,7 @@ from env_server.gateway.registry import Registration, Registry
 from env_server.gateway.relayed import RelayedSession
 from env_server.gateway.session_names import SessionName, parse_session_name
 from env_server.journal import Journal
+from env_server.metrics import Metrics
 from env_server.sessions import Sessions, session_gone, unknown_session
 from env_server.settings import Settings
 
@@ -38,6 +39,7 @@ class Relocation:
         registry: The registrations.
         nodes: The nodes.
         farewell: How sessions end.
+        metrics: Where sessions that go on elsewhere are counted.
     """
 
     def __init__(
@@ -49,7 +51,9 @@ class Relocation:
         registry: Registry,
         nodes: Nodes,
         farewell: Farewell,
+        metrics: Metrics,
     ) -> None:
+        self._metrics = metrics
         self._settings = settings
         self._tokens = tokens
         self._catalog = catalog
@@ -120,6 +124,8 @@ class Relocation:
         session.node.abandoned.append(session.upstream_id)
         self._registry.released(session.home)
         session.live_at(home, node, upstream_id, process)
+        self._metrics.failovers[entry.label] += 1
+        self._metrics.rebuilds[entry.label, "ok"] += 1
         _log.warning("session %s goes on at %s", session.session_id, node.target.url)
         return True
 
@@ -128,6 +134,7 @@ class Relocation:
             self._registry.failed(home)
             return False
         if problem.code == "session_gone" and problem.extra.get("reason") == "replay_diverged":
+            self._metrics.rebuilds[session.entry.label, "diverged"] += 1
             self._sessions.end(session, "replay_diverged")
             raise session_gone(session.session_id, "replay_diverged") from problem
         raise ProblemError("upstream_error", f"{home.target.url} cannot restore it: {problem}") from problem

@@ -16,6 +16,7 @@ from env_server.gateway.http_upstream import read_outcome, read_verdicts
 from env_server.gateway.node import Node
 from env_server.gateway.spec import read_spec
 from env_server.gateway.upstream import EnvironmentSpec, Upstream, UpstreamError
+from env_server.traceparent import CURRENT
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, Spaces, StepOutcome, Verdict
 
 _PATIENCE_S = 60.0
@@ -182,6 +183,8 @@ class RollgymUpstream(Upstream):
     ) -> tuple[dict[str, Any], int]:
         patience = _PATIENCE_S if timeout is None else timeout + _GRACE_S
         deadline = asyncio.get_running_loop().time() + patience
+        if (traceparent := CURRENT.get()) is not None:
+            fields["traceparent"] = traceparent
         try:
             reply = await self._caller.call(fields, process, deadline)
         except ProblemError as problem:

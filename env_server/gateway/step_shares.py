@@ -5,6 +5,7 @@ other batch is passed on operation by operation.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,7 +51,7 @@ class BatchOfSteps(Pending):
 class Share(Passage):
     """The steps of a batch that go to one process of one node, as one frame."""
 
-    __slots__ = ("_batch", "_binary", "_relay", "_steps")
+    __slots__ = ("_batch", "_began", "_binary", "_relay", "_steps")
 
     def __init__(
         self, relay: Relay, batch: BatchOfSteps, steps: Sequence[_Step], process: int | None, binary: bool
@@ -60,6 +61,7 @@ class Share(Passage):
         self._batch = batch
         self._steps = steps
         self._binary = binary
+        self._began = time.perf_counter()
 
     def answered(self, reply: Any) -> None:
         """Take the node's results down, and pass them on as they are."""
@@ -68,6 +70,7 @@ class Share(Passage):
             return
         batch, binary, relay = self._batch, self._binary, self._relay
         results = batch.results
+        answered = 0
         for step, result in zip(self._steps, reply, strict=True):
             position, session, fields = step
             try:
@@ -78,9 +81,11 @@ class Share(Passage):
                 continue
             session.landed()
             results[position] = result
+            relay.count_step(session, taken)
+            answered += 1
             if session.incomplete:
                 relay.learn(session)
-        relay.count_steps(self._steps[0][1].entry.env_id, len(reply))
+        relay.count_batch(answered, time.perf_counter() - self._began)
         batch.complete()
 
     def refused(self, problem: ProblemError) -> None:

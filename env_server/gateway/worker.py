@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from env_server.gateway.registry import Registration, Registry
 from env_server.gateway.upstream import UpstreamError
+from env_server.metrics import Metrics
 from env_server.workers.base import (
     EnvironmentRaised,
     EnvSource,
@@ -32,12 +34,15 @@ class RemoteWorker(Worker):
 
     Args:
         registry: The servers.
+        metrics: Where their times and failures are counted.
     """
 
     isolation = "process"
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, metrics: Metrics) -> None:
+        super().__init__()
         self._registry = registry
+        self._metrics = metrics
         self._homes: dict[str, Registration] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -48,29 +53,31 @@ class RemoteWorker(Worker):
         await self.close(key)
         home = await self._place(source.target)
         self._homes[key] = home
-        return await self._run(key, home, lambda: home.upstream.make(key, kwargs, timeout=timeout))
+        return await self._run("make", key, home, lambda: home.upstream.make(key, kwargs, timeout=timeout))
 
     async def reset(
         self, key: str, seed: int | None, options: dict[str, Any] | None, *, timeout: float | None
     ) -> tuple[Any, Mapping[str, Any]]:
         """Begin an episode."""
         home = self._home(key)
-        return await self._run(key, home, lambda: home.upstream.reset(key, seed, options, timeout=timeout))
+        return await self._run(
+            "reset", key, home, lambda: home.upstream.reset(key, seed, options, timeout=timeout)
+        )
 
     async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
         """Take a step."""
         home = self._home(key)
-        return await self._run(key, home, lambda: home.upstream.step(key, action, timeout=timeout))
+        return await self._run("step", key, home, lambda: home.upstream.step(key, action, timeout=timeout))
 
     async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
         """Draw the state."""
         home = self._home(key)
-        return await self._run(key, home, lambda: home.upstream.render(key, mode, timeout=timeout))
+        return await self._run("render", key, home, lambda: home.upstream.render(key, mode, timeout=timeout))
 
     async def reseed(self, key: str, seed: int, *, timeout: float | None) -> None:
         """Seed the environment's generator anew."""
         home = self._home(key)
-        await self._run(key, home, lambda: home.upstream.reseed(key, seed, timeout=timeout))
+        await self._run("reseed", key, home, lambda: home.upstream.reseed(key, seed, timeout=timeout))
 
     async def verify(
         self, source: EnvSource, items: Sequence[Mapping[str, Any]], *, timeout: float | None
@@ -78,7 +85,7 @@ class RemoteWorker(Worker):
         """Score responses on the least loaded server."""
         home = await self._place(source.target)
         try:
-            return await home.upstream.verify(items, timeout=timeout)
+            return await self._measured("verify", home, lambda: home.upstream.verify(items, timeout=timeout))
         except UpstreamError as error:
             self._registry.failed(home)
             raise ServerLost(str(error), at_fault=True) from error
@@ -111,9 +118,11 @@ class RemoteWorker(Worker):
             raise WorkerLost(f"there is no environment under {key}")
         return home
 
-    async def _run(self, key: str, home: Registration, call: Callable[[], Awaitable[_Result]]) -> _Result:
+    async def _run(
+        self, op: str, key: str, home: Registration, call: Callable[[], Awaitable[_Result]]
+    ) -> _Result:
         try:
-            return await call()
+            return await self._measured(op, home, call)
         except UpstreamError as error:
             self._registry.failed(home)
             self._forget(key, home)
@@ -123,6 +132,16 @@ class RemoteWorker(Worker):
             self._forget(key, home)
             self._close_later(key, home)
             raise
+
+    async def _measured(self, op: str, home: Registration, call: Callable[[], Awaitable[_Result]]) -> _Result:
+        began = time.perf_counter()
+        try:
+            return await call()
+        except UpstreamError:
+            self._metrics.upstream_errors[self._metrics.labels.of(home.env_id), home.protocol] += 1
+            raise
+        finally:
+            self._metrics.upstream_seconds[op, home.protocol].add(time.perf_counter() - began)
 
     def _close_later(self, key: str, home: Registration) -> None:
         task = asyncio.get_running_loop().create_task(self._end(key, home))

@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import gymnasium
 from gymnasium import Space
 
+from env_server.durations import OperationTimes
+
 Spaces = tuple[Space[Any], Space[Any]]
 """An environment's action space and observation space."""
 
@@ -23,6 +25,7 @@ class EnvSource:
     Attributes:
         kind: Whether `target` is `module:Class`, a Gymnasium id, or an environment that other servers have.
         target: What to build.
+        env_id: What the environment is called, for the log.
         operator_kwargs: Kwargs that the operator set; they win over a client's.
         pinned_thread: Whether all calls of one environment must come from one thread.
     """
@@ -31,6 +34,7 @@ class EnvSource:
     target: str
     operator_kwargs: Mapping[str, Any] = field(default_factory=dict)
     pinned_thread: bool = False
+    env_id: str = ""
 
     def build(self, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
         """Build the environment. This runs code of its author: call it within `boundary` only."""
@@ -105,6 +109,9 @@ class Worker(ABC):
     """
 
     isolation: ClassVar[Literal["inline", "thread", "process"]]
+
+    def __init__(self) -> None:
+        self.times = OperationTimes()
 
     async def start(self) -> None:  # noqa: B027 - most workers have nothing to start
         """Get ready; called once before anything else."""

@@ -31,8 +31,17 @@ def guarded(function: Callable[..., _T], *arguments: Any) -> _T:
 def _refuse(error: BaseException) -> NoReturn:
     if isinstance(error, EnvironmentRaised):
         raise error
-    _log.warning("code of an environment raised", exc_info=error)
     raise EnvironmentRaised(type(error).__name__, _message(error)) from error
+
+
+def report(error: EnvironmentRaised, **about: str) -> None:
+    """Write to the log what code of an environment raised, with its stack: a client is told no more than a line.
+
+    Args:
+        error: What was made of it.
+        about: What the record is about, such as the session.
+    """
+    _log.warning("code of an environment raised", exc_info=error.__cause__, extra=about)
 
 
 def _message(error: BaseException) -> str:
@@ -140,5 +149,5 @@ def close(environment: Environment) -> None:
     """Close an environment; what it raises then matters to nobody but the log."""
     try:
         guarded(environment.close)
-    except EnvironmentRaised:
-        return
+    except EnvironmentRaised as error:
+        report(error)

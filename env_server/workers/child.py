@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from clients.protocol.spaces import describe_space
+from env_server.logs import LogFormat, configure_logs, describe_records
 from env_server.workers import boundary
 from env_server.workers.base import EnvironmentRaised, EnvSource, Verdict
 from env_server.workers.wire import (
@@ -37,6 +38,8 @@ class Household:
     def __init__(self) -> None:
         self._environments: dict[int, boundary.Environment] = {}
         self._verifiers: dict[bytes, boundary.Environment] = {}
+        self._about: dict[int | bytes, dict[str, str]] = {}
+        self._running: int | bytes = -1
         self.operations: dict[str, Callable[..., Any]] = {
             "make": self.make,
             "reset": self.reset,
@@ -48,8 +51,19 @@ class Household:
             "score": self.score,
         }
 
-    def make(self, number: int, source: EnvSource, kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    def about(self, session_id: str | None) -> dict[str, str]:
+        """What a record of the log is about: the session, or the verifier, whose operation runs."""
+        return self._about.get(self._running, {})
+
+    def turn_to(self, what: int | bytes) -> None:
+        """Note what the next operation is on: the number of an environment, or how a verifier is built."""
+        self._running = what
+
+    def make(
+        self, number: int, session_id: str, source: EnvSource, kwargs: Mapping[str, Any]
+    ) -> tuple[Any, Any]:
         """Build an environment; gives its spaces as they are described on the wire."""
+        self._about[number] = {"session_id": session_id, "env_id": source.env_id}
         environment = boundary.build(source, kwargs)
         spaces = boundary.guarded(_describe_spaces, environment)
         self._environments[number] = environment
@@ -74,6 +88,7 @@ class Household:
 
     def close(self, number: int) -> None:
         """Let an environment go. It may never have been made: its maker gave up before it was, and did not know."""
+        self._about.pop(number, None)
         environment = self._environments.pop(number, None)
         if environment is not None:
             boundary.close(environment)
@@ -81,7 +96,9 @@ class Household:
     def prepare(self, source: bytes) -> None:
         """Build a verifier, so that no response's time is spent on that."""
         if source not in self._verifiers:
-            self._verifiers[source] = boundary.build(load_request(source), {})
+            loaded: EnvSource = load_request(source)
+            self._about[source] = {"env_id": loaded.env_id}
+            self._verifiers[source] = boundary.build(loaded, {})
 
     def score(self, source: bytes, item: Mapping[str, Any]) -> Verdict:
         """Score one response."""
@@ -98,9 +115,8 @@ def _describe_spaces(environment: boundary.Environment) -> tuple[Any, Any]:
     return describe_space(environment.action_space), describe_space(environment.observation_space)
 
 
-def serve(connection: socket.socket) -> None:
+def serve(connection: socket.socket, household: Household) -> None:
     """Answer requests in their order until the request to exit, or until the server is no more."""
-    household = Household()
     reader = FrameReader()
     connection.sendall(frame(0, READY, b""))
     while data := connection.recv(_READ_SIZE):
@@ -109,6 +125,7 @@ def serve(connection: socket.socket) -> None:
             if op == "exit":
                 household.close_all()
                 return
+            household.turn_to(arguments[0])
             connection.sendall(_answer(number, household.operations[op], arguments))
 
 
@@ -116,6 +133,7 @@ def _answer(number: int, operation: Callable[..., Any], arguments: tuple[Any, ..
     try:
         return frame(number, RESULT, boundary.guarded(_run, operation, arguments))
     except EnvironmentRaised as error:
+        boundary.report(error)
         return frame(number, RAISED, dump_result((error.error_class, error.message)))
 
 
@@ -133,21 +151,19 @@ def _end_with(connection: socket.socket) -> None:
     os._exit(0)
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, log_format: LogFormat) -> None:
     """Run the child on its end of the socket pair."""
     os.set_inheritable(descriptor, False)
     connection = socket.socket(fileno=descriptor)
-    logging.basicConfig(
-        level=logging.WARNING,
-        stream=sys.stderr,
-        format=f"%(asctime)s %(levelname)s worker {os.getpid()} %(name)s: %(message)s",
-    )
+    household = Household()
+    configure_logs("warning", log_format, f"worker-{os.getpid()}")
+    describe_records(household.about)
     threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
     # What was imported so far lives as long as the process; collections need not look at it.
     gc.freeze()
     exit_code = 1
     try:
-        serve(connection)
+        serve(connection, household)
         exit_code = 0
     except ConnectionError:
         # The server went away while it was being answered.

@@ -10,17 +10,20 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
+from env_server.durations import OperationTimes
+from env_server.logs import LogFormat
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, WorkerLost
 from env_server.workers.wire import READY, RESULT, Frame, FrameReader, dump_request, frame, load_result
 
 # The child has the import path of this process: environments are imported there as the catalog found them here.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from env_server.workers.child import main; main(int(sys.argv[2]))"
+    "from env_server.workers.child import main; main(int(sys.argv[2]), sys.argv[3])"
 )
 _START_TIMEOUT_S = 120.0
 _ABANDONED_GRACE_S = 1.0
@@ -33,25 +36,30 @@ class Operation:
     """An operation that a child was asked for.
 
     Attributes:
+        op: Its name.
         number: The number of its frames.
         environment: The number of the environment that it is on, or -1.
         future: Where its result goes; None where nobody waits for it.
         timeout: How long it may run, counted from when the child turns to it.
+        asked_at: When it was asked for, by the performance counter.
     """
 
-    __slots__ = ("environment", "future", "number", "timeout")
+    __slots__ = ("asked_at", "environment", "future", "number", "op", "timeout")
 
     def __init__(
         self,
+        op: str,
         number: int,
         environment: int,
         future: "asyncio.Future[Any] | None",
         timeout: float | None,
     ) -> None:
+        self.op = op
         self.number = number
         self.environment = environment
         self.future = future
         self.timeout = timeout
+        self.asked_at = time.perf_counter()
 
 
 class ChildProcess(asyncio.Protocol):
@@ -62,9 +70,19 @@ class ChildProcess(asyncio.Protocol):
 
     Args:
         ended: Called once when the child is no more, after its operations were told.
+        times: Where is counted how long operations took.
+        log_format: How the lines of the child's log look.
+
+    Attributes:
+        lost_by: Why it ended, once it has: it died, an operation took too long, or it could not be started.
     """
 
-    def __init__(self, ended: "Callable[[ChildProcess], None]") -> None:
+    def __init__(
+        self, ended: "Callable[[ChildProcess], None]", times: OperationTimes, log_format: LogFormat
+    ) -> None:
+        self.lost_by: Literal["died", "timeout", "start"] = "died"
+        self._times = times
+        self._turned_at = time.perf_counter()
         self.environments: set[int] = set()
         self.prepared: set[bytes] = set()
         self.ready = False
@@ -82,7 +100,7 @@ class ChildProcess(asyncio.Protocol):
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno())],
+                [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno()), log_format],
                 stdin=subprocess.DEVNULL,
                 # The server's own standard output is for its ready line.
                 stdout=2,
@@ -128,12 +146,13 @@ class ChildProcess(asyncio.Protocol):
         timeout: float | None,
     ) -> Operation:
         number = self._number = (self._number + 1) % _MAX_NUMBER
-        operation = Operation(number, environment, future, timeout)
+        operation = Operation(op, number, environment, future, timeout)
         if not self.alive:
             self._tell_lost(operation, "the worker process has ended")
             return operation
         if not self._queue:
             self._head_since = self._loop.time()
+            self._turned_at = operation.asked_at
         self._queue.append(operation)
         content = frame(number, 0, dump_request((op, arguments)))
         if self._transport is None:
@@ -193,6 +212,8 @@ class ChildProcess(asyncio.Protocol):
             return
         if self.ready:
             first = self._queue.popleft()
+            self._count(first)
+            self.lost_by = "timeout"
             if first.future is not None and not first.future.done():
                 first.future.set_exception(OperationTimeout(f"no answer within {first.timeout:g} s"))
             self._end("another environment of the worker process hung", at_fault=False)
@@ -217,6 +238,7 @@ class ChildProcess(asyncio.Protocol):
             if reply.status == READY:
                 self.ready = True
                 self._head_since = self._loop.time()
+                self._turned_at = time.perf_counter()
                 self._arm()
             else:
                 self._take(reply)
@@ -225,6 +247,7 @@ class ChildProcess(asyncio.Protocol):
         operation = self._queue.popleft()
         if reply.number != operation.number:
             raise AssertionError(f"answer {reply.number} came instead of {operation.number}")
+        self._count(operation)
         if self._queue:
             self._head_since = self._loop.time()
             self._arm()
@@ -240,6 +263,15 @@ class ChildProcess(asyncio.Protocol):
             future.set_result(result)
         else:
             future.set_exception(EnvironmentRaised(*result))
+
+    def _count(self, operation: Operation) -> None:
+        """Count how long the operation that ran had waited, and how long it ran."""
+        now = time.perf_counter()
+        if operation.future is not None:
+            op = "verify" if operation.op == "score" else operation.op
+            self._times.waited[op].add(self._turned_at - operation.asked_at)
+            self._times.ran[op].add(now - self._turned_at)
+        self._turned_at = now
 
     def connection_lost(self, error: Exception | None) -> None:
         """Note that the child has closed its end."""
@@ -264,6 +296,8 @@ class ChildProcess(asyncio.Protocol):
         if not self.alive:
             return
         self.alive = False
+        if not self.ready:
+            self.lost_by = "start"
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:

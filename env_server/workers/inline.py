@@ -1,8 +1,10 @@
 """Environments in this process: no thread, no await, no time-out."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from env_server.durations import TIMED_STEPS
 from env_server.workers import boundary
 from env_server.workers.base import (
     EnvironmentRaised,
@@ -25,37 +27,64 @@ class InlineWorker(Worker):
     isolation = "inline"
 
     def __init__(self) -> None:
+        super().__init__()
+        self._steps = 0
+        self._step_times = self.times.ran["step"]
         self._environments: dict[str, boundary.Environment] = {}
 
     def make_now(self, key: str, source: EnvSource, kwargs: Mapping[str, Any]) -> Spaces:
         """Build an environment under a key, in place of the one there, if any."""
         self.close_now(key)
-        environment = self._environments[key] = boundary.build(source, kwargs)
+        environment = self._environments[key] = self._timed(key, "make", boundary.build, source, kwargs)
         return environment.action_space, environment.observation_space
 
     def reset_now(
         self, key: str, seed: int | None, options: dict[str, Any] | None
     ) -> tuple[Any, Mapping[str, Any]]:
         """Begin an episode."""
-        return boundary.reset(self._find(key), seed, options)
+        outcome: tuple[Any, Mapping[str, Any]] = self._timed(
+            key, "reset", boundary.reset, self._find(key), seed, options
+        )
+        return outcome
 
     def step_now(self, key: str, action: Any) -> StepOutcome:
         """Take a step."""
-        return boundary.step(self._find(key), action)
+        environment = self._find(key)
+        self._steps += 1
+        try:
+            if self._steps % TIMED_STEPS:
+                return boundary.step(environment, action)
+            began = time.perf_counter()
+            outcome = boundary.step(environment, action)
+        except EnvironmentRaised as error:
+            boundary.report(error, session_id=key)
+            raise
+        self._step_times.add(time.perf_counter() - began, TIMED_STEPS)
+        return outcome
 
     def render_now(self, key: str, mode: str | None) -> Any:
         """Draw the state."""
-        return boundary.render(self._find(key), mode)
+        return self._timed(key, "render", boundary.render, self._find(key), mode)
 
     def reseed_now(self, key: str, seed: int) -> None:
         """Seed the environment's generator anew."""
-        boundary.reseed(self._find(key), seed)
+        self._timed(key, "reseed", boundary.reseed, self._find(key), seed)
 
     def close_now(self, key: str) -> None:
         """Let an environment go, if there is one."""
         environment = self._environments.pop(key, None)
         if environment is not None:
             boundary.close(environment)
+
+    def _timed(self, key: str, op: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return function(*arguments)
+        except EnvironmentRaised as error:
+            boundary.report(error, session_id=key)
+            raise
+        finally:
+            self.times.ran[op].add(time.perf_counter() - began)
 
     def _find(self, key: str) -> boundary.Environment:
         environment = self._environments.get(key)
@@ -113,4 +142,5 @@ def _verdict(environment: boundary.Environment, item: Mapping[str, Any]) -> Verd
     try:
         return boundary.score(environment, item)
     except EnvironmentRaised as error:
+        boundary.report(error)
         return boundary.error_verdict(error)

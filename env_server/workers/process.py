@@ -4,6 +4,7 @@ import asyncio
 import functools
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import orjson
 from gymnasium import Space
 
 from clients.protocol.spaces import parse_space
+from env_server.logs import LogFormat
 from env_server.workers import boundary
 from env_server.workers.base import (
     EnvironmentRaised,
@@ -53,11 +55,17 @@ class ProcessWorker(Worker):
 
     Args:
         processes: The largest number of children.
+        log_format: How the lines of their logs look.
+
+    Attributes:
+        children_lost: Children that ended, by why they did.
     """
 
     isolation = "process"
 
-    def __init__(self, processes: int) -> None:
+    def __init__(self, processes: int, log_format: LogFormat) -> None:
+        super().__init__()
+        self._log_format = log_format
         self._slots: list[ChildProcess | None] = [None] * processes
         self._places: dict[str, _Place] = {}
         self._keys: dict[int, str] = {}
@@ -68,11 +76,16 @@ class ProcessWorker(Worker):
         self._failed_starts = 0
         self._resume_at: asyncio.TimerHandle | None = None
         self._stopping = False
-        self.children_lost = 0
+        self.children_lost: Counter[str] = Counter()
 
     def pids(self) -> list[int]:
         """The process ids of the children that run."""
         return [child.pid for child in self._children()]
+
+    @property
+    def starts_fail(self) -> bool:
+        """Whether the last child that was started ended before it was ready, and none is there."""
+        return self._failed_starts > 0 and not any(child.ready for child in self._children())
 
     # -- the pool ------------------------------------------------------------------------------------------------
 
@@ -100,7 +113,13 @@ class ProcessWorker(Worker):
         """A new child, unless children cannot be started at the moment."""
         if self._stopping or self._resume_at is not None:
             return None
-        child = ChildProcess(self._child_ended)
+        try:
+            child = ChildProcess(self._child_ended, self.times, self._log_format)
+        except OSError as error:
+            # No memory, no more processes, no more descriptors.
+            self.children_lost["start"] += 1
+            self._start_failed(f"a worker process cannot be started: {error}")
+            return None
         self._slots[self._slots.index(None)] = child
         self._room.set()
         return child
@@ -113,22 +132,28 @@ class ProcessWorker(Worker):
         self._slots[self._slots.index(child)] = None
         if self._stopping:
             return
-        self.children_lost += 1
+        self.children_lost[child.lost_by] += 1
         if child.ready:
             self._failed_starts = 0
             _log.warning("worker process %d ended; a new one takes its place", child.pid)
             self._start_child()
         else:
-            # One that dies before it is ready is likely to do so again.
-            backoff = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2**self._failed_starts)
-            self._failed_starts += 1
-            _log.error("worker process %d ended before it was ready; next try in %g s", child.pid, backoff)
-            if self._resume_at is None:
-                self._resume_at = asyncio.get_running_loop().call_later(backoff, self._resume)
+            self._start_failed(f"worker process {child.pid} ended before it was ready")
+
+    def _start_failed(self, trouble: str) -> None:
+        """Wait before the next try: what fails once is likely to do so again."""
+        backoff = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2**self._failed_starts)
+        self._failed_starts += 1
+        _log.error("%s; next try in %g s", trouble, backoff)
+        if self._resume_at is None:
+            self._resume_at = asyncio.get_running_loop().call_later(backoff, self._resume)
 
     def _resume(self) -> None:
         self._resume_at = None
         self._room.set()
+        if not self._children():
+            # A server that says it is not ready gets no calls that would start one.
+            self._start_child()
 
     # -- environments --------------------------------------------------------------------------------------------
 
@@ -143,7 +168,7 @@ class ProcessWorker(Worker):
         self._keys[number] = key
         child.environments.add(number)
         try:
-            action, observation = await self._run(key, "make", source, kwargs, timeout=timeout)
+            action, observation = await self._run(key, "make", key, source, kwargs, timeout=timeout)
         except EnvironmentRaised:
             self._forget(key)
             raise

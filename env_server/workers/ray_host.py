@@ -38,7 +38,7 @@ class Host:
         # What environments print goes to the server's log, and its own standard output is for its ready line.
         os.dup2(2, 1)
         sys.path.extend(each for each in path if each not in sys.path and os.path.exists(each))
-        self._worker = ProcessWorker(processes)
+        self._worker = ProcessWorker(processes, "text")
         self._running: dict[int, asyncio.Task[None]] = {}
         self._untold: set[asyncio.Task[None]] = set()
         self._answers: list[bytes] = []

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from env_server.workers import boundary
@@ -69,6 +70,7 @@ class ThreadWorker(Worker):
     isolation = "thread"
 
     def __init__(self, max_threads: int) -> None:
+        super().__init__()
         self._pool = ThreadPool(max_threads)
         self._homes: dict[str, _Home] = {}
 
@@ -84,7 +86,7 @@ class ThreadWorker(Worker):
         await self.close(key)
         home = self._homes[key] = _Home(ThreadPool(1) if source.pinned_thread else self._pool)
         try:
-            spaces: Spaces = await self._run(key, home.build, source, kwargs, timeout=timeout)
+            spaces: Spaces = await self._run(key, "make", home.build, source, kwargs, timeout=timeout)
         except EnvironmentRaised:
             await self.close(key)
             raise
@@ -94,39 +96,44 @@ class ThreadWorker(Worker):
         self, key: str, seed: int | None, options: dict[str, Any] | None, *, timeout: float | None
     ) -> tuple[Any, Mapping[str, Any]]:
         """Begin an episode."""
-        observation, info = await self._call(key, boundary.reset, seed, options, timeout=timeout)
+        observation, info = await self._call(key, "reset", boundary.reset, seed, options, timeout=timeout)
         return observation, info
 
     async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
         """Take a step."""
-        outcome: StepOutcome = await self._call(key, boundary.step, action, timeout=timeout)
+        outcome: StepOutcome = await self._call(key, "step", boundary.step, action, timeout=timeout)
         return outcome
 
     async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
         """Draw the state."""
-        return await self._call(key, boundary.render, mode, timeout=timeout)
+        return await self._call(key, "render", boundary.render, mode, timeout=timeout)
 
     async def reseed(self, key: str, seed: int, *, timeout: float | None) -> None:
         """Seed the environment's generator anew."""
-        await self._call(key, boundary.reseed, seed, timeout=timeout)
+        await self._call(key, "reseed", boundary.reseed, seed, timeout=timeout)
 
     async def _call(
-        self, key: str, function: Callable[..., Any], *arguments: Any, timeout: float | None
+        self, key: str, op: str, function: Callable[..., Any], *arguments: Any, timeout: float | None
     ) -> Any:
         home = self._homes.get(key)
         if home is None:
             raise WorkerLost(f"there is no environment under {key}")
-        return await self._run(key, function, home.environment, *arguments, timeout=timeout)
+        return await self._run(key, op, function, home.environment, *arguments, timeout=timeout)
 
     async def _run(
-        self, key: str, function: Callable[..., Any], *arguments: Any, timeout: float | None
+        self, key: str, op: str, function: Callable[..., Any], *arguments: Any, timeout: float | None
     ) -> Any:
         home = self._homes[key]
         home.running = asyncio.get_running_loop().create_task(
-            home.pool.run(function, *arguments, timeout=timeout, given_up=home.clear)
+            home.pool.run(
+                function, *arguments, timeout=timeout, given_up=home.clear, timed=partial(self._took, op)
+            )
         )
         try:
             return await home.running
+        except EnvironmentRaised as error:
+            boundary.report(error, session_id=key)
+            raise
         except (asyncio.CancelledError, OperationTimeout) as error:
             if self._homes.get(key) is home:
                 del self._homes[key]
@@ -135,6 +142,10 @@ class ThreadWorker(Worker):
             raise
         finally:
             home.running = None
+
+    def _took(self, op: str, waited: float, ran: float) -> None:
+        self.times.waited[op].add(waited)
+        self.times.ran[op].add(ran)
 
     async def verify(
         self, source: EnvSource, items: Sequence[Mapping[str, Any]], *, timeout: float | None
@@ -146,10 +157,15 @@ class ThreadWorker(Worker):
         home = _Home(self._pool)
         try:
             verdict: Verdict = await self._pool.run(
-                home.score, source, item, timeout=timeout, given_up=home.clear
+                home.score,
+                *(source, item),
+                timeout=timeout,
+                given_up=home.clear,
+                timed=partial(self._took, "verify"),
             )
             return verdict
         except EnvironmentRaised as error:
+            boundary.report(error, env_id=source.env_id)
             return boundary.error_verdict(error)
         except OperationTimeout as error:
             return {"score": 0.0, "outcome": "timeout", "detail": str(error)}

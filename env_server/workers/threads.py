@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -96,6 +97,7 @@ class ThreadPool:
         *arguments: Any,
         timeout: float | None,
         given_up: Callable[[], None],
+        timed: Callable[[float, float], None] | None = None,
     ) -> Any:
         """Make a call in a thread.
 
@@ -104,10 +106,12 @@ class ThreadPool:
             arguments: What to call it with.
             timeout: How long it may take, once a thread is free.
             given_up: Called in a thread where nobody waits for the call any more: after it, or instead of it.
+            timed: Told how long the call waited for a thread, and how long it took then.
 
         Raises:
             OperationTimeout: It took too long, or all threads are stuck.
         """
+        asked = time.perf_counter()
         try:
             thread = await self._borrow()
         except (asyncio.CancelledError, OperationTimeout):
@@ -116,6 +120,7 @@ class ThreadPool:
             spare.dismiss()
             raise
         call = _Call(function, arguments)
+        began = time.perf_counter()
         thread.put(call)
         try:
             async with asyncio.timeout(timeout):
@@ -123,6 +128,8 @@ class ThreadPool:
         except TimeoutError:
             raise OperationTimeout(f"no answer within {timeout:g} s") from None
         finally:
+            if timed is not None:
+                timed(began - asked, time.perf_counter() - began)
             if call.finished:
                 self._give_back(thread)
             else:

@@ -101,7 +101,8 @@ async def test_metrics(server: Server) -> None:
         assert grown("rollgym_steps_total", env_id="Count") == 1
         assert grown("rollgym_resets_total", env_id="Count") == 1
         assert grown("rollgym_sessions", env_id="Count") == 1
-        assert grown("rollgym_operations_total", op="step") == 2
+        assert grown("rollgym_operations_total", op="step", code="ok") == 1
+        assert grown("rollgym_operations_total", op="step", code="env_error") == 1
         assert grown("rollgym_problems_total", code="env_error") == 1
         assert grown("rollgym_verdicts_total", env_id="Equal", outcome="correct") == 1
         assert after[("rollgym_sockets", ())] >= 1

@@ -69,8 +69,10 @@ class Count(gymnasium.Env):
             info["object"] = object()
         if verb == "special":
             info |= {"none": None, "nan": math.nan, "pair": (1, 2), "array": np.arange(3), 5: np.float64(0.5)}
+        if verb == "win":
+            info["success"] = True
         observation = "x" * int(rest) if verb == "large" else f"{self.count} {action}"
-        return observation, reward, self.count >= self.length, False, info
+        return observation, reward, verb == "win" or self.count >= self.length, verb == "cut", info
 
     def render(self) -> str:
         return f"<{self.count}>"

@@ -1,0 +1,47 @@
+"""How long things took, counted in buckets."""
+
+from bisect import bisect_left
+from collections import defaultdict
+
+BOUNDS = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
+)
+"""The upper bounds of the buckets, in seconds; what took longer is in one more."""
+
+
+TIMED_STEPS = 16
+"""Of steps that need no waiting, each 16th is timed and counts for so many: timing all of them would cost percents."""
+
+
+class Durations:
+    """A histogram of plain numbers: no lock and no label look-up, since it is added to at every step.
+
+    Attributes:
+        counts: How many durations are in each bucket.
+        total: Their sum, in seconds.
+    """
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS) + 1)
+        self.total = 0.0
+
+    def add(self, seconds: float, times: int = 1) -> None:
+        """Count a duration, which may stand for several."""
+        self.counts[bisect_left(BOUNDS, seconds)] += times
+        self.total += seconds * times
+
+
+class OperationTimes:
+    """How long the operations of one kind of worker took, by operation.
+
+    Attributes:
+        ran: The time that the environment took.
+        waited: The time before that, in which the worker did other things.
+    """
+
+    def __init__(self) -> None:
+        self.ran: defaultdict[str, Durations] = defaultdict(Durations)
+        self.waited: defaultdict[str, Durations] = defaultdict(Durations)

@@ -1,0 +1,98 @@
+"""Whether a server can take new sessions, and if not, why not."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from env_server.journal_file import JournalFile
+from env_server.lifecycle import Lifecycle, Phase
+from env_server.seat import Seat
+from env_server.workplaces import Workplaces
+
+ReasonCode = Literal["starting", "draining", "workers", "threads", "state_dir", "journal", "process_away"]
+"""Why a server is not ready."""
+
+# Whoever asks more often than this is told what was found last.
+_FRESH_S = 1.0
+
+
+class Reason(NamedTuple):
+    """One reason for which an I/O process is not ready. Anybody may read it: it names no paths.
+
+    Attributes:
+        code: Which of the documented reasons it is.
+        detail: More of it, for people.
+        process: Which process it is about.
+    """
+
+    code: ReasonCode
+    detail: str
+    process: int
+
+
+class Readiness:
+    """What keeps one I/O process from taking new sessions.
+
+    Args:
+        seat: Which process it is.
+        lifecycle: Whether it is starting or draining.
+        workplaces: Its workers.
+        journal_file: Where its sessions are written down, if anywhere.
+    """
+
+    def __init__(
+        self, seat: Seat, lifecycle: Lifecycle, workplaces: Workplaces, journal_file: JournalFile | None
+    ) -> None:
+        self._seat = seat
+        self._lifecycle = lifecycle
+        self._workplaces = workplaces
+        self._journal_file = journal_file
+        self._disk_trouble: str | None = None
+        self._disk_asked_at = 0.0
+
+    async def reasons(self) -> list[Reason]:
+        """The reasons of this process; none where it is ready."""
+        found: list[tuple[ReasonCode, str]] = []
+        phase = self._lifecycle.phase
+        if phase is Phase.STARTING:
+            found.append(("starting", "the server is looking at its environments"))
+        elif phase is Phase.DRAINING:
+            found.append(("draining", "the server ends when what runs is finished"))
+        if self._workplaces.starts_fail:
+            found.append(("workers", "worker processes end before they are ready; the log says more"))
+        if self._workplaces.threads_stuck:
+            found.append(("threads", "all threads for environments are stuck in calls that took too long"))
+        if self._journal_file is not None and not self._journal_file.is_kept:
+            found.append(
+                ("journal", "the journal could not be written, so sessions would not outlive a crash")
+            )
+        trouble = await self._look_at_disk()
+        if trouble is not None:
+            found.append(("state_dir", f"the state directory cannot be written: {trouble}"))
+        return [Reason(code, detail, self._seat.index) for code, detail in found]
+
+    async def _look_at_disk(self) -> str | None:
+        directory = self._seat.directory
+        if directory is None:
+            return None
+        now = time.monotonic()
+        if now - self._disk_asked_at > _FRESH_S:
+            self._disk_asked_at = now
+            # In a thread: a network's file system may take its time.
+            self._disk_trouble = await asyncio.to_thread(_write, directory / f"ready-{self._seat.index}")
+        return self._disk_trouble
+
+
+def _write(path: Path) -> str | None:
+    """Write a small file; what went wrong, if anything did."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            os.write(descriptor, b"ready\n")
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    return None
