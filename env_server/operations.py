@@ -145,6 +145,13 @@ class Operations:
             self._counts["step"] += len(ops)
         return shared
 
+    def end(self, context: Context, session_id: str) -> None:
+        """Close a session that was made here for no longer than a call or a socket of another protocol.
+
+        The client has asked for no such operation, so none is counted and no rate limit stands in its way.
+        """
+        self._making.close(context, [session_id])
+
     def _call_general(self, context: Context, op: str, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
         handler = self._general.get(op)
         if handler is None:

@@ -20,6 +20,7 @@ from env_server.open_sockets import Place
 from env_server.operations import SOCKET_OPS, unknown_op
 from env_server.pending import Pending
 from env_server.replies import Reply
+from env_server.seat import Seat
 from env_server.services import Services
 from env_server.validation import invalid
 
@@ -70,6 +71,11 @@ async def _serve_accepted(
         pass
     finally:
         services.metrics.sockets -= 1
+
+
+def name_socket(seat: Seat) -> str:
+    """A name for a new socket, which no other of this server has; it begins with the index of its process."""
+    return f"{seat.index}.{next(_names)}"
 
 
 async def reject(services: Services, send: Send, problem: ProblemError) -> None:
@@ -138,7 +144,7 @@ class Socket:
         self._reply_limit = services.settings.max_reply_bytes
         self._max_batch = services.settings.max_batch
         self._max_in_flight = services.settings.max_in_flight
-        self._context = Context(place.caller, binary=binary, socket=f"{services.seat.index}.{next(_names)}")
+        self._context = Context(place.caller, binary=binary, socket=name_socket(services.seat))
         self._in_flight: set[FrameId] = set()
         self._room: asyncio.Future[None] | None = None
         self._answers: list[bytes] = []
