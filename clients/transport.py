@@ -54,7 +54,7 @@ async def open_socket(
     url: str,
     *,
     headers: Mapping[str, str],
-    subprotocol: str,
+    subprotocol: str | None,
     timeout_s: float,
     address: str | None = None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
@@ -64,7 +64,7 @@ async def open_socket(
     Args:
         url: Where; the name in it is what the handshake and TLS speak of.
         headers: Headers of the handshake.
-        subprotocol: What is to be spoken.
+        subprotocol: What is to be spoken, where the other side has a name for it.
         timeout_s: How long it may take.
         address: Where to connect to instead of what the name leads to.
         max_message_bytes: A larger message ends the connection.
@@ -80,12 +80,12 @@ async def open_socket(
         raise ValueError(str(error)) from error
     loop = asyncio.get_running_loop()
     context = ssl.create_default_context() if uri.secure else None
+    offered = None if subprotocol is None else [Subprotocol(subprotocol)]
     try:
         async with asyncio.timeout(timeout_s):
             _, connection = await loop.create_connection(
                 lambda: WebSocket(
-                    ClientProtocol(uri, subprotocols=[Subprotocol(subprotocol)], max_size=max_message_bytes),
-                    headers,
+                    ClientProtocol(uri, subprotocols=offered, max_size=max_message_bytes), headers
                 ),
                 address or uri.host,
                 uri.port,

@@ -203,7 +203,7 @@ def error_payload(problem: ProblemError, *, opening: bool = False) -> dict[str, 
         opening: Whether it was the session that could not be made.
     """
     codes, otherwise = (_OPENING_CODES, "SESSION_ERROR") if opening else (_CODES, "EXECUTION_ERROR")
-    data = {
+    data: dict[str, Any] = {
         "message": problem.detail,
         "code": codes.get(problem.code, otherwise),
         "problem": problem.to_problem(),

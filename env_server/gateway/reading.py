@@ -1,0 +1,44 @@
+"""Reading replies of registered servers, whatever protocol they speak."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from clients.protocol.arrays import DecodeError
+from clients.protocol.values import decode_value
+from env_server.gateway.upstream import UpstreamError
+
+
+def read_number(name: str, reply: Mapping[str, Any]) -> float:
+    """A finite number.
+
+    Raises:
+        UpstreamError: It is something else.
+    """
+    value = reply.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise UpstreamError(f"the {name} is not a finite number")
+    return float(value)
+
+
+def read_info(reply: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The info.
+
+    Raises:
+        UpstreamError: It is no object, or holds what cannot be read.
+    """
+    info = reply.get("info", {})
+    if not isinstance(info, dict):
+        raise UpstreamError("the info is not an object")
+    try:
+        decoded: Mapping[str, Any] = decode_value(None, info)
+    except DecodeError as error:
+        raise UpstreamError(f"the info cannot be read: {error}") from error
+    return decoded
+
+
+def as_text(value: Any) -> str:
+    """An observation as text: what is no text is its JSON."""
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
