@@ -194,15 +194,6 @@ def _other_paths() -> dict[str, Any]:
                 "responses": {"101": {"description": "Switching protocols"}, **refused},
             }
         },
-        "/openenv/{env_id}/ws": {
-            "get": {
-                "summary": "OpenEnv: WebSocket, one session for each",
-                "parameters": [
-                    {"name": "env_id", "in": "path", "required": True, "schema": {"type": "string"}}
-                ],
-                "responses": {"101": {"description": "Switching protocols"}},
-            }
-        },
     }
 
 
