@@ -93,9 +93,7 @@ class GemListReply(BaseModel):
 
 async def _make(operations: Operations, context: Context, fields: Mapping[str, Any]) -> Reply:
     request = validate(GemMakeRequest, fields)
-    made = await operate(
-        operations, context, "make", {"env_id": request.env_id, "kwargs": request.kwargs}
-    )
+    made = await operate(operations, context, "make", {"env_id": request.env_id, "kwargs": request.kwargs})
     return {"sandbox_id": made["session_id"]}
 
 

@@ -22,13 +22,13 @@ class Dialogue:
     socket. Made by `open`.
     """
 
-    def __init__(self, url: str, connection: WebSocket) -> None:
+    def __init__(self, url: str) -> None:
         self._url = url
-        self._connection = connection
-        self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._connection: WebSocket | None = None
         self._has_asked = False
-        connection.on_message = self._take
-        connection.closed.add_done_callback(lambda _: self._messages.put_nowait(None))
+        self._early: bytes | None = None
+        self._waiting: asyncio.Future[bytes] | None = None
+        self._trouble: str | None = None
 
     @classmethod
     async def open(
@@ -39,19 +39,22 @@ class Dialogue:
         Raises:
             UpstreamError: It cannot be opened.
         """
-        url = socket_url(target, path)
+        dialogue = cls(socket_url(target, path))
         try:
             connection = await open_socket(
-                url,
+                dialogue._url,
                 headers={} if token is None else {"Authorization": f"Bearer {token}"},
                 subprotocol=None,
                 timeout_s=_CONNECT_TIMEOUT_S if timeout is None else min(timeout, _CONNECT_TIMEOUT_S),
                 address=target.address,
                 max_message_bytes=max_message_bytes,
+                on_message=dialogue._take,
             )
         except (ConnectionError, ProblemError) as error:
-            raise UpstreamError(f"{url} cannot be opened: {error}") from error
-        return cls(url, connection)
+            raise UpstreamError(f"{dialogue._url} cannot be opened: {error}") from error
+        dialogue._connection = connection
+        connection.closed.add_done_callback(dialogue._ended)
+        return dialogue
 
     async def ask(self, message: bytes, *, timeout: float | None) -> bytes:
         """Send a message and wait for its answer.
@@ -60,29 +63,30 @@ class Dialogue:
             OperationTimeout: None came in time.
             UpstreamError: The socket has ended, or something came that was not asked for.
         """
-        if self._has_asked and not self._messages.empty() and not self._connection.closed.done():
-            self.abort()
-            raise UpstreamError(f"{self._url} has said something that it was not asked")
         self._has_asked = True
-        # A server that refuses a session says so and ends the socket, maybe before it is asked anything.
-        with contextlib.suppress(ConnectionLost):
-            self._connection.send(message, binary=False)
+        early, self._early = self._early, None
+        if early is not None:
+            return early
+        if self._trouble is not None:
+            raise UpstreamError(self._trouble)
+        assert self._connection is not None
+        waiting = self._waiting = asyncio.get_running_loop().create_future()
         try:
+            self._connection.send(message, binary=False)
             async with asyncio.timeout(timeout):
-                answer = await self._messages.get()
+                return await waiting
+        except ConnectionLost as error:
+            raise UpstreamError(f"{self._url} ended the socket: {error}") from error
         except TimeoutError as error:
             self.abort()
             raise OperationTimeout(f"{self._url} did not answer in {timeout:g} s") from error
         except BaseException:
             self.abort()
             raise
-        if answer is None:
-            self._messages.put_nowait(None)
-            raise UpstreamError(f"{self._url} ended the socket: {await self._connection.closed}")
-        return answer
 
     async def close(self, goodbye: bytes) -> None:
         """Say goodbye, and wait until the server has ended the socket: only then is the session's place free."""
+        assert self._connection is not None
         with contextlib.suppress(ConnectionLost):
             self._connection.send(goodbye, binary=False)
         with contextlib.suppress(TimeoutError):
@@ -91,14 +95,24 @@ class Dialogue:
 
     def abort(self) -> None:
         """End the socket at once."""
-        self._connection.abort()
+        if self._connection is not None:
+            self._connection.abort()
 
     def _take(self, message: bytes) -> None:
-        if not self._messages.empty():
-            # Whoever keeps on talking must not fill the memory.
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(message)
+        elif not self._has_asked and self._early is None:
+            # A server that refuses a session says so before it is asked anything, and ends the socket.
+            self._early = message
+        else:
+            self._trouble = f"{self._url} has said something that it was not asked"
             self.abort()
-            return
-        self._messages.put_nowait(message)
+
+    def _ended(self, closed: "asyncio.Future[str]") -> None:
+        if self._trouble is None:
+            self._trouble = f"{self._url} ended the socket: {closed.result()}"
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(UpstreamError(self._trouble))
 
 
 def socket_url(target: Target, path: str) -> str:

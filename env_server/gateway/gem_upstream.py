@@ -7,7 +7,7 @@ from typing import Any
 
 from clients.protocol.errors import ProblemError
 from env_server.gateway.http_client import TargetClient, detail_of
-from env_server.gateway.reading import as_text, read_flags, read_info, read_number
+from env_server.gateway.reading import as_text, read_flags, read_foreign_info, read_number
 from env_server.gateway.targets import Target
 from env_server.gateway.upstream import EnvironmentSpec, Upstream, UpstreamError
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, Spaces, StepOutcome, Verdict
@@ -72,7 +72,7 @@ class GemUpstream(Upstream):
             body["seed"] = seed % _SEEDS
         async with self._given_up_if_unusable(key):
             reply = await self._run(sandbox, "/reset", body, timeout)
-            return _observation(reply), read_info(reply)
+            return _observation(reply), _info(reply)
 
     async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
         """Take a step."""
@@ -82,7 +82,7 @@ class GemUpstream(Upstream):
             reply = await self._run(sandbox, "/step", body, timeout)
             terminated, truncated = read_flags(reply)
             reward = read_number("reward", reply)
-            return StepOutcome(_observation(reply), reward, terminated, truncated, read_info(reply))
+            return StepOutcome(_observation(reply), reward, terminated, truncated, _info(reply))
 
     async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
         """Not part of this protocol."""
@@ -166,3 +166,10 @@ def _observation(reply: Mapping[str, Any]) -> str:
     if "observation" not in reply:
         raise UpstreamError("there is no observation in the reply")
     return as_text(reply["observation"])
+
+
+def _info(reply: Mapping[str, Any]) -> Mapping[str, Any]:
+    info = reply.get("info", {})
+    if not isinstance(info, dict):
+        raise UpstreamError("the info is not an object")
+    return read_foreign_info(info)

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from clients.protocol.frames import dumps
-from env_server.gateway.reading import as_text, read_info
+from env_server.gateway.reading import as_text, read_foreign_info
 from env_server.gateway.upstream import UpstreamError
 from env_server.workers.base import StepOutcome
 
@@ -183,7 +183,7 @@ def _read(answer: bytes, field: str | None) -> tuple[str, Mapping[str, Any], dic
         others |= own
     if metadata:
         others["metadata"] = metadata
-    return text, read_info({"info": others}), data
+    return text, read_foreign_info(others), data
 
 
 def _object_schema(name: str, schemas: Mapping[str, Any]) -> Mapping[str, Any]:
