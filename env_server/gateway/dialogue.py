@@ -70,7 +70,8 @@ class Dialogue:
         if self._trouble is not None:
             raise UpstreamError(self._trouble)
         assert self._connection is not None
-        waiting = self._waiting = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting = waiting
         try:
             self._connection.send(message, binary=False)
             async with asyncio.timeout(timeout):

@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 
-from clients.protocol.arrays import DecodeError
-from clients.protocol.values import INTEGER_LIMIT, decode_value
+from clients.protocol.arrays import INTEGER_LIMIT, DecodeError
+from clients.protocol.values import decode_value
 from env_server.gateway.upstream import UpstreamError
 
 _MAX_DEPTH = 200

@@ -21,7 +21,7 @@ def play(python: Path, script: str, *arguments: str, **environment: str) -> Any:
         text=True,
         timeout=120,
         check=False,
-        env=_environment() | environment,
+        env=peer_environment() | environment,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -35,7 +35,7 @@ class PeerServer:
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._command = [str(python), str(SCRIPTS / script), *arguments, str(self.port)]
-        self._environment = _environment() | environment
+        self._environment = peer_environment() | environment
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> PeerServer:
@@ -62,6 +62,6 @@ class PeerServer:
         self.kill()
 
 
-def _environment() -> dict[str, str]:
+def peer_environment() -> dict[str, str]:
     """Ours without what leads to our own packages: theirs must be theirs."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}

@@ -4,12 +4,15 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import pytest
 import websockets
 
+from tests.support.client_server import ServerProcess
 from tests.support.wire import Server
 
 
@@ -175,6 +178,20 @@ async def test_the_session_ends_with_its_socket(plain: Server) -> None:
         env.connection.transport.abort()
         # Well before the step would be done.
         await until_none_is_left(plain)
+
+
+async def test_a_session_does_not_outlive_its_socket_in_a_journal(tmp_path: Path) -> None:
+    """The process was killed, and nobody can come back for the session that the next one finds."""
+    with ServerProcess(("--state-dir", str(tmp_path), "--linger-s", "0.5", "--log-level", "error")) as server:
+        url = f"ws://127.0.0.1:{server.port}/openenv/FrozenLake-v0/ws"
+        async with websockets.connect(url) as connection:
+            await OpenEnv(connection).good("reset", {"seed": 1})
+            server.kill()
+        server.start()
+        async with httpx.AsyncClient(base_url=server.url) as client, asyncio.timeout(20):
+            while (await client.get("/v1/sessions")).json()["sessions"]:
+                await asyncio.sleep(0.05)
+            assert (await client.get("/v1/info")).json()["capacity"]["sessions"] == 0
 
 
 async def test_no_room(guarded: tuple[Server, dict[str, str]]) -> None:

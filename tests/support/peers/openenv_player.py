@@ -1,8 +1,9 @@
-"""Plays episodes with OpenEnv's own clients: a JSON list of `[client, URL, seed, actions]`, or `full` and a URL."""
+"""Plays with OpenEnv's own clients, as a JSON list says: `[client, URL, seed, actions]` or `["full", URL]` each."""
 
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from openenv.core import EnvClient, GenericEnvClient
@@ -35,7 +36,7 @@ class GameClient(EnvClient[GameAction, GameObservation, State]):
         return State(**payload)
 
 
-async def typed(url: str, seed: int, actions: list[str]) -> dict[str, Any]:
+async def typed(url: str, seed: int, actions: Sequence[str]) -> dict[str, Any]:
     async with GameClient(base_url=url) as env:
         result = await env.reset(seed=seed, episode_id="mine")
         seen = [(result.observation.text, result.reward, result.done)]
@@ -50,7 +51,7 @@ async def typed(url: str, seed: int, actions: list[str]) -> dict[str, Any]:
         }
 
 
-def generic(url: str, seed: int, actions: list[Any]) -> dict[str, Any]:
+def generic(url: str, seed: int, actions: Sequence[Any]) -> dict[str, Any]:
     with GenericEnvClient(base_url=url).sync() as env:
         result = env.reset(seed=seed, episode_id="mine")
         seen = [(_content(result), result.reward, result.done)]
@@ -85,14 +86,13 @@ def _content(result: StepResult[Any]) -> Any:
     return result.observation.get("text", result.observation.get("value"))
 
 
-def play(client: str, url: str, seed: int, actions: list[Any]) -> dict[str, Any]:
+def play(client: str, url: str, seed: int = 0, actions: Sequence[Any] = ()) -> dict[str, Any]:
+    if client == "full":
+        return full(url)
     if client == "generic":
         return generic(url, seed, actions)
     return asyncio.run(typed(url, seed, actions))
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "full":
-        print(json.dumps(full(sys.argv[2])))
-    else:
-        print(json.dumps([play(*episode) for episode in json.loads(sys.argv[1])]))
+    print(json.dumps([play(*each) for each in json.loads(sys.argv[1])]))

@@ -1,9 +1,10 @@
-"""A guessing game on OpenEnv's own server: how many sessions there may be, and the port."""
+"""A guessing game on OpenEnv's own server, at /many, and at /single with room for one session: the port."""
 
 import sys
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
@@ -53,5 +54,8 @@ class Guess(Environment[GuessAction, GuessObservation, State]):
 
 
 if __name__ == "__main__":
-    app = create_app(Guess, GuessAction, GuessObservation, max_concurrent_envs=int(sys.argv[1]))
-    uvicorn.run(app, port=int(sys.argv[2]), log_level="error")
+    app = FastAPI()
+    for path, sessions in (("/many", 8), ("/single", 1)):
+        served = create_app(Guess, GuessAction, GuessObservation, max_concurrent_envs=sessions)
+        app.mount(path, served)
+    uvicorn.run(app, port=int(sys.argv[1]), log_level="error")
