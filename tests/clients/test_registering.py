@@ -13,7 +13,7 @@ import pytest
 from tests.support.client_server import ROOT, ServerProcess
 from tests.support.foreign_gem import Gem
 from tests.support.foreign_servers import ForeignServer, scripted
-from tests.support.foreign_sockets import refusing, scripted_openenv
+from tests.support.scripted_openenv import refusing, scripted_openenv
 
 
 @pytest.fixture(scope="module")
