@@ -30,7 +30,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 HARD_LIMIT_FACTOR = 8
 """A frame over the limit is answered `too_large`; one over this many times the limit ends the socket (code 1009)."""
 
-_POLICY_VIOLATION = 1008
+POLICY_VIOLATION = 1008
 _names = itertools.count()
 
 
@@ -115,7 +115,7 @@ async def _identify(services: Services, place: Place, receive: Receive, send: Se
         services.metrics.problems[problem.code] += 1
         content = dumps({"id": frame_id(frame), "error": problem.to_problem()}, binary=binary)
         await send(_message(content, binary))
-        await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": problem.code})
+        await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": problem.code})
         return
     await send(_message(dumps({"id": frame_id(frame), "ok": {}}, binary=binary), binary))
 
@@ -180,7 +180,7 @@ class Socket:
 
     async def _end_revoked(self) -> None:
         with contextlib.suppress(OSError):
-            await self._send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": "unauthorized"})
+            await self._send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "unauthorized"})
 
     def _take(self, data: str | bytes) -> bytes | None:
         """Handle one frame; the answer, if it is ready at once."""

@@ -23,9 +23,10 @@ from env_server.faces.openenv_forms import (
 )
 from env_server.faces.operating import operate
 from env_server.negotiation import too_large_reply, too_large_request
+from env_server.open_sockets import Place
 from env_server.replies import Reply
 from env_server.services import Services
-from env_server.socket import name_socket, reject
+from env_server.socket import POLICY_VIOLATION, name_socket, reject
 from env_server.validation import invalid, validate
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -52,18 +53,20 @@ async def serve_openenv_socket(
         caller.require("play")
         context = Context(caller, binary=False, socket=name_socket(services.seat))
         await operate(services.operations, context, "envs", {"env_id": env_id})
+        place = services.sockets.enter(caller, scope["client"][0] if scope["client"] else "")
     except ProblemError as problem:
         await reject(services, send, problem)
         return
-    await send({"type": "websocket.accept"})
     services.metrics.sockets += 1
     try:
-        await OpenEnvSocket(services, env_id, context, receive, send).serve()
+        await send({"type": "websocket.accept"})
+        await OpenEnvSocket(services, env_id, place, context, receive, send).serve()
     except OSError:
         # uvicorn says in this way that the client went away while an answer was being sent.
         pass
     finally:
         services.metrics.sockets -= 1
+        services.sockets.leave(place)
 
 
 class OpenEnvSocket:
@@ -74,10 +77,17 @@ class OpenEnvSocket:
     """
 
     def __init__(
-        self, services: Services, env_id: str, context: Context, receive: Receive, send: Send
+        self,
+        services: Services,
+        env_id: str,
+        place: Place,
+        context: Context,
+        receive: Receive,
+        send: Send,
     ) -> None:
         self._services = services
         self._env_id = env_id
+        self._place = place
         self._context = context
         self._receive = receive
         self._send = send
@@ -91,12 +101,13 @@ class OpenEnvSocket:
 
     async def serve(self) -> None:
         """Answer messages until the socket drops, then end the session."""
+        self._place.on_change = self._changed
         try:
             if not await self._open():
                 return
             while True:
                 message = await self._receive()
-                if message["type"] != "websocket.receive":
+                if message["type"] != "websocket.receive" or self._place.revoked:
                     return
                 text = message.get("text")
                 task = asyncio.get_running_loop().create_task(
@@ -108,6 +119,7 @@ class OpenEnvSocket:
                 if len(self._answering) >= self._services.settings.max_in_flight:
                     await asyncio.wait(self._answering, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._place.on_change = None
             self._closed = True
             for task in self._answering:
                 task.cancel()
@@ -115,6 +127,19 @@ class OpenEnvSocket:
             await asyncio.gather(*self._answering, return_exceptions=True)
             self._end_session()
             self._services.socket_dropped(self._context)
+
+    def _changed(self) -> None:
+        """Note what has become of the token."""
+        if not self._place.revoked:
+            assert self._place.caller is not None
+            self._context.caller = self._place.caller
+            return
+        self._closed = True
+        self._services.answering(asyncio.get_running_loop().create_task(self._end_revoked()))
+
+    async def _end_revoked(self) -> None:
+        with contextlib.suppress(OSError):
+            await self._send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "unauthorized"})
 
     async def _open(self) -> bool:
         """Make the session; a client that cannot have one is told so, as OpenEnv tells it."""

@@ -7,7 +7,8 @@ from typing import Any
 
 from clients.protocol.errors import ProblemError
 from env_server.gateway.http_client import TargetClient, detail_of
-from env_server.gateway.reading import as_text, read_flags, read_foreign_info, read_number
+from env_server.gateway.http_upstream import read_outcome
+from env_server.gateway.reading import as_text, read_foreign_info
 from env_server.gateway.targets import Target
 from env_server.gateway.upstream import EnvironmentSpec, Upstream, UpstreamError
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, Spaces, StepOutcome, Verdict
@@ -80,9 +81,7 @@ class GemUpstream(Upstream):
         body = {"sandbox_id": sandbox.sandbox_id, "action": action}
         async with self._given_up_if_unusable(key):
             reply = await self._run(sandbox, "/step", body, timeout)
-            terminated, truncated = read_flags(reply)
-            reward = read_number("reward", reply)
-            return StepOutcome(_observation(reply), reward, terminated, truncated, _info(reply))
+            return read_outcome(_observation(reply), _info(reply), reply)
 
     async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
         """Not part of this protocol."""

@@ -1,12 +1,13 @@
 """The handlers of register, heartbeat and unregister."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from clients.protocol.errors import ProblemError
-from clients.protocol.messages import HeartbeatRequest, RegisterRequest
+from clients.protocol.messages import IDENTIFIER, HeartbeatRequest, RegisterRequest
 from env_server.auth import Caller
 from env_server.catalog import Catalog, CatalogEntry
 from env_server.context import Context
@@ -61,6 +62,11 @@ class Registering:
         ttl_s = request.ttl_s or DEFAULT_TTL_S
         if ttl_s > _LONGEST_TTL_S:
             raise invalid("ttl_s", f"at most {_LONGEST_TTL_S:g}")
+        named = request.upstream_env_id
+        if named is not None and request.protocol != "gem" and re.fullmatch(IDENTIFIER, named) is None:
+            raise invalid(
+                "upstream_env_id", f"it must match {IDENTIFIER}; names of the protocol gem need not"
+            )
         for name in ("action_field", "observation_field"):
             if getattr(request, name) is not None and request.protocol != "openenv":
                 raise invalid(name, "only registrations of the protocol openenv have it")
