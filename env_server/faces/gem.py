@@ -1,9 +1,9 @@
 """GEM over HTTP, as ROCK's admin serves it: a sandbox is a session of ours, and its id is the session's."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
@@ -18,8 +18,6 @@ from env_server.validation import validate
 
 PREFIX = "/apis/v1/envs/gem"
 """Where ROCK's clients look for it."""
-
-SandboxId = Annotated[str, Field(min_length=1)]
 
 
 class _Fields(BaseModel):
@@ -38,7 +36,7 @@ class GemMakeRequest(_Fields):
 class GemResetRequest(_Fields):
     """Begin an episode; `options` are ours, ROCK has none."""
 
-    sandbox_id: SandboxId
+    sandbox_id: Identifier
     seed: Seed | None = None
     options: dict[str, Any] | None = None
 
@@ -46,20 +44,20 @@ class GemResetRequest(_Fields):
 class GemStepRequest(_Fields):
     """Take an action: text. Where actions are no text, the action itself, or its JSON as text."""
 
-    sandbox_id: SandboxId
+    sandbox_id: Identifier
     action: Any
 
 
 class GemCloseRequest(_Fields):
     """End an environment; one that is gone already is no error."""
 
-    sandbox_id: SandboxId
+    sandbox_id: Identifier
 
 
 class GemListRequest(_Fields):
     """List the environments; `sandbox_id` may be left out, all sandboxes have the same ones."""
 
-    sandbox_id: SandboxId | None = None
+    sandbox_id: str | None = None
 
 
 class GemSandboxReply(BaseModel):
