@@ -37,11 +37,17 @@ async def test_an_episode_is_that_of_our_own_protocol(plain: Server) -> None:
 
 async def test_calls_reach_the_process_that_owns_the_sandbox(plain: Server) -> None:
     """Every call is a connection of its own, which the kernel gives to either process."""
-    owners = set()
-    for _ in range(8):
-        async with plain.http() as client:
-            sandbox_id = (await gem(client, "make", env_id="Count", kwargs={"length": 100}))["sandbox_id"]
-            owners.add(sandbox_id.partition(".")[0])
+    sandboxes: dict[str, str] = {}
+    async with asyncio.timeout(60):
+        while len(sandboxes) < 2:
+            async with plain.http() as client:
+                made = await gem(client, "make", env_id="Count", kwargs={"length": 100})
+            sandboxes[made["sandbox_id"]] = made["sandbox_id"].partition(".")[0]
+            if len(set(sandboxes.values())) < len(sandboxes):
+                async with plain.http() as client:
+                    await gem(client, "close", sandbox_id=made["sandbox_id"])
+                del sandboxes[made["sandbox_id"]]
+    for sandbox_id in sandboxes:
         async with plain.http() as client:
             await gem(client, "reset", sandbox_id=sandbox_id, seed=1)
         for number in range(1, 9):
@@ -51,7 +57,6 @@ async def test_calls_reach_the_process_that_owns_the_sandbox(plain: Server) -> N
                 assert seen["info"]["nan"] == "NaN"
         async with plain.http() as client:
             await gem(client, "close", sandbox_id=sandbox_id)
-    assert owners == {"0", "1"}
 
 
 async def test_actions_that_are_no_text_may_come_as_text(plain: Server) -> None:
