@@ -54,20 +54,22 @@ async def open_socket(
     url: str,
     *,
     headers: Mapping[str, str],
-    subprotocol: str,
+    subprotocol: str | None,
     timeout_s: float,
     address: str | None = None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
+    on_message: Callable[[bytes], None] | None = None,
 ) -> WebSocket:
     """Open a WebSocket.
 
     Args:
         url: Where; the name in it is what the handshake and TLS speak of.
         headers: Headers of the handshake.
-        subprotocol: What is to be spoken.
+        subprotocol: What is to be spoken, where the other side has a name for it.
         timeout_s: How long it may take.
         address: Where to connect to instead of what the name leads to.
         max_message_bytes: A larger message ends the connection.
+        on_message: Called with each whole message, from the first on: the other side may speak before it is asked.
 
     Raises:
         ProblemError: The server answered the handshake with a problem.
@@ -80,12 +82,14 @@ async def open_socket(
         raise ValueError(str(error)) from error
     loop = asyncio.get_running_loop()
     context = ssl.create_default_context() if uri.secure else None
+    offered = None if subprotocol is None else [Subprotocol(subprotocol)]
     try:
         async with asyncio.timeout(timeout_s):
             _, connection = await loop.create_connection(
                 lambda: WebSocket(
-                    ClientProtocol(uri, subprotocols=[Subprotocol(subprotocol)], max_size=max_message_bytes),
+                    ClientProtocol(uri, subprotocols=offered, max_size=max_message_bytes),
                     headers,
+                    on_message or _ignore,
                 ),
                 address or uri.host,
                 uri.port,
@@ -119,7 +123,9 @@ class WebSocket(asyncio.Protocol):
         on_pong: Called when the other side answered a ping.
     """
 
-    def __init__(self, protocol: ClientProtocol, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, protocol: ClientProtocol, headers: Mapping[str, str], on_message: Callable[[bytes], None]
+    ) -> None:
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._protocol = protocol
@@ -129,7 +135,7 @@ class WebSocket(asyncio.Protocol):
         self._fragments: list[bytes] = []
         self.opened: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[str] = loop.create_future()
-        self.on_message: Callable[[bytes], None] = _ignore
+        self.on_message = on_message
         self.on_pong: Callable[[], None] = _ignore
 
     @property

@@ -10,10 +10,13 @@ from starlette.responses import HTMLResponse, Response
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import dumps
-from env_server.auth import Tokens
+from env_server.auth import NOBODY, Tokens
 from env_server.calls import CALLS, REGISTRATION_CALLS, Call
 from env_server.context import Context
 from env_server.envelope import as_problem
+from env_server.faces.calls import FACE_CALLS
+from env_server.faces.openenv_socket import openenv_env_id, serve_openenv_socket
+from env_server.faces.operating import operate
 from env_server.fields import ENVELOPE
 from env_server.lifecycle import Lifecycle, Phase
 from env_server.negotiation import answer, problem_answer, read_fields, wants_binary
@@ -42,7 +45,8 @@ class App:
         self._tokens: Tokens = services.tokens
         self._limit = services.settings.max_request_bytes
         self._reply_limit = services.settings.max_reply_bytes
-        self._calls = (*CALLS, *REGISTRATION_CALLS) if services.settings.gateway else CALLS
+        own = (*CALLS, *REGISTRATION_CALLS) if services.settings.gateway else CALLS
+        self._calls = (*own, *FACE_CALLS)
         self._static: dict[tuple[str, str], Call] = {
             (call.method, call.path): call for call in self._calls if not call.parameters
         }
@@ -62,6 +66,8 @@ class App:
         if scope["type"] == "websocket":
             if scope["path"] == SOCKET_PATH:
                 await serve_socket(self._services, scope, receive, send)
+            elif (env_id := openenv_env_id(scope["path"])) is not None:
+                await serve_openenv_socket(self._services, env_id, scope, receive, send)
             else:
                 await receive()
                 await reject(
@@ -116,10 +122,11 @@ class App:
 
     async def _run(self, request: Request, call: Call, parameters: dict[str, str]) -> Response:
         services = self._services
-        caller = self._tokens.from_headers(request.headers)
+        caller = NOBODY if call.role is None else self._tokens.from_headers(request.headers)
         if caller is None:
             raise ProblemError("unauthorized", "this server needs a token")
-        caller.require(call.role)
+        if call.role is not None:
+            caller.require(call.role)
         binary = wants_binary(request)
         fields = await read_fields(request, self._limit)
         if call.request is None and fields:
@@ -133,9 +140,10 @@ class App:
         fields.update(parameters)
         traceparent = request.headers.get("traceparent") if services.keeps_traces else None
         context = Context(caller, binary=binary, traceparent=traceparent)
-        reply = services.operations.call(context, call.op, fields)
-        if not isinstance(reply, dict):
-            reply = await reply
+        if call.handler is not None:
+            reply = await call.handler(services.operations, context, fields)
+        else:
+            reply = await operate(services.operations, context, call.op, fields)
         if call.empty:
             return Response(status_code=call.status)
         return answer(reply, binary=binary, limit=self._reply_limit, status=call.status)

@@ -48,6 +48,9 @@ class Caller:
 ANYONE = Caller("anyone", frozenset(ROLES))
 """The caller of a server without tokens."""
 
+NOBODY = Caller("nobody", frozenset())
+"""The caller of what needs no token."""
+
 
 class Tokens:
     """The tokens of a server. It keeps hashes only.

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
@@ -35,6 +36,9 @@ from clients.protocol.messages import (
 from env_server.auth import Role
 from env_server.information import EnvsQuery, SessionsQuery
 
+if TYPE_CHECKING:
+    from env_server.faces.operating import FaceHandler
+
 
 class SessionList(BaseModel):
     """The caller's sessions, one page; `after` is there when more follow."""
@@ -57,7 +61,8 @@ class Call:
         query: The model of the query, if it has one.
         replies: The models of the answer.
         empty: Whether a good answer has no body.
-        role: The role that it needs where tokens are set.
+        role: The role that it needs where tokens are set; None if it needs no token.
+        handler: What answers a call that is not one operation.
     """
 
     method: str
@@ -69,7 +74,8 @@ class Call:
     query: type[BaseModel] | None = None
     replies: tuple[type[BaseModel], ...] = field(default=())
     empty: bool = False
-    role: Role = "play"
+    role: Role | None = "play"
+    handler: "FaceHandler | None" = None
 
     def pattern(self) -> re.Pattern[str]:
         """The path as a regular expression."""

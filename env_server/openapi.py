@@ -65,6 +65,17 @@ _PROBLEMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "register": ("env_exists", "spec_mismatch", "probe_failed", "at_capacity", "draining"),
         "heartbeat": ("unknown_registration", "draining"),
         "unregister": ("unknown_registration", "draining"),
+        "gem_make": (*_MAKES, "unknown_env"),
+        "gem_reset": _RUNS,
+        "gem_step": (*_RUNS, "invalid_action", "episode_over"),
+        "gem_close": ("draining",),
+        "gem_list": ("draining",),
+        "openenv_reset": (*_MAKES, "unknown_env"),
+        "openenv_step": (*_MAKES, "unknown_env", "invalid_action"),
+        **dict.fromkeys(
+            ("openenv_state", "openenv_schema", "openenv_metadata", "openenv_health"),
+            ("unknown_env", "draining"),
+        ),
     }
 )
 """The problems that an operation may be answered with beside those of every call, and `internal`."""
@@ -134,6 +145,8 @@ def _describe(call: Call, schemas: dict[type[BaseModel], dict[str, Any]]) -> dic
             **_problems((*_ALWAYS, *_PROBLEMS[call.op]), schemas[Problem]),
         },
     }
+    if call.role is None:
+        described["security"] = []
     if call.request is not None:
         required = any(field.is_required() for field in call.request.model_fields.values())
         described["requestBody"] = {"required": required, "content": _content(schemas[call.request])}

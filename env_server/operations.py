@@ -60,6 +60,9 @@ class Calls(Protocol):
     def share_out(self, context: Context, ops: list[Any]) -> Pending | None:
         """Pass on a batch that holds nothing but steps of sessions at nodes; None if it is not one."""
 
+    def end(self, context: Context, session_id: str) -> None:
+        """Close a session that was made here for no longer than a call or a socket of another protocol."""
+
 
 class Operations:
     """Finds the handler of an operation, and the session that it is about.
@@ -224,6 +227,13 @@ class Operations:
             session.use_from(socket)
             context.sessions.add(session_id)
         return session
+
+    def end(self, context: Context, session_id: str) -> None:
+        """Close a session that was made here for no longer than a call or a socket of another protocol.
+
+        The client has asked for no such operation, so none is counted and no rate limit stands in its way.
+        """
+        self._making.close(context, [session_id])
 
     def _call_general(self, context: Context, op: str, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
         handler = self._general.get(op)

@@ -204,6 +204,10 @@ class Services:
         """How full the server is, from 0 to 1."""
         return self._sessions.count() / self.settings.max_sessions
 
+    def capacity(self) -> dict[str, int]:
+        """How many sessions there are, and how many there may be."""
+        return {"active_sessions": self._sessions.count(), "max_sessions": self.settings.max_sessions}
+
     def answering(self, task: asyncio.Task[Any]) -> None:
         """Note a task that will answer a frame, so that a drain waits for it."""
         self._answering.add(task)

@@ -20,6 +20,7 @@ from env_server.open_sockets import Place
 from env_server.operations import SOCKET_OPS, unknown_op
 from env_server.pending import Pending
 from env_server.replies import Reply
+from env_server.seat import Seat
 from env_server.services import Services
 from env_server.validation import invalid
 
@@ -29,7 +30,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 HARD_LIMIT_FACTOR = 8
 """A frame over the limit is answered `too_large`; one over this many times the limit ends the socket (code 1009)."""
 
-_POLICY_VIOLATION = 1008
+POLICY_VIOLATION = 1008
 _names = itertools.count()
 
 
@@ -80,6 +81,11 @@ async def _serve_accepted(
         services.metrics.sockets -= 1
 
 
+def name_socket(seat: Seat) -> str:
+    """A name for a new socket, which no other of this server has; it begins with the index of its process."""
+    return f"{seat.index}.{next(_names)}"
+
+
 async def reject(services: Services, send: Send, problem: ProblemError) -> None:
     """Answer a handshake with a problem."""
     services.metrics.problems[problem.code] += 1
@@ -117,7 +123,7 @@ async def _identify(services: Services, place: Place, receive: Receive, send: Se
         services.metrics.problems[problem.code] += 1
         content = dumps({"id": frame_id(frame), "error": problem.to_problem()}, binary=binary)
         await send(_message(content, binary))
-        await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": problem.code})
+        await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": problem.code})
         return
     await send(_message(dumps({"id": frame_id(frame), "ok": {}}, binary=binary), binary))
 
@@ -154,7 +160,7 @@ class Socket:
         self._reply_limit = services.settings.max_reply_bytes
         self._max_batch = services.settings.max_batch
         self._max_in_flight = services.settings.max_in_flight
-        name = f"{services.seat.index}.{next(_names)}"
+        name = name_socket(services.seat)
         self._context = Context(place.caller, binary=binary, socket=name, traceparent=traceparent)
         self._in_flight: set[FrameId] = set()
         self._dropped = False
@@ -194,7 +200,7 @@ class Socket:
 
     async def _end_revoked(self) -> None:
         with contextlib.suppress(OSError):
-            await self._send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": "unauthorized"})
+            await self._send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "unauthorized"})
 
     def _take(self, data: str | bytes) -> bytes | None:
         """Handle one frame; the answer, if it is ready at once."""

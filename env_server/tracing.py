@@ -75,6 +75,10 @@ class TracedOperations:
     def share_out(self, context: Context, ops: list[Any]) -> None:
         """Pass no batch on as a whole: each of its operations has a span."""
 
+    def end(self, context: Context, session_id: str) -> None:
+        """Close a session that no client has named."""
+        self._operations.end(context, session_id)
+
     async def _later(self, span: Span, reply: Awaitable[Reply]) -> Reply:
         token = CURRENT.set(_traceparent(span))
         try:

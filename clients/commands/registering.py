@@ -97,6 +97,8 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
         "--protocol", choices=_PROTOCOLS, default="rollgym", help="What that server speaks (default rollgym)."
     )
     parser.add_argument("--upstream-env-id", help="What the environment is called there, if otherwise.")
+    parser.add_argument("--action-field", help="openenv: the field of an action that a text is for.")
+    parser.add_argument("--observation-field", help="openenv: the field of an observation that is the text.")
     parser.add_argument("--server-token", help="Bearer token for that server.")
 
 
@@ -120,6 +122,8 @@ def _register(client: httpx.Client, options: argparse.Namespace, more: Mapping[s
         "protocol": options.protocol,
         "upstream_env_id": options.upstream_env_id,
         "token": options.server_token,
+        "action_field": options.action_field,
+        "observation_field": options.observation_field,
         **more,
     }
     return RegisterReply.model_validate(_call(client, "POST", "/v1/envs", body))

@@ -16,6 +16,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**53, strict=True)]
 RequestId = Annotated[str, Field(min_length=1, max_length=128)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1024, strict=True)]
+FieldName = Annotated[str, Field(min_length=1, max_length=128)]
 _LINGERS = "Whether a session made on a socket ends some time after its last socket dropped."
 Index = Annotated[int, Field(ge=0, strict=True)]
 VerifyItem = Annotated[
@@ -118,8 +119,11 @@ class RegisterRequest(Request):
     env_id: Identifier = Field(description="What it is called at the gateway.")
     url: str = Field(min_length=1, max_length=2048, description="Base URL of the server that has it.")
     protocol: UpstreamProtocol = Field(description="What that server speaks.")
-    upstream_env_id: Identifier | None = Field(
-        default=None, description="What it is called there; `env_id` if absent."
+    upstream_env_id: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=256,
+        description="What it is called there; `env_id` if absent. Other protocols have other names than ours.",
     )
     token: str | None = Field(
         default=None, max_length=4096, pattern=r"^[!-~]+$", description="Bearer token for that server."
@@ -129,6 +133,12 @@ class RegisterRequest(Request):
         default=None, description="How long it lives past its last heartbeat; 60 if absent."
     )
     description: str | None = Field(default=None, max_length=4096)
+    action_field: FieldName | None = Field(
+        default=None, description="`openenv`: the field of an action that a text is for."
+    )
+    observation_field: FieldName | None = Field(
+        default=None, description="`openenv`: the field of an observation that is the text."
+    )
 
 
 class HeartbeatRequest(Request):

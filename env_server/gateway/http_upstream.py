@@ -6,7 +6,6 @@
 `POST {url}/verify {items} -> {results}`.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from gymnasium import Space
 from clients.protocol.arrays import DecodeError
 from clients.protocol.values import decode_value, encode_value
 from env_server.gateway.http_client import TargetClient, detail_of
+from env_server.gateway.reading import read_info, read_number
 from env_server.gateway.spec import read_spec
 from env_server.gateway.targets import Target
 from env_server.gateway.upstream import EnvironmentSpec, Upstream, UpstreamError
@@ -62,14 +62,14 @@ class HttpUpstream(Upstream):
             "kwargs": encode_value(None, self._kwargs.get(key, {}), binary=False),
         }
         reply = await self._post("/reset", body, timeout)
-        return _observation(self._spec.observation_space, reply), _info(reply)
+        return _observation(self._spec.observation_space, reply), read_info(reply)
 
     async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
         """Take a step."""
         encoded = encode_value(self._spec.action_space, action, binary=False)
         reply = await self._post("/step", {"session_id": key, "action": encoded}, timeout)
         observation = _observation(self._spec.observation_space, reply)
-        return read_outcome(observation, _info(reply), reply)
+        return read_outcome(observation, read_info(reply), reply)
 
     async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
         """Not part of this protocol."""
@@ -120,17 +120,6 @@ def _observation(space: Space[Any], reply: Mapping[str, Any]) -> Any:
     return observation
 
 
-def _info(reply: Mapping[str, Any]) -> Mapping[str, Any]:
-    info = reply.get("info", {})
-    if not isinstance(info, dict):
-        raise UpstreamError("the info is not an object")
-    try:
-        decoded: Mapping[str, Any] = decode_value(None, info)
-    except DecodeError as error:
-        raise UpstreamError(f"the info cannot be read: {error}") from error
-    return decoded
-
-
 def read_outcome(observation: Any, info: Mapping[str, Any], reply: Mapping[str, Any]) -> StepOutcome:
     """What a step led to, from a reply whose observation and info were read.
 
@@ -140,7 +129,7 @@ def read_outcome(observation: Any, info: Mapping[str, Any], reply: Mapping[str, 
     terminated, truncated = reply.get("terminated"), reply.get("truncated")
     if type(terminated) is not bool or type(truncated) is not bool:
         raise UpstreamError("terminated and truncated of a step are not both booleans")
-    return StepOutcome(observation, _number("reward", reply), terminated, truncated, info)
+    return StepOutcome(observation, read_number("reward", reply), terminated, truncated, info)
 
 
 def read_verdicts(results: Any, count: int) -> list[Verdict]:
@@ -158,14 +147,7 @@ def _verdict(result: Any) -> Verdict:
     if not isinstance(result, dict):
         raise UpstreamError("a result of verify is not an object")
     return {
-        "score": _number("score", result),
+        "score": read_number("score", result),
         "outcome": str(result.get("outcome", "")),
         "detail": result.get("detail"),
     }
-
-
-def _number(name: str, reply: Mapping[str, Any]) -> float:
-    value = reply.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise UpstreamError(f"the {name} is not a finite number")
-    return float(value)

@@ -1,7 +1,7 @@
 """The conformance probe: what a server is asked before its environment is offered."""
 
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
 import orjson
@@ -13,6 +13,8 @@ from env_server.workers.base import EnvironmentRaised, OperationTimeout
 
 _SEED = 20_240_229
 _TIMEOUT_S = 30.0
+# A server may have to start a container first.
+_MAKE_TIMEOUT_S = 60.0
 _KEYS = ("probe-one", "probe-two")
 _Result = TypeVar("_Result")
 
@@ -59,28 +61,41 @@ async def probe(upstream: Upstream) -> tuple[EnvironmentSpec, list[Check]]:
 
 
 async def _probe_episode(upstream: Upstream, spec: EnvironmentSpec, report: list[Check]) -> None:
-    observations = []
+    """Two sessions, one after the other: some servers have room for no more than one."""
+    first = await _in_session(upstream, _KEYS[0], report, lambda: _begin_and_step(upstream, spec, report))
+    again = await _in_session(upstream, _KEYS[1], report, lambda: _begin(upstream, _KEYS[1], spec, report))
+    agree = first == again
+    report.append(
+        Check("two resets with one seed agree", agree, "" if agree else "their observations differ")
+    )
+
+
+async def _in_session(
+    upstream: Upstream, key: str, report: list[Check], play: Callable[[], Awaitable[_Result]]
+) -> _Result:
     try:
-        for key in _KEYS:
-            await _ask(report, "make", upstream.make(key, {}, timeout=_TIMEOUT_S))
-            observation, _ = await _ask(report, "reset", upstream.reset(key, _SEED, None, timeout=_TIMEOUT_S))
-            observations.append(_written(report, spec, observation))
-        agree = observations[0] == observations[1]
-        report.append(
-            Check("two resets with one seed agree", agree, "" if agree else "their observations differ")
-        )
-        spec.action_space.seed(_SEED)
-        outcome = await _ask(
-            report, "step", upstream.step(_KEYS[0], spec.action_space.sample(), timeout=_TIMEOUT_S)
-        )
-        _written(report, spec, outcome.observation)
+        await _ask(report, "make", upstream.make(key, {}, timeout=_MAKE_TIMEOUT_S))
+        result = await play()
     except _Stop:
-        for key in _KEYS:
-            with contextlib.suppress(UpstreamError, EnvironmentRaised, OperationTimeout):
-                await upstream.close(key)
+        with contextlib.suppress(UpstreamError, EnvironmentRaised, OperationTimeout):
+            await upstream.close(key)
         raise
-    for key in _KEYS:
-        await _ask(report, "close", upstream.close(key))
+    await _ask(report, "close", upstream.close(key))
+    return result
+
+
+async def _begin(upstream: Upstream, key: str, spec: EnvironmentSpec, report: list[Check]) -> bytes:
+    observation, _ = await _ask(report, "reset", upstream.reset(key, _SEED, None, timeout=_TIMEOUT_S))
+    return _written(report, spec, observation)
+
+
+async def _begin_and_step(upstream: Upstream, spec: EnvironmentSpec, report: list[Check]) -> bytes:
+    begin = await _begin(upstream, _KEYS[0], spec, report)
+    spec.action_space.seed(_SEED)
+    action = spec.action_space.sample()
+    outcome = await _ask(report, "step", upstream.step(_KEYS[0], action, timeout=_TIMEOUT_S))
+    _written(report, spec, outcome.observation)
+    return begin
 
 
 async def _probe_verifier(upstream: Upstream, report: list[Check]) -> None:

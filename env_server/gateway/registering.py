@@ -1,18 +1,21 @@
 """The handlers of register, heartbeat and unregister."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from clients.protocol.errors import ProblemError
-from clients.protocol.messages import HeartbeatRequest, RegisterRequest
+from clients.protocol.messages import IDENTIFIER, HeartbeatRequest, RegisterRequest
 from env_server.auth import Caller
 from env_server.catalog import Catalog, CatalogEntry
 from env_server.context import Context
 from env_server.fields import own_fields, refuse_fields
+from env_server.gateway.gem_upstream import GemUpstream
 from env_server.gateway.http_upstream import HttpUpstream
 from env_server.gateway.node import Node, Nodes
+from env_server.gateway.openenv_upstream import OpenEnvUpstream
 from env_server.gateway.probe import probe
 from env_server.gateway.registry import DEFAULT_TTL_S, Registration, Registry
 from env_server.gateway.rollgym_upstream import RollgymUpstream
@@ -48,6 +51,8 @@ class Registering:
         self._looking_at: Counter[str] = Counter()
         self._connect: Mapping[str, _Connect] = {
             "http": self._connect_http,
+            "openenv": self._connect_openenv,
+            "gem": self._connect_gem,
         }
 
     async def register(self, context: Context, fields: Mapping[str, Any]) -> Reply:
@@ -57,8 +62,14 @@ class Registering:
         ttl_s = request.ttl_s or DEFAULT_TTL_S
         if ttl_s > _LONGEST_TTL_S:
             raise invalid("ttl_s", f"at most {_LONGEST_TTL_S:g}")
-        if request.protocol != "rollgym" and request.protocol not in self._connect:
-            raise invalid("protocol", f"this gateway speaks rollgym, {', '.join(self._connect)}")
+        named = request.upstream_env_id
+        if named is not None and request.protocol != "gem" and re.fullmatch(IDENTIFIER, named) is None:
+            raise invalid(
+                "upstream_env_id", f"it must match {IDENTIFIER}; names of the protocol gem need not"
+            )
+        for name in ("action_field", "observation_field"):
+            if getattr(request, name) is not None and request.protocol != "openenv":
+                raise invalid(name, "only registrations of the protocol openenv have it")
         target = await self._rules.check(request.url)
         with self._place(context.caller, request, target):
             return await self._register(context, request, target, ttl_s)
@@ -155,6 +166,19 @@ class Registering:
 
     def _connect_http(self, request: RegisterRequest, target: Target) -> Upstream:
         return HttpUpstream(target, request.token, self._settings.max_reply_bytes)
+
+    def _connect_openenv(self, request: RegisterRequest, target: Target) -> Upstream:
+        return OpenEnvUpstream(
+            target,
+            request.token,
+            self._settings.max_reply_bytes,
+            action_field=request.action_field,
+            observation_field=request.observation_field,
+        )
+
+    def _connect_gem(self, request: RegisterRequest, target: Target) -> Upstream:
+        env_id = request.upstream_env_id or request.env_id
+        return GemUpstream(target, env_id, request.token, self._settings.max_reply_bytes)
 
 
 def catalog_entry(registration: Registration, registry: Registry, settings: Settings) -> CatalogEntry:

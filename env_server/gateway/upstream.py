@@ -61,7 +61,11 @@ class Upstream(ABC):
 
     @abstractmethod
     async def make(self, key: str, kwargs: Mapping[str, Any], *, timeout: float | None) -> Spaces:
-        """Make a session; gives its spaces."""
+        """Make a session; gives its spaces.
+
+        Raises:
+            ProblemError: `at_capacity`, where the server says that it has no room at present.
+        """
 
     @abstractmethod
     async def reset(

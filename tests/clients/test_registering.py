@@ -1,5 +1,6 @@
 """`roll-env register`, `unregister` and `probe` against a real gateway."""
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -10,7 +11,9 @@ import orjson
 import pytest
 
 from tests.support.client_server import ROOT, ServerProcess
-from tests.support.foreign_servers import ForeignServer
+from tests.support.foreign_gem import Gem
+from tests.support.foreign_servers import ForeignServer, scripted
+from tests.support.scripted_openenv import refusing, scripted_openenv
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +110,26 @@ def test_mistakes_are_told(arguments: tuple[str, ...], code: int, message: str) 
     assert done.returncode == code
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+async def test_a_probe_of_an_openenv_server() -> None:
+    async with scripted_openenv() as server:
+        probe = ("probe", "Scripted", server.url, "--protocol", "openenv")
+        done = await asyncio.to_thread(roll_env, *probe, "--action-field", "move", "--json")
+        assert done.returncode == 0, done.stderr
+        assert orjson.loads(done.stdout)["findings"][-1]["check"] == "two resets with one seed agree"
+        server.scripts["reset"] = refusing("EXECUTION_ERROR", "out of levels")
+        done = await asyncio.to_thread(roll_env, *probe)
+        assert (done.returncode, "out of levels" in done.stdout) == (1, True)
+
+
+async def test_a_gem_server_is_registered(gateway: ServerProcess) -> None:
+    answer = Gem()
+    async with scripted(answer) as url:
+        arguments = ("--protocol", "gem", "--upstream-env-id", "game:Box-v0", "--gateway", gateway.url)
+        done = await asyncio.to_thread(roll_env, "register", "Box", url, *arguments)
+        assert done.returncode == 0, done.stderr
+        assert answer.named("make")[0] == {"env_id": "game:Box-v0"}
+        assert offered(gateway, "Box")
+        registration_id = done.stdout.splitlines()[0]
+        await asyncio.to_thread(roll_env, "unregister", registration_id, "--gateway", gateway.url)

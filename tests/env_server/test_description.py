@@ -23,6 +23,8 @@ PATHS = {
     *("/v1/sessions", "/v1/sessions/restore", "/v1/sessions/close", "/v1/sessions/{session_id}"),
     *(f"/v1/sessions/{{session_id}}/{op}" for op in ("reset", "step", "render", "cancel", "fork", "episode")),
     "/v1/verify/{env_id}",
+    *(f"/openenv/{{env_id}}/{name}" for name in ("reset", "step", "state", "schema", "metadata", "health")),
+    *(f"/apis/v1/envs/gem/{name}" for name in ("make", "reset", "step", "close", "list")),
 }
 
 

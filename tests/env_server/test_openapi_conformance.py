@@ -37,7 +37,14 @@ checks.positive_data_acceptance.expected-statuses = ["2xx", "403", "404", "409",
 """
 
 
-FREE = ("post_make", "post_restore", "post_step_one", "post_render_one", "post_register")
+FREE = (
+    "post_make",
+    "post_restore",
+    "post_step_one",
+    "post_render_one",
+    "post_register",
+    *("post_gem_make", "post_gem_step", "post_openenv_reset_one", "post_openenv_step_one"),
+)
 
 
 @pytest.fixture(scope="module")

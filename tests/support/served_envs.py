@@ -140,3 +140,15 @@ class Equal(SlowCount):
             time.sleep(float(response.removeprefix("sleep ")))
         good = response == task["answer"]
         return {"score": float(good), "outcome": "correct" if good else "wrong", "detail": None}
+
+
+class Once(Count):
+    """Can be made once in a process, which is what a server does at its start."""
+
+    _made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Once._made += 1
+        if Once._made > 1:
+            raise RuntimeError("there is only one")
