@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 
@@ -18,6 +19,7 @@ from env_server.fields import ENVELOPE
 from env_server.lifecycle import Lifecycle, Phase
 from env_server.negotiation import answer, problem_answer, read_fields, wants_binary
 from env_server.openapi import DOCS_PAGE, describe_calls
+from env_server.origins import Origins
 from env_server.services import Services
 from env_server.socket import reject, serve_socket
 from env_server.validation import invalid
@@ -40,6 +42,7 @@ class App:
         self._services = services
         self._lifecycle: Lifecycle = services.lifecycle
         self._tokens: Tokens = services.tokens
+        self._origins = Origins(services.settings.allowed_origins, loopback_only=not services.tokens.required)
         self._limit = services.settings.max_request_bytes
         self._reply_limit = services.settings.max_reply_bytes
         self._calls = (*CALLS, *REGISTRATION_CALLS) if services.settings.gateway else CALLS
@@ -60,6 +63,12 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or one socket."""
         if scope["type"] == "websocket":
+            try:
+                self._origins.check(Headers(scope=scope))
+            except ProblemError as problem:
+                await receive()
+                await reject(self._services, send, problem)
+                return
             if scope["path"] == SOCKET_PATH:
                 await serve_socket(self._services, scope, receive, send)
             else:
@@ -89,6 +98,7 @@ class App:
 
     async def _respond(self, request: Request) -> Response:
         try:
+            self._origins.check(request.headers)
             return await self._route(request)
         except ClientDisconnect:
             raise
