@@ -13,6 +13,7 @@ from clients.protocol.errors import ProblemError
 from clients.protocol.frames import dumps
 from env_server.auth import Tokens
 from env_server.calls import CALLS, REGISTRATION_CALLS, Call
+from env_server.console.pages import Console
 from env_server.context import Context
 from env_server.envelope import as_problem
 from env_server.fields import ENVELOPE
@@ -59,6 +60,8 @@ class App:
             "/openapi.json": self._openapi,
             "/docs": self._docs,
         }
+        console = Console()
+        self._pages.update(dict.fromkeys(console.paths, console.respond))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or one socket."""
