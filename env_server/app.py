@@ -7,7 +7,7 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import dumps
@@ -19,7 +19,7 @@ from env_server.envelope import as_problem
 from env_server.fields import ENVELOPE
 from env_server.lifecycle import Lifecycle, Phase
 from env_server.negotiation import answer, problem_answer, read_fields, wants_binary
-from env_server.openapi import DOCS_PAGE, describe_calls
+from env_server.openapi import describe_calls
 from env_server.origins import Origins
 from env_server.services import Services
 from env_server.socket import reject, serve_socket
@@ -58,7 +58,6 @@ class App:
             "/ready": self._ready,
             "/metrics": self._metrics,
             "/openapi.json": self._openapi,
-            "/docs": self._docs,
         }
         console = Console()
         self._pages.update(dict.fromkeys(console.paths, console.respond))
@@ -178,6 +177,3 @@ class App:
     async def _openapi(self, request: Request) -> Response:
         document = describe_calls(self._calls, needs_token=self._tokens.required)
         return Response(dumps(document, binary=False), media_type="application/json")
-
-    async def _docs(self, request: Request) -> Response:
-        return HTMLResponse(DOCS_PAGE)

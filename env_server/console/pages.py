@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse, Response
 from clients.protocol.errors import ProblemError
 
 CONSOLE_PATH = "/console"
-_PAGE = "index.html"
+_PAGES = {CONSOLE_PATH: "index.html", "/docs": "calls.html"}
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -66,7 +66,8 @@ class Console:
             for each in files(__package__).iterdir()
             if PurePosixPath(each.name).suffix in _MEDIA_TYPES
         }
-        self._files[CONSOLE_PATH] = self._files.pop(f"{CONSOLE_PATH}/{_PAGE}")
+        for path, name in _PAGES.items():
+            self._files[path] = self._files.pop(f"{CONSOLE_PATH}/{name}")
         self.paths = frozenset({"/", f"{CONSOLE_PATH}/", *self._files})
 
     async def respond(self, request: Request) -> Response:

@@ -236,6 +236,17 @@ def test_a_replay_goes_forward_and_back_with_keys(page: Page, served: Server) ->
     expect(page.locator("td.digest", has_text="✓ same")).to_have_count(5)
 
 
+def test_the_calls_are_described_for_people(page: Page) -> None:
+    page.goto("/console")
+    page.get_by_role("link", name="HTTP calls").click()
+    expect(page).to_have_title("HTTP calls · rollgym")
+    make = page.locator("section", has=page.get_by_role("heading", name="POST /v1/sessions", exact=True))
+    expect(make).to_contain_text("Make one session, or `count` of them")
+    expect(make.get_by_role("row", name="kwargs object or null, optional")).to_be_visible()
+    expect(page.get_by_role("heading", name="GET /v1/sessions/{session_id}/episode")).to_be_visible()
+    assert page.evaluate(TOO_PALE) == []
+
+
 @pytest.mark.parametrize(
     ("tamper", "told"),
     [

@@ -34,7 +34,7 @@ def served() -> Iterator[Server]:
 
 def test_the_page_may_run_its_own_files_and_nothing_else(served: Server) -> None:
     with httpx.Client(base_url=served.url) as client:
-        for path in ("/console", "/console/app.js", "/console/style.css", "/console/icon.svg"):
+        for path in ("/console", "/docs", "/console/app.js", "/console/style.css", "/console/icon.svg"):
             answer = client.get(path)
             assert answer.status_code == 200
             policy = dict(
@@ -75,7 +75,10 @@ def test_every_file_is_shipped_and_needs_nobody_else() -> None:
     shipped = {path for pattern in patterns for path in CONSOLE.glob(pattern)}
     assets = {path for path in CONSOLE.iterdir() if path.is_file() and path.suffix != ".py"}
     assert shipped == assets
-    assert {f"/console/{path.name}" for path in assets} - Console().paths == {"/console/index.html"}
+    assert {f"/console/{path.name}" for path in assets} - Console().paths == {
+        "/console/index.html",
+        "/console/calls.html",
+    }
     for path in assets:
         text = path.read_text().replace("http://www.w3.org/2000/svg", "")
         assert "://" not in text, f"{path.name} names no other site"
