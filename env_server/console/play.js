@@ -15,6 +15,7 @@ export class PlayView {
     this.title = envId ? `Play ${envId}` : "Play";
     this.wanted = envId;
     this.session = null;
+    this.turns = Promise.resolve();
     this.problem = alertBox();
     this.setup = h("form", { class: "card setup", "aria-label": "Episode", novalidate: true, onsubmit: (event) => this.begin(event) });
     this.stage = h("section", { class: "stage", "aria-label": "Episode in play", hidden: true });
@@ -71,23 +72,27 @@ export class PlayView {
 
   async begin(event) {
     event.preventDefault();
+    // Whoever presses twice wants one session.
+    if (this.beginning) return;
+    this.beginning = true;
     this.problem.clear();
     try {
       const reset = this.readReset();
       const kwargs = this.kwargs.read();
+      await this.turns;
       await this.close();
       const made = await this.app.server.call("make", { env_id: this.env.env_id, kwargs });
       this.session = new Session(this.app.server, made);
-      // Whoever leaves the page before the reset is answered wants no session.
+      // Whoever leaves the page before it is made wants no session.
       if (this.stopped) await this.close();
       else {
         this.stageFor(made);
-        await this.run(() => this.session.reset(reset));
-        if (this.session.over) this.restart.focus();
-        else this.controls.focus();
+        await this.run((session) => session.reset(reset), () => this.controls.focus());
       }
     } catch (error) {
       this.refuse(error);
+    } finally {
+      this.beginning = false;
     }
   }
 
@@ -110,7 +115,7 @@ export class PlayView {
     this.controls.enable(false);
     this.restart = button("Another episode", () => this.again());
     const mode = drawingMode(this.env);
-    this.draws = h("input", { type: "checkbox", onchange: () => this.draw() });
+    this.draws = h("input", { type: "checkbox", onchange: () => this.redraw() });
     // Some environments draw only what they were made to draw, and break at anything else. One whose drawing a client
     // can choose is not of that kind.
     this.draws.checked = mode === "rgb_array" && "render_mode" in (this.env.kwargs_schema.properties ?? {});
@@ -137,29 +142,43 @@ export class PlayView {
 
   async again() {
     this.problem.clear();
-    fill(this.history);
-    await this.run(() => this.session.reset({}));
-    this.controls.focus();
+    const begin = (session) => {
+      fill(this.history);
+      return session.reset({});
+    };
+    await this.run(begin, () => this.controls.focus());
   }
 
   async act(action) {
-    if (this.busy || this.session.over) return;
     this.problem.clear();
-    this.lastAction = action;
-    await this.run(() => this.session.step(action));
+    const step = (session) => {
+      if (session.over) return null;
+      this.lastAction = action;
+      return session.step(action);
+    };
+    await this.run(step);
   }
 
-  /** Ask the server, and show what it answers. */
-  async run(ask) {
-    this.busy = true;
-    try {
-      this.took(await ask());
-    } catch (error) {
-      this.refuse(error);
-    } finally {
-      this.busy = false;
-    }
-    await this.draw();
+  /**
+   * Ask the server and show what it answers, when it is the turn: an environment does one thing at a time.
+   * @param {(session: Session) => Promise<object> | null} ask
+   * @param {() => void} [shown]
+   */
+  run(ask, shown = () => {}) {
+    const { session } = this;
+    this.turns = this.turns.then(async () => {
+      if (session !== this.session) return;
+      try {
+        const reply = await ask(session);
+        if (reply === null || session !== this.session) return;
+        this.took(reply);
+        shown();
+      } catch (error) {
+        this.refuse(error);
+      }
+      await this.draw();
+    });
+    return this.turns;
   }
 
   took(reply) {
@@ -178,13 +197,19 @@ export class PlayView {
     announce(begun ? `Episode begun with seed ${this.session.seed}` : spoken(this.session, reply));
   }
 
+  redraw() {
+    this.turns = this.turns.then(() => this.draw());
+  }
+
   async draw() {
-    if (!this.draws.checked || this.drawMode === null) {
+    const { session } = this;
+    if (session === null || !this.draws.checked) {
       fill(this.frame);
       return;
     }
     try {
-      const { frame } = await this.session.render(this.drawMode);
+      const { frame } = await session.render(this.drawMode);
+      if (session !== this.session) return;
       fill(this.frame, showValue(frame, null));
     } catch (error) {
       this.draws.checked = false;

@@ -5,8 +5,9 @@ import { alertBox, announce, button, fill, h, labelled } from "./dom.js";
 import { firstSteps, readEpisode } from "./episode.js";
 import { shortNumber, showValue, pretty } from "./values.js";
 
-// The digests that the server makes are asked for after so many steps.
-const STRIDE = 25;
+// The digests that the server makes are asked for after so many steps, and then each time there are half as many more.
+const FIRST_PROOF = 25;
+const GROWTH = 1.5;
 
 export class ReplayView {
   constructor(app) {
@@ -14,7 +15,7 @@ export class ReplayView {
     this.title = "Replay";
     this.problem = alertBox();
     this.run = 0;
-    this.file = h("input", { type: "file", accept: ".json,application/json", onchange: () => this.open() });
+    this.file = h("input", { type: "file", accept: ".json,application/json", onclick: () => this.forget(), onchange: () => this.open() });
     this.verdict = h("p", { class: "verdict", role: "status" });
     this.progress = h("progress", { "aria-label": "Replayed steps", hidden: true });
     this.player = h("section", { "aria-label": "Episode", hidden: true });
@@ -39,6 +40,11 @@ export class ReplayView {
 
   stop() {
     this.run += 1;
+  }
+
+  /** Let the same file be chosen again: it may have been written anew. */
+  forget() {
+    this.file.value = "";
   }
 
   async open() {
@@ -118,6 +124,7 @@ export class ReplayView {
     this.progress.max = Math.max(1, episode.actions.length);
     this.progress.hidden = false;
     this.shown = 0;
+    this.marked = 0;
     this.grow(replay);
     this.seek(0);
   }
@@ -125,8 +132,10 @@ export class ReplayView {
   /** Show the steps that have been replayed since. */
   grow(replay) {
     const { frames } = replay;
+    // A difference takes back what came after it.
+    while (this.shown > frames.length) this.steps.children[--this.shown].remove();
     for (; this.shown < frames.length; this.shown += 1) this.steps.append(this.rowOf(replay, this.shown));
-    frames.forEach((frame, index) => markRow(this.steps.children[index], frame));
+    for (; frames[this.marked]?.digest !== undefined; this.marked += 1) markRow(this.steps.children[this.marked], frames[this.marked]);
     this.progress.value = frames.length - 1;
     this.slider.max = frames.length - 1;
     this.enable();
@@ -175,6 +184,7 @@ class Replay {
     this.session = null;
     this.frames = [];
     this.notes = [];
+    this.nextProof = FIRST_PROOF;
   }
 
   async begin(episode) {
@@ -207,7 +217,7 @@ class Replay {
     const { observation, reward, terminated, truncated } = reply;
     this.frames.push({ action, observation, reward, terminated, truncated, recorded: this.episode.digests[step] });
     const last = step + 1 === this.episode.actions.length;
-    if (last || terminated || truncated || (step + 1) % STRIDE === 0) await this.prove();
+    if (last || terminated || truncated || step + 1 >= this.nextProof) await this.prove();
     return true;
   }
 
@@ -220,6 +230,7 @@ class Replay {
     const bad = this.frames.findIndex((frame) => frame.digest !== frame.recorded);
     // What came after a difference is of another episode.
     if (bad >= 0) this.frames.length = bad + 1;
+    this.nextProof = Math.max(FIRST_PROOF, Math.ceil(GROWTH * digests.length));
   }
 
   differs() {
@@ -266,9 +277,6 @@ function stepsTable(body) {
 }
 
 function markRow(row, frame) {
-  const cell = row.lastElementChild;
-  if (frame.digest === undefined || cell.dataset.proved !== undefined) return;
   const same = frame.digest === frame.recorded;
-  cell.dataset.proved = String(same);
-  cell.append(same ? " ✓ same" : ` ✗ now ${frame.digest}`);
+  row.lastElementChild.append(same ? " ✓ same" : ` ✗ now ${frame.digest}`);
 }

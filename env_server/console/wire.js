@@ -90,7 +90,7 @@ export class Server {
     const opened = new Promise((resolve, reject) => {
       socket.onopen = resolve;
       socket.onclose = () => {
-        reject(disconnected("the server took no connection"));
+        reject(disconnected("the server took no connection; behind a proxy, its operator may have to name this page in allowed_origins"));
         this.dropped(socket);
       };
     });

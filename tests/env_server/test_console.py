@@ -172,6 +172,7 @@ def test_what_the_server_refuses_is_told_where_it_was_typed(page: Page) -> None:
 def test_numbers_are_buttons_and_arrays_are_json(page: Page) -> None:
     open_play(page, "CartPole-v1")
     expect(page.get_by_role("region", name="Observation")).to_contain_text("float32 [4]")
+    expect(page.get_by_role("button", name="0", exact=True)).to_be_focused()
     page.keyboard.press("1")
     expect(page.get_by_role("row", name="0 1 1 float32 [4]")).to_be_visible()
     open_play(page, "Arrays")
@@ -202,6 +203,7 @@ def test_a_drawing_that_breaks_the_episode_says_so(page: Page) -> None:
 
 def test_an_episode_is_downloaded_and_proved(page: Page, tmp_path: Path) -> None:
     open_play(page, "FrozenLake-v0")
+    expect(page.get_by_role("button", name="Left")).to_be_focused()
     page.keyboard.press("ArrowDown")
     expect(tile(page, "Steps")).to_have_text("1")
     with page.expect_download() as downloading:
@@ -324,6 +326,43 @@ def test_no_text_of_an_environment_becomes_a_part_of_the_page(page: Page, served
     expect(page.get_by_role("alert")).to_contain_text("there is no environment")
     assert page.evaluate("window.stolen") is None
     assert page.locator("img[src*=stolen], main svg[onload], main script").count() == 0
+
+
+def test_a_connection_that_breaks_costs_no_step(page: Page) -> None:
+    sockets: list[Any] = []
+
+    def take(socket: Any) -> None:
+        sockets.append(socket)
+        socket.connect_to_server()
+
+    page.route_web_socket("**/v1/ws", take)
+    open_play(page, "FrozenLake-v0")
+    expect(page.get_by_role("button", name="Left")).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    expect(tile(page, "Steps")).to_have_text("1")
+    sockets[0].close()
+    page.keyboard.press("ArrowDown")
+    expect(tile(page, "Steps")).to_have_text("2")
+    expect(page.get_by_role("alert")).to_be_hidden()
+    assert len(sockets) == 2
+
+
+def test_a_long_episode_is_cut_where_it_differs(page: Page, served: Server) -> None:
+    with httpx.Client(base_url=served.url) as client:
+        made = client.post(
+            "/v1/sessions", json={"env_id": "Count", "kwargs": {"length": 90}, "reset": {"seed": 5}}
+        )
+        path = f"/v1/sessions/{made.json()['session_id']}"
+        for number in range(60):
+            client.post(f"{path}/step", json={"action": str(number)}).raise_for_status()
+        episode = client.get(f"{path}/episode").json()
+        client.delete(path)
+    episode["digests"][30] = "0" * 16
+    page.goto("/console#/replay")
+    choose(page, episode)
+    expect(page.locator(".verdict")).to_contain_text("Differs at step 30")
+    expect(page.locator("td.digest")).to_have_count(32)
+    expect(page.locator("td.digest", has_text="✓ same")).to_have_count(31)
 
 
 def test_the_reader_sees_and_ends_the_sessions_of_the_server(page: Page, served: Server) -> None:
