@@ -21,12 +21,24 @@ export class ActionControls {
     this.act = act;
     this.refuse = refuse;
     this.choices = [];
-    this.buttons = h("div", { class: "choices", role: "group", "aria-label": "Actions", onkeydown: (event) => this.key(event) });
+    this.buttons = h("div", {
+      class: "choices",
+      role: "group",
+      "aria-label": "Actions",
+      onkeydown: (event) => this.key(event),
+    });
     this.form = null;
     if (isText(space)) this.form = this.textForm();
     else if (space.type !== "Discrete" || space.n > MOST_BUTTONS) this.form = this.jsonForm();
     this.keys = h("p", { class: "hint" });
-    this.element = h("fieldset", { class: "actions" }, h("legend", {}, "Action"), this.buttons, this.keys, this.form);
+    this.element = h(
+      "fieldset",
+      { class: "actions" },
+      h("legend", {}, "Action"),
+      this.buttons,
+      this.keys,
+      this.form,
+    );
     this.offer({});
   }
 
@@ -36,7 +48,10 @@ export class ActionControls {
     if (JSON.stringify(choices) === JSON.stringify(this.choices)) return;
     const focused = this.buttons.contains(document.activeElement);
     this.choices = choices;
-    fill(this.buttons, choices.map((choice, index) => this.choiceButton(choice, index)));
+    fill(
+      this.buttons,
+      choices.map((choice, index) => this.choiceButton(choice, index)),
+    );
     fill(this.keys, choices.length > 0 && `Keys, while a button has the focus: ${this.keyNames()}.`);
     if (focused) this.focus();
   }
@@ -52,7 +67,8 @@ export class ActionControls {
 
   choicesOf(info) {
     const available = info.available_actions;
-    if (Array.isArray(available) && available.length <= MOST_BUTTONS && available.every(isPlain)) return available;
+    if (Array.isArray(available) && available.length <= MOST_BUTTONS && available.every(isPlain))
+      return available;
     if (this.space.type !== "Discrete" || this.space.n > MOST_BUTTONS) return [];
     return Array.from({ length: this.space.n }, (_, index) => this.space.start + index);
   }
@@ -70,14 +86,18 @@ export class ActionControls {
   }
 
   keyNames() {
-    const keys = this.choices.map((choice, index) => ARROW_SIGNS[String(choice).toLowerCase()] ?? this.digitOf(choice, index));
+    const keys = this.choices.map(
+      (choice, index) => ARROW_SIGNS[String(choice).toLowerCase()] ?? this.digitOf(choice, index),
+    );
     return keys.filter(Boolean).join(" ");
   }
 
   key(event) {
     if (event.ctrlKey || event.altKey || event.metaKey) return;
     const index = this.choices.findIndex((choice, at) =>
-      event.key in ARROWS ? String(choice).toLowerCase() === ARROWS[event.key] : this.digitOf(choice, at) === event.key,
+      event.key in ARROWS
+        ? String(choice).toLowerCase() === ARROWS[event.key]
+        : this.digitOf(choice, at) === event.key,
     );
     if (index < 0) return;
     event.preventDefault();
@@ -114,12 +134,19 @@ export class ActionControls {
       event.preventDefault();
       this.submit();
     };
-    return h("form", { class: "reply", onsubmit: submitted }, field, h("button", { type: "submit", class: "primary" }, "Send"));
+    return h(
+      "form",
+      { class: "reply", onsubmit: submitted },
+      field,
+      h("button", { type: "submit", class: "primary" }, "Send"),
+    );
   }
 
   submit() {
     try {
-      const action = isText(this.space) ? this.input.value : parseJson("action", this.input.value, this.input);
+      const action = isText(this.space)
+        ? this.input.value
+        : parseJson("action", this.input.value, this.input);
       if (isText(this.space)) this.input.value = "";
       this.act(action);
     } catch (error) {

@@ -94,7 +94,9 @@ class App {
 
   askForToken(reason) {
     if (this.dialog.open) return;
-    if (reason) document.getElementById("token-reason").textContent = `${reason}. The page keeps the token until the tab is closed, and no longer.`;
+    if (reason)
+      document.getElementById("token-reason").textContent =
+        `${reason}. The page keeps the token until the tab is closed, and no longer.`;
     this.dialog.returnValue = "cancel";
     this.input.value = "";
     this.dialog.showModal();

@@ -8,7 +8,9 @@ async function run() {
   const reply = await fetch(new URL("../openapi.json", import.meta.url), { credentials: "omit" });
   const document_ = await reply.json();
   const calls = Object.entries(document_.paths).flatMap(([path, item]) =>
-    METHODS.filter((method) => method in item).map((method) => section(document_, method, path, item[method])),
+    METHODS.filter((method) => method in item).map((method) =>
+      section(document_, method, path, item[method]),
+    ),
   );
   fill(document.getElementById("calls"), calls);
 }
@@ -66,7 +68,13 @@ function fieldsTable(caption, rows) {
     "table",
     {},
     h("caption", {}, caption),
-    h("tbody", {}, rows.map(([name, type, meaning]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, type), h("td", {}, meaning)))),
+    h(
+      "tbody",
+      {},
+      rows.map(([name, type, meaning]) =>
+        h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, type), h("td", {}, meaning)),
+      ),
+    ),
   );
 }
 

@@ -17,7 +17,13 @@ export class CatalogView {
       "section",
       {},
       h("h1", { tabindex: "-1" }, "Environments"),
-      h("div", { class: "bar" }, labelled("Find", this.filter), this.count, button("Read again", () => this.refresh())),
+      h(
+        "div",
+        { class: "bar" },
+        labelled("Find", this.filter),
+        this.count,
+        button("Read again", () => this.refresh()),
+      ),
       this.problem.element,
       this.list,
     );
@@ -44,12 +50,24 @@ export class CatalogView {
 
   show() {
     const wanted = this.filter.value.trim().toLowerCase();
-    const found = this.envs.filter((env) => `${env.env_id} ${env.description}`.toLowerCase().includes(wanted));
-    fill(this.count, found.length === this.envs.length ? `${found.length} offered` : `${found.length} of ${this.envs.length}`);
+    const found = this.envs.filter((env) =>
+      `${env.env_id} ${env.description}`.toLowerCase().includes(wanted),
+    );
+    fill(
+      this.count,
+      found.length === this.envs.length
+        ? `${found.length} offered`
+        : `${found.length} of ${this.envs.length}`,
+    );
     fill(
       this.list,
       found.map(card),
-      found.length === 0 && h("li", { class: "hint" }, this.envs.length ? "None has this in its name." : nothingHere(this.app.info)),
+      found.length === 0 &&
+        h(
+          "li",
+          { class: "hint" },
+          this.envs.length ? "None has this in its name." : nothingHere(this.app.info),
+        ),
     );
   }
 }
@@ -65,20 +83,36 @@ function card(env) {
     "li",
     { class: "card" },
     h("div", { class: "bar" }, h("h2", {}, env.env_id), playLink(env)),
-    h("p", { class: "tags" }, tagsOf(env).map((tag) => h("span", { class: "tag" }, tag))),
+    h(
+      "p",
+      { class: "tags" },
+      tagsOf(env).map((tag) => h("span", { class: "tag" }, tag)),
+    ),
     h("p", {}, env.description || "No description."),
-    h("details", {}, h("summary", {}, "Spaces and kwargs", h("span", { class: "hidden-text" }, ` of ${env.env_id}`)), facts(env), kwargsTable(env)),
+    h(
+      "details",
+      {},
+      h("summary", {}, "Spaces and kwargs", h("span", { class: "hidden-text" }, ` of ${env.env_id}`)),
+      facts(env),
+      kwargsTable(env),
+    ),
   );
 }
 
 function playLink({ env_id: name }) {
-  return h("a", { class: "go", href: `#/play/${encodeURIComponent(name)}`, "aria-label": `Play ${name}` }, "Play");
+  return h(
+    "a",
+    { class: "go", href: `#/play/${encodeURIComponent(name)}`, "aria-label": `Play ${name}` },
+    "Play",
+  );
 }
 
 function tagsOf(env) {
   return [
     env.kind,
-    env.origin === "registered" ? `registered, ${env.replicas} ${env.replicas === 1 ? "replica" : "replicas"}` : env.origin,
+    env.origin === "registered"
+      ? `registered, ${env.replicas} ${env.replicas === 1 ? "replica" : "replicas"}`
+      : env.origin,
     env.deterministic ? "deterministic" : "not deterministic",
     `runs ${env.isolation}`,
   ];
@@ -93,14 +127,22 @@ function facts(env) {
     ["Can be copied", env.forkable ? "yes" : "no"],
     ["Drawings", (env.metadata.render_modes ?? []).join(", ") || "none"],
   ];
-  return h("dl", { class: "facts" }, rows.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+  return h(
+    "dl",
+    { class: "facts" },
+    rows.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
+  );
 }
 
 function kwargsTable(env) {
   const properties = Object.entries(env.kwargs_schema.properties ?? {});
   if (properties.length === 0) {
     const nothing = env.kwargs_schema.additionalProperties === false;
-    return h("p", { class: "hint" }, nothing ? "A client may set no kwargs." : h("pre", {}, pretty(env.kwargs_schema)));
+    return h(
+      "p",
+      { class: "hint" },
+      nothing ? "A client may set no kwargs." : h("pre", {}, pretty(env.kwargs_schema)),
+    );
   }
   return h(
     "table",
@@ -111,7 +153,12 @@ function kwargsTable(env) {
       "tbody",
       {},
       properties.map(([name, part]) =>
-        h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, describeKwarg(part), part.description && h("br"), part.description)),
+        h(
+          "tr",
+          {},
+          h("th", { scope: "row" }, name),
+          h("td", {}, describeKwarg(part), part.description && h("br"), part.description),
+        ),
       ),
     ),
   );

@@ -3,7 +3,7 @@
 /**
  * Make an element.
  * @param {string} name
- * @param {Record<string, unknown>} [properties] attributes; `on...` are listeners, and `undefined` or `false` leaves one out
+ * @param {Record<string, unknown>} [properties] attributes; `on...` are listeners; `undefined` or `false` leaves one out
  * @param {...(Node | string | number | null | undefined | false)} children
  */
 export function h(name, properties = {}, ...children) {
@@ -76,7 +76,12 @@ export function alertBox() {
         h("strong", {}, error.code ?? "error"),
         " ",
         error.message,
-        errors.length > 1 && h("ul", {}, errors.map((each) => h("li", {}, `${each.field}: ${each.reason}`))),
+        errors.length > 1 &&
+          h(
+            "ul",
+            {},
+            errors.map((each) => h("li", {}, `${each.field}: ${each.reason}`)),
+          ),
       );
       box.hidden = false;
     },

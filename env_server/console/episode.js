@@ -12,9 +12,12 @@ export function readEpisode(text) {
     throw new Error(`the file is not JSON: ${error.message}`);
   }
   if (episode === null || typeof episode !== "object" || typeof episode.env_id !== "string") {
-    throw new Error("the file is not a portable episode (“Download the episode” and roll-env play --save give one)");
+    throw new Error(
+      "the file is not a portable episode (“Download the episode” and roll-env play --save give one)",
+    );
   }
-  if (episode.format !== 1) throw new Error(`the episode has format ${episode.format}; this console reads format 1`);
+  if (episode.format !== 1)
+    throw new Error(`the episode has format ${episode.format}; this console reads format 1`);
   if (!Array.isArray(episode.actions) || !Array.isArray(episode.digests)) {
     throw new Error("the episode has no lists of actions and digests");
   }

@@ -15,7 +15,8 @@ export class FormError extends Error {
 export function kwargsFields(schema) {
   const fields = Object.entries(schema.properties ?? {}).map(([name, part]) => fieldOf(name, part ?? {}));
   const open = schema.additionalProperties !== false && schema.additionalProperties !== undefined;
-  if (open || (schema.properties === undefined && schema.additionalProperties !== false)) fields.push(restField());
+  if (open || (schema.properties === undefined && schema.additionalProperties !== false))
+    fields.push(restField());
   return {
     elements: fields.map((field) => field.element),
     read: () => Object.assign({}, ...fields.map((field) => field.read())),
@@ -85,11 +86,21 @@ function numberField(name, part, hint) {
 }
 
 function textField(name, hint) {
-  return field(name, h("input", { type: "text", placeholder: "default", autocomplete: "off" }), hint, (text) => text);
+  return field(
+    name,
+    h("input", { type: "text", placeholder: "default", autocomplete: "off" }),
+    hint,
+    (text) => text,
+  );
 }
 
 function jsonField(name, hint) {
-  const input = h("input", { type: "text", placeholder: "default", autocomplete: "off", spellcheck: "false" });
+  const input = h("input", {
+    type: "text",
+    placeholder: "default",
+    autocomplete: "off",
+    spellcheck: "false",
+  });
   return field(name, input, `JSON: ${hint}`, (text) => parseJson(name, text, input));
 }
 

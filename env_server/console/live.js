@@ -5,7 +5,8 @@ import { fileName } from "./episode.js";
 import { parseMetrics, total, totalsBy } from "./prometheus.js";
 import { shortNumber } from "./values.js";
 
-// One round of questions at a time; the next is asked so long after the last was answered, and not while the page is hidden.
+// One round of questions at a time; the next begins so long after the last was answered, and not while the page is
+// hidden.
 const PAUSE_MS = 3000;
 const PAUSE_AFTER_FAILURE_MS = 15000;
 const KEPT = 60;
@@ -39,8 +40,26 @@ export class LiveView {
       this.problem.element,
       this.server,
       h("div", { class: "card" }, h("h2", {}, "Capacity"), this.capacity, this.meter),
-      h("div", { class: "card" }, h("h2", {}, "Rates"), this.noRates, this.rates, this.chart.element, tableOf("By environment", ["environment", "sessions", "steps a second"], this.perEnv)),
-      h("div", { class: "card" }, h("h2", {}, "Your sessions"), tableOf("Your sessions", ["environment", "session", "episode", "step", "state", "idle", "do"], this.sessions), this.more),
+      h(
+        "div",
+        { class: "card" },
+        h("h2", {}, "Rates"),
+        this.noRates,
+        this.rates,
+        this.chart.element,
+        tableOf("By environment", ["environment", "sessions", "steps a second"], this.perEnv),
+      ),
+      h(
+        "div",
+        { class: "card" },
+        h("h2", {}, "Your sessions"),
+        tableOf(
+          "Your sessions",
+          ["environment", "session", "episode", "step", "state", "idle", "do"],
+          this.sessions,
+        ),
+        this.more,
+      ),
     );
     this.before = null;
     this.history = [];
@@ -60,7 +79,8 @@ export class LiveView {
   /** Ask again after a while; never again where the pause is null. */
   schedule(pause) {
     clearTimeout(this.timer);
-    if (pause !== null && !this.stopped && !document.hidden && !this.asking) this.timer = setTimeout(() => this.round(), pause);
+    if (pause !== null && !this.stopped && !document.hidden && !this.asking)
+      this.timer = setTimeout(() => this.round(), pause);
   }
 
   async round() {
@@ -73,7 +93,10 @@ export class LiveView {
       this.problem.clear();
     } catch (error) {
       // Without a token there is nothing to ask for; the page begins anew when there is one.
-      pause = error.code === "unauthorized" ? null : Math.max(PAUSE_AFTER_FAILURE_MS, 1000 * (error.problem?.retry_after ?? 0));
+      pause =
+        error.code === "unauthorized"
+          ? null
+          : Math.max(PAUSE_AFTER_FAILURE_MS, 1000 * (error.problem?.retry_after ?? 0));
       this.problem.show(error);
     }
     this.asking = false;
@@ -82,7 +105,15 @@ export class LiveView {
 
   showServer(info) {
     const { sessions, max_sessions: most } = info.capacity;
-    fill(this.server, tilesOf([["Role", info.role], ["Version", info.version], ["I/O processes", info.processes], ["Step time-out", `${info.limits.step_timeout_s} s`]]));
+    fill(
+      this.server,
+      tilesOf([
+        ["Role", info.role],
+        ["Version", info.version],
+        ["I/O processes", info.processes],
+        ["Step time-out", `${info.limits.step_timeout_s} s`],
+      ]),
+    );
     this.capacity.textContent = `${sessions} of ${most} sessions`;
     this.meter.max = most;
     this.meter.value = sessions;
@@ -90,24 +121,43 @@ export class LiveView {
 
   async readSessions() {
     const page = await this.app.server.json(`v1/sessions?limit=${PAGE}`);
-    keepRows(this.sessions, page.sessions, (each) => each.session_id, (each) => this.sessionRow(each), 7, "None is open.");
+    keepRows(
+      this.sessions,
+      page.sessions,
+      (each) => each.session_id,
+      (each) => this.sessionRow(each),
+      7,
+      "None is open.",
+    );
     fill(this.more, page.after && `The first ${PAGE} are shown.`);
   }
 
   sessionRow(session) {
-    const row = h("tr", {}, h("th", { scope: "row" }, session.env_id), h("td", { class: "digest" }, session.session_id));
+    const row = h(
+      "tr",
+      {},
+      h("th", { scope: "row" }, session.env_id),
+      h("td", { class: "digest" }, session.session_id),
+    );
     const cells = ["episode", "step", "state", "idle"].map(() => h("td"));
     const short = session.session_id.slice(0, 8);
     const actions = h(
       "td",
       { class: "row" },
-      button("Episode", () => this.save(session), { "aria-label": `Download the episode of session ${short}` }),
+      button("Episode", () => this.save(session), {
+        "aria-label": `Download the episode of session ${short}`,
+      }),
       button("Close", () => this.close(session), { "aria-label": `Close session ${short}` }),
     );
     row.append(...cells, actions);
     const update = (now) => {
       const end = [now.terminated && "terminated", now.truncated && "truncated"].filter(Boolean).join(", ");
-      const texts = [now.episode ?? "–", now.step ?? "–", end || (now.episode === null ? "not begun" : "in play"), `${Math.round(now.idle_s)} s`];
+      const texts = [
+        now.episode ?? "–",
+        now.step ?? "–",
+        end || (now.episode === null ? "not begun" : "in play"),
+        `${Math.round(now.idle_s)} s`,
+      ];
       texts.forEach((text, index) => {
         cells[index].textContent = text;
       });
@@ -159,17 +209,45 @@ export class LiveView {
     const seconds = (now.at - before.at) / 1000;
     // A server that was started anew counts from zero.
     const rate = (after, earlier) => Math.max(0, after - earlier) / seconds;
-    const rates = RATES.map(([name, metric]) => [name, rate(total(now.samples, metric), total(before.samples, metric))]);
-    const cpu = rate(total(now.samples, "process_cpu_seconds_total"), total(before.samples, "process_cpu_seconds_total"));
+    const rates = RATES.map(([name, metric]) => [
+      name,
+      rate(total(now.samples, metric), total(before.samples, metric)),
+    ]);
+    const cpu = rate(
+      total(now.samples, "process_cpu_seconds_total"),
+      total(before.samples, "process_cpu_seconds_total"),
+    );
     fill(this.noRates);
-    fill(this.rates, tilesOf([...rates.map(([name, value]) => [`${name} a second`, shortNumber(round(value))]), ["CPU", `${Math.round(100 * cpu)} %`]]));
+    fill(
+      this.rates,
+      tilesOf([
+        ...rates.map(([name, value]) => [`${name} a second`, shortNumber(round(value))]),
+        ["CPU", `${Math.round(100 * cpu)} %`],
+      ]),
+    );
     this.history = [...this.history, rates[0][1]].slice(-KEPT);
     this.chart.draw(this.history);
-    const [steps, earlier] = [now, before].map((each) => totalsBy(each.samples, "rollgym_steps_total", "env_id"));
+    const [steps, earlier] = [now, before].map((each) =>
+      totalsBy(each.samples, "rollgym_steps_total", "env_id"),
+    );
     const sessions = totalsBy(now.samples, "rollgym_sessions", "env_id");
     const names = [...new Set([...sessions.keys(), ...steps.keys()])].sort();
-    const rows = names.map((name) => [name, sessions.get(name) ?? 0, shortNumber(round(rate(steps.get(name) ?? 0, earlier.get(name) ?? 0)))]);
-    fill(this.perEnv, rows.map(([name, ...values]) => h("tr", {}, h("th", { scope: "row" }, name), values.map((value) => h("td", { class: "number" }, value)))));
+    const rows = names.map((name) => [
+      name,
+      sessions.get(name) ?? 0,
+      shortNumber(round(rate(steps.get(name) ?? 0, earlier.get(name) ?? 0))),
+    ]);
+    fill(
+      this.perEnv,
+      rows.map(([name, ...values]) =>
+        h(
+          "tr",
+          {},
+          h("th", { scope: "row" }, name),
+          values.map((value) => h("td", { class: "number" }, value)),
+        ),
+      ),
+    );
   }
 }
 
@@ -182,8 +260,20 @@ function tilesOf(rows) {
 }
 
 function tableOf(caption, names, body) {
-  const head = h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col" }, name))));
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, h("table", {}, h("caption", { class: "hidden-text" }, caption), head, body));
+  const head = h(
+    "thead",
+    {},
+    h(
+      "tr",
+      {},
+      names.map((name) => h("th", { scope: "col" }, name)),
+    ),
+  );
+  return h(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    h("table", {}, h("caption", { class: "hidden-text" }, caption), head, body),
+  );
 }
 
 /** Keep the rows of a table that are there already: the focus may be in one. */
@@ -222,7 +312,10 @@ function chart() {
     element,
     draw(values) {
       const most = Math.max(...values, 1);
-      line.setAttribute("points", values.map((value, index) => `${KEPT - values.length + index},${19 - (18 * value) / most}`).join(" "));
+      line.setAttribute(
+        "points",
+        values.map((value, index) => `${KEPT - values.length + index},${19 - (18 * value) / most}`).join(" "),
+      );
       const text = `Steps a second, at most ${shortNumber(round(most))}`;
       drawing.setAttribute("aria-label", text);
       element.lastElementChild.textContent = text;

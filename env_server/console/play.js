@@ -17,7 +17,12 @@ export class PlayView {
     this.session = null;
     this.turns = Promise.resolve();
     this.problem = alertBox();
-    this.setup = h("form", { class: "card setup", "aria-label": "Episode", novalidate: true, onsubmit: (event) => this.begin(event) });
+    this.setup = h("form", {
+      class: "card setup",
+      "aria-label": "Episode",
+      novalidate: true,
+      onsubmit: (event) => this.begin(event),
+    });
     this.stage = h("section", { class: "stage", "aria-label": "Episode in play", hidden: true });
     this.element = h(
       "section",
@@ -55,7 +60,13 @@ export class PlayView {
   /** The form for the chosen environment. */
   show(select) {
     this.env = this.envs.get(select.value);
-    this.seed = h("input", { type: "number", min: "0", max: MOST_SEED, step: "1", placeholder: "drawn by the server" });
+    this.seed = h("input", {
+      type: "number",
+      min: "0",
+      max: MOST_SEED,
+      step: "1",
+      placeholder: "drawn by the server",
+    });
     this.options = h("textarea", { rows: "2", spellcheck: "false" });
     this.kwargs = kwargsFields(this.env.kwargs_schema);
     fill(
@@ -65,7 +76,12 @@ export class PlayView {
       labelled("Seed", this.seed),
       this.kwargs.count > 0 &&
         h("details", {}, h("summary", {}, `Kwargs (${this.kwargs.count})`), this.kwargs.elements),
-      h("details", {}, h("summary", {}, "Options of the reset"), labelled("Options", this.options, "JSON object; what the environment takes")),
+      h(
+        "details",
+        {},
+        h("summary", {}, "Options of the reset"),
+        labelled("Options", this.options, "JSON object; what the environment takes"),
+      ),
       h("button", { type: "submit", class: "primary" }, "Begin the episode"),
     );
   }
@@ -87,7 +103,10 @@ export class PlayView {
       if (this.stopped) await this.close();
       else {
         this.stageFor(made);
-        await this.run((session) => session.reset(reset), () => this.controls.focus());
+        await this.run(
+          (session) => session.reset(reset),
+          () => this.controls.focus(),
+        );
       }
     } catch (error) {
       this.refuse(error);
@@ -111,7 +130,11 @@ export class PlayView {
     this.facts = h("dl", { class: "tiles" });
     this.info = h("pre");
     this.history = h("tbody");
-    this.controls = new ActionControls(made.action_space, (action) => this.act(action), (error) => this.refuse(error));
+    this.controls = new ActionControls(
+      made.action_space,
+      (action) => this.act(action),
+      (error) => this.refuse(error),
+    );
     this.controls.enable(false);
     this.restart = button("Another episode", () => this.again());
     const mode = drawingMode(this.env);
@@ -188,7 +211,9 @@ export class PlayView {
     this.info.textContent = pretty(reply.info);
     if (typeof reply.info.instruction === "string") fill(this.instruction, reply.info.instruction);
     const begun = reply.reward === undefined;
-    this.history.prepend(begun ? resetRow(this.session) : stepRow(this.session, reply, this.lastAction, this.spaces));
+    this.history.prepend(
+      begun ? resetRow(this.session) : stepRow(this.session, reply, this.lastAction, this.spaces),
+    );
     this.controls.offer(reply.info);
     const leaves = over && this.controls.element.contains(document.activeElement);
     this.controls.enable(!over);
@@ -304,7 +329,13 @@ function drawingMode(env) {
 
 function historyTable(body) {
   const head = ["step", "action", "reward", "observation"].map((name) => h("th", { scope: "col" }, name));
-  const table = h("table", { class: "history" }, h("caption", {}, "Steps, the last one first"), h("thead", {}, h("tr", {}, head)), body);
+  const table = h(
+    "table",
+    { class: "history" },
+    h("caption", {}, "Steps, the last one first"),
+    h("thead", {}, h("tr", {}, head)),
+    body,
+  );
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Steps" }, table);
 }
 
@@ -335,7 +366,8 @@ function tiles(session, reply) {
 }
 
 function stateOf(reply) {
-  if (!reply.terminated && !reply.truncated) return reply.info.action_is_valid === false ? "reply not understood" : "in play";
+  if (!reply.terminated && !reply.truncated)
+    return reply.info.action_is_valid === false ? "reply not understood" : "in play";
   const end = reply.terminated ? "terminated" : "truncated";
   if (typeof reply.info.success !== "boolean") return end;
   return `${end}, ${reply.info.success ? "success" : "no success"}`;

@@ -15,7 +15,12 @@ export class ReplayView {
     this.title = "Replay";
     this.problem = alertBox();
     this.run = 0;
-    this.file = h("input", { type: "file", accept: ".json,application/json", onclick: () => this.forget(), onchange: () => this.open() });
+    this.file = h("input", {
+      type: "file",
+      accept: ".json,application/json",
+      onclick: () => this.forget(),
+      onchange: () => this.open(),
+    });
     this.verdict = h("p", { class: "verdict", role: "status" });
     this.progress = h("progress", { "aria-label": "Replayed steps", hidden: true });
     this.player = h("section", { "aria-label": "Episode", hidden: true });
@@ -23,8 +28,21 @@ export class ReplayView {
       "section",
       {},
       h("h1", { tabindex: "-1" }, "Replay"),
-      h("p", {}, "A portable episode holds a seed, actions and a digest of every step. The server takes the same steps again, and each digest has to be the same."),
-      h("div", { class: "card" }, labelled("Episode file", this.file, "From “Download the episode”, roll-env play --save, or GET /v1/sessions/…/episode.")),
+      h(
+        "p",
+        {},
+        "A portable episode holds a seed, actions and a digest of every step. ",
+        "The server takes the same steps again, and each digest has to be the same.",
+      ),
+      h(
+        "div",
+        { class: "card" },
+        labelled(
+          "Episode file",
+          this.file,
+          "From “Download the episode”, roll-env play --save, or GET /v1/sessions/…/episode.",
+        ),
+      ),
       this.problem.element,
       this.verdict,
       this.progress,
@@ -86,11 +104,17 @@ export class ReplayView {
     const bad = replay.frames.findIndex((frame) => frame.digest !== frame.recorded);
     const notes = replay.notes.map((note) => ` Note: ${note}.`).join("");
     if (bad < 0) {
-      this.say("good", `Same: every digest of ${replay.episode.actions.length} steps is what was recorded.${notes}`);
+      this.say(
+        "good",
+        `Same: every digest of ${replay.episode.actions.length} steps is what was recorded.${notes}`,
+      );
       return;
     }
     const { digest, recorded } = replay.frames[bad];
-    this.say("bad", `Differs at ${placeOf(bad)}: its digest is ${digest}, and ${recorded} was recorded.${notes}`);
+    this.say(
+      "bad",
+      `Differs at ${placeOf(bad)}: its digest is ${digest}, and ${recorded} was recorded.${notes}`,
+    );
     this.seek(bad);
   }
 
@@ -104,7 +128,14 @@ export class ReplayView {
     const { episode } = replay;
     this.replayed = replay;
     this.at = 0;
-    this.slider = h("input", { type: "range", min: "0", max: "0", value: "0", step: "1", oninput: () => this.seek(Number(this.slider.value)) });
+    this.slider = h("input", {
+      type: "range",
+      min: "0",
+      max: "0",
+      value: "0",
+      step: "1",
+      oninput: () => this.seek(Number(this.slider.value)),
+    });
     this.place = h("p", { class: "place" });
     this.frame = h("div", { class: "board" });
     this.steps = h("tbody");
@@ -113,7 +144,11 @@ export class ReplayView {
     this.forth = [move("Forward", () => this.at + 1), move("Last", () => replay.frames.length - 1)];
     fill(
       this.player,
-      h("dl", { class: "facts" }, factsOf(episode).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
+      h(
+        "dl",
+        { class: "facts" },
+        factsOf(episode).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
+      ),
       h("div", { class: "row" }, this.back, this.forth),
       labelled("Step", this.slider),
       this.place,
@@ -135,7 +170,8 @@ export class ReplayView {
     // A difference takes back what came after it.
     while (this.shown > frames.length) this.steps.children[--this.shown].remove();
     for (; this.shown < frames.length; this.shown += 1) this.steps.append(this.rowOf(replay, this.shown));
-    for (; frames[this.marked]?.digest !== undefined; this.marked += 1) markRow(this.steps.children[this.marked], frames[this.marked]);
+    for (; frames[this.marked]?.digest !== undefined; this.marked += 1)
+      markRow(this.steps.children[this.marked], frames[this.marked]);
     this.progress.value = frames.length - 1;
     this.slider.max = frames.length - 1;
     this.enable();
@@ -150,7 +186,11 @@ export class ReplayView {
       h("th", { scope: "row" }, jump),
       h("td", { class: "cut" }, index === 0 ? "–" : describeAction(frame.action, replay.spaces.action)),
       h("td", { class: "number" }, index === 0 ? "–" : shortNumber(Number(frame.reward))),
-      h("td", {}, [frame.terminated && "terminated", frame.truncated && "truncated"].filter(Boolean).join(", ")),
+      h(
+        "td",
+        {},
+        [frame.terminated && "terminated", frame.truncated && "truncated"].filter(Boolean).join(", "),
+      ),
       h("td", { class: "digest" }, frame.recorded),
     );
   }
@@ -160,9 +200,19 @@ export class ReplayView {
     this.at = Math.min(Math.max(index, 0), frames.length - 1);
     const frame = frames[this.at];
     this.slider.value = this.at;
-    const action = this.at === 0 ? `seed ${this.replayed.episode.seed}` : `action ${describeAction(frame.action, spaces.action)}, reward ${shortNumber(Number(frame.reward))}`;
+    const action =
+      this.at === 0
+        ? `seed ${this.replayed.episode.seed}`
+        : `action ${describeAction(frame.action, spaces.action)}, reward ${shortNumber(Number(frame.reward))}`;
     this.place.textContent = `${placeOf(this.at)}: ${action}`;
-    fill(this.frame, h("div", { class: "observation", role: "region", "aria-label": "Observation" }, showValue(frame.observation, spaces.observation)));
+    fill(
+      this.frame,
+      h(
+        "div",
+        { class: "observation", role: "region", "aria-label": "Observation" },
+        showValue(frame.observation, spaces.observation),
+      ),
+    );
     for (const row of this.steps.children) row.removeAttribute("aria-current");
     this.steps.children[this.at]?.setAttribute("aria-current", "step");
     this.enable();
@@ -172,7 +222,8 @@ export class ReplayView {
   enable() {
     // Not `disabled`: the button that was just pressed keeps the focus.
     for (const each of this.back) each.setAttribute("aria-disabled", String(this.at === 0));
-    for (const each of this.forth) each.setAttribute("aria-disabled", String(this.at === this.replayed.frames.length - 1));
+    for (const each of this.forth)
+      each.setAttribute("aria-disabled", String(this.at === this.replayed.frames.length - 1));
   }
 }
 
@@ -191,14 +242,21 @@ class Replay {
     this.episode = episode;
     const env = await this.server.call("envs", { env_id: episode.env_id });
     if (env.version !== episode.env_version) {
-      this.notes.push(`it was recorded with version ${episode.env_version} and played with version ${env.version}`);
+      this.notes.push(
+        `it was recorded with version ${episode.env_version} and played with version ${env.version}`,
+      );
     }
-    if (!env.deterministic) this.notes.push("this environment does not declare that seed and actions decide what happens");
+    if (!env.deterministic)
+      this.notes.push("this environment does not declare that seed and actions decide what happens");
     const made = await this.server.call("make", { env_id: episode.env_id, kwargs: episode.kwargs });
     this.session = made.session_id;
     this.spaces = { action: made.action_space, observation: made.observation_space };
     const options = episode.options === null ? {} : { options: episode.options };
-    const first = await this.server.call("reset", { session_id: this.session, seed: episode.seed, ...options });
+    const first = await this.server.call("reset", {
+      session_id: this.session,
+      seed: episode.seed,
+      ...options,
+    });
     this.index = first.episode;
     this.frames.push({ observation: first.observation, recorded: episode.reset_digest });
     await this.prove();
@@ -213,9 +271,21 @@ class Replay {
       if (this.differs()) return false;
     }
     const action = this.episode.actions[step];
-    const reply = await this.server.call("step", { session_id: this.session, action, episode: this.index, step });
+    const reply = await this.server.call("step", {
+      session_id: this.session,
+      action,
+      episode: this.index,
+      step,
+    });
     const { observation, reward, terminated, truncated } = reply;
-    this.frames.push({ action, observation, reward, terminated, truncated, recorded: this.episode.digests[step] });
+    this.frames.push({
+      action,
+      observation,
+      reward,
+      terminated,
+      truncated,
+      recorded: this.episode.digests[step],
+    });
     const last = step + 1 === this.episode.actions.length;
     if (last || terminated || truncated || step + 1 >= this.nextProof) await this.prove();
     return true;
@@ -268,7 +338,9 @@ function factsOf(episode) {
 }
 
 function stepsTable(body) {
-  const head = ["place", "action", "reward", "end", "recorded digest"].map((name) => h("th", { scope: "col" }, name));
+  const head = ["place", "action", "reward", "end", "recorded digest"].map((name) =>
+    h("th", { scope: "col" }, name),
+  );
   return h(
     "div",
     { class: "scroll", tabindex: "0", role: "region", "aria-label": "All steps" },

@@ -16,7 +16,9 @@ export function describeSpace(space) {
     case "MultiBinary":
       return `MultiBinary ${JSON.stringify(space.n)}`;
     case "Dict":
-      return `Dict { ${Object.entries(space.spaces).map(([key, part]) => `${key}: ${describeSpace(part)}`).join("; ")} }`;
+      return `Dict { ${Object.entries(space.spaces)
+        .map(([key, part]) => `${key}: ${describeSpace(part)}`)
+        .join("; ")} }`;
     case "Tuple":
       return `Tuple ( ${space.spaces.map(describeSpace).join("; ")} )`;
     case "OneOf":

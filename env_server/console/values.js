@@ -30,11 +30,18 @@ export function showValue(value, space) {
     return h(
       "dl",
       { class: "parts" },
-      Object.entries(value).map(([key, part]) => [h("dt", {}, key), h("dd", {}, showValue(part, space.spaces[key]))]),
+      Object.entries(value).map(([key, part]) => [
+        h("dt", {}, key),
+        h("dd", {}, showValue(part, space.spaces[key])),
+      ]),
     );
   }
   if (space?.type === "Tuple" && Array.isArray(value)) {
-    return h("ol", { class: "parts", start: "0" }, value.map((part, index) => h("li", {}, showValue(part, space.spaces[index]))));
+    return h(
+      "ol",
+      { class: "parts", start: "0" },
+      value.map((part, index) => h("li", {}, showValue(part, space.spaces[index]))),
+    );
   }
   const line = inLine(value, space);
   return h("pre", {}, line.length <= SHORT_LINE ? line : pretty(value));
@@ -88,9 +95,17 @@ function pictureOf({ shape, numbers }) {
   for (let index = 0; index < width * height; index += 1) {
     const at = index * channels;
     const [red, green, blue] = channels < 3 ? [at, at, at] : [at, at + 1, at + 2];
-    pixels.data.set([numbers[red], numbers[green], numbers[blue], channels === 4 ? numbers[at + 3] : 255], index * 4);
+    pixels.data.set(
+      [numbers[red], numbers[green], numbers[blue], channels === 4 ? numbers[at + 3] : 255],
+      index * 4,
+    );
   }
-  const canvas = h("canvas", { width, height, role: "img", "aria-label": `Picture of ${width} by ${height} pixels` });
+  const canvas = h("canvas", {
+    width,
+    height,
+    role: "img",
+    "aria-label": `Picture of ${width} by ${height} pixels`,
+  });
   canvas.getContext("2d").putImageData(pixels, 0, 0);
   return canvas;
 }
@@ -111,7 +126,10 @@ function shortArray({ dtype, shape, numbers }) {
     low = Math.min(low, number);
     high = Math.max(high, number);
   }
-  const first = numbers.slice(0, SHOWN_NUMBERS / 8).map(shortNumber).join("  ");
+  const first = numbers
+    .slice(0, SHOWN_NUMBERS / 8)
+    .map(shortNumber)
+    .join("  ");
   return `${name}  from ${shortNumber(low)} to ${shortNumber(high)}:  ${first}  …`;
 }
 

@@ -51,7 +51,12 @@ export class Server {
     const headers = this.token ? { Authorization: `Bearer ${this.token}` } : {};
     let reply;
     try {
-      reply = await fetch(new URL(path, this.base), { method, headers, credentials: "omit", redirect: "error" });
+      reply = await fetch(new URL(path, this.base), {
+        method,
+        headers,
+        credentials: "omit",
+        redirect: "error",
+      });
     } catch {
       throw disconnected("the server does not answer");
     }
@@ -90,7 +95,11 @@ export class Server {
     const opened = new Promise((resolve, reject) => {
       socket.onopen = resolve;
       socket.onclose = () => {
-        reject(disconnected("the server took no connection; behind a proxy, its operator may have to name this page in allowed_origins"));
+        reject(
+          disconnected(
+            "the server took no connection; behind a proxy, its operator may have to name this page in allowed_origins",
+          ),
+        );
         this.dropped(socket);
       };
     });
@@ -132,14 +141,20 @@ export class Server {
   }
 
   close() {
-    this.socket?.then((socket) => socket.close(), () => {});
+    this.socket?.then(
+      (socket) => socket.close(),
+      () => {},
+    );
     this.socket = null;
   }
 }
 
 function problemOf(reply, text) {
   try {
-    return new Problem({ ...JSON.parse(text), retry_after: Number(reply.headers.get("Retry-After")) || undefined });
+    return new Problem({
+      ...JSON.parse(text),
+      retry_after: Number(reply.headers.get("Retry-After")) || undefined,
+    });
   } catch {
     return new Problem({ code: String(reply.status), detail: `the server answered ${reply.status}` });
   }
@@ -147,5 +162,7 @@ function problemOf(reply, text) {
 
 function requestId() {
   // `crypto.randomUUID` is missing where a page came over plain HTTP.
-  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) =>
+    byte.toString(16).padStart(2, "0"),
+  ).join("");
 }

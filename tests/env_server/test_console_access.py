@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, expect
 
 from env_server.auth import add_token
 from env_server.console.pages import Console
-from tests.support.browser import Witness, running_browser
+from tests.support.browser import Witness, chromium, running_browser
 from tests.support.wire import ENVS, INLINE, ROOT, Server
 
 CONSOLE = ROOT / "env_server" / "console"
@@ -92,6 +92,17 @@ def test_every_file_is_shipped_and_needs_nobody_else() -> None:
             "cookie",
         ):
             assert way not in text, f"{path.name}: {way}"
+
+
+def test_a_machine_without_a_browser_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CHROMIUM", raising=False)
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="apt-get install chromium"):
+        chromium()
+    monkeypatch.delenv("CI")
+    with pytest.raises(pytest.skip.Exception, match="apt-get install chromium"):
+        chromium()
 
 
 def test_a_server_with_tokens_is_used_with_one(browser: Browser, tmp_path: Path) -> None:
