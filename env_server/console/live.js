@@ -142,14 +142,14 @@ export class LiveView {
     const cells = ["episode", "step", "state", "idle"].map(() => h("td"));
     const short = session.session_id.slice(0, 8);
     const actions = h(
-      "td",
+      "div",
       { class: "row" },
       button("Episode", () => this.save(session), {
         "aria-label": `Download the episode of session ${short}`,
       }),
       button("Close", () => this.close(session), { "aria-label": `Close session ${short}` }),
     );
-    row.append(...cells, actions);
+    row.append(...cells, h("td", {}, actions));
     const update = (now) => {
       const end = [now.terminated && "terminated", now.truncated && "truncated"].filter(Boolean).join(", ");
       const texts = [

@@ -85,7 +85,7 @@ export class ReplayView {
       await replay.begin(episode);
       if (mine !== this.run) return;
       this.show(replay);
-      this.say("", `Replaying ${episode.actions.length} steps …`);
+      this.say("", `Replaying ${stepsOf(episode)} …`);
       while (mine === this.run && (await replay.advance())) this.grow(replay);
       if (mine !== this.run) return;
       this.grow(replay);
@@ -104,10 +104,7 @@ export class ReplayView {
     const bad = replay.frames.findIndex((frame) => frame.digest !== frame.recorded);
     const notes = replay.notes.map((note) => ` Note: ${note}.`).join("");
     if (bad < 0) {
-      this.say(
-        "good",
-        `Same: every digest of ${replay.episode.actions.length} steps is what was recorded.${notes}`,
-      );
+      this.say("good", `Same: every digest of ${stepsOf(replay.episode)} is what was recorded.${notes}`);
       return;
     }
     const { digest, recorded } = replay.frames[bad];
@@ -322,6 +319,11 @@ class Replay {
     if (this.session !== null) this.closeLater(this.session);
     this.session = null;
   }
+}
+
+function stepsOf(episode) {
+  const count = episode.actions.length;
+  return count === 1 ? "1 step" : `${count} steps`;
 }
 
 function placeOf(index) {

@@ -213,9 +213,9 @@ def test_an_episode_is_downloaded_and_proved(page: Page, tmp_path: Path) -> None
     assert file.name == "FrozenLake-v0-seed4-1steps.json"
     assert json.loads(file.read_text())["actions"] == ["Down"]
     page.get_by_role("button", name="Step through it").click()
-    expect(page.get_by_text("Same: every digest of 1 steps")).to_be_visible()
+    expect(page.get_by_text("Same: every digest of 1 step ")).to_be_visible()
     page.get_by_label("Episode file").set_input_files(file)
-    expect(page.get_by_text("Same: every digest of 1 steps")).to_be_visible()
+    expect(page.get_by_text("Same: every digest of 1 step ")).to_be_visible()
 
 
 def test_a_replay_goes_forward_and_back_with_keys(page: Page, served: Server) -> None:
@@ -314,7 +314,7 @@ def test_no_text_of_an_environment_becomes_a_part_of_the_page(page: Page, served
     page.get_by_role("button", name=ATTRIBUTE).click()
     expect(page.get_by_role("region", name="Observation")).to_have_text(ATTRIBUTE * 2)
     page.get_by_role("button", name="Step through it").click()
-    expect(page.get_by_text("Same: every digest of 1 steps")).to_be_visible()
+    expect(page.get_by_text("Same: every digest of 1 step ")).to_be_visible()
     open_play(page, "Hostile")
     page.get_by_role("button", name=LINK).click()
     expect(page.get_by_role("alert")).to_contain_text(IMAGE)

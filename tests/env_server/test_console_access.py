@@ -174,7 +174,7 @@ def test_a_gateway_has_a_console(browser: Browser) -> None:
             page.keyboard.press("ArrowLeft")
             expect(page.get_by_role("row", name="0 Left")).to_be_visible()
             page.get_by_role("button", name="Step through it").click()
-            expect(page.get_by_text("Same: every digest of 1 steps")).to_be_visible()
+            expect(page.get_by_text("Same: every digest of 1 step ")).to_be_visible()
             expect(page.get_by_text("gateway")).to_be_visible()
         assert witness.complaints == []
 
