@@ -9,6 +9,7 @@ import gymnasium
 
 from clients.background import BackgroundLoop
 from clients.client import Encoding, EnvClient
+from clients.protocol.episode import PortableEpisode
 from clients.session import EnvSession
 
 MAX_SEED = 2**53
@@ -95,6 +96,10 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         if self.render_mode is None:
             return None
         return self._background.run(self._session.render(self.render_mode))
+
+    def episode_record(self) -> PortableEpisode:
+        """Return the portable episode so far: seed, actions and a digest of each step."""
+        return self._background.run(self._session.episode_record())
 
     def close(self) -> None:
         """Close the session and the connection; closing again does nothing."""

@@ -5,13 +5,15 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import dumps
 from env_server.auth import NOBODY, Tokens
 from env_server.calls import CALLS, REGISTRATION_CALLS, Call
+from env_server.console.pages import Console
 from env_server.context import Context
 from env_server.envelope import as_problem
 from env_server.faces.calls import FACE_CALLS
@@ -20,7 +22,8 @@ from env_server.faces.operating import operate
 from env_server.fields import ENVELOPE
 from env_server.lifecycle import Lifecycle, Phase
 from env_server.negotiation import answer, problem_answer, read_fields, wants_binary
-from env_server.openapi import DOCS_PAGE, describe_calls
+from env_server.openapi import describe_calls
+from env_server.origins import Origins
 from env_server.services import Services
 from env_server.socket import reject, serve_socket
 from env_server.validation import invalid
@@ -43,6 +46,7 @@ class App:
         self._services = services
         self._lifecycle: Lifecycle = services.lifecycle
         self._tokens: Tokens = services.tokens
+        self._origins = Origins(services.settings.allowed_origins, loopback_only=not services.tokens.required)
         self._limit = services.settings.max_request_bytes
         self._reply_limit = services.settings.max_reply_bytes
         own = (*CALLS, *REGISTRATION_CALLS) if services.settings.gateway else CALLS
@@ -58,12 +62,19 @@ class App:
             "/ready": self._ready,
             "/metrics": self._metrics,
             "/openapi.json": self._openapi,
-            "/docs": self._docs,
         }
+        console = Console()
+        self._pages.update(dict.fromkeys(console.paths, console.respond))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or one socket."""
         if scope["type"] == "websocket":
+            try:
+                self._origins.check(Headers(scope=scope))
+            except ProblemError as problem:
+                await receive()
+                await reject(self._services, send, problem)
+                return
             if scope["path"] == SOCKET_PATH:
                 await serve_socket(self._services, scope, receive, send)
             elif (env_id := openenv_env_id(scope["path"])) is not None:
@@ -95,6 +106,7 @@ class App:
 
     async def _respond(self, request: Request) -> Response:
         try:
+            self._origins.check(request.headers)
             return await self._route(request)
         except ClientDisconnect:
             raise
@@ -173,6 +185,3 @@ class App:
     async def _openapi(self, request: Request) -> Response:
         document = describe_calls(self._calls, needs_token=self._tokens.required)
         return Response(dumps(document, binary=False), media_type="application/json")
-
-    async def _docs(self, request: Request) -> Response:
-        return HTMLResponse(DOCS_PAGE)

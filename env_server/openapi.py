@@ -17,23 +17,6 @@ from env_server.negotiation import PROBLEM_MEDIA_TYPE
 _REFERENCE = "#/components/schemas/{model}"
 _ENCODINGS = (MEDIA_TYPES[False], MEDIA_TYPES[True])
 
-# The script is another party's: the hashes are those of the package on npm, and a browser runs nothing else.
-DOCS_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8"><title>rollgym</title>
-<link rel="stylesheet" href="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5.35.0/swagger-ui.css"
- integrity="sha384-WlYgdmXYOOBWL5apwjDEZwN+U3HmXSSu5R6V5aGxEcf7z+KuRNwBhoxKVN1i3D5I" crossorigin="anonymous">
-</head>
-<body>
-<div id="docs">The description is at <a href="/openapi.json">/openapi.json</a>.</div>
-<script src="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5.35.0/swagger-ui-bundle.js"
- integrity="sha384-gjRm0bEPMeTmMh5jT2cHccIwCUZSTd8YC+j0d0sXw0MdGEfScduGpSyF3ZSSLkX9" crossorigin="anonymous"></script>
-<script>SwaggerUIBundle({url: "/openapi.json", dom_id: "#docs"});</script>
-</body>
-</html>
-"""
-
 
 _ALWAYS = (
     "invalid_request",

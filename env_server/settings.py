@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 EnvironmentId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
+Origin = Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9.\-\[\]:]+$")]
 Isolation = Literal["inline", "thread", "process"]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
@@ -115,6 +116,11 @@ class Settings(BaseModel):
     )
 
     token_file: Path | None = Field(None, description="YAML file of tokens (hashes) and their roles.")
+    allowed_origins: tuple[Origin, ...] = Field(
+        (),
+        description="Origin of web pages that may use the server beside its own console, such as "
+        "`https://lab.example` (repeatable).",
+    )
     rate_limit: float | None = Field(
         None,
         gt=0,

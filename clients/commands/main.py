@@ -6,16 +6,16 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from clients.commands import audit, bench, check, doctor, listing, play, registering
+from clients.commands import audit, bench, check, doctor, listing, play, registering, replay
 from clients.commands.arguments import UsageError
 from clients.protocol.errors import ProblemError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Look at, play, check and measure environments."""
+    """Look at, play, replay, check and measure environments."""
     parser = argparse.ArgumentParser(prog="roll-env", description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (listing, play, check, audit, bench, doctor):
+    for command in (listing, play, replay, check, audit, bench, doctor):
         command.add_parser(commands)
     registering.add_parsers(commands)
     options = parser.parse_args(argv)

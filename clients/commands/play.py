@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -27,6 +28,7 @@ _HELP = """\
   :quit         leave (so does the end of input)
   :reset [N]    begin another episode, with seed N if given
   :info         show the last info
+  :save FILE    write the episode so far, for `roll-env replay`
   :help         this"""
 
 
@@ -37,18 +39,26 @@ def add_parser(commands: Any) -> None:
     add_server_arguments(parser)
     add_kwargs_argument(parser)
     parser.add_argument("--seed", type=int, help="Seed of the first episode.")
+    parser.add_argument(
+        "--save", type=Path, metavar="FILE", help="At the end, write the last episode for `roll-env replay`."
+    )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Play until the player leaves."""
     kwargs = parse_kwargs(options.kwarg)
+    if options.save is not None and not options.save.parent.is_dir():
+        raise UsageError(f"--save: there is no directory {options.save.parent}")
     with server_url(options) as url:
         env = RemoteEnv(url, options.env_id, kwargs, token=options.token, timeout_s=PATIENCE_S)
         try:
-            Game(env).play(options.seed)
-        except EOFError:
-            print()
+            try:
+                Game(env).play(options.seed)
+            except EOFError:
+                print()
+            if options.save is not None:
+                print(save_episode(env, options.save))
         finally:
             env.close()
     return 0
@@ -83,6 +93,8 @@ class Game:
                 print(_HELP)
             elif command == ":info":
                 print(_pretty(self._info))
+            elif command == ":save":
+                self._save(argument.strip())
             elif command == ":reset" or self._ended:
                 self._begin(int(argument) if argument.strip().isdecimal() else None)
             else:
@@ -95,6 +107,12 @@ class Game:
         if instruction:
             print(f"{instruction}\n")
         self._show(observation)
+
+    def _save(self, name: str) -> None:
+        try:
+            print(save_episode(self._env, Path(name)) if name else "expected :save FILE")
+        except UsageError as error:
+            print(error)
 
     def _step(self, line: str) -> None:
         try:
@@ -127,6 +145,20 @@ class Game:
         if not self._ended:
             actions = self._info.get("available_actions") or describe_actions(self._env.action_space)
             print(f"actions: {', '.join(map(str, actions)) if isinstance(actions, list) else actions}")
+
+
+def save_episode(env: RemoteEnv, path: Path) -> str:
+    """Write the portable episode of an environment; return a line that says so.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
+    episode = env.episode_record()
+    try:
+        path.write_bytes(orjson.dumps(episode.model_dump(mode="json"), option=orjson.OPT_INDENT_2) + b"\n")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    return f"saved {len(episode.actions)} steps of seed {episode.seed} in {path}"
 
 
 def describe_actions(space: Space[Any]) -> str:
