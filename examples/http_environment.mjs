@@ -1,4 +1,4 @@
-// The same environment in JavaScript, on Node's standard library: node examples/http_environment.mjs 9000
+// The same environment in JavaScript, on Node's standard library: node examples/http_environment.mjs PORT [ADDRESS]
 import { createServer } from "node:http";
 
 const secrets = new Map();
@@ -20,4 +20,4 @@ createServer(async (request, response) => {
   const parts = await request.toArray();
   const reply = calls[request.url](parts.length ? JSON.parse(Buffer.concat(parts)) : {});
   response.end(JSON.stringify(reply));
-}).listen(Number(process.argv[2]), "127.0.0.1");
+}).listen(Number(process.argv[2]), process.argv[3] ?? "127.0.0.1");

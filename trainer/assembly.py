@@ -1,5 +1,6 @@
 """Builds the parts of a run from its settings and ties them together."""
 
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from clients.commands.arguments import TOKEN_VARIABLE
 from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.torch_backend import Schedule, TorchBackend
 from trainer.config.run import RunSettings
@@ -153,7 +155,9 @@ async def open_environments(
         if url is None and anywhere:
             url = await stack.enter_async_context(serve(settings.serve))
             console.say(f"no --env-url: started an embedded environment server on {url}")
-        pool = EnvironmentPool(url, settings.env_token, settings.rollout.encoding, timeout_s)
+        # In the settings it would be written to the run's directory with all the others.
+        token = settings.env_token or os.environ.get(TOKEN_VARIABLE)
+        pool = EnvironmentPool(url, token, settings.rollout.encoding, timeout_s)
         yield await stack.enter_async_context(pool)
 
 

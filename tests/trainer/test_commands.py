@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from env_server.token_file import add_token
 from tests.support.processes import ROOT, env_server, read_lines, start_training, train
 from trainer.tracking import read_metrics
 
@@ -218,3 +219,16 @@ def test_a_killed_run_leaves_no_server_behind(tmp_path):
     process.communicate(timeout=60)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((address[1], int(address[2])))
+
+
+def test_the_token_may_stand_in_the_environment_and_is_not_saved(tmp_path, monkeypatch):
+    token = add_token(tmp_path / "tokens.yaml", "trainer", ["play"])
+    with env_server("--token-file", str(tmp_path / "tokens.yaml")) as url:
+        play = ["rollout", "--policy", "random", "--episodes", "1", "--env-url", url]
+        play += ["tasks=[{env_id: FrozenLake-v0}]", f"output_dir={tmp_path}/run"]
+        process = start_training(*play)
+        assert "this server needs a token" in process.communicate(timeout=120)[0]
+        assert process.returncode == 2
+        monkeypatch.setenv("ROLLGYM_TOKEN", token)
+        train(*play)
+    assert not any(token.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())

@@ -184,7 +184,11 @@ class RunSettings(Settings):
     env_url: str | None = Field(
         None, description="Default environment server; absent: one is started on loopback."
     )
-    env_token: str | None = Field(None, description="Bearer token for the servers.")
+    env_token: str | None = Field(
+        None,
+        description="Bearer token for the servers; better set the environment variable ROLLGYM_TOKEN, which is not "
+        "saved with the run.",
+    )
     serve: list[str] = Field(
         [],
         description="Environments that the embedded server adds: module:Class or name=module:Class. Without effect "

@@ -1,0 +1,112 @@
+"""What a fleet is deployed with fits the package; that it runs is tested by `.ci/compose`."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from clients.protocol.errors import ProblemError
+from deploy.make_tokens import make_tokens
+from env_server.auth import Caller, Tokens
+from env_server.configuration import load_settings
+from env_server.token_file import add_token
+
+ROOT = Path(__file__).parents[1]
+COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
+
+
+def test_an_image_is_built_from_all_packages_and_from_nothing_else():
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    packages = {pattern.removesuffix("*") for pattern in found["include"]}
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    let_through = {line[1:] for line in lines if line.startswith("!")}
+    assert lines[lines.index("*") :][0] == "*"
+    assert {name for name in let_through if (ROOT / name).is_dir()} == packages
+    assert {"pyproject.toml", "README.md", "LICENSE"} <= let_through
+
+
+@pytest.mark.parametrize("name", ["gateway", "node"])
+def test_the_settings_of_the_fleet_are_settings(name):
+    settings = load_settings({}, ROOT / "deploy" / f"{name}.yaml")
+    assert (settings.host, settings.port) == ("0.0.0.0", 8000)
+    assert settings.token_file == Path("/run/tokens/tokens.yaml")
+
+
+def test_tokens_are_made_once_and_each_opens_what_it_is_for(tmp_path):
+    for name in ("gateway", "nodes", "registrar", "prometheus", "trainer"):
+        (tmp_path / name).mkdir()
+    # What an interrupted start has left.
+    add_token(tmp_path / "nodes" / "tokens.yaml", "gateway", ["play"])
+    add_token(tmp_path / "gateway" / "new.yaml", "trainer", ["play"])
+    assert make_tokens(tmp_path)
+    made = {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.glob("*/*")}
+    holders = {
+        server: {
+            path: tuple(caller.roles)
+            for path, token in made.items()
+            if (caller := _caller(tmp_path / server / "tokens.yaml", token)) is not None
+        }
+        for server in ("gateway", "nodes")
+    }
+    assert holders == {
+        "gateway": {
+            "trainer/token": ("play",),
+            "nodes/register": ("register",),
+            "registrar/token": ("register",),
+            "prometheus/gateway": ("admin",),
+        },
+        "nodes": {"nodes/play": ("play",), "prometheus/nodes": ("admin",)},
+    }
+    assert sorted(made) == sorted(
+        [*holders["gateway"], *holders["nodes"], "gateway/tokens.yaml", "nodes/tokens.yaml"]
+    )
+    readable = {path for path in made if (tmp_path / path).stat().st_mode & 0o077}
+    assert readable == {"prometheus/gateway", "prometheus/nodes"}
+
+    assert not make_tokens(tmp_path)
+    assert made == {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.glob("*/*")}
+
+
+def _caller(file: Path, token: str) -> Caller | None:
+    try:
+        return Tokens.load(file).caller(token.strip())
+    except ProblemError:
+        return None
+
+
+def test_every_file_that_the_fleet_mounts_exists():
+    mounted = [volume for service in COMPOSE["services"].values() for volume in service.get("volumes", ())]
+    files = [volume.split(":")[0] for volume in mounted if volume.startswith("./")]
+    assert len(files) >= 5
+    for file in files:
+        assert (ROOT / file).exists(), file
+
+
+def test_containers_have_longer_to_stop_than_servers_have_to_drain():
+    for service, name in (("gateway", "gateway"), ("environments", "node")):
+        drain_s = load_settings({}, ROOT / "deploy" / f"{name}.yaml").drain_grace_s
+        assert int(COMPOSE["services"][service]["stop_grace_period"].removesuffix("s")) > drain_s + 10
+
+
+def test_the_dashboard_is_drawn_from_the_provisioned_data_source():
+    directory = ROOT / "deploy" / "grafana"
+    dashboard = json.loads((directory / "dashboards" / "rollgym.json").read_text())
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
+    for panel in panels:
+        assert panel["title"]
+        for target in panel["targets"]:
+            assert target["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+            assert set(re.findall(r"\$(\w+)", target["expr"])) <= variables | {"__rate_interval"}
+    provider = yaml.safe_load((directory / "provisioning" / "dashboards" / "rollgym.yaml").read_text())
+    path = provider["providers"][0]["options"]["path"]
+    assert f"./deploy/grafana/dashboards:{path}:ro" in COMPOSE["services"]["grafana"]["volumes"]
+    source = yaml.safe_load((directory / "provisioning" / "datasources" / "prometheus.yaml").read_text())
+    assert source["datasources"][0]["url"] == "http://prometheus:9090"
+    assert set(COMPOSE["services"]["grafana"]["networks"]) & set(
+        COMPOSE["services"]["prometheus"]["networks"]
+    )
