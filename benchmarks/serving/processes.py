@@ -95,6 +95,11 @@ def resident_kib(pid: int) -> int:
     return total
 
 
+def threads(pid: int) -> int:
+    """Threads of a process and of its living descendants."""
+    return sum(len(os.listdir(f"/proc/{member}/task")) for member in _tree(pid))
+
+
 def _tree(pid: int) -> list[int]:
     members = [pid]
     for member in members:

@@ -98,7 +98,8 @@ def measure(case: Case, server: processes.Server | None, seconds: float) -> dict
     """One case; without a server the process that steps is what the CPU is counted of."""
     if case.way is not None:
         return _measure_child(case, case.way, server, seconds)
-    assert server is not None and case.dialect is not None
+    assert server is not None
+    assert case.dialect is not None
     groups = [[case.dialect(index) for index in range(case.batches)]]
     found = uvloop.run(run_load(server.port, server.pid, OwnSocketConnection, groups, seconds=seconds))
     summary = found.summary()

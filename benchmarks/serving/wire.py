@@ -6,6 +6,7 @@ The conversation is that of the documented API: an episode that ended is begun a
 
 import itertools
 import json
+import random
 import uuid
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ import orjson
 ENV_ID = "FrozenLake-v0"
 ACTION = "<answer>Left</answer>"
 """The start is in the left column, so this goes on until the 100th step truncates the episode."""
+_MOVES = (b"Left", b"Down", b"Right", b"Up")
 
 Session = Generator[tuple[int, bytes], bytes, None]
 Dialect = Callable[[int], Session]
@@ -93,6 +95,42 @@ def rollgym(index: int) -> Session:
     step = {"id": index, "op": "step", "session_id": made["session_id"], "action": ACTION, "autoreset": True}
     head = orjson.dumps(step)[:-1]
     yield from _rollgym_steps(lambda episode, at: b'%b,"episode":%d,"step":%d}' % (head, episode, at))
+
+
+def rollgym_walk(index: int) -> Session:
+    """FrozenLake-v0 with moves at random: episodes end soon, by a step that begins the next one."""
+    generator = random.Random(index)
+    fields = {"id": index, "op": "make", "env_id": ENV_ID, "reset": {"seed": index}}
+    made = orjson.loads((yield 0, orjson.dumps(fields)))["ok"]
+    step = {"id": index, "op": "step", "session_id": made["session_id"], "autoreset": True}
+    head = orjson.dumps(step)[:-1]
+    episode = at = 0
+    while True:
+        content = b'%b,"action":"%b","episode":%d,"step":%d}' % (head, generator.choice(_MOVES), episode, at)
+        answer = yield 1, content
+        expect(b'"reward":', answer)
+        at += 1
+        if b'"terminated":true' in answer or b'"truncated":true' in answer:
+            episode, at = episode + 1, 0
+
+
+def rollgym_long(length: int, steps: int) -> Dialect:
+    """Observations of some length; a session counts as stepped when it has taken all of its steps."""
+
+    def session(index: int) -> Session:
+        fields = {
+            "id": index,
+            "op": "make",
+            "env_id": "LongReplies",
+            "kwargs": {"length": length},
+            "reset": {},
+        }
+        made = orjson.loads((yield 0, orjson.dumps(fields)))["ok"]
+        step = {"id": index, "op": "step", "session_id": made["session_id"], "action": ACTION}
+        for number in itertools.count(1):
+            expect(b'"reward":', (yield int(number >= steps), orjson.dumps(step)))
+
+    return session
 
 
 def rollgym_http(index: int) -> Session:
