@@ -10,7 +10,6 @@ the folder are installed there first.
 
 import argparse
 import re
-import sys
 import time
 from collections import defaultdict
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""Gymnasium's FrozenLake-v1, 64 at a time: behind `roll-serve` in one frame a step, and in Gymnasium's vector environments.
+"""Gymnasium's FrozenLake-v1, 64 at a time: behind `roll-serve` in one frame, and in Gymnasium's vector environments.
 
     python benchmarks/serving/vector.py --out benchmarks/results/vector.json
 
