@@ -10,9 +10,10 @@ from clients.protocol.episode import PortableEpisode, step_digest
 DIGEST_BYTES = 8
 
 # Digests are made when somebody looks, which for most episodes is never. Until then the observations are kept, so only
-# a few of them, and only small values that nobody can change.
+# a few of them, and only small values that nobody can change; texts, all together, take no more than a session does.
 _MAX_PENDING = 32
 _MAX_PENDING_TEXT = 512
+_MAX_PENDING_TEXTS = 2048
 
 
 def _size(action: Any) -> int:
@@ -59,6 +60,7 @@ class Journal:
     __slots__ = (
         "_digests",
         "_pending",
+        "_pending_text",
         "_reset",
         "actions",
         "before",
@@ -88,6 +90,7 @@ class Journal:
         self._reset: str | None = None
         self._digests = bytearray()
         self._pending: list[tuple[Any, float, bool, bool]] = []
+        self._pending_text = 0
 
     @property
     def steps(self) -> int:
@@ -143,11 +146,16 @@ class Journal:
         pending = self._pending
         pending.append((observation, reward, terminated, truncated))
         kind = type(observation)
-        if (
-            len(pending) >= _MAX_PENDING
-            or (kind is str and len(observation) > _MAX_PENDING_TEXT)
-            or (kind is not str and kind is not int)
-        ):
+        if kind is str:
+            size = len(observation)
+            self._pending_text += size
+            if size > _MAX_PENDING_TEXT or self._pending_text > _MAX_PENDING_TEXTS:
+                self._settle()
+                return
+        elif kind is not int:
+            self._settle()
+            return
+        if len(pending) >= _MAX_PENDING:
             self._settle()
 
     def recall(self, action: Any, digest: bytes, ended: tuple[bool, bool]) -> None:
@@ -238,9 +246,11 @@ class Journal:
         self._reset = reset_digest
         self._digests = digests
         self._pending = []
+        self._pending_text = 0
 
     def _settle(self) -> None:
         """Make the digests that were put off."""
         for outcome in self._pending:
             self._digests += bytes.fromhex(step_digest(*outcome))
         self._pending.clear()
+        self._pending_text = 0

@@ -5,7 +5,9 @@ from typing import Any
 
 import orjson
 from gymnasium import Space
+from gymnasium.spaces import Discrete
 
+from clients.protocol.arrays import INTEGER_LIMIT
 from clients.protocol.spaces import UnicodeText, describe_space
 from clients.protocol.values import encode_value
 from env_server.context import Context
@@ -23,8 +25,12 @@ _PLAIN_ONLY = (
 
 
 def encode_observation(space: Space[Any], observation: Any, *, binary: bool) -> Any:
-    """An observation for the wire; plain text, the hot path, passes as it is."""
-    if type(observation) is str and type(space) is UnicodeText and observation.isascii():
+    """An observation for the wire; plain text and small integers, the hot path, pass as they are."""
+    kind = type(observation)
+    if kind is str:
+        if type(space) is UnicodeText and observation.isascii():
+            return observation
+    elif kind is int and type(space) is Discrete and -INTEGER_LIMIT < observation < INTEGER_LIMIT:
         return observation
     return encode_value(space, observation, binary=binary)
 

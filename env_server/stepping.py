@@ -7,10 +7,10 @@ repeated request can join it; the handler gives an awaitable then.
 
 import math
 from collections.abc import Awaitable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from clients.protocol.errors import ProblemError
-from clients.protocol.messages import ResetFields, StepRequest
+from clients.protocol.messages import StepRequest
 from clients.protocol.values import EncodeError
 from env_server.context import Context
 from env_server.failures import busy, episode_over, not_reset, step_mismatch
@@ -25,8 +25,18 @@ from env_server.settings import Settings
 from env_server.validation import validate
 from env_server.workers.base import EnvironmentRaised, StepOutcome
 
-_PLAIN_FIELDS = ENVELOPE | {"action", "episode", "step", "autoreset"}
-_NO_CHOICE = ResetFields()
+_PLAIN_FIELDS = ENVELOPE | {"action", "episode", "step", "autoreset", "reset"}
+_SEEDS = 2**53
+
+
+class NextEpisode(NamedTuple):
+    """How the episode begins that follows one that a step ends; it comes with every step of a vector client."""
+
+    seed: int | None = None
+    options: dict[str, Any] | None = None
+
+
+_NO_CHOICE = NextEpisode()
 
 
 class Stepping:
@@ -64,13 +74,18 @@ class Stepping:
             and (index is None or type(index) is int)
             and (episode is None or type(episode) is int)
             and type(fields.get("autoreset", False)) is bool
+            and ("reset" not in fields or _only_seeds(fields["reset"]))
         ):
             request = validate(StepRequest, own_fields(fields))
-            then = request.reset or _NO_CHOICE if request.autoreset else None
-            if then is not None:
+            then = None
+            if request.autoreset:
+                chosen = request.reset
+                then = _NO_CHOICE if chosen is None else NextEpisode(chosen.seed, chosen.options)
                 self._resetting.check_options(then.options)
             return self._step(context, session, request.action, episode, index, then, request.timeout_s)
-        then = _NO_CHOICE if fields.get("autoreset") else None
+        then = None
+        if fields.get("autoreset"):
+            then = NextEpisode(fields["reset"]["seed"]) if "reset" in fields else _NO_CHOICE
         return self._step(context, session, fields["action"], episode, index, then, None)
 
     def _step(
@@ -80,7 +95,7 @@ class Stepping:
         wire: Any,
         episode: int | None,
         index: int | None,
-        then: ResetFields | None,
+        then: NextEpisode | None,
         timeout_s: float | None,
     ) -> Reply | Awaitable[Reply]:
         if session.recoverable and not session.attached:
@@ -120,7 +135,7 @@ class Stepping:
         return self._encoded(context, session, record)
 
     async def _step_in_worker(
-        self, session: Session, action: Any, written: Any, then: ResetFields | None, timeout: float
+        self, session: Session, action: Any, written: Any, then: NextEpisode | None, timeout: float
     ) -> StepRecord:
         record = self._taken(session, written, await self._outcome(session, action, timeout))
         if then is not None and not session.playing:
@@ -139,7 +154,7 @@ class Stepping:
         wire: Any,
         episode: int | None,
         index: int | None,
-        then: ResetFields | None,
+        then: NextEpisode | None,
         timeout_s: float | None,
     ) -> Reply:
         """A step of a session from the journal of a process that died: its environment and its last answer first."""
@@ -176,14 +191,14 @@ class Stepping:
             self._journal_file.stepped(session.session_id)
         return record
 
-    def _begin_next(self, session: Session, record: StepRecord, then: ResetFields) -> StepRecord:
+    def _begin_next(self, session: Session, record: StepRecord, then: NextEpisode) -> StepRecord:
         """Begin the episode after the one that a step has ended."""
         reset = self._resetting.inline(session, then.seed, then.options, ending=record)
         session.last = record._replace(reset=reset)
         return session.last
 
     async def _begin_next_in_worker(
-        self, session: Session, record: StepRecord, then: ResetFields
+        self, session: Session, record: StepRecord, then: NextEpisode
     ) -> StepRecord:
         if session.inline is not None:
             return self._begin_next(session, record, then)
@@ -220,7 +235,7 @@ class Stepping:
         wire: Any,
         episode: int | None,
         index: int | None,
-        then: ResetFields | None,
+        then: NextEpisode | None,
     ) -> Reply | Awaitable[Reply]:
         running = session.running
         if running is not None:
@@ -250,6 +265,14 @@ class Stepping:
         if session.terminated or session.truncated:
             raise episode_over(session)
         raise not_reset(session)
+
+
+def _only_seeds(reset: Any) -> bool:
+    """Whether what a step says of the next episode is a seed and nothing else, as vector clients say with each step."""
+    if type(reset) is not dict or len(reset) != 1:
+        return False
+    seed = reset.get("seed")
+    return type(seed) is int and 0 <= seed < _SEEDS
 
 
 def _awaits_reset(session: Session, last: StepRecord) -> bool:

@@ -2,12 +2,15 @@
 
 Each socket has environments of its own, kept in a list; a frame is parsed, the environments are stepped, the outcomes
 are serialised. There are no sessions, checks, retries, journals or metrics, so the difference to `roll-serve` is what
-those cost. `--env none` steps nothing and answers a constant: the price of the transport.
+those cost. `--env none` steps nothing and answers a constant: the price of the transport. `--gymnasium ID` steps an
+environment of Gymnasium's.
 """
 
 import argparse
+import functools
 import importlib
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -19,6 +22,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from envs.registry import builtin_environments
 
+Build = Callable[[], gymnasium.Env[Any, Any]]
 CONSTANT = {"observation": "P___\n_O_O\n___O\nO__G", "reward": 0.0, "terminated": False, "truncated": False}
 
 
@@ -36,11 +40,13 @@ def step(environment: gymnasium.Env[Any, Any], action: Any) -> dict[str, Any]:
     return outcome
 
 
-def serve(env_id: str) -> Starlette:
-    if env_id != "none":
-        module, _, name = builtin_environments()[env_id].entry_point.partition(":")
-        build = getattr(importlib.import_module(module), name)
+def builtin(env_id: str) -> Build:
+    module, _, name = builtin_environments()[env_id].entry_point.partition(":")
+    build: Build = getattr(importlib.import_module(module), name)
+    return build
 
+
+def serve(build: Build | None) -> Starlette:
     async def bare(websocket: WebSocket) -> None:
         environments: list[gymnasium.Env[Any, Any]] = []
         await websocket.accept()
@@ -48,7 +54,7 @@ def serve(env_id: str) -> Starlette:
             while True:
                 frame = orjson.loads(await websocket.receive_text())
                 ops = frame["ops"] if frame["op"] == "batch" else [frame]
-                if env_id == "none":
+                if build is None:
                     answers = [CONSTANT for _ in ops]
                 else:
                     while len(environments) < len(ops):
@@ -65,13 +71,19 @@ def serve(env_id: str) -> Starlette:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--env", default="FrozenLake-v0")
+    parser.add_argument("--gymnasium", help="a Gymnasium id to serve instead")
     options = parser.parse_args()
+    build: Build | None = None
+    if options.gymnasium is not None:
+        build = functools.partial(gymnasium.make, options.gymnasium, disable_env_checker=True)
+    elif options.env != "none":
+        build = builtin(options.env)
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     listening.listen(2048)
     print(f"serving on http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
     config = uvicorn.Config(
-        serve(options.env),
+        serve(build),
         ws="websockets-sansio",
         loop="uvloop",
         http="httptools",

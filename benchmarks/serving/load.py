@@ -122,6 +122,9 @@ class Connection(asyncio.Protocol):
         self._load.fail(exc or ConnectionError("the server closed a connection"))
 
     def begin(self) -> None:
+        self.begin_sessions()
+
+    def begin_sessions(self) -> None:
         self.transport.write(b"".join(self.encode(slot.request) for slot in self._slots))
 
     def encode(self, request: bytes) -> bytes:
@@ -185,7 +188,7 @@ class SocketConnection(Connection):
             if b" 101 " not in head:
                 raise RuntimeError(f"the server answered {head!r}")
             self._upgraded = True
-            super().begin()
+            self.begin_sessions()
         answers = []
         start, end = 0, len(data)
         while end - start >= 2:

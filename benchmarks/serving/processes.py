@@ -97,6 +97,11 @@ def resident_kib(pid: int) -> int:
     return total
 
 
+def threads(pid: int) -> int:
+    """Threads of a process and of its living descendants."""
+    return sum(len(os.listdir(f"/proc/{member}/task")) for member in tree(pid))
+
+
 def tree(pid: int) -> list[int]:
     """A process and its living descendants."""
     members = [pid]

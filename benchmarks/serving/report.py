@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+from rounds import about, table
+
 
 def markdown(result: dict[str, Any]) -> str:
     """Return the tables of a run."""
-    parts = [_about(result)]
+    parts = [about(result, result["steps"])]
     if result["steps"]:
         parts.append(_steps(result["steps"]))
     if result["idle"]:
@@ -14,7 +16,7 @@ def markdown(result: dict[str, Any]) -> str:
             (each["who"], each["sessions"], f"{each['kib_per_session']:.1f}", f"{each['server_mib']:.0f}")
             for each in result["idle"]
         ]
-        parts.append(_table(("server", "idle sessions", "KiB a session", "server before, MiB"), rows))
+        parts.append(table(("server", "idle sessions", "KiB a session", "server before, MiB"), rows))
     if result["clients"]:
         rows = [
             (
@@ -25,17 +27,8 @@ def markdown(result: dict[str, Any]) -> str:
             )
             for each in result["clients"]
         ]
-        parts.append(_table(("client", "sessions", "client CPU µs a step", "steps/s"), rows))
+        parts.append(table(("client", "sessions", "client CPU µs a step", "steps/s"), rows))
     return "\n\n".join(parts)
-
-
-def _about(result: dict[str, Any]) -> str:
-    loads = [each["load_average"] for each in result["steps"]] or [result["load_average_at_start"]]
-    return (
-        f"{result['cpu']}, {result['cpus']} cores; commit {result['commit'][:12]}; medians of {result['rounds']} "
-        f"rounds of {result['seconds']:g} s; load average {result['load_average_at_start']} before, "
-        f"{min(loads):.2f} to {max(loads):.2f} during (this benchmark's own processes included)."
-    )
 
 
 def _steps(found: Sequence[dict[str, Any]]) -> str:
@@ -50,9 +43,4 @@ def _steps(found: Sequence[dict[str, Any]]) -> str:
         )
         for each in sorted(found, key=lambda each: each["sessions"])
     ]
-    return _table(("server", "sessions", "server CPU µs a step", "steps/s", "p50 ms", "p99 ms"), rows)
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+    return table(("server", "sessions", "server CPU µs a step", "steps/s", "p50 ms", "p99 ms"), rows)

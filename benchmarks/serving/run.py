@@ -9,33 +9,29 @@ the folder are installed there first.
 """
 
 import argparse
-import json
 import re
-import shlex
-import statistics
-import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import orjson
 import processes
+import rounds
 import uvloop
 from clients_compared import CLIENT_CASES, measure_client
 from contenders import CONTENDERS, Contender
 from load import close, hold_sessions, run_load
 from peers import install
 from report import markdown
+from rounds import Rows, medians, progress
 from wire import ACTION, Session
 
 from envs.frozen_lake import FrozenLakeEnv
 
 _WARM_SESSIONS = 50
 _CHECKED_SEED = 1
-Rows = dict[tuple[str, int], list[dict[str, float]]]
 
 
 def measure_steps(chosen: list[Contender], options: argparse.Namespace, pythons: dict[str, str]) -> Rows:
@@ -128,37 +124,13 @@ def measure_clients(options: argparse.Namespace, pythons: dict[str, str]) -> Row
     return rows
 
 
-def medians(rows: Rows) -> list[dict[str, Any]]:
-    """One row for each case."""
-    return list(_medians(rows))
-
-
-def _medians(rows: Rows) -> Iterator[dict[str, Any]]:
-    for (label, sessions), found in rows.items():
-        values = {name: statistics.median(each[name] for each in found) for name in found[0]}
-        spread = {
-            name: [min(each[name] for each in found), max(each[name] for each in found)] for name in found[0]
-        }
-        yield {"who": label, "sessions": sessions, **values, "spread": spread}
-
-
-def progress(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = rounds.parser(__doc__, rounds=3, seconds=2.0)
     parser.add_argument("--peers", type=Path, help="folder of the peers' virtual environments")
     parser.add_argument("--python", action="append", default=[], help="an interpreter to try for peers")
-    parser.add_argument("--only", default="", help="regular expression of the names to measure")
     parser.add_argument("--sessions", type=int, nargs="*", default=[1, 64, 256])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--idle", type=int, default=1000, help="idle sessions for memory; 0 leaves it out")
     parser.add_argument("--no-clients", action="store_true", help="leave the comparison of clients out")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
 
     pythons: dict[str, str] = {}
@@ -172,27 +144,15 @@ def main() -> None:
     ]
     processes.allow_many_files()
     processes.pin_load()
+    paths = {str(options.peers): "PEERS", **dict.fromkeys(options.python, "PYTHON")}
     result: dict[str, Any] = {
-        "command": shlex.join(["python", "benchmarks/serving/run.py", *shown_arguments(options)]),
-        **processes.machine(),
-        "versions": processes.versions(pythons),
-        "rounds": options.rounds,
-        "seconds": options.seconds,
-        "load_average_at_start": processes.load_average(),
+        **rounds.record("benchmarks/serving/run.py", options, pythons, paths),
         "steps": medians(measure_steps(chosen, options, pythons)),
         "idle": medians(measure_all_memory(chosen, options, pythons)),
         "clients": [] if options.no_clients else medians(measure_clients(options, pythons)),
-        "load_average_at_end": processes.load_average(),
     }
-    if options.out is not None:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    rounds.write(result, options.out)
     print(markdown(result))
-
-
-def shown_arguments(options: argparse.Namespace) -> list[str]:
-    """The command line without this machine's paths."""
-    paths = {str(options.peers): "PEERS", **dict.fromkeys(options.python, "PYTHON")}
-    return [paths.get(argument, argument) for argument in sys.argv[1:]]
 
 
 if __name__ == "__main__":

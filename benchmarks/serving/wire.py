@@ -4,9 +4,11 @@ A request is `(steps, content)`: how many steps its answer stands for, and the m
 The conversation is that of the documented API: an episode that ended is begun anew by whatever call does that.
 """
 
+import itertools
 import json
+import random
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import orjson
@@ -14,10 +16,13 @@ import orjson
 ENV_ID = "FrozenLake-v0"
 ACTION = "<answer>Left</answer>"
 """The start is in the left column, so this goes on until the 100th step truncates the episode."""
+_MOVES = (b"Left", b"Down", b"Right", b"Up")
 
 Session = Generator[tuple[int, bytes], bytes, None]
 Dialect = Callable[[int], Session]
 """Makes the session of an index; the index is the seed of its map as well."""
+
+Rows = Sequence[Sequence[int]]
 
 
 def openenv(index: int) -> Session:
@@ -26,20 +31,20 @@ def openenv(index: int) -> Session:
     answer = yield 0, reset
     while True:
         answer = yield 1, step
-        _expect(b'"reward":', answer)
+        expect(b'"reward":', answer)
         if b'"done":true' in answer:
             yield 0, reset
 
 
 def aviary(index: int) -> Session:
-    answer = yield 0, _post("/start", {"task_idx": index})
+    answer = yield 0, post("/start", {"task_idx": index})
     env_id = _body(answer)["env_id"]
-    reset = _post("/reset", {"env_id": env_id})
-    step = _post("/step", {"env_id": env_id, "action": {"role": "assistant", "content": ACTION}})
+    reset = post("/reset", {"env_id": env_id})
+    step = post("/step", {"env_id": env_id, "action": {"role": "assistant", "content": ACTION}})
     yield 0, reset
     while True:
         answer = yield 1, step
-        _expect(b'"content":', answer)
+        expect(b'"content":', answer)
         if answer.endswith(b"true]"):
             yield 0, reset
 
@@ -47,7 +52,7 @@ def aviary(index: int) -> Session:
 def nemo_gym(index: int) -> Session:
     question: dict[str, Any] = {"input": [{"role": "user", "content": "Walk."}]}
     begin = {"responses_create_params": question, "seed": index}
-    answer = yield 0, _post("/reset", begin)
+    answer = yield 0, post("/reset", begin)
     start = answer.index(b"set-cookie: ") + len(b"set-cookie: ")
     cookie = b"Cookie: " + answer[start : answer.index(b";", start)]
     text = {"type": "output_text", "text": ACTION, "annotations": []}
@@ -62,11 +67,11 @@ def nemo_gym(index: int) -> Session:
         "tool_choice": "auto",
         "tools": [],
     }
-    reset = _post("/reset", begin, cookie)
-    step = _post("/step", {"responses_create_params": question, "response": response}, cookie)
+    reset = post("/reset", begin, cookie)
+    step = post("/step", {"responses_create_params": question, "response": response}, cookie)
     while True:
         answer = yield 1, step
-        _expect(b'"reward":', answer)
+        expect(b'"reward":', answer)
         if b'"truncated":true' in answer or b'"terminated":true' in answer:
             yield 0, reset
 
@@ -74,14 +79,14 @@ def nemo_gym(index: int) -> Session:
 def openreward(index: int) -> Session:
     while True:
         header = f"X-Session-ID: {uuid.uuid4()}".encode()
-        yield 0, _post("/create", {"task_spec": {"seed": index}}, header)
-        step = _post("/lakeenvironment/call", {"name": "move", "input": {"action": ACTION}}, header)
+        yield 0, post("/create", {"task_spec": {"seed": index}}, header)
+        step = post("/lakeenvironment/call", {"name": "move", "input": {"action": ACTION}}, header)
         finished = False
         while not finished:
             answer = yield 1, step
-            _expect(b'"ok":true', answer)
+            expect(b'"ok":true', answer)
             finished = b'"finished":true' in answer
-        yield 0, _post("/delete", {}, header)
+        yield 0, post("/delete", {}, header)
 
 
 def rollgym(index: int) -> Session:
@@ -92,12 +97,48 @@ def rollgym(index: int) -> Session:
     yield from _rollgym_steps(lambda episode, at: b'%b,"episode":%d,"step":%d}' % (head, episode, at))
 
 
+def rollgym_walk(index: int) -> Session:
+    """FrozenLake-v0 with moves at random: episodes end soon, by a step that begins the next one."""
+    generator = random.Random(index)
+    fields = {"id": index, "op": "make", "env_id": ENV_ID, "reset": {"seed": index}}
+    made = orjson.loads((yield 0, orjson.dumps(fields)))["ok"]
+    step = {"id": index, "op": "step", "session_id": made["session_id"], "autoreset": True}
+    head = orjson.dumps(step)[:-1]
+    episode = at = 0
+    while True:
+        content = b'%b,"action":"%b","episode":%d,"step":%d}' % (head, generator.choice(_MOVES), episode, at)
+        answer = yield 1, content
+        expect(b'"reward":', answer)
+        at += 1
+        if b'"terminated":true' in answer or b'"truncated":true' in answer:
+            episode, at = episode + 1, 0
+
+
+def rollgym_long(length: int, steps: int) -> Dialect:
+    """Observations of some length; a session counts as stepped when it has taken all of its steps."""
+
+    def session(index: int) -> Session:
+        fields = {
+            "id": index,
+            "op": "make",
+            "env_id": "LongReplies",
+            "kwargs": {"length": length},
+            "reset": {},
+        }
+        made = orjson.loads((yield 0, orjson.dumps(fields)))["ok"]
+        step = {"id": index, "op": "step", "session_id": made["session_id"], "action": ACTION}
+        for number in itertools.count(1):
+            expect(b'"reward":', (yield int(number >= steps), orjson.dumps(step)))
+
+    return session
+
+
 def rollgym_http(index: int) -> Session:
-    answer = yield 0, _post("/v1/sessions", {"env_id": ENV_ID, "reset": {"seed": index}})
+    answer = yield 0, post("/v1/sessions", {"env_id": ENV_ID, "reset": {"seed": index}})
     path = f"/v1/sessions/{_body(answer)['session_id']}/step"
 
     def request(episode: int, at: int) -> bytes:
-        return _post(path, {"action": ACTION, "autoreset": True, "episode": episode, "step": at})
+        return post(path, {"action": ACTION, "autoreset": True, "episode": episode, "step": at})
 
     yield from _rollgym_steps(request)
 
@@ -125,16 +166,58 @@ def _rollgym_steps(request: Callable[[int, int], bytes], count: int = 1) -> Sess
     episode = at = 0
     while True:
         answer = yield count, request(episode, at)
-        _expect(b'"reward":', answer)
+        expect(b'"reward":', answer)
         at += 1
         if b'"truncated":true' in answer:
             episode, at = episode + 1, 0
 
 
+def gymnasium_batch(env_id: str, count: int, rows: Rows) -> Dialect:
+    """One frame for `count` sessions of a Gymnasium environment with a Discrete action space, whose episodes end.
+
+    Args:
+        env_id: What the server calls it.
+        count: How many sessions.
+        rows: Actions for all of them, which are taken in turns.
+    """
+
+    def session(index: int) -> Session:
+        fields = {"id": index, "op": "make", "env_id": env_id, "count": count, "reset": {}}
+        made = orjson.loads((yield 0, orjson.dumps(fields)))["ok"]["sessions"]
+        step = {"op": "step", "autoreset": True}
+        heads = [orjson.dumps({**step, "session_id": each["session_id"]})[:-1] for each in made]
+        places = [(0, 0)] * count
+        for row in itertools.cycle(rows):
+            ops = [
+                b'%b,"action":%d,"episode":%d,"step":%d}' % (head, action, episode, at)
+                for head, action, (episode, at) in zip(heads, row, places, strict=True)
+            ]
+            answer = yield count, b'{"id":%d,"op":"batch","ops":[%b]}' % (index, b",".join(ops))
+            outcomes = [result["ok"] for result in orjson.loads(answer)["results"]]
+            places = [
+                (episode + 1, 0) if outcome["terminated"] or outcome["truncated"] else (episode, at + 1)
+                for outcome, (episode, at) in zip(outcomes, places, strict=True)
+            ]
+
+    return session
+
+
+def bare_gymnasium_batch(count: int, rows: Rows) -> Dialect:
+    """One frame for `count` environments of `bare.py`."""
+
+    def session(index: int) -> Session:
+        for row in itertools.cycle(rows):
+            ops = [{"op": "step", "action": action} for action in row]
+            answer = yield count, orjson.dumps({"id": index, "op": "batch", "ops": ops})
+            expect(b'"reward":', answer)
+
+    return session
+
+
 def bare(index: int) -> Session:
     step = orjson.dumps({"id": index, "op": "step", "action": ACTION})
     while True:
-        _expect(b'"reward":', (yield 1, step))
+        expect(b'"reward":', (yield 1, step))
 
 
 def bare_batch(count: int) -> Dialect:
@@ -144,12 +227,13 @@ def bare_batch(count: int) -> Dialect:
         ops = [{"op": "step", "action": ACTION}] * count
         frame = orjson.dumps({"id": index, "op": "batch", "ops": ops})
         while True:
-            _expect(b'"reward":', (yield count, frame))
+            expect(b'"reward":', (yield count, frame))
 
     return session
 
 
-def _post(path: str, content: dict[str, Any], header: bytes = b"X-None: 0") -> bytes:
+def post(path: str, content: dict[str, Any], header: bytes = b"X-None: 0") -> bytes:
+    """A request with a JSON body."""
     body = orjson.dumps(content)
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
     return b"%b%b\r\nContent-Length: %d\r\n\r\n%b" % (head, header, len(body), body)
@@ -159,6 +243,11 @@ def _body(answer: bytes) -> Any:
     return json.loads(answer.partition(b"\r\n\r\n")[2])
 
 
-def _expect(part: bytes, answer: bytes) -> None:
+def expect(part: bytes, answer: bytes) -> None:
+    """Make sure that an answer is what it should be.
+
+    Raises:
+        RuntimeError: It is not.
+    """
     if part not in answer:
         raise RuntimeError(f"not the answer to a step: {answer!r}")

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -353,6 +354,21 @@ def test_digests_are_those_of_the_steps(
     again.reseed(3)
     assert (again.steps, journal.steps, again.reseeds) == (len(steps) + 1, len(steps), [(len(steps) + 1, 3)])
     assert portable.actions == journal.actions
+
+
+@pytest.mark.parametrize("length", [20, 300, 500, 4096])
+@pytest.mark.parametrize("steps", [7, 8, 30])
+def test_observations_are_not_kept_in_number(length: int, steps: int) -> None:
+    journal = Journal("Env-v0", "1", {})
+    journal.begin(1, None, "")
+    tracemalloc.start()
+    try:
+        for number in range(steps):
+            journal.record("a", str(number).rjust(length), 0.0, False, False)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 6 * 1024
 
 
 def test_a_new_episode_leaves_nothing_of_the_old_one() -> None:

@@ -11,6 +11,8 @@ import websockets
 
 from tests.support.wire import Server
 
+AUTORESET_STEP = {"op": "step", "session_id": "MADE", "action": "a", "autoreset": True}
+
 
 @pytest.mark.parametrize(
     "content",
@@ -66,6 +68,10 @@ async def test_msgpack_frames_without_an_envelope(server: Server, content: Any) 
         ({"op": "step", "session_id": "MADE", "action": "a", "step": "0"}, "invalid_request"),
         ({"op": "step", "session_id": "MADE", "action": "a", "step": True}, "invalid_request"),
         ({"op": "step", "session_id": "MADE", "action": "a", "autoreset": "perhaps"}, "invalid_request"),
+        *(
+            ({**AUTORESET_STEP, "reset": reset}, "invalid_request")
+            for reset in ({"seed": -1}, {"seed": 2**53}, {"seed": True}, {"seed": 1, "sed": 1}, [1], "seed")
+        ),
         ({"op": "step", "session_id": "MADE", "action": "a", "timeout_s": 0}, "invalid_request"),
         ({"op": "step", "session_id": "MADE", "action": "a", "colour": 1}, "invalid_request"),
         ({"op": "step", "session_id": "MADE", "action": 5}, "invalid_action"),
