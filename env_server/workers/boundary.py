@@ -131,7 +131,16 @@ def _score(environment: Environment, item: Mapping[str, Any]) -> Verdict:
     task = dict(item)
     response = task.pop("response")
     verdict: Any = environment.unwrapped.score(response, task)  # type: ignore[attr-defined]
-    fields = asdict(verdict) if is_dataclass(verdict) and not isinstance(verdict, type) else dict(verdict)
+    if is_dataclass(verdict) and not isinstance(verdict, type):
+        # Field by field: `asdict` would copy what is plain already, at more than the price of most verdicts.
+        found: Any = verdict
+        detail = getattr(found, "detail", None)
+        return {
+            "score": float(found.score),
+            "outcome": str(found.outcome),
+            "detail": asdict(detail) if is_dataclass(detail) and not isinstance(detail, type) else detail,
+        }
+    fields = dict(verdict)
     return {
         "score": float(fields["score"]),
         "outcome": str(fields["outcome"]),

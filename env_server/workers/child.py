@@ -11,8 +11,9 @@ import select
 import socket
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from clients.protocol.spaces import describe_space
@@ -100,15 +101,30 @@ class Household:
             self._about[source] = {"env_id": loaded.env_id}
             self._verifiers[source] = boundary.build(loaded, {})
 
-    def score(self, source: bytes, item: Mapping[str, Any]) -> Verdict:
-        """Score one response."""
+    def score(self, source: bytes, items: Sequence[Mapping[str, Any]]) -> tuple[list[Verdict], float]:
+        """Score responses, each by itself; gives the verdicts and how many seconds they took."""
         self.prepare(source)
-        return boundary.score(self._verifiers[source], item)
+        verifier = self._verifiers[source]
+        began = time.perf_counter()
+        verdicts = [_score(verifier, item) for item in items]
+        return verdicts, time.perf_counter() - began
 
     def close_all(self) -> None:
         """Let everything go."""
         for environment in (*self._environments.values(), *self._verifiers.values()):
             boundary.close(environment)
+
+
+def _score(verifier: boundary.Environment, item: Mapping[str, Any]) -> Verdict:
+    try:
+        verdict = boundary.score(verifier, item)
+        if type(verdict["detail"]) is not str:
+            # What has no form on the wire costs its own verdict, and not those beside it.
+            boundary.guarded(dump_result, verdict["detail"])
+        return verdict
+    except EnvironmentRaised as error:
+        boundary.report(error)
+        return boundary.error_verdict(error)
 
 
 def _describe_spaces(environment: boundary.Environment) -> tuple[Any, Any]:

@@ -13,7 +13,6 @@ from gymnasium import Space
 
 from clients.protocol.spaces import parse_space
 from env_server.logs import LogFormat
-from env_server.workers import boundary
 from env_server.workers.base import (
     EnvironmentRaised,
     EnvSource,
@@ -25,7 +24,7 @@ from env_server.workers.base import (
     WorkerLost,
 )
 from env_server.workers.child_process import ChildProcess
-from env_server.workers.wire import dump_request
+from env_server.workers.scoring import Scoring
 
 _CLOSE_TIMEOUT_S = 10.0
 _PREPARE_TIMEOUT_S = 120.0
@@ -34,7 +33,6 @@ _FIRST_BACKOFF_S = 0.25
 _MAX_BACKOFF_S = 10.0
 # Enough to keep a child busy, and few enough that steps of its sessions come in between.
 _SCORES_PER_CHILD = 2
-_SCORE_TRIES = 3
 _KNOWN_SPACES = 256
 
 _log = logging.getLogger(__name__)
@@ -71,7 +69,7 @@ class ProcessWorker(Worker):
         self._keys: dict[int, str] = {}
         self._numbers = itertools.count(1)
         self._space = functools.lru_cache(maxsize=_KNOWN_SPACES)(_read_space)
-        self._scoring = asyncio.Semaphore(_SCORES_PER_CHILD * processes)
+        self._scoring = Scoring(self._pick_scorer, _SCORES_PER_CHILD * processes)
         self._room = asyncio.Event()
         self._failed_starts = 0
         self._resume_at: asyncio.TimerHandle | None = None
@@ -228,34 +226,7 @@ class ProcessWorker(Worker):
         self, source: EnvSource, items: Sequence[Mapping[str, Any]], *, timeout: float | None
     ) -> list[Verdict]:
         """Score responses, spread over the children."""
-        content = dump_request(source)
-        return await asyncio.gather(*(self._score(content, item, timeout) for item in items))
-
-    async def _score(self, source: bytes, item: Mapping[str, Any], timeout: float | None) -> Verdict:
-        async with self._scoring:
-            faults = 0
-            for _ in range(_SCORE_TRIES):
-                child = await self._pick_scorer()
-                if source not in child.prepared:
-                    child.prepared.add(source)
-                    child.tell("prepare", (source,), timeout=_PREPARE_TIMEOUT_S)
-                operation = child.ask("score", (source, item), timeout=timeout)
-                assert operation.future is not None
-                try:
-                    verdict: Verdict = await operation.future
-                    return verdict
-                except EnvironmentRaised as error:
-                    return boundary.error_verdict(error)
-                except OperationTimeout as error:
-                    return {"score": 0.0, "outcome": "timeout", "detail": str(error)}
-                except WorkerLost as lost:
-                    faults += lost.at_fault
-                    if faults > 1:
-                        break
-                except asyncio.CancelledError:
-                    child.abandon(operation)
-                    raise
-            return {"score": 0.0, "outcome": "error", "detail": "the process of the verifier died"}
+        return await self._scoring.score(source, items, timeout)
 
     async def _pick_scorer(self) -> ChildProcess:
         children = self._children()

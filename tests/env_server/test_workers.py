@@ -330,3 +330,27 @@ async def test_a_response_that_hangs_or_crashes_costs_only_itself(server: Server
         ]
         assert [result["detail"] for result in results if result["outcome"] == "correct"] == [*"025"]
         await check_unharmed(others)
+
+
+async def test_responses_that_are_scored_together_do_not_harm_each_other(
+    server: Server, beacon: Beacon
+) -> None:
+    """Once the verifier has shown to be quick, many responses go to a child at a time."""
+    async with server.socket() as socket:
+        quick = [{"response": "good", "answer": str(number)} for number in range(200)]
+        for _ in range(2):
+            results = (await socket.call("verify", env_id="Scores", items=quick))["results"]
+            assert [result["detail"] for result in results] == [str(number) for number in range(200)]
+        items = [dict(item) for item in quick[:60]]
+        items[7]["response"] = f"hang {beacon.path}"
+        items[20]["response"] = "raise Unprintable"
+        items[40]["response"] = f"signal {beacon.path}"
+        results = (await socket.call("verify", env_id="Scores", items=items, timeout_s=2))["results"]
+        odd = {
+            number: result["outcome"]
+            for number, result in enumerate(results)
+            if result["outcome"] != "correct"
+        }
+        assert odd == {7: "timeout", 20: "error", 40: "error"}
+        for number, result in enumerate(results):
+            assert number in odd or result["detail"] == str(number)
