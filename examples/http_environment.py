@@ -27,6 +27,7 @@ def close(session_id):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # an answer is written in two parts, and goes out at once
 
     def do_POST(self):
         fields = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -74,6 +74,9 @@ class TargetClient:
         try:
             return status, orjson.loads(reply)
         except orjson.JSONDecodeError as error:
+            if status >= 400:
+                # Frameworks refuse with pages for people; the status says it all.
+                return status, None
             raise UpstreamError(
                 f"{method} {path} answered {status} with something that is not JSON"
             ) from error

@@ -15,9 +15,14 @@ from typing import Any
 
 from tests.support.client_server import ROOT
 
+_NODE = shutil.which("node") or "node"
 COMMANDS = {
     "python": [sys.executable, str(ROOT / "examples" / "http_environment.py")],
-    "javascript": [shutil.which("node") or "node", str(ROOT / "examples" / "http_environment.mjs")],
+    "javascript": [_NODE, str(ROOT / "examples" / "http_environment.mjs")],
+}
+_TWENTY_LINES = {
+    "python, twenty lines": [sys.executable, str(ROOT / "examples" / "twenty_lines.py")],
+    "javascript, twenty lines": [_NODE, str(ROOT / "examples" / "twenty_lines.mjs")],
 }
 
 
@@ -28,7 +33,7 @@ class ForeignServer:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self._command = [*COMMANDS[language], str(self.port)]
+        self._command = [*(COMMANDS | _TWENTY_LINES)[language], str(self.port)]
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> ForeignServer:

@@ -6,10 +6,10 @@ from typing import Any
 
 import orjson
 import pytest
-from tests.support.foreign_sockets import Careless
 
 from clients.commands.main import main
 from tests.support.client_server import ServerProcess
+from tests.support.foreign_sockets import Careless
 
 FAULTY = "tests.support.planted.environments:SolvedBeforeItBegins"
 QUICK = ("--episodes", "10")
