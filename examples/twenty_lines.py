@@ -20,4 +20,5 @@ class Vowels(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(reply).encode())
 
 
+ThreadingHTTPServer.request_queue_size = 256  # as many sessions may call at the same time
 ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Vowels).serve_forever()
