@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -90,14 +91,23 @@ class ProblemError(Exception):
 
     @classmethod
     def from_problem(cls, problem: Any) -> ProblemError:
-        """Read a problem object; a code of a newer server that we do not know becomes `internal`."""
+        """Read a problem object; a code of a newer server that we do not know becomes `internal`.
+
+        A `retry_after` that is no time to wait is left out.
+        """
         if not isinstance(problem, Mapping):
             return cls("internal", "what was answered is no problem object")
         code, detail = problem.get("code"), str(problem.get("detail", ""))
         extra = {str(key): value for key, value in problem.items() if key not in _STANDARD_MEMBERS}
+        if not _is_time(extra.get("retry_after", 0)):
+            del extra["retry_after"]
         if isinstance(code, str) and code in CODES:
             return cls(code, detail, **extra)
         return cls("internal", detail, **(extra | {"unknown_code": code}))
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < math.inf
 
 
 def _rebuild(code: str, detail: str, extra: dict[str, Any]) -> ProblemError:

@@ -9,15 +9,14 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
-from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
-from clients.protocol.values import EncodeError
 from env_server.auth import Caller
 from env_server.context import Context
 from env_server.gateway.link import Passage
-from env_server.gateway.relayed import RelayedSession
+from env_server.gateway.relayed import UNREADABLE, RelayedSession
 from env_server.gateway.relocation import PATIENCE_S, Relocation, renamed
 from env_server.gateway.session_names import parse_session_name
+from env_server.held import END_REASONS
 from env_server.metrics import Metrics
 from env_server.replies import Reply
 from env_server.sessions import Sessions
@@ -25,7 +24,6 @@ from env_server.traceparent import CURRENT
 
 _RETRY_S = 1.0
 _PROTOCOL = "rollgym"
-UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, DecodeError, EncodeError)
 
 
 class Relay:
@@ -163,12 +161,11 @@ class Relay:
                 self._ask_again(operation, gone=True)
                 return
         elif code == "draining":
-            self._ask_again(operation, gone=False, after_s=float(problem.extra.get("retry_after", _RETRY_S)))
+            self._ask_again(operation, gone=False, after_s=_time_to_wait(problem))
             return
         elif code == "session_gone":
-            self._sessions.end(session, problem.extra.get("reason", "lost"))
-        elif code in ("unauthorized", "forbidden", "internal"):
-            problem = ProblemError("upstream_error", f"the node answers {problem}")
+            reason = problem.extra.get("reason")
+            self._sessions.end(session, reason if reason in END_REASONS else "lost")
         self._finish(operation, renamed(problem, session.upstream_id, session.session_id))
 
     def lost(self, operation: "OnItsWay", error: Exception, *, sent: bool) -> None:
@@ -229,7 +226,7 @@ class Relay:
                     self._refuse_found(operation, problem)
                     return
                 if not gone:
-                    await asyncio.sleep(float(problem.extra.get("retry_after", _RETRY_S)))
+                    await asyncio.sleep(_time_to_wait(problem))
             except (ConnectionError, TimeoutError) as error:
                 if not operation.is_safe_to_repeat:
                     raise _not_known(error) from error
@@ -301,6 +298,10 @@ class OnItsWay(Passage):
     def is_safe_to_repeat(self) -> bool:
         """Whether the node knows it again."""
         return self.op != "step" or self.fields.get("step") is not None
+
+
+def _time_to_wait(problem: ProblemError) -> float:
+    return min(PATIENCE_S, float(problem.extra.get("retry_after", _RETRY_S)))
 
 
 def _not_known(error: Exception) -> ProblemError:

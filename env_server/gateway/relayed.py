@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium import Space
 
+from clients.protocol.arrays import DecodeError
 from clients.protocol.episode import PortableEpisode
 from clients.protocol.spaces import parse_space
-from clients.protocol.values import decode_value, encode_value
+from clients.protocol.values import EncodeError, decode_value, encode_value
 from env_server.actions import action_reader
 from env_server.gateway.node import Node
 from env_server.gateway.registry import Registration
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from env_server.catalog import CatalogEntry
     from env_server.gateway.farewell import Farewell
 
+# What reading an answer of another form than the protocol's may raise.
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, DecodeError, EncodeError)
 _SAME_IN_BOTH = frozenset({str, int, bool, type(None)})
 
 

@@ -15,7 +15,7 @@ from env_server.catalog import CatalogEntry
 from env_server.context import Context
 from env_server.gateway.farewell import Farewell
 from env_server.gateway.registry import Registration, Registry
-from env_server.gateway.relayed import RelayedSession
+from env_server.gateway.relayed import UNREADABLE, RelayedSession
 from env_server.gateway.relocation import PATIENCE_S, renamed
 from env_server.gateway.session_names import session_name
 from env_server.journal import Journal
@@ -107,17 +107,17 @@ class RelayedMaking:
         made: list[_Made] = []
         try:
             await self._make_all(entry, fields, count, context.binary, made)
-            opened = [self._open(context, entry, each, request.kwargs or {}, idle_timeout_s) for each in made]
+            options = None if request.reset is None else request.reset.options
+            opened = [
+                self._begun(context, entry, each, request.kwargs or {}, options, idle_timeout_s)
+                for each in made
+            ]
         except BaseException:
             self._sessions.release(context.caller, count)
             self._discard(made)
             raise
         openings = []
         for session, each in zip(opened, made, strict=True):
-            reset = each.reply.get("reset")
-            if reset is not None:
-                options = None if request.reset is None else request.reset.options
-                session.take_reset({"options": options}, reset, context.binary)
             openings.append(RelayedOpening(self._named(session, each.reply), context.binary))
             self._keep(context, session)
         return openings
@@ -162,23 +162,20 @@ class RelayedMaking:
                 for upstream_id in reply["session_ids"]:
                     self._registry.took(home)
                     made.append(_Made(home, str(upstream_id), process, {}))
+                asked = ({"op": "episode", "session_id": each.upstream_id} for each in made)
+                episodes = await asyncio.gather(*(self._ask(home, each, False, process) for each in asked))
+                copies = [self._copy(context, session, *each) for each in zip(made, episodes, strict=True)]
             except ProblemError as problem:
                 raise renamed(problem, session.upstream_id, session.session_id) from problem
+            except UNREADABLE as error:
+                raise _unreadable("fork", error) from error
             except (ConnectionError, TimeoutError) as error:
                 raise ProblemError("upstream_error", str(error)) from error
-            asked = ({"op": "episode", "session_id": each.upstream_id} for each in made)
-            episodes = await asyncio.gather(*(self._ask(home, each, False, process) for each in asked))
-            copies = [
-                self._open(context, session.entry, each, session.journal.kwargs, session.idle_timeout_s)
-                for each in made
-            ]
         except BaseException:
             self._sessions.release(context.caller, request.count)
             self._discard(made)
             raise
-        for copy, (episode, _) in zip(copies, episodes, strict=True):
-            copy.take_episode(episode)
-            copy.terminated, copy.truncated = session.terminated, session.truncated
+        for copy in copies:
             self._keep(context, copy)
         return [RelayedOpening(self._named(copy, {}), context.binary) for copy in copies]
 
@@ -258,7 +255,7 @@ class RelayedMaking:
                 for each in reply["sessions"] if op == "make" else [reply]:
                     made.append(_Made(home, str(each["session_id"]), process, each))
             except (KeyError, TypeError) as error:
-                failed = ProblemError("upstream_error", f"the answer to {op} cannot be read: {error!r}")
+                failed = _unreadable(op, error)
         if failed is None:
             return made
         for each in made:
@@ -320,6 +317,32 @@ class RelayedMaking:
             context.sessions.add(session.session_id)
         return session
 
+    def _begun(
+        self,
+        context: Context,
+        entry: CatalogEntry,
+        made: _Made,
+        kwargs: dict[str, Any],
+        options: Mapping[str, Any] | None,
+        idle_timeout_s: float,
+    ) -> RelayedSession:
+        session = self._open(context, entry, made, kwargs, idle_timeout_s)
+        reset = made.reply.get("reset")
+        if reset is not None:
+            try:
+                session.take_reset({"options": options}, reset, context.binary)
+            except UNREADABLE as error:
+                raise _unreadable("make", error) from error
+        return session
+
+    def _copy(
+        self, context: Context, session: RelayedSession, made: _Made, asked: tuple[Reply, int]
+    ) -> RelayedSession:
+        copy = self._open(context, session.entry, made, session.journal.kwargs, session.idle_timeout_s)
+        copy.take_episode(asked[0])
+        copy.terminated, copy.truncated = session.terminated, session.truncated
+        return copy
+
     def _keep(self, context: Context, session: RelayedSession) -> None:
         self._sessions.add(session)
         if context.dropped and session.lingers:
@@ -342,6 +365,10 @@ def _leaves_it_to_others(error: BaseException) -> bool:
     if isinstance(error, ProblemError):
         return error.code in RETRY_LATER or error.code in ("unauthorized", "forbidden")
     return isinstance(error, ConnectionError | TimeoutError)
+
+
+def _unreadable(op: str, error: Exception) -> ProblemError:
+    return ProblemError("upstream_error", f"the answer to {op} cannot be read: {error!r}")
 
 
 def _as_problem(error: BaseException) -> BaseException:

@@ -12,7 +12,7 @@ from env_server.catalog import Catalog
 from env_server.gateway.farewell import Farewell
 from env_server.gateway.node import Node, Nodes
 from env_server.gateway.registry import Registration, Registry
-from env_server.gateway.relayed import RelayedSession
+from env_server.gateway.relayed import UNREADABLE, RelayedSession
 from env_server.gateway.session_names import SessionName, parse_session_name
 from env_server.journal import Journal
 from env_server.metrics import Metrics
@@ -154,6 +154,8 @@ class Relocation:
         process = await caller.pool.next_process()
         deadline = caller.deadline(self._settings.make_timeout_s)
         reply = await caller.call(fields, process, deadline)
+        if not isinstance(reply.payload, dict) or "session_id" not in reply.payload:
+            raise ProblemError("upstream_error", f"the answer to {fields['op']} cannot be read")
         return str(reply.payload["session_id"]), reply.process
 
     # -- sessions that this gateway has not seen -----------------------------------------------------------------
@@ -192,12 +194,11 @@ class Relocation:
     async def _adopt(self, owner: Caller, session_id: str, name: SessionName) -> RelayedSession:
         node = await self._find(session_id, name)
         described = await self._ask(node, session_id, name, "session")
-        home = self._registry.at_node(node, str(described["env_id"]))
+        home = self._registry.at_node(node, str(described.get("env_id")))
         entry = None if home is None else self._catalog.find(home.env_id)
         if home is None or entry is None:
             raise _not_registered(session_id)
         episode = await self._ask(node, session_id, name, "episode")
-        self._sessions.reserve(owner, 1)
         session = RelayedSession(
             session_id,
             entry=entry,
@@ -211,9 +212,13 @@ class Relocation:
             journal=Journal(entry.env_id, entry.version, {}),
             farewell=self._farewell,
         )
-        session.take_episode(episode)
-        session.terminated, session.truncated = described["terminated"], described["truncated"]
+        try:
+            session.take_episode(episode)
+            session.terminated, session.truncated = described["terminated"], described["truncated"]
+        except UNREADABLE as error:
+            raise ProblemError("upstream_error", f"the session cannot be read: {error!r}") from error
         session.lingers = name.lingers
+        self._sessions.reserve(owner, 1)
         self._registry.took(home)
         self._sessions.add(session)
         return session
@@ -247,7 +252,9 @@ class Relocation:
 
 
 def renamed(problem: ProblemError, upstream_id: str, session_id: str) -> ProblemError:
-    """A node's problem, with the id that the client knows."""
+    """A node's problem for the client: with the id that it knows, and without what is between us and the node."""
+    if problem.code in ("unauthorized", "forbidden", "internal"):
+        problem = ProblemError("upstream_error", f"the node answers {problem}")
     if upstream_id not in problem.detail:
         return problem
     return ProblemError(problem.code, problem.detail.replace(upstream_id, session_id), **problem.extra)

@@ -13,8 +13,8 @@ from clients.protocol.errors import ProblemError
 from env_server.context import Context
 from env_server.gateway.link import Passage
 from env_server.gateway.node import Node
-from env_server.gateway.relay import UNREADABLE, OnItsWay, Relay
-from env_server.gateway.relayed import RelayedSession
+from env_server.gateway.relay import OnItsWay, Relay
+from env_server.gateway.relayed import UNREADABLE, RelayedSession
 from env_server.held import HeldSession
 from env_server.pending import Pending
 
@@ -76,12 +76,12 @@ class Share(Passage):
             try:
                 taken = result["ok"]
                 session.take_step(fields, taken, binary)
+                relay.count_step(session, taken)
             except UNREADABLE:
                 self._refuse(step, _problem(result))
                 continue
             session.landed()
             results[position] = result
-            relay.count_step(session, taken)
             answered += 1
             if session.incomplete:
                 relay.learn(session)

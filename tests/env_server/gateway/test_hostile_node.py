@@ -1,0 +1,123 @@
+"""Whatever a registered node answers: clients get a problem that they can read, and other nodes' sessions go on."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from clients.protocol.errors import CODES
+from tests.support.client_server import ENVS, ServerProcess
+from tests.support.twisting_node import TwistingNode
+
+_GATEWAY = ("--gateway", "--allow-network", "loopback", "--log-level", "error", "--step-timeout-s", "3")
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[ServerProcess, TwistingNode]]:
+    """A gateway with an honest node for FrozenLake-v0, and a twisting one for Walk-v0."""
+    with (
+        ServerProcess(("--log-level", "error", *ENVS)) as node,
+        ServerProcess(_GATEWAY) as gateway,
+        TwistingNode(node.url) as twisting,
+        httpx.Client(base_url=gateway.url, timeout=60) as http,
+    ):
+        for env_id, url in (("FrozenLake-v0", node.url), ("Walk-v0", twisting.url)):
+            body = {"env_id": env_id, "url": url, "protocol": "rollgym", "ttl_s": 600}
+            answer = http.post("/v1/envs", json=body)
+            assert answer.status_code == 201, answer.text
+        yield gateway, twisting
+
+
+def _replaced(**fields: Any) -> Any:
+    def twist(_: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+        return {**answer, "ok": {**answer["ok"], **fields}}
+
+    return twist
+
+
+TWISTS: dict[str, Any] = {
+    "nothing in it": lambda _, answer: {"id": answer["id"], "ok": {}},
+    "no object": lambda _, answer: {"id": answer["id"], "ok": 7},
+    "no ok and no error": lambda _, answer: {"id": answer["id"]},
+    "a wait that is none": lambda _, answer: {
+        "id": answer["id"],
+        "error": {"code": "at_capacity", "detail": "", "retry_after": "1\r\nX-Other: 1"},
+    },
+    "a reason that nobody knows": lambda _, answer: {
+        "id": answer["id"],
+        "error": {"code": "session_gone", "detail": "", "reason": ["bored"]},
+    },
+    "an error that is none": lambda _, answer: {"id": answer["id"], "error": "bad luck"},
+    "a code that nobody knows": lambda _, answer: {"id": answer["id"], "error": {"code": 7, "detail": []}},
+    "a code of its own": lambda _, answer: {"id": answer["id"], "error": {"code": "tired", "detail": "no"}},
+    "its own failure": lambda _, answer: {"id": answer["id"], "error": {"code": "internal", "detail": "x"}},
+    "results of no batch": lambda _, answer: {"id": answer["id"], "results": [{"ok": {}}]},
+    "no JSON": lambda _, answer: "what?",
+    "bytes": lambda _, answer: b"\x00\xff",
+    "a list": lambda _, answer: "[1, 2]",
+    "deep": lambda _, answer: "[" * 100_000,
+    "another's id": lambda _, answer: [answer, {**answer, "id": "unasked"}],
+    "an episode of the past": _replaced(episode=-7),
+    "an episode that is a word": _replaced(episode="first"),
+    "a step that is none": _replaced(step=None, seed=[]),
+    "an end that is no yes or no": _replaced(terminated="maybe", truncated=[]),
+    "a reward that is a text": _replaced(reward="much"),
+    "a reward without end": lambda frame, answer: (
+        f'{{"id": {answer["id"]!r}, "ok": {{"reward": 1e999}}}}'.replace("'", '"')
+    ),
+    "an info that is none": _replaced(info=3),
+    "an observation that is none": _replaced(observation={"__nd__": "no", "shape": [9]}),
+    "a begun episode that is none": _replaced(reset=3, terminated=True),
+}
+
+
+@pytest.mark.parametrize("moment", ["make", "reset", "step", "fork", "episode"])
+@pytest.mark.parametrize("kind", TWISTS)
+async def test_an_answer_of_another_form(
+    servers: tuple[ServerProcess, TwistingNode], moment: str, kind: str
+) -> None:
+    gateway, node = servers
+    node.twist = None
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as http:
+
+        async def ask(path: str, **body: Any) -> dict[str, Any]:
+            answer = await http.post(path, json=body)
+            found: dict[str, Any] = answer.json()
+            if answer.status_code >= 400:
+                assert found["code"] in CODES, found
+                assert found["code"] != "internal", found
+            return found
+
+        def twist(frame: dict[str, Any], answer: dict[str, Any]) -> Any:
+            if frame["op"] != moment or "ok" not in answer:
+                return answer
+            twisted = TWISTS[kind](frame, answer)
+            if not isinstance(twisted, dict):
+                # It ends the connection, and the gateway asks again for as long as it has patience.
+                node.twist = None
+            return twisted
+
+        made = await ask("/v1/sessions", env_id="Walk-v0", reset={"seed": 1})
+        place = f"/v1/sessions/{made['session_id']}"
+        node.twist = twist
+        if moment == "make":
+            await ask("/v1/sessions", env_id="Walk-v0", reset={"seed": 2}, count=2)
+        elif moment == "reset":
+            await ask(f"{place}/reset", seed=3)
+        elif moment == "step":
+            await ask(f"{place}/step", action=1, step=0, episode=0)
+        elif moment == "fork":
+            await ask(f"{place}/fork", count=2)
+        else:
+            await http.get(f"{place}/episode")
+        node.twist = None
+        other = await ask("/v1/sessions", env_id="FrozenLake-v0", reset={"seed": 1})
+        assert (await ask(f"/v1/sessions/{other['session_id']}/step", action="Right"))["step"] == 1
+        for each in (made, other):
+            assert (await http.delete(f"/v1/sessions/{each['session_id']}")).status_code in (
+                200,
+                204,
+                404,
+                410,
+            )
