@@ -1,3 +1,4 @@
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -16,3 +17,14 @@ def server() -> Iterator[Server]:
     ) as running:
         yield running
         assert "failed inside the server" not in running.log()
+
+
+@pytest.fixture(autouse=True)
+def _log_of_the_tests() -> Iterator[None]:
+    """A command that is called in this process sends its log to an error stream that is gone after the test."""
+    yield
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        if type(handler) is logging.StreamHandler:
+            root.removeHandler(handler)
+    root.setLevel(logging.WARNING)
