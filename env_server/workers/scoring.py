@@ -1,12 +1,13 @@
 """Scoring responses in child processes: several in one request where each takes little time.
 
-A response by itself costs a request to a child more than most verifiers cost. How many go together is what a verifier
-has shown to do in a moment, so that steps of a child's sessions come in between, and so that what takes too long is one
-response and not their number.
+A response by itself costs a request to a child more than most verifiers cost, so what comes in one turn of the event
+loop goes together, whoever asks. How many is what a verifier has shown to do in a moment, so that steps of a child's
+sessions come in between, and so that what takes too long is one response and not their number.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from env_server.workers import boundary
@@ -18,11 +19,36 @@ _PREPARE_TIMEOUT_S = 120.0
 _TRIES = 3
 _MOMENT_S = 0.004
 _MOST_TOGETHER = 64
+# What is expected to take a moment and has taken this long has one among it that hangs, for which others do not wait.
+_TOGETHER_TIMEOUT_S = 1.0
 # Weight of the newest measurement where it is shorter than those before; a longer one counts at once.
 _NEWEST = 0.2
 _SHORTEST_S = 1e-6
 
 _Items = Sequence[Mapping[str, Any]]
+
+
+class _Call:
+    """What one caller wants scored."""
+
+    __slots__ = ("items", "left", "scored", "shares", "verdicts")
+
+    def __init__(self, items: _Items) -> None:
+        self.items = items
+        self.scored: list[Verdict] = [{}] * len(items)
+        self.left = len(items)
+        self.shares: list[_Share] = []
+        self.verdicts: asyncio.Future[list[Verdict]] = asyncio.get_running_loop().create_future()
+
+
+class _Share:
+    """Responses of one caller or several that go to a child together."""
+
+    __slots__ = ("members", "task")
+
+    def __init__(self, members: Sequence[tuple[_Call, int]]) -> None:
+        self.members = members
+        self.task: asyncio.Task[list[Verdict]] | None = None
 
 
 class Scoring:
@@ -37,6 +63,8 @@ class Scoring:
         self._pick = pick
         self._places = asyncio.Semaphore(together)
         self._seconds: dict[bytes, float] = {}
+        self._contents: dict[int, tuple[EnvSource, bytes]] = {}
+        self._waiting: dict[tuple[bytes, float | None], list[_Call]] = {}
 
     async def score(self, source: EnvSource, items: _Items, timeout: float | None) -> list[Verdict]:
         """Score responses, spread over the children.
@@ -46,11 +74,67 @@ class Scoring:
             items: The responses with their tasks.
             timeout: How long each may take.
         """
-        content = dump_request(source)
+        if not items:
+            return []
+        key = self._content(source), timeout
+        call = _Call(items)
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            waiting = self._waiting[key] = []
+            asyncio.get_running_loop().call_soon(self._send, key)
+        waiting.append(call)
+        try:
+            return await call.verdicts
+        finally:
+            if call.left:
+                self._leave(call)
+
+    def _content(self, source: EnvSource) -> bytes:
+        # What is kept with its content keeps its id.
+        known = self._contents.get(id(source))
+        if known is None:
+            known = self._contents[id(source)] = source, dump_request(source)
+        return known[1]
+
+    def _send(self, key: tuple[bytes, float | None]) -> None:
+        content, timeout = key
+        members = [(call, place) for call in self._waiting.pop(key) for place in range(len(call.items))]
         size = self._how_many(content)
-        shares = (items[first : first + size] for first in range(0, len(items), size))
-        scored = await asyncio.gather(*(self._score(content, share, timeout) for share in shares))
-        return [verdict for verdicts in scored for verdict in verdicts]
+        for first in range(0, len(members), size):
+            self._begin(content, members[first : first + size], timeout)
+
+    def _begin(self, content: bytes, members: Sequence[tuple[_Call, int]], timeout: float | None) -> None:
+        share = _Share(members)
+        share.task = asyncio.get_running_loop().create_task(self._score(content, members, timeout))
+        share.task.add_done_callback(partial(self._scored, share))
+        for call in {id(call): call for call, _ in members}.values():
+            call.shares.append(share)
+
+    @staticmethod
+    def _scored(share: _Share, task: "asyncio.Task[list[Verdict]]") -> None:
+        if task.cancelled():
+            for call, _ in share.members:
+                call.verdicts.cancel()
+            return
+        error = task.exception()
+        if error is not None:
+            for call, _ in share.members:
+                if not call.verdicts.done():
+                    call.verdicts.set_exception(error)
+            return
+        # There are none if each is on its way alone.
+        for (call, place), verdict in zip(share.members, task.result(), strict=False):
+            call.scored[place] = verdict
+            call.left -= 1
+            if not call.left and not call.verdicts.done():
+                call.verdicts.set_result(call.scored)
+
+    @staticmethod
+    def _leave(call: _Call) -> None:
+        """A caller waits no more; what others do not wait for either is given up."""
+        for share in call.shares:
+            if share.task is not None and all(other.verdicts.done() for other, _ in share.members):
+                share.task.cancel()
 
     def _how_many(self, source: bytes) -> int:
         seconds = self._seconds.get(source)
@@ -58,17 +142,24 @@ class Scoring:
             return 1
         return max(1, min(_MOST_TOGETHER, int(_MOMENT_S / max(seconds, _SHORTEST_S))))
 
-    async def _score(self, source: bytes, items: _Items, timeout: float | None) -> list[Verdict]:
+    async def _score(
+        self, source: bytes, members: Sequence[tuple[_Call, int]], timeout: float | None
+    ) -> list[Verdict]:
+        """Score responses; nothing if each of them is on its way alone instead."""
+        items = [call.items[place] for call, place in members]
         async with self._places:
             if len(items) == 1:
                 return [await self._score_one(source, items[0], timeout)]
             try:
-                return await self._ask(source, items, timeout)
+                limit = _TOGETHER_TIMEOUT_S if timeout is None else min(timeout, _TOGETHER_TIMEOUT_S)
+                return await self._ask(source, items, limit)
             except (OperationTimeout, WorkerLost):
                 # One of them has taken its child down, or all the time there was; which one, shows when each is alone.
                 self._seconds.pop(source, None)
-        alone = await asyncio.gather(*(self._score(source, [item], timeout) for item in items))
-        return [verdict for (verdict,) in alone]
+        for member in members:
+            if not member[0].verdicts.done():
+                self._begin(source, [member], timeout)
+        return []
 
     async def _score_one(self, source: bytes, item: Mapping[str, Any], timeout: float | None) -> Verdict:
         faults = 0

@@ -1,5 +1,6 @@
 """Environments that hang, crash, raise and answer nonsense cost their own session, and nobody else's."""
 
+import asyncio
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -354,3 +355,20 @@ async def test_responses_that_are_scored_together_do_not_harm_each_other(
         assert odd == {7: "timeout", 20: "error", 40: "error"}
         for number, result in enumerate(results):
             assert number in odd or result["detail"] == str(number)
+
+
+async def test_callers_whose_responses_are_scored_together_do_not_notice_each_other(
+    server: Server, beacon: Beacon
+) -> None:
+    """Single responses that come at once go to a child together; one hangs, and one caller leaves."""
+    async with server.socket() as socket, server.socket() as leaver:
+        quick = [{"response": "good", "answer": str(number)} for number in range(200)]
+        await socket.call("verify", env_id="Scores", items=quick)
+        hanging = {"response": f"hang {beacon.path}", "answer": "never"}
+        await leaver.send("verify", env_id="Scores", items=[hanging, *quick[:3]], timeout_s=2)
+        numbers = [await socket.send("verify", env_id="Scores", items=[item], timeout_s=2) for item in quick]
+        await leaver.connection.close()
+        async with asyncio.timeout(60):
+            for number, item in zip(numbers, quick, strict=True):
+                (verdict,) = (await socket.answer(number))["ok"]["results"]
+                assert (verdict["outcome"], verdict["detail"]) == ("correct", item["answer"])
