@@ -33,7 +33,7 @@ reproduce: $(STAMP)
 	  --command 'make reproduce' --output benchmarks/results/frozen_lake.json
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
