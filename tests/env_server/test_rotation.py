@@ -53,6 +53,9 @@ async def test_a_token_is_revoked(tmp_path: Path, processes: int) -> None:
             server.socket(**bearer(tokens["alice"])) as alice,
             server.socket(**bearer(tokens["bob"])) as bob,
             server.socket() as late,
+            websockets.connect(
+                f"ws://127.0.0.1:{server.port}/openenv/Count/ws", **bearer(tokens["alice"])
+            ) as openenv,
             server.http(root) as admin,
         ):
             await late.call("auth", token=tokens["alice"])
@@ -62,6 +65,9 @@ async def test_a_token_is_revoked(tmp_path: Path, processes: int) -> None:
             server.process.send_signal(signal.SIGHUP)
             await closed(alice)
             await closed(late)
+            with pytest.raises(websockets.ConnectionClosed):
+                async with asyncio.timeout(20):
+                    await openenv.recv()
             assert await status(server, tokens["alice"]) == 401
             assert (await bob.call("step", session_id=his, action="a"))["step"] == 1, "nothing to him"
             async with asyncio.timeout(20):

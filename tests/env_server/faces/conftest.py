@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,29 @@ def plain() -> Iterator[Server]:
     with Server(*ENVS, *INLINE, "--env-step-timeout-s", "SlowCount=20", "--processes", "2") as running:
         yield running
         assert "failed inside the server" not in running.log()
+
+
+@pytest.fixture(scope="package")
+def relayed() -> Iterator[Server]:
+    """A gateway before a node with the test environments."""
+    with Server("--gateway", "--allow-network", "loopback") as gateway:
+        with Server(*ENVS, *INLINE, "--register", gateway.url):
+            asyncio.run(_listed(gateway, "Count"))
+            yield gateway
+        assert "failed inside the server" not in gateway.log()
+
+
+async def _listed(gateway: Server, env_id: str) -> None:
+    async with gateway.http() as client, asyncio.timeout(60):
+        while (await client.get(f"/v1/envs/{env_id}")).status_code != 200:
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture(params=["plain", "relayed"])
+def anywhere(request: pytest.FixtureRequest) -> Server:
+    """A server that has the environments itself, and a gateway that does not."""
+    server: Server = request.getfixturevalue(request.param)
+    return server
 
 
 @pytest.fixture(scope="package")

@@ -17,8 +17,8 @@ async def gem(client: httpx.AsyncClient, call: str, **body: Any) -> dict[str, An
     return reply
 
 
-async def test_an_episode_is_that_of_our_own_protocol(plain: Server) -> None:
-    async with plain.socket() as ours, plain.http() as client:
+async def test_an_episode_is_that_of_our_own_protocol(anywhere: Server) -> None:
+    async with anywhere.socket() as ours, anywhere.http() as client:
         session = await ours.call("make", env_id="Count", reset={"seed": 4})
         sandbox_id = (await gem(client, "make", env_id="Count"))["sandbox_id"]
         began = await gem(client, "reset", sandbox_id=sandbox_id, seed=4)

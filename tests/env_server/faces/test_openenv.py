@@ -63,14 +63,14 @@ async def until_none_is_left(server: Server, token: str | None = None) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_an_episode_is_that_of_our_own_protocol(plain: Server) -> None:
-    async with plain.socket() as ours:
+async def test_an_episode_is_that_of_our_own_protocol(anywhere: Server) -> None:
+    async with anywhere.socket() as ours:
         session = await ours.call("make", env_id="Count", reset={"seed": 4})
         steps = [
             await ours.call("step", session_id=session["session_id"], action=text) for text in ("é", "b", "c")
         ]
         await ours.call("close", session_id=session["session_id"])
-    async with openenv(plain, "Count") as env:
+    async with openenv(anywhere, "Count") as env:
         began = await env.good("reset", {"seed": 4, "episode_id": "one", "unknown": 1})
         assert (began["reward"], began["done"]) == (None, False)
         assert began["observation"]["text"] == session["reset"]["observation"]
