@@ -10,6 +10,7 @@ from sandbox.result import Outcome
 Stop = Literal["time", "output", "memory", "pids"]
 
 _MEMORY_COMPLAINTS = (b"MemoryError", b"std::bad_alloc", b"Cannot allocate memory", b"cannot allocate memory")
+_PIDS_COMPLAINTS = (b"Resource temporarily unavailable", b"can't start new thread")
 _COMPLAINT_BYTES = 512
 
 
@@ -59,9 +60,10 @@ def classify(facts: Facts, limits: Limits) -> tuple[Outcome, str]:
         return Outcome.TIME_LIMIT, f"it used more than {cpu_limit:g} s of CPU time"
     if facts.signal == signal.SIGXFSZ or facts.disk_full:
         return Outcome.DISK_LIMIT, f"it wrote more than {limits.disk_mb} MiB or {limits.inodes} files"
-    if facts.pids_refused:
+    complaints = facts.stderr[-_COMPLAINT_BYTES:]
+    if facts.pids_refused or any(complaint in complaints for complaint in _PIDS_COMPLAINTS):
         return Outcome.PIDS_LIMIT, _pids(limits)
-    if any(complaint in facts.stderr[-_COMPLAINT_BYTES:] for complaint in _MEMORY_COMPLAINTS):
+    if any(complaint in complaints for complaint in _MEMORY_COMPLAINTS):
         return Outcome.MEMORY_LIMIT, f"it was refused memory beyond {limits.memory_mb} MiB"
     if facts.signal is not None:
         return Outcome.NON_ZERO_EXIT, f"signal {facts.signal} ({_signal_name(facts.signal)}) ended it"

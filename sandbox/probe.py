@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import select
 import socket
 import subprocess
 import sys
@@ -52,6 +53,7 @@ def fills_disk():
             file.write(bytes(1 << 20))
     return True
 
+works(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", asked["port"])))
 works(lambda: os.kill(asked["sentinel"], signal.SIGKILL) is None)
 print(json.dumps({
     "control": asked["nonce"],
@@ -59,7 +61,6 @@ print(json.dumps({
     "writes": works(lambda: open(asked["secret"] + ".w", "w").write("x")),
     "tcp": works(lambda: connects(socket.AF_INET, ("127.0.0.1", asked["port"]))),
     "abstract": works(lambda: connects(socket.AF_UNIX, asked["abstract"])),
-    "udp": works(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", asked["port"]))),
     "sees": works(sees_host),
     "root": os.getuid() == 0,
     "namespaces": libc.unshare(0x10000000) == 0,
@@ -91,6 +92,7 @@ class _Bait:
 
     secret: str
     port: int
+    udp: socket.socket
     abstract: str
     token: str
     sentinel: "subprocess.Popen[bytes]"
@@ -115,6 +117,7 @@ def probe(sandbox: Probed) -> Guarantees:
         result = sandbox.run(Program("python", _ATTEMPT), stdin=json.dumps(asked).encode(), limits=_LIMITS)
         survived = bait.sentinel.poll() is None
         written = Path(bait.secret + ".w").exists()
+        heard = bool(select.select([bait.udp], [], [], 0)[0])
     if result.outcome is not Outcome.OK:
         what = result.stderr.decode(errors="replace").strip().splitlines()
         reason = f"{result.detail}{': ' + what[-1] if what else ''}"
@@ -126,17 +129,17 @@ def probe(sandbox: Probed) -> Guarantees:
         raise SandboxUnavailableError(
             f"{sandbox.name} does not work here: the control program said something else"
         )
-    return _judge(sandbox.claims, found, survived, written, result)
+    return _judge(sandbox.claims, found, survived, written or heard, result)
 
 
 def _judge(
-    claims: Guarantees, found: dict[str, Any], survived: bool, written: bool, result: RunResult
+    claims: Guarantees, found: dict[str, Any], survived: bool, reached_out: bool, result: RunResult
 ) -> Guarantees:
     """Take back each claim that the attempt has disproved; one that is disproved takes the level, too."""
     seen = replace(
         claims,
-        files=claims.files and not (found["reads"] or found["writes"] or written),
-        network=claims.network and not (found["tcp"] or found["udp"] or found["abstract"]),
+        files=claims.files and not (found["reads"] or found["writes"] or reached_out),
+        network=claims.network and not (found["tcp"] or found["abstract"] or reached_out),
         processes=claims.processes and not found["sees"] and survived,
         privileges=claims.privileges
         and not (found["capabilities"] or found["privileges"] or found["root"] or found["namespaces"]),
@@ -155,6 +158,7 @@ def _bait() -> Iterator[_Bait]:
     with (
         tempfile.TemporaryDirectory(prefix="rollgym-probe-") as directory,
         socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
         socket.socket(socket.AF_UNIX) as unix,
         subprocess.Popen(waiting, stdin=subprocess.PIPE) as sentinel,
     ):
@@ -163,6 +167,7 @@ def _bait() -> Iterator[_Bait]:
         # All may read it: what keeps a program from it must be the sandbox.
         os.chmod(directory, 0o777)
         os.chmod(secret, 0o644)
+        udp.bind(tcp.getsockname())
         unix.bind(abstract)
         unix.listen()
-        yield _Bait(str(secret), tcp.getsockname()[1], abstract, token, sentinel)
+        yield _Bait(str(secret), tcp.getsockname()[1], udp, abstract, token, sentinel)

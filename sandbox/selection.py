@@ -13,10 +13,13 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 
 _CLASSES: Mapping[str, str] = {
     "namespaces": "sandbox.namespaces:NamespaceSandbox",
+    "bubblewrap": "sandbox.bubblewrap:BubblewrapSandbox",
+    "landlock": "sandbox.landlock:LandlockSandbox",
+    "unsafe": "sandbox.unsafe:UnsafeSandbox",
 }
 BACKENDS = tuple(_CLASSES)
 # What starts in milliseconds comes before what takes a second; the last two are for who asks for them.
-_AUTOMATIC = ("namespaces",)
+_AUTOMATIC = ("namespaces", "bubblewrap", "landlock")
 
 
 def open_sandbox(name: str = "auto", *, minimum_level: Level = "landlock", **options: Any) -> Sandbox:

@@ -35,9 +35,14 @@ _PACKAGE_PARENT = str(Path(__file__).resolve().parents[1])
 
 
 class Launcher:
-    """The process that forks a monitor for each run; started at the first run, and again if it was lost."""
+    """The process that forks a monitor for each run; started at the first run, and again if it was lost.
 
-    def __init__(self) -> None:
+    Args:
+        confinement: What its runs are mostly surrounded by.
+    """
+
+    def __init__(self, confinement: Confinement) -> None:
+        self._confinement = confinement
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -70,7 +75,8 @@ class Launcher:
         if self._socket is not None:
             self._socket.close()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        arguments = [sys.executable, "-I", "-S", "-c", _START, _PACKAGE_PARENT, str(theirs.fileno())]
+        arguments = [sys.executable, "-I", "-S", "-c", _START, _PACKAGE_PARENT]
+        arguments += [str(theirs.fileno()), self._confinement]
         with theirs:
             # An empty environment: what a program may learn by breaking out of everything else is not there.
             self._process = subprocess.Popen(
@@ -99,7 +105,7 @@ class SupervisedSandbox:
 
     def __init__(self, *, read_only: Sequence[str] = (), cgroups: bool = True) -> None:
         self._read_only, self._cgroups = tuple(read_only), cgroups
-        self._launcher = Launcher()
+        self._launcher = Launcher(self.confinement)
         self._toolchain = host_toolchain()
         if not self._toolchain.python.startswith("/usr/"):
             self._read_only += (sys.base_prefix,)
@@ -218,8 +224,10 @@ class SupervisedSandbox:
         )
         names, contents = answer.head["names"], answer.blobs[2 * len(stages) :]
         results = [
-            _stage_result(facts, answer.blobs[2 * index : 2 * index + 2], order.limits, guarantees)
-            for index, facts in enumerate(stages)
+            _stage_result(
+                facts, answer.blobs[2 * index : 2 * index + 2], _limits_of(stage, order.limits), guarantees
+            )
+            for index, (facts, stage) in enumerate(zip(stages, order.stages, strict=False))
         ]
         compiling = results[0] if len(order.stages) > 1 else None
         if len(stages) < len(order.stages):
@@ -241,6 +249,12 @@ def _stages(what: Commands, limits: Limits) -> list[Stage]:
         )
     cpu_seconds = limits.cpu_seconds or limits.wall_seconds + 1
     return [*stages, Stage(what.run, limits.wall_seconds, cpu_seconds, limits.memory_mb)]
+
+
+def _limits_of(stage: Stage, limits: Limits) -> Limits:
+    return replace(
+        limits, wall_seconds=stage.wall_seconds, cpu_seconds=stage.cpu_seconds, memory_mb=stage.memory_mb
+    )
 
 
 def _stage_result(

@@ -142,13 +142,14 @@ def build_filter(machine: str, *, network: bool = True) -> bytes:
 
     Args:
         machine: As `platform.machine()` says it: `x86_64` or `aarch64`.
-        network: Whether internet sockets may be made; False where no network namespace surrounds the program.
+        network: Whether sockets may be made; without a network namespace around the program, only pairs are safe.
 
     Raises:
         KeyError: If the machine is neither.
     """
     numbers = _MACHINES[machine]
-    families = [_AF_UNIX, _AF_INET, _AF_INET6] if network else [_AF_UNIX]
+    # A Unix socket reaches services by their path, past every rule about files; a pair reaches nobody.
+    families = [_AF_UNIX, _AF_INET, _AF_INET6] if network else []
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_JUMP_EQUAL, 1, 0, numbers.audit_architecture),

@@ -1,6 +1,7 @@
 """How a monitor starts the sandbox's first process, for each kind of confinement."""
 
 import contextlib
+import fcntl
 import os
 import random
 import signal
@@ -8,9 +9,10 @@ import socket
 from dataclasses import dataclass
 
 from sandbox.kernel import calls
+from sandbox.supervisor import bwrap, rootfs
 from sandbox.supervisor.cgroups import ControlGroup, Parents
 from sandbox.supervisor.init import run_init
-from sandbox.supervisor.jails import Jail, NamespaceJail
+from sandbox.supervisor.jails import Jail, NamespaceJail, PlainJail
 from sandbox.supervisor.order import Order
 
 _NEW_NAMESPACES = (
@@ -25,6 +27,8 @@ _NEW_NAMESPACES = (
 # Root gives each run a user of its own, from a range that nothing else uses; a container may not have it.
 _FIRST_USER, _USERS = 0x70000000, 0x0FFFFFFF
 _NOBODY = 65534
+_CHANNEL = 3
+_OUT_OF_THE_WAY = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +46,35 @@ def enter(order: Order, parents: Parents | None) -> FirstProcess:
     Raises:
         OSError: If the kernel refuses; nothing is left behind.
     """
-    ours, theirs = socket.socketpair()
+    is_root = os.geteuid() == 0
     group = _make_group(parents)
+    ours, theirs = socket.socketpair()
+    reading, writing = os.pipe()
+    pid = 0
     try:
-        pid = _clone_into_namespaces(order, ours, theirs, group)
+        pid = calls.clone(_NEW_NAMESPACES) if order.confinement == "namespaces" else os.fork()
+        if pid == 0:
+            os.close(writing)
+            _become_first(order, theirs, reading, is_root)
+        # It waits for the letter: until then it has no user, and nothing counts what it uses.
+        if order.confinement == "namespaces":
+            _map_user(pid, is_root)
+        if group is not None:
+            group.add(pid)
+        os.write(writing, b"g")
     except OSError:
         ours.close()
+        if pid > 0:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
         if group is not None:
-            group.remove(patience_seconds=0)
+            group.remove(patience_seconds=1)
         raise
     finally:
         theirs.close()
+        os.close(reading)
+        os.close(writing)
     return FirstProcess(pid, ours, group)
 
 
@@ -64,66 +86,71 @@ def _make_group(parents: Parents | None) -> ControlGroup | None:
     return group
 
 
-def _clone_into_namespaces(
-    order: Order, ours: socket.socket, theirs: socket.socket, group: ControlGroup | None
-) -> int:
-    is_root = os.geteuid() == 0
-    jail = NamespaceJail(
-        take_user=is_root,
-        disk_mb=order.limits.disk_mb,
-        inodes=order.limits.inodes,
-        read_only=list(order.read_only),
-    )
-    reading, writing = os.pipe()
-    pid = calls.clone(_NEW_NAMESPACES)
-    if pid == 0:
-        os.close(writing)
-        if os.read(reading, 1) != b"g":  # Without a user of its own it can do nothing yet.
-            os._exit(1)
-        become_init(theirs, jail)
-    os.close(reading)
-    try:
-        _map_user(pid, is_root)
-        if group is not None:
-            group.add(pid)
-        os.write(writing, b"g")
-    except OSError:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        raise
-    finally:
-        os.close(writing)
-    return pid
-
-
-def become_init(channel: socket.socket, jail: Jail) -> None:
-    """Turn a forked child into the first process, with nothing open but the channel; does not return."""
+def _become_first(order: Order, channel: socket.socket, reading: int, is_root: bool) -> None:
+    """Go on as the first process in the forked child; does not return."""
     try:
         calls.die_with_parent(signal.SIGKILL)
+        if os.read(reading, 1) != b"g":
+            os._exit(1)
         os.setsid()
-        descriptor = os.dup2(channel.fileno(), 3, inheritable=False)
-        os.closerange(descriptor + 1, 1 << 16)
+        inner = order.confinement == "bubblewrap"
+        code = bwrap.inner_code() if inner else None
+        os.dup2(channel.fileno(), _CHANNEL, inheritable=inner)
         channel.detach()
-        run_init(socket.socket(fileno=descriptor), jail)
+        if code is not None:
+            _exec_bubblewrap(order, code, _user_of_a_run() if is_root else None)
+        os.closerange(_CHANNEL + 1, 1 << 16)
+        run_init(socket.socket(fileno=_CHANNEL), _jail(order, is_root))
     finally:
         os._exit(1)
 
 
+def _jail(order: Order, is_root: bool) -> Jail:
+    read_only = list(order.read_only)
+    if order.confinement == "namespaces":
+        limits = order.limits
+        return NamespaceJail(
+            take_user=is_root, disk_mb=limits.disk_mb, inodes=limits.inodes, read_only=read_only
+        )
+    bounded = order.confinement == "landlock"
+    user = _user_of_a_run() if is_root and bounded else None
+    return PlainJail(order.directory, user, bounded=bounded, read_only=read_only)
+
+
+def _exec_bubblewrap(order: Order, code: bytes, user: int | None) -> None:
+    """Become bubblewrap, which starts the first process inside; as root, become an ordinary user first."""
+    contents = {bwrap.CODE: code}
+    contents |= {f"/{name}": text.encode() for name, text in rootfs.OWN_FILES.items()}
+    memory = [bwrap.memory_file(content) for content in contents.values()]
+    lifted = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY) for one in memory]
+    given = [os.dup2(one, _CHANNEL + 1 + index) for index, one in enumerate(lifted)]
+    arguments = bwrap.command_line(order, dict(zip(contents, given, strict=True)), _CHANNEL)
+    os.closerange(given[-1] + 1, 1 << 16)
+    if user is not None:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+        calls.die_with_parent(signal.SIGKILL)
+    os.execve(arguments[0], arguments, {"PATH": "/usr/bin:/bin"})
+
+
+def _user_of_a_run() -> int:
+    """Return a user that nothing else uses, or nobody where the container has no such user."""
+    with open("/proc/self/uid_map", encoding="ascii") as file:
+        ranges = [tuple(map(int, line.split())) for line in file]
+    user = _FIRST_USER + random.SystemRandom().randrange(_USERS)
+    return user if any(first <= user < first + count for first, _, count in ranges) else _NOBODY
+
+
 def _map_user(pid: int, is_root: bool) -> None:
     """Give the new user namespace its one user."""
-    if not is_root:
+    if is_root:
+        user = group = _user_of_a_run()
+    else:
+        user, group = os.geteuid(), os.getegid()
         _write(f"/proc/{pid}/setgroups", "deny")
-        _write(f"/proc/{pid}/uid_map", f"0 {os.geteuid()} 1")
-        _write(f"/proc/{pid}/gid_map", f"0 {os.getegid()} 1")
-        return
-    user = _FIRST_USER + random.randrange(_USERS)
-    try:
-        _write(f"/proc/{pid}/uid_map", f"0 {user} 1")
-    except OSError:
-        user = _NOBODY
-        _write(f"/proc/{pid}/uid_map", f"0 {user} 1")
-    _write(f"/proc/{pid}/gid_map", f"0 {user} 1")
+    _write(f"/proc/{pid}/uid_map", f"0 {user} 1")
+    _write(f"/proc/{pid}/gid_map", f"0 {group} 1")
 
 
 def _write(path: str, text: str) -> None:

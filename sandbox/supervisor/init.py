@@ -30,6 +30,9 @@ def serve(channel: socket.socket, jail: Jail) -> None:
     except (OSError, ValueError) as error:
         with contextlib.suppress(OSError):
             send_frame(channel, {"failed": f"{error}"})
+    finally:
+        jail.kill_all()
+        jail.leave()
 
 
 class _Init:
@@ -51,7 +54,6 @@ class _Init:
                     if key.fileobj is self._channel:
                         frame = receive_frame(self._channel)
                         if frame is None:
-                            self._jail.kill_all()
                             return
                         self._obey(frame)
                     else:
@@ -64,7 +66,7 @@ class _Init:
         try:
             if head["do"] == "lay":
                 for name, content in zip(head["names"], frame.blobs, strict=True):
-                    files.lay(self._jail.directory, name, content)
+                    files.lay(self._jail.directory, name, content, self._jail.owner)
             elif head["do"] == "start":
                 self._start(head, frame)
             elif head["do"] == "stop":

@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 
+from sandbox.supervisor import bwrap
 from sandbox.supervisor.cgroups import Parents, find_parents
 from sandbox.supervisor.frames import FrameError
 from sandbox.supervisor.monitor import monitor
@@ -19,6 +20,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Monitors need no burial.
     parents = find_parents()
+    if sys.argv[3] == "bubblewrap":
+        bwrap.inner_code()  # Made once, and inherited by every monitor.
     gc.collect()
     gc.freeze()
     while True:

@@ -2,16 +2,19 @@
 
 import contextlib
 import os
+import select
 import selectors
 import signal
 import socket
 import time
 from typing import Any
 
+from sandbox.kernel import calls
 from sandbox.supervisor import tree
 from sandbox.supervisor.cgroups import Parents
 from sandbox.supervisor.entering import FirstProcess, enter
 from sandbox.supervisor.frames import Frame, FrameError, receive_frame, send_frame
+from sandbox.supervisor.jails import remove_tree
 from sandbox.supervisor.order import Order, Stage
 from sandbox.supervisor.streams import CappedStream, Feed
 
@@ -22,6 +25,7 @@ _GRACE_SECONDS = 2.0
 _WATCH_SECONDS = 0.05
 # With a group that counts, a bound on each process is only there so that no address space is without one.
 _ROOMY_ADDRESS_SPACE = 16 << 30
+_SPARE_TASKS = 8
 _MIB = 1 << 20
 
 
@@ -55,7 +59,9 @@ class _Run:
         self._stopped_for: str | None = None
         self._peak_bytes = 0
         self._pids_reached = False
-        self._abandoned = False
+        self._host_directory = order.confinement in ("landlock", "unsafe")
+        if self._host_directory:
+            calls.prctl(calls.PR_SET_CHILD_SUBREAPER, 1)
 
     def carry_out(self) -> tuple[dict[str, Any], list[bytes]]:
         """Run the stages; return the answer's head, with two blobs of output for each stage and the files."""
@@ -76,11 +82,14 @@ class _Run:
         return {"stages": stages, "names": names, "sum": self._first.group is not None}, blobs
 
     def end_all(self) -> None:
-        """End the first process; the kernel ends all that is left with it."""
-        if self._first is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._first.pid, signal.SIGKILL)
-            self._first.channel.close()
+        """End the first process; where it has namespaces of its own, the kernel ends all that is left with it."""
+        if self._first is None:
+            return
+        self._first.channel.close()
+        if self._host_directory:
+            self._wait_for_first(_GRACE_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._first.pid, signal.SIGKILL)
 
     def clean_up(self) -> None:
         """Wait for the kernel, which takes its time over namespaces, and remove what is left."""
@@ -88,8 +97,20 @@ class _Run:
             return
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._first.pid, 0)
+        if self._host_directory:  # The first process has done this, unless it was killed.
+            tree.kill_all_below(os.getpid())
+            remove_tree(self._order.directory)
         if self._first.group is not None:
             self._first.group.remove(patience_seconds=_GRACE_SECONDS)
+
+    def _wait_for_first(self, seconds: float) -> None:
+        """Let it end by itself, as it has to clean up."""
+        assert self._first is not None
+        descriptor = os.pidfd_open(self._first.pid)
+        try:
+            select.select([descriptor], [], [], seconds)
+        finally:
+            os.close(descriptor)
 
     def _tell(self, head: dict[str, Any], blobs: list[bytes] = [], descriptors: list[int] = []) -> None:  # noqa: B006
         assert self._first is not None
@@ -134,7 +155,8 @@ class _Run:
             "cpu_seconds": stage.cpu_seconds,
             "disk_bytes": limits.disk_mb * _MIB,
             "open_files": limits.open_files,
-            "tasks": limits.pids,
+            # The group is to be the one that refuses, as it is the one that tells.
+            "tasks": limits.pids if group is None else limits.pids + _SPARE_TASKS,
         }
         try:
             began = time.monotonic()
@@ -238,6 +260,8 @@ class _Run:
     def _files_bytes(self) -> int:
         """The files of the sandbox lie in memory, too."""
         assert self._first is not None
+        if self._host_directory:
+            return 0
         try:
             room = os.statvfs(f"/proc/{self._first.pid}/root{self._order.directory}")
         except OSError:

@@ -23,16 +23,16 @@ from sandbox.kernel.calls import (
 WRITABLE = ("work", "tmp", "dev/shm")
 """The only places where a program can write; they share one bound."""
 
-_SYSTEM_DIRECTORIES = ("usr", "bin", "sbin", "lib", "lib64", "lib32", "libx32")
-_SYSTEM_FILES = ("etc/alternatives", "etc/ld.so.cache", "etc/localtime")
-_DEVICES = ("null", "zero", "full", "random", "urandom")
+SYSTEM_DIRECTORIES = ("usr", "bin", "sbin", "lib", "lib64", "lib32", "libx32")
+SYSTEM_FILES = ("etc/alternatives", "etc/ld.so.cache", "etc/localtime")
+DEVICES = ("null", "zero", "full", "random", "urandom")
 _DEVICE_LINKS = {
     "fd": "/proc/self/fd",
     "stdin": "/proc/self/fd/0",
     "stdout": "/proc/self/fd/1",
     "stderr": "/proc/self/fd/2",
 }
-_OWN_FILES = {
+OWN_FILES = {
     "etc/passwd": "root:x:0:0::/nonexistent:/usr/sbin/nologin\nnobody:x:65534:65534::/work:/bin/bash\n",
     "etc/group": "root:x:0:\nnogroup:x:65534:\n",
     "etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
@@ -58,19 +58,19 @@ def build_root(disk_mb: int, inodes: int, read_only: Iterable[str]) -> None:
     os.chdir(_STAGING)
     for name in ("etc", "proc", "dev", _OLD_ROOT, *WRITABLE):
         os.mkdir(name)
-    for name in _SYSTEM_DIRECTORIES:
+    for name in SYSTEM_DIRECTORIES:
         _show(f"/{name}", name)
-    for name in _SYSTEM_FILES:
+    for name in SYSTEM_FILES:
         _show(f"/{name}", name)
     for path in read_only:
         os.makedirs(os.path.dirname(path.lstrip("/")) or ".", exist_ok=True)
         _show(path, path.lstrip("/"))
-    for name in _DEVICES:
+    for name in DEVICES:
         _touch(f"dev/{name}")
         mount(f"/dev/{name}", f"dev/{name}", "", MS_BIND)
     for name, target in _DEVICE_LINKS.items():
         os.symlink(target, f"dev/{name}")
-    for name, text in _OWN_FILES.items():
+    for name, text in OWN_FILES.items():
         with open(name, "w", encoding="ascii") as file:
             file.write(text)
     # Where the surrounding container covers parts of /proc, the kernel refuses a new one; then there is none.

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -46,13 +47,19 @@ def usage(pid: int) -> TreeUsage:
 
 def kill_descendants(pid: int) -> bool:
     """Send the signal that cannot be caught to all processes below one; False if there was none."""
-    below = descendants(pid)
+    below = [one for one in descendants(pid) if _runs(one)]
     # Stopped first: a process that forks faster than it is found cannot do so while it is stopped.
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for one in below:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(one, number)
     return bool(below)
+
+
+def kill_all_below(pid: int) -> None:
+    """Kill until none is left: when a parent dies, its children become those of the process that adopts orphans."""
+    while kill_descendants(pid):
+        time.sleep(0.001)  # A signal takes effect in its own time; each round finds what was missed.
 
 
 def tasks_of_user(uid: int) -> int:
@@ -64,6 +71,16 @@ def tasks_of_user(uid: int) -> int:
                 if os.stat(f"/proc/{name}").st_uid == uid:
                     count += len(os.listdir(f"/proc/{name}/task"))
     return count
+
+
+def _runs(pid: int) -> bool:
+    """Whether there is more of a process than its status, which waits for the parent to ask."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state = file.read().rpartition(b")")[2].split()[0]
+        return state not in (b"Z", b"X") or len(os.listdir(f"/proc/{pid}/task")) > 1
+    except OSError:
+        return False
 
 
 def _children(pid: int) -> Iterator[int]:
