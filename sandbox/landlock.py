@@ -1,6 +1,6 @@
 """The back-end for kernels without user namespaces: a program gives up files, sockets and signals by itself."""
 
-import secrets
+import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +18,7 @@ class HostDirectorySandbox(SupervisedSandbox):
     """A back-end whose programs work in a new directory of the host."""
 
     def _directory(self) -> str:
-        return f"{tempfile.gettempdir()}/rollgym-run-{secrets.token_hex(8)}"
+        return f"{tempfile.gettempdir()}/rollgym-run-{os.urandom(8).hex()}"
 
     def _environment(self, directory: str) -> Mapping[str, str]:
         return {"TMPDIR": f"{directory}/tmp"}

@@ -143,14 +143,11 @@ class SupervisedSandbox:
         collect: Iterable[str] = (),
     ) -> RunResult:
         """Run a program to its end."""
-        try:
-            order, contents = self._order(program, files, limits, list(collect))
-            with self._launcher.connect() as connection:
-                send_frame(connection, order.as_head(), [stdin, *contents])
-                answer = receive_frame(connection)
-        except (MissingToolError, OSError, FrameError) as error:
-            return RunResult(outcome=Outcome.SANDBOX_ERROR, detail=f"{error}")
-        return self._result(answer, order)
+        return self._run(program, files, stdin, limits, list(collect), None)
+
+    def run_from(self, source: int, program: Program, *, limits: Limits = DEFAULT_LIMITS) -> RunResult:
+        """Run a program whose standard input is read from a descriptor of ours, as it comes."""
+        return self._run(program, {}, b"", limits, [], source)
 
     def open_session(
         self, program: Program, *, files: Mapping[str, bytes] = {}, limits: Limits = DEFAULT_LIMITS
@@ -184,6 +181,26 @@ class SupervisedSandbox:
     def close(self) -> None:
         """End what is kept warm."""
         self._launcher.close()
+
+    def _run(
+        self,
+        program: Program,
+        files: Mapping[str, bytes],
+        stdin: bytes,
+        limits: Limits,
+        collect: list[str],
+        source: int | None,
+    ) -> RunResult:
+        try:
+            order, contents = self._order(program, files, limits, collect)
+            order = replace(order, follows_input=source is not None)
+            with self._launcher.connect() as connection:
+                descriptors = [] if source is None else [source]
+                send_frame(connection, order.as_head(), [stdin, *contents], descriptors)
+                answer = receive_frame(connection)
+        except (MissingToolError, OSError, FrameError) as error:
+            return RunResult(outcome=Outcome.SANDBOX_ERROR, detail=f"{error}")
+        return self._result(answer, order)
 
     def _order(
         self, program: Program, files: Mapping[str, bytes], limits: Limits, collect: list[str]
@@ -224,7 +241,7 @@ class SupervisedSandbox:
         )
         names, contents = answer.head["names"], answer.blobs[2 * len(stages) :]
         results = [
-            _stage_result(
+            result_of_stage(
                 facts, answer.blobs[2 * index : 2 * index + 2], _limits_of(stage, order.limits), guarantees
             )
             for index, (facts, stage) in enumerate(zip(stages, order.stages, strict=False))
@@ -257,9 +274,10 @@ def _limits_of(stage: Stage, limits: Limits) -> Limits:
     )
 
 
-def _stage_result(
+def result_of_stage(
     facts: Mapping[str, Any], output: Sequence[bytes], limits: Limits, guarantees: Guarantees | None
 ) -> RunResult:
+    """Return the result that a monitor's facts about one command amount to."""
     status = facts["status"]
     exit_code = os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None
     ended_by = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None

@@ -6,7 +6,6 @@ import io
 import marshal
 import os
 import shutil
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,6 +30,8 @@ def path() -> str | None:
 @functools.cache
 def inner_code() -> bytes:
     """Pack our own modules: the directory they lie in may be closed to the user that a run is made for."""
+    import zipfile  # As heavy as all else that a launcher imports, and for this back-end alone.
+
     package = Path(__file__).resolve().parents[1]
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:

@@ -6,6 +6,7 @@ import select
 import selectors
 import signal
 import socket
+import threading
 import time
 from typing import Any
 
@@ -144,7 +145,13 @@ class _Run:
         given = [in_reading, out_writing, error_writing]
         if spoken_to:
             given[:2] = self._frame.descriptors[:2]
-        feed = Feed(in_writing, stdin)
+        if last and self._order.follows_input:
+            # It may wait for ever for a source that says nothing, so it is left alone; it ends with this process.
+            pump = threading.Thread(target=_pump, args=(self._frame.descriptors[0], in_writing), daemon=True)
+            pump.start()
+            feed = None
+        else:
+            feed = Feed(in_writing, stdin)
         keep = limits.output_kb << 10
         output, errors = CappedStream(out_reading, keep), CappedStream(error_reading, keep)
         start = {
@@ -172,7 +179,8 @@ class _Run:
                 stream.drain(HARD_OUTPUT_BYTES)
         finally:
             for closed in (feed, output, errors):
-                closed.close()
+                if closed is not None:
+                    closed.close()
         counted = group.usage() if group is not None else None
         facts = {
             "status": status,
@@ -190,7 +198,9 @@ class _Run:
         }
         return facts, [bytes(output.kept), bytes(errors.kept), *final.get("contents", [])]
 
-    def _watch(self, stage: Stage, feed: Feed, output: CappedStream, errors: CappedStream) -> int | None:
+    def _watch(
+        self, stage: Stage, feed: Feed | None, output: CappedStream, errors: CappedStream
+    ) -> int | None:
         """Move bytes and keep the limits until the program ends; return its wait status, None if it did not end."""
         assert self._first is not None
         channel, deadline = self._first.channel, time.monotonic() + stage.wall_seconds
@@ -201,7 +211,8 @@ class _Run:
             selector.register(self._server, selectors.EVENT_READ)
             for stream in (output, errors):
                 selector.register(stream.descriptor, selectors.EVENT_READ, stream)
-            selector.register(feed.descriptor, selectors.EVENT_WRITE, feed)
+            if feed is not None:
+                selector.register(feed.descriptor, selectors.EVENT_WRITE, feed)
             while True:
                 now = time.monotonic()
                 if killed_at is None and now >= deadline:
@@ -276,3 +287,12 @@ class _Run:
         frame = self._hear()
         self._first.channel.settimeout(None)
         return {**frame.head, "contents": list(frame.blobs)}
+
+
+def _pump(source: int, target: int) -> None:
+    """Move bytes until there are no more, or until nobody reads them."""
+    with contextlib.suppress(OSError):
+        while data := os.read(source, 1 << 16):
+            while data:
+                data = data[os.write(target, data) :]
+    os.close(target)

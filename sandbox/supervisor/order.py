@@ -42,6 +42,7 @@ class Order:
         read_only: Directories to show besides the system's.
         cgroups: Whether control groups are used where they are writable.
         session: Whether the last stage is spoken to: its streams come with the order as descriptors.
+        follows_input: Whether the last stage's input is read from a descriptor that comes with the order.
     """
 
     confinement: Confinement
@@ -55,6 +56,7 @@ class Order:
     read_only: Sequence[str] = field(default=())
     cgroups: bool = True
     session: bool = False
+    follows_input: bool = False
 
     def as_head(self) -> dict[str, Any]:
         """Return it as the head of a message."""
