@@ -76,7 +76,7 @@ def _run(options: argparse.Namespace) -> int:
             open_files=options.fds,
             output_kb=options.output_kb,
         )
-        source = options.file.read_text()
+        source = options.file.read_text(encoding="utf-8", errors="surrogateescape")
     except (OSError, ValueError) as error:
         print(f"roll-env sandbox run: {error}", file=sys.stderr)
         return 2
@@ -84,13 +84,11 @@ def _run(options: argparse.Namespace) -> int:
         sandbox = open_sandbox(options.backend, minimum_level=options.minimum_level)
     except SandboxUnavailableError as error:
         result = RunResult(outcome=Outcome.SANDBOX_ERROR, detail=str(error))
-    else:
-        result = _result(sandbox, Program(options.lang, source, tuple(options.arguments)), limits)
-        sandbox.close()
-    if options.json:
-        print(json.dumps(as_json(result)))
-    else:
-        _print_for_people(result)
+        _print(result, options.json)
+        return 1
+    result = _result(sandbox, Program(options.lang, source, tuple(options.arguments)), limits)
+    _print(result, options.json)
+    sandbox.close()
     return 1 if result.outcome is Outcome.SANDBOX_ERROR else 0
 
 
@@ -119,6 +117,13 @@ def as_json(result: RunResult) -> dict[str, Any]:
         "compiling": None if result.compiling is None else as_json(result.compiling),
         "guarantees": None if result.guarantees is None else asdict(result.guarantees),
     }
+
+
+def _print(result: RunResult, for_machines: bool) -> None:
+    if for_machines:
+        print(json.dumps(as_json(result)), flush=True)
+    else:
+        _print_for_people(result)
 
 
 def _print_for_people(result: RunResult) -> None:

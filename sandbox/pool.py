@@ -67,7 +67,7 @@ class WarmPool:
         """Run a program to its end; its guarantees say whether it got a fresh sandbox."""
         if program.language != "python" or not self._fits(limits):
             return self._inner.run(program, files=files, stdin=stdin, limits=limits, collect=collect)
-        laid = {**files, "main.py": program.source.encode()}
+        laid = {**files, "main.py": program.source.encode(errors="surrogateescape")}
         with self._place() as place:
             worker = place.worker or _Worker(self._inner, self._limits)
             place.worker = None
@@ -159,7 +159,9 @@ class _Worker:
         }
         began = time.monotonic()
         try:
-            self._session.write(_message(head, [program.source.encode(), stdin, *files.values()]))
+            self._session.write(
+                _message(head, [program.source.encode(errors="surrogateescape"), stdin, *files.values()])
+            )
             answer = self._answer(began + limits.wall_seconds + _GRACE_SECONDS)
         except BrokenPipeError:
             answer = None

@@ -62,7 +62,10 @@ class Launcher:
         return ours
 
     def close(self) -> None:
-        """End it; runs that are on their way end, too, as their monitors lose their server."""
+        """End it, and wait until what its runs have left is removed.
+
+        Runs that go on are not ended by this, but nobody should need them any more.
+        """
         with self._lock:
             if self._socket is not None:
                 self._socket.close()
@@ -207,7 +210,7 @@ class SupervisedSandbox:
     ) -> tuple[Order, list[bytes]]:
         directory = self._directory()
         what = commands(program, self._toolchain, directory)
-        laid = {what.source_name: program.source.encode(), **files}
+        laid = {what.source_name: program.source.encode(errors="surrogateescape"), **files}
         order = Order(
             confinement=self.confinement,
             stages=_stages(what, limits),
@@ -281,8 +284,9 @@ def result_of_stage(
     status = facts["status"]
     exit_code = os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None
     ended_by = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
-    closed = facts["stopped_for"] == "closed"
-    stopped_for = None if closed else facts["stopped_for"]
+    stopped_for = None if facts["stopped_for"] == "closed" else facts["stopped_for"]
+    # A program may have ended by itself just before it was to be ended.
+    closed = facts["stopped_for"] == "closed" and exit_code is None
     stopped = closed or stopped_for is not None
     known = Facts(
         exit_code=None if stopped else exit_code,

@@ -69,7 +69,7 @@ def write_message(stream: BinaryIO, head: Mapping[str, Any], blobs: Sequence[byt
     stream.flush()
 
 
-def serve(requests: BinaryIO, answers: BinaryIO) -> str:
+def serve(requests: BinaryIO, answers: BinaryIO) -> bytes:
     """Answer requests until there are no more; returns the request in the child that is to be the program."""
     # Programs are of the same user: without this they could read and write the memory of this process.
     _libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)
@@ -89,7 +89,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> str:
         child = os.fork()
         if child == 0:
             _become(head, directory, pipes)
-            return blobs[0].decode()
+            return blobs[0]
         for descriptor in (pipes[0][0], pipes[1][1], pipes[2][1]):
             os.close(descriptor)
         ended = _watch(child, head, blobs[1], pipes, began)
@@ -253,7 +253,7 @@ def _without_caller(error: BaseException) -> BaseException:
     return error.with_traceback(trace and trace.tb_next)
 
 
-def _go_on_as(source: str) -> None:
+def _go_on_as(source: bytes) -> None:
     """Run a program, and end as an interpreter ends, but without taking apart all that was inherited."""
     main = types.ModuleType("__main__")
     main.__file__ = sys.argv[0]

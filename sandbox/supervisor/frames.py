@@ -75,7 +75,10 @@ def receive_frame(connection: socket.socket, most_bytes: int = _MOST_BYTES) -> F
         lengths = [length for (length,) in _SIZE.iter_unpack(sizes)]
         if sum(lengths) > most_bytes:
             raise FrameError("a message is too long")
-        return Frame(json.loads(text), [_exactly(connection, length) for length in lengths], descriptors)
+        head = json.loads(text)
+        if not isinstance(head, dict):
+            raise FrameError("its head is no object")
+        return Frame(head, [_exactly(connection, length) for length in lengths], descriptors)
     except (FrameError, ValueError, OSError) as error:
         for descriptor in descriptors:
             os.close(descriptor)

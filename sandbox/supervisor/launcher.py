@@ -1,5 +1,6 @@
 """The process that forks monitors. It is started as `python -I -S -c ...` and takes connections from its server."""
 
+import contextlib
 import gc
 import os
 import signal
@@ -27,11 +28,14 @@ def main() -> None:
     while True:
         data, descriptors, _, _ = socket.recv_fds(server, 1, 1)
         if not data:
-            return
+            break
         if os.fork() == 0:
             _become_monitor(server, descriptors[0], parents)
         for descriptor in descriptors:
             os.close(descriptor)
+    # Monitors whose server is gone end their runs; after this nothing of ours is left.
+    with contextlib.suppress(ChildProcessError):
+        os.wait()
 
 
 def _become_monitor(server: socket.socket, descriptor: int, parents: Parents | None) -> None:

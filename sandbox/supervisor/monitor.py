@@ -259,22 +259,28 @@ class _Run:
     def _look(self, stage: Stage) -> None:
         """Add up what the processes use, where the kernel does not."""
         assert self._first is not None
-        used = tree.usage(self._first.pid)
+        inside = self._innermost()
+        used = tree.usage(inside)
         self._pids_reached = self._pids_reached or used.tasks >= self._order.limits.pids
         if used.memory_bytes == 0:
             return
-        total = used.memory_bytes + self._files_bytes()
+        total = used.memory_bytes + self._files_bytes(inside)
         self._peak_bytes = max(self._peak_bytes, total)
         if total > stage.memory_mb * _MIB:
             self._stop("memory")
 
-    def _files_bytes(self) -> int:
-        """The files of the sandbox lie in memory, too."""
+    def _innermost(self) -> int:
+        """Return our first process, which bubblewrap has started below itself."""
         assert self._first is not None
+        below = tree.descendants(self._first.pid) if self._order.confinement == "bubblewrap" else []
+        return below[0] if below else self._first.pid
+
+    def _files_bytes(self, inside: int) -> int:
+        """The files of the sandbox lie in memory, too, unless they are the host's."""
         if self._host_directory:
             return 0
         try:
-            room = os.statvfs(f"/proc/{self._first.pid}/root{self._order.directory}")
+            room = os.statvfs(f"/proc/{inside}/root{self._order.directory}")
         except OSError:
             return 0
         return (room.f_blocks - room.f_bfree) * room.f_frsize

@@ -111,7 +111,8 @@ def _become(
         confine()
         os.closerange(kept + 1, 1 << 16)
         os.execve(arguments[0], list(arguments), dict(environment))
-    except OSError as error:
-        os.write(3, f"{error.errno or 0} {arguments[0]}: {error}".encode())
+    except (OSError, ValueError) as error:
+        code = error.errno or 0 if isinstance(error, OSError) else 0
+        os.write(3, f"{code} {arguments[0]}: {error}".encode())
     finally:
         os._exit(127)
