@@ -30,9 +30,10 @@ class NamespaceSandbox(SupervisedSandbox):
     def remedy(self, reason: str) -> str:
         """Return what an operator can do where it does not work for this reason."""
         return (
-            "It needs user namespaces: on Ubuntu set the sysctl kernel.apparmor_restrict_unprivileged_userns=0 or "
-            "install bubblewrap with its AppArmor profile; on Debian kernel.unprivileged_userns_clone=1; in a "
-            "container allow unshare and mount in its seccomp profile (docs/sandbox.md)"
+            "It needs Linux 5.12 with user namespaces: on Ubuntu set the sysctl "
+            "kernel.apparmor_restrict_unprivileged_userns=0 or install bubblewrap with its AppArmor profile; "
+            "on Debian kernel.unprivileged_userns_clone=1; in a container allow unshare and mount in its seccomp "
+            "profile (docs/sandbox.md)"
         )
 
     def _check(self) -> None:

@@ -180,14 +180,12 @@ class PlainJail:
 
 
 def remove_tree(directory: str) -> None:
-    """Remove a directory in which no process is left, also where rights were taken away."""
-    for here, below, _ in os.walk(directory):
-        for name in below:
-            path = os.path.join(here, name)
-            with contextlib.suppress(OSError):
-                if not os.path.islink(path):
-                    os.chmod(path, 0o700)
-    shutil.rmtree(directory, ignore_errors=True)
+    """Remove a directory in which no process is left, also where rights were taken away or it is deep without end."""
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(directory, ignore_errors=True)
+    if os.path.lexists(directory):
+        for command in (["/bin/chmod", "-R", "u+rwx", "--", directory], ["/bin/rm", "-rf", "--", directory]):
+            os.waitpid(os.posix_spawn(command[0], command, {}), 0)
 
 
 def _kill_everyone() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -85,6 +86,11 @@ def test_the_host_is_as_it_was(answers: Mapping[str, "Future[Answer]"], host: Ho
     with pytest.raises(BlockingIOError):
         host.udp.recv(64)
     assert _running(host.duration) == []
+    # An answer does not wait for the removal of what may be deep; it follows.
+    deadline = time.monotonic() + 20
+    while (left := list(Path(tempfile.gettempdir()).glob("rollgym-run-*"))) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == []
 
 
 def test_a_server_inside_is_not_reached_from_outside(sandbox: Sandbox, host: Host) -> None:

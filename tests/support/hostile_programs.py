@@ -263,6 +263,20 @@ report(filled=works(fill))
 """,
         not_for=frozenset({"landlock", "bubblewrap"}),
     ),
+    "directories without an end": _python(
+        """
+def dig():
+    for number in range(1200):
+        os.mkdir("d")
+        os.chdir("d")
+works(dig)
+os.chmod(".", 0)
+works(os.chmod, "/work/d", 0)
+report()
+""",
+        Outcome.OK,
+        Outcome.TIME_LIMIT,
+    ),
     "full disk is said": _bash(
         "for i in $(seq 40); do head -c 1000000 /dev/zero > f$i || exit 1; done",
         Outcome.DISK_LIMIT,
