@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import functools
 import platform
 import struct
 from collections.abc import Iterable, Sequence
@@ -137,6 +138,7 @@ _MACHINES = {
 }
 
 
+@functools.cache
 def build_filter(machine: str, *, network: bool = True) -> bytes:
     """Pack the filter for a machine.
 

@@ -78,7 +78,7 @@ class NamespaceJail:
         ):  # A container may have made it read-only; the filter of calls remains.
             self._write("sys/user/max_user_namespaces", "0")
         calls.drop_capabilities()
-        seccomp.install_filter(seccomp.build_filter(platform.machine()))
+        seccomp.install_filter(seccomp.build_filter(platform.machine(), network=True))
 
     def kill_all(self) -> None:
         """End all others of the process namespace."""
@@ -112,7 +112,7 @@ class InnerJail:
     def confine(self) -> None:
         """Put the filter of system calls on."""
         calls.drop_capabilities()
-        seccomp.install_filter(seccomp.build_filter(platform.machine()))
+        seccomp.install_filter(seccomp.build_filter(platform.machine(), network=True))
 
     def kill_all(self) -> None:
         """End all others of the process namespace."""

@@ -3,10 +3,12 @@
 import contextlib
 import gc
 import os
+import platform
 import signal
 import socket
 import sys
 
+from sandbox.kernel import seccomp
 from sandbox.supervisor import bwrap
 from sandbox.supervisor.cgroups import Parents, find_parents
 from sandbox.supervisor.frames import FrameError
@@ -21,8 +23,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Monitors need no burial.
     parents = find_parents()
+    # Made once, and inherited by every monitor.
     if sys.argv[3] == "bubblewrap":
-        bwrap.inner_code()  # Made once, and inherited by every monitor.
+        bwrap.inner_code()
+    elif sys.argv[3] != "unsafe":
+        seccomp.build_filter(platform.machine(), network=sys.argv[3] == "namespaces")
     gc.collect()
     gc.freeze()
     while True:

@@ -15,7 +15,7 @@ import pytest
 from sandbox.base import Sandbox, SandboxUnavailableError
 from sandbox.selection import make_sandbox
 
-# The second of the two counts memory itself even where control groups are writable.
+# The second one counts memory itself even where control groups are writable.
 CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "namespaces": ("namespaces", {}),
     "namespaces-watched": ("namespaces", {"cgroups": False}),
@@ -25,9 +25,16 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="session", params=CONFIGURATIONS)
-def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+def configuration(request: pytest.FixtureRequest) -> str:
+    """The name of each configuration."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="session")
+def sandbox(configuration: str) -> Iterator[Sandbox]:
     """Each back-end that works on this machine."""
-    name, options = CONFIGURATIONS[request.param]
+    name, options = CONFIGURATIONS[configuration]
     opened = make_sandbox(name, **options)
     try:
         opened.probe()

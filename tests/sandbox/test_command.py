@@ -56,14 +56,14 @@ def test_limits_arrive_and_input_that_never_ends_is_no_obstacle(tmp_path: Path) 
 
 
 def test_people_see_the_program_and_a_line_about_it(tmp_path: Path) -> None:
-    source = tmp_path / "p.cpp"
-    source.write_text("#include <cstdio>\nint main(int, char **words) { puts(words[1]); }")
+    source = tmp_path / "p.sh"
+    source.write_text('echo "$1"')
     done = subprocess.run(
-        [*_COMMAND, "run", "--lang", "cpp", "--timeout", "5", str(source), "word"],
+        [*_COMMAND, "run", "--lang", "bash", "--timeout", "5", str(source), "word"],
         capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "word\n")
     assert done.stderr.startswith("ok; ")
+    assert (done.returncode, done.stdout) == (0, "word\n")
 
 
 def test_mistakes_are_told(tmp_path: Path) -> None:
