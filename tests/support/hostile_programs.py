@@ -11,7 +11,7 @@ from sandbox.limits import Limits
 from sandbox.program import Language, Program
 from sandbox.result import Outcome
 
-SHORT = Limits(wall_seconds=2, memory_mb=256, pids=32, disk_mb=16, inodes=512, open_files=64, output_kb=64)
+SHORT = Limits(wall_seconds=30, memory_mb=256, pids=32, disk_mb=16, inodes=512, open_files=64, output_kb=64)
 
 BRIEF = Limits(wall_seconds=0.7, memory_mb=256, pids=32, disk_mb=16, inodes=512, open_files=64, output_kb=64)
 
@@ -179,7 +179,7 @@ for _ in range(8):
     if os.wait()[1]: os._exit(9)
 """,
         Outcome.MEMORY_LIMIT,
-        limits=Limits(wall_seconds=8, memory_mb=256, pids=32),
+        limits=Limits(wall_seconds=30, memory_mb=256, pids=32),
     ),
     "nameless files": _python(
         """
