@@ -31,6 +31,7 @@ from sandbox.supervisor.frames import Frame, FrameError, receive_frame, send_fra
 from sandbox.supervisor.order import Confinement, Order, Stage
 
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from sandbox.supervisor.launcher import main; main()"
+_CLOSING_SECONDS = 10.0
 _PACKAGE_PARENT = str(Path(__file__).resolve().parents[1])
 
 
@@ -57,8 +58,11 @@ class Launcher:
         with theirs, self._lock:
             if self._socket is None or self._process is None or self._process.poll() is not None:
                 self._start()
-            assert self._socket is not None
-            socket.send_fds(self._socket, [b"m"], [theirs.fileno()])
+            try:
+                self._hand_over(theirs)
+            except OSError:  # It died just now.
+                self._start()
+                self._hand_over(theirs)
         return ours
 
     def close(self) -> None:
@@ -71,8 +75,16 @@ class Launcher:
                 self._socket.close()
                 self._socket = None
             if self._process is not None:
-                self._process.wait()
+                try:
+                    self._process.wait(_CLOSING_SECONDS)
+                except subprocess.TimeoutExpired:  # A process that the kernel cannot end holds it up.
+                    self._process.kill()
+                    self._process.wait()
                 self._process = None
+
+    def _hand_over(self, connection: socket.socket) -> None:
+        assert self._socket is not None
+        socket.send_fds(self._socket, [b"m"], [connection.fileno()])
 
     def _start(self) -> None:
         if self._socket is not None:

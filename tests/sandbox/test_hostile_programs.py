@@ -3,6 +3,8 @@
 import json
 import os
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -151,9 +153,35 @@ print(count)
     assert all(lowest <= count <= highest for count in counts), counts
 
 
-def test_a_lost_launcher_is_replaced(sandbox: Sandbox) -> None:
+def test_a_closed_sandbox_starts_again(sandbox: Sandbox) -> None:
     sandbox.close()
     assert sandbox.run(Program("bash", "echo again")).stdout == b"again\n"
+
+
+def test_a_killed_server_takes_its_runs_with_it(host: Host) -> None:
+    """Nobody is left to close anything, and still everything ends."""
+    duration = f"{host.duration}7"
+    source = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from sandbox.program import Program
+from sandbox.selection import open_sandbox
+session = open_sandbox().open_session(Program("bash", "sleep {duration} & echo up; wait"))
+print(session.read(20).decode(), flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as server:
+        assert server.stdout is not None
+        if server.stdout.readline() != b"up\n":
+            pytest.skip("no sandbox works here")
+        assert _running(f"sleep {duration}")
+        server.kill()
+    deadline = time.monotonic() + 20
+    while _running(f"sleep {duration}") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert _running(f"sleep {duration}") == []
 
 
 def _running(word: str) -> list[str]:
