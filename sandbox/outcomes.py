@@ -1,6 +1,7 @@
 """What a run's bare facts mean: the one place where they become an outcome."""
 
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +12,7 @@ Stop = Literal["time", "output", "memory", "pids"]
 
 _MEMORY_COMPLAINTS = (b"MemoryError", b"std::bad_alloc", b"Cannot allocate memory", b"cannot allocate memory")
 _PIDS_COMPLAINTS = (b"Resource temporarily unavailable", b"can't start new thread")
+_DISK_COMPLAINTS = (b"No space left on device", b"File too large")
 _COMPLAINT_BYTES = 512
 
 
@@ -58,16 +60,19 @@ def classify(facts: Facts, limits: Limits) -> tuple[Outcome, str]:
     cpu_limit = limits.cpu_seconds or limits.wall_seconds
     if facts.signal == signal.SIGXCPU or (facts.signal == signal.SIGKILL and facts.cpu_seconds >= cpu_limit):
         return Outcome.TIME_LIMIT, f"it used more than {cpu_limit:g} s of CPU time"
-    if facts.signal == signal.SIGXFSZ or facts.disk_full:
+    if facts.signal == signal.SIGXFSZ or facts.disk_full or _complains(facts, _DISK_COMPLAINTS):
         return Outcome.DISK_LIMIT, f"it wrote more than {limits.disk_mb} MiB or {limits.inodes} files"
-    complaints = facts.stderr[-_COMPLAINT_BYTES:]
-    if facts.pids_refused or any(complaint in complaints for complaint in _PIDS_COMPLAINTS):
+    if facts.pids_refused or _complains(facts, _PIDS_COMPLAINTS):
         return Outcome.PIDS_LIMIT, _pids(limits)
-    if any(complaint in complaints for complaint in _MEMORY_COMPLAINTS):
+    if _complains(facts, _MEMORY_COMPLAINTS):
         return Outcome.MEMORY_LIMIT, f"it was refused memory beyond {limits.memory_mb} MiB"
     if facts.signal is not None:
         return Outcome.NON_ZERO_EXIT, f"signal {facts.signal} ({_signal_name(facts.signal)}) ended it"
     return Outcome.NON_ZERO_EXIT, f"it ended with exit code {facts.exit_code}"
+
+
+def _complains(facts: Facts, complaints: Iterable[bytes]) -> bool:
+    return any(complaint in facts.stderr[-_COMPLAINT_BYTES:] for complaint in complaints)
 
 
 def _pids(limits: Limits) -> str:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sandbox.base import Sandbox, SandboxSession
+from sandbox.base import Sandbox, SandboxSession, SandboxUnavailableError
 from sandbox.limits import DEFAULT_LIMITS, Limits
 from sandbox.program import Program
 from sandbox.result import Guarantees, Outcome, RunResult
@@ -69,13 +69,21 @@ class WarmPool:
             return self._inner.run(program, files=files, stdin=stdin, limits=limits, collect=collect)
         laid = {**files, "main.py": program.source.encode(errors="surrogateescape")}
         with self._place() as place:
-            worker = place.worker or _Worker(self._inner, self._limits)
+            try:
+                worker = place.worker or _Worker(self._inner, self._limits)
+            except SandboxUnavailableError as error:
+                return RunResult(outcome=Outcome.SANDBOX_ERROR, detail=str(error))
             place.worker = None
             result, spotless = worker.run(program, laid, stdin, limits, list(collect))
             if spotless and worker.runs < self._runs_each:
                 place.worker = worker
-            else:
-                worker.close()
+            elif worker.close().outcome is Outcome.MEMORY_LIMIT:
+                # Only the whole sandbox knows that its processes together had too much.
+                result = replace(
+                    result,
+                    outcome=Outcome.MEMORY_LIMIT,
+                    detail=f"it needed more than {limits.memory_mb} MiB of memory",
+                )
         return replace(result, guarantees=replace(result.guarantees or self.probe(), fresh=False))
 
     def open_session(
@@ -169,7 +177,7 @@ class _Worker:
             return self._lost(limits, time.monotonic() - began), False
         facts, blobs = answer
         result = result_of_stage(
-            {"memory_exhausted": False, "disk_full": False, "pids_refused": False, **facts},
+            {"memory_exhausted": False, "pids_refused": False, **facts},
             blobs[:2],
             limits,
             None,
@@ -178,9 +186,9 @@ class _Worker:
             facts["spotless"]
         )
 
-    def close(self) -> None:
-        """End the sandbox."""
-        self._session.close()
+    def close(self) -> RunResult:
+        """End the sandbox, and return what became of it."""
+        return self._session.close()
 
     def _lost(self, limits: Limits, seconds: float) -> RunResult:
         """Say what became of a program that took the sandbox down, or stopped it."""

@@ -310,7 +310,9 @@ def result_of_stage(
         cpu_seconds=facts["cpu_seconds"],
         stderr=output[1],
     )
-    outcome, detail = (Outcome.OK, "it was closed") if closed else classify(known, limits)
+    outcome, detail = classify(known, limits)
+    if closed and outcome is not Outcome.MEMORY_LIMIT:
+        outcome, detail = Outcome.OK, "it was closed"
     return RunResult(
         outcome=outcome,
         exit_code=known.exit_code,

@@ -96,6 +96,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> bytes:
         wall_seconds = time.monotonic() - began
         left_behind = _end_all()
         collected = _collect(directory, head["collect"], head["most_bytes"])
+        room = os.statvfs(directory)
         clean = _clean()
         facts = {
             "status": ended.status,
@@ -104,6 +105,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> bytes:
             "cpu_seconds": ended.used.ru_utime + ended.used.ru_stime,
             "peak_bytes": ended.used.ru_maxrss << 10,
             "truncated": [output.total > len(output.kept) for output in ended.outputs],
+            "disk_full": room.f_bavail == 0 or room.f_favail == 0,
             "names": list(collected),
             "spotless": clean
             and not left_behind

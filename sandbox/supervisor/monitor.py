@@ -23,6 +23,7 @@ HARD_OUTPUT_BYTES = 32 << 20
 """A program that writes more than this to one stream is ended."""
 
 _GRACE_SECONDS = 2.0
+_REMOVAL_SECONDS = 30.0
 _WATCH_SECONDS = 0.05
 # With a group that counts, a bound on each process is only there so that no address space is without one.
 _ROOMY_ADDRESS_SPACE = 16 << 30
@@ -102,7 +103,7 @@ class _Run:
             tree.kill_all_below(os.getpid())
             remove_tree(self._order.directory)
         if self._first.group is not None:
-            self._first.group.remove(patience_seconds=_GRACE_SECONDS)
+            self._first.group.remove(patience_seconds=_REMOVAL_SECONDS)
 
     def _wait_for_first(self, seconds: float) -> None:
         """Let it end by itself, as it has to clean up."""
@@ -160,7 +161,8 @@ class _Run:
             "environment": dict(self._order.environment),
             "address_space_bytes": stage.memory_mb * _MIB if group is None else _ROOMY_ADDRESS_SPACE,
             "cpu_seconds": stage.cpu_seconds,
-            "disk_bytes": limits.disk_mb * _MIB,
+            # The file system is to be the one that refuses, as it tells afterwards; on the host there is only this.
+            "disk_bytes": (limits.disk_mb + (0 if self._host_directory else 1)) * _MIB,
             "open_files": limits.open_files,
             # The group is to be the one that refuses, as it is the one that tells.
             "tasks": limits.pids if group is None else limits.pids + _SPARE_TASKS,

@@ -24,7 +24,7 @@ def pool() -> Iterator[WarmPool]:
     opened.close()
 
 
-_LIMITS = Limits(memory_mb=256, wall_seconds=5)
+_LIMITS = Limits(memory_mb=256, wall_seconds=30)
 
 
 def run(pool: WarmPool, source: str, stdin: bytes = b"", limits: Limits = _LIMITS) -> RunResult:
@@ -97,6 +97,19 @@ def test_outcomes_are_told_apart(pool: WarmPool) -> None:
     assert run(pool, "while True: pass", limits=brief).outcome is Outcome.TIME_LIMIT
     assert run(pool, "bytearray(1 << 30)").outcome is Outcome.MEMORY_LIMIT
     assert run(pool, "import os\nwhile True: os.write(1, bytes(65536))").outcome is Outcome.OUTPUT_LIMIT
+    children = """
+import os, time
+for _ in range(4):
+    if os.fork() == 0:
+        data = bytearray(os.urandom(1 << 20)) * 120
+        time.sleep(30)
+        os._exit(0)
+for _ in range(4):
+    if os.wait()[1]: os.kill(os.getpid(), 9)
+"""
+    assert run(pool, children, limits=Limits(memory_mb=256, wall_seconds=25)).outcome is Outcome.MEMORY_LIMIT
+    fill = "file = open('f', 'wb', buffering=0)\nwhile file.write(bytes(1 << 20)) == 1 << 20: pass\nraise OSError"
+    assert run(pool, fill).outcome is Outcome.DISK_LIMIT
     assert run(pool, "print('ok')").stdout == b"ok\n"
 
 

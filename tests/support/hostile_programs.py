@@ -263,6 +263,11 @@ report(filled=works(fill))
 """,
         not_for=frozenset({"landlock", "bubblewrap"}),
     ),
+    "one file that fills the disk": _python(
+        "file = open('f', 'wb', buffering=0)\nwhile file.write(bytes(1 << 20)) == 1 << 20: pass\nraise OSError",
+        Outcome.DISK_LIMIT,
+        not_for=_NO_OUTER_NAMESPACE,
+    ),
     "directories without an end": _python(
         """
 def dig():
