@@ -8,7 +8,7 @@ from typing import Literal
 from sandbox.limits import Limits
 from sandbox.result import Outcome
 
-Stop = Literal["time", "output", "memory", "pids"]
+Stop = Literal["time", "output", "memory", "pids", "disk"]
 
 _MEMORY_COMPLAINTS = (b"MemoryError", b"std::bad_alloc", b"Cannot allocate memory", b"cannot allocate memory")
 _PIDS_COMPLAINTS = (b"Resource temporarily unavailable", b"can't start new thread")
@@ -53,6 +53,8 @@ def classify(facts: Facts, limits: Limits) -> tuple[Outcome, str]:
         return Outcome.OUTPUT_LIMIT, "it wrote far more than is kept"
     if facts.stopped_for == "memory" or facts.memory_exhausted:
         return Outcome.MEMORY_LIMIT, f"it needed more than {limits.memory_mb} MiB of memory"
+    if facts.stopped_for == "disk":
+        return Outcome.DISK_LIMIT, _disk(limits)
     if facts.stopped_for == "pids":
         return Outcome.PIDS_LIMIT, _pids(limits)
     if facts.exit_code == 0:
@@ -61,7 +63,7 @@ def classify(facts: Facts, limits: Limits) -> tuple[Outcome, str]:
     if facts.signal == signal.SIGXCPU or (facts.signal == signal.SIGKILL and facts.cpu_seconds >= cpu_limit):
         return Outcome.TIME_LIMIT, f"it used more than {cpu_limit:g} s of CPU time"
     if facts.signal == signal.SIGXFSZ or facts.disk_full or _complains(facts, _DISK_COMPLAINTS):
-        return Outcome.DISK_LIMIT, f"it wrote more than {limits.disk_mb} MiB or {limits.inodes} files"
+        return Outcome.DISK_LIMIT, _disk(limits)
     if facts.pids_refused or _complains(facts, _PIDS_COMPLAINTS):
         return Outcome.PIDS_LIMIT, _pids(limits)
     if _complains(facts, _MEMORY_COMPLAINTS):
@@ -77,6 +79,10 @@ def _complains(facts: Facts, complaints: Iterable[bytes]) -> bool:
 
 def _pids(limits: Limits) -> str:
     return f"it asked for more than {limits.pids} processes"
+
+
+def _disk(limits: Limits) -> str:
+    return f"it wrote more than {limits.disk_mb} MiB or {limits.inodes} files"
 
 
 def _signal_name(number: int) -> str:

@@ -64,7 +64,7 @@ print(json.dumps({
     "namespaces": libc.unshare(0x10000000) == 0,
     "io_uring": libc.syscall(425, 1, ctypes.create_string_buffer(120)) >= 0,
     "vsock": works(lambda: socket.socket(40, socket.SOCK_STREAM)),
-    "fills": works(fills_disk),
+    "fills": asked["disk"] and works(fills_disk),
     "capabilities": works(lambda: int(status("CapEff"), 16) or int(status("CapBnd"), 16)),
     "privileges": works(lambda: status("NoNewPrivs") != "1"),
 }))
@@ -111,6 +111,7 @@ def probe(sandbox: Probed) -> Guarantees:
             "abstract": bait.abstract,
             "token": bait.token,
             "sentinel": bait.sentinel.pid,
+            "disk": sandbox.claims.disk,
         }
         result = sandbox.run(Program("python", _ATTEMPT), stdin=json.dumps(asked).encode(), limits=_LIMITS)
         survived = bait.sentinel.poll() is None

@@ -40,6 +40,24 @@ def collect(directory: str, names: Iterable[str], most_bytes: int) -> dict[str, 
     return found
 
 
+def exceeds(directory: str, most_bytes: int, most_entries: int) -> bool:
+    """Whether a directory holds more than this; a program may change it at the same time."""
+    waiting, used, entries = [directory], 0, 0
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as found:
+                for entry in found:
+                    entries += 1
+                    used += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if used > most_bytes or entries > most_entries:
+                        return True
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+        except OSError:
+            continue  # It is gone, or closed to us; what is in it counts again when it is opened.
+    return False
+
+
 def plain_parts(name: str) -> list[str]:
     """Split a relative path.
 

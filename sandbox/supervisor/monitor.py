@@ -14,6 +14,7 @@ from sandbox.kernel import calls
 from sandbox.supervisor import tree
 from sandbox.supervisor.cgroups import Parents
 from sandbox.supervisor.entering import FirstProcess, enter
+from sandbox.supervisor.files import exceeds
 from sandbox.supervisor.frames import Frame, FrameError, receive_frame, send_frame
 from sandbox.supervisor.jails import remove_tree
 from sandbox.supervisor.order import Order, Stage
@@ -28,6 +29,7 @@ _WATCH_SECONDS = 0.05
 # With a group that counts, a bound on each process is only there so that no address space is without one.
 _ROOMY_ADDRESS_SPACE = 16 << 30
 _SPARE_TASKS = 8
+_OWN_ENTRIES = 8
 _MIB = 1 << 20
 
 
@@ -208,6 +210,7 @@ class _Run:
         channel, deadline = self._first.channel, time.monotonic() + stage.wall_seconds
         killed_at: float | None = None
         next_look = time.monotonic() + _WATCH_SECONDS
+        watched = self._first.group is None or self._host_directory
         with selectors.DefaultSelector() as selector:
             selector.register(channel, selectors.EVENT_READ)
             selector.register(self._server, selectors.EVENT_READ)
@@ -223,11 +226,11 @@ class _Run:
                     killed_at = now
                 if killed_at is not None and now > killed_at + _GRACE_SECONDS:
                     return None
-                if self._first.group is None and now >= next_look:
+                if watched and now >= next_look:
                     self._look(stage)
                     next_look = time.monotonic() + max(_WATCH_SECONDS, 4 * (time.monotonic() - now))
                 wake = deadline if killed_at is None else killed_at + _GRACE_SECONDS
-                if self._first.group is None:
+                if watched:
                     wake = min(wake, next_look)
                 for key, _ in selector.select(max(0.0, wake - time.monotonic())):
                     if key.fileobj is channel:
@@ -261,9 +264,16 @@ class _Run:
     def _look(self, stage: Stage) -> None:
         """Add up what the processes use, where the kernel does not."""
         assert self._first is not None
+        limits = self._order.limits
+        if self._host_directory and exceeds(
+            self._order.directory, (limits.disk_mb + 1) * _MIB, limits.inodes + _OWN_ENTRIES
+        ):
+            self._stop("disk")
+        if self._first.group is not None:
+            return
         inside = self._innermost()
         used = tree.usage(inside)
-        self._pids_reached = self._pids_reached or used.tasks >= self._order.limits.pids
+        self._pids_reached = self._pids_reached or used.tasks >= limits.pids
         if used.memory_bytes == 0:
             return
         total = used.memory_bytes + self._files_bytes(inside)

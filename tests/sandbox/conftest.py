@@ -5,6 +5,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,9 +102,11 @@ def _own_address() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def token() -> Iterator[str]:
-    """A secret in the environment, there before any back-end starts."""
+    """A secret in the environment, there before any back-end starts, and a directory for the runs of this process."""
     token = secrets.token_hex(16)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="rollgym-test-") as directory:
+        os.chmod(directory, 0o755)
+        patch.setattr(tempfile, "tempdir", directory)
         patch.setenv("ROLLGYM_TEST_SECRET", token)
         yield token
 

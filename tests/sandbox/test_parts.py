@@ -117,6 +117,7 @@ def test_no_name_leads_out_of_the_working_directory(
         (Facts(signal=signal.SIGKILL, stopped_for="time"), Outcome.TIME_LIMIT),
         (Facts(signal=signal.SIGKILL, stopped_for="output"), Outcome.OUTPUT_LIMIT),
         (Facts(signal=signal.SIGKILL, stopped_for="memory"), Outcome.MEMORY_LIMIT),
+        (Facts(signal=signal.SIGKILL, stopped_for="disk"), Outcome.DISK_LIMIT),
         (Facts(signal=signal.SIGKILL, stopped_for="pids"), Outcome.PIDS_LIMIT),
     ],
 )

@@ -281,6 +281,12 @@ report()
 """,
         Outcome.OK,
         Outcome.TIME_LIMIT,
+        limits=Limits(wall_seconds=30, inodes=4096),
+    ),
+    "many files on the host's disk": _bash(
+        "for i in $(seq 30); do head -c 1000000 /dev/zero > f$i; done; sleep 60",
+        Outcome.DISK_LIMIT,
+        not_for=frozenset({"namespaces", "bubblewrap"}),
     ),
     "full disk is said": _bash(
         "for i in $(seq 40); do head -c 1000000 /dev/zero > f$i || exit 1; done",
