@@ -4,7 +4,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from sandbox.base import SandboxUnavailableError
 from sandbox.kernel import landlock
@@ -15,10 +15,20 @@ from sandbox.supervisor.order import Confinement
 
 
 class HostDirectorySandbox(SupervisedSandbox):
-    """A back-end whose programs work in a new directory of the host."""
+    """A back-end whose programs work in a new directory of the host.
+
+    Args:
+        scratch: Where these directories are made; every user must be able to reach it. None for the usual place of
+            temporary files.
+        options: As for all back-ends.
+    """
+
+    def __init__(self, *, scratch: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self._scratch = scratch
 
     def _directory(self) -> str:
-        return f"{tempfile.gettempdir()}/rollgym-run-{os.urandom(8).hex()}"
+        return f"{self._scratch or tempfile.gettempdir()}/rollgym-run-{os.urandom(8).hex()}"
 
     def _environment(self, directory: str) -> Mapping[str, str]:
         return {"TMPDIR": f"{directory}/tmp"}

@@ -33,9 +33,11 @@ def configuration(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def sandbox(configuration: str) -> Iterator[Sandbox]:
+def sandbox(configuration: str, scratch: Path) -> Iterator[Sandbox]:
     """Each back-end that works on this machine."""
     name, options = CONFIGURATIONS[configuration]
+    if name == "landlock":
+        options = {**options, "scratch": str(scratch)}
     opened = make_sandbox(name, **options)
     try:
         opened.probe()
@@ -102,13 +104,19 @@ def _own_address() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def token() -> Iterator[str]:
-    """A secret in the environment, there before any back-end starts, and a directory for the runs of this process."""
+    """A secret in the environment, there before any back-end starts."""
     token = secrets.token_hex(16)
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="rollgym-test-") as directory:
-        os.chmod(directory, 0o755)
-        patch.setattr(tempfile, "tempdir", directory)
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROLLGYM_TEST_SECRET", token)
         yield token
+
+
+@pytest.fixture(scope="session")
+def scratch() -> Iterator[Path]:
+    """A directory for the runs of this process, which other users can reach."""
+    with tempfile.TemporaryDirectory(prefix="rollgym-test-") as directory:
+        os.chmod(directory, 0o755)
+        yield Path(directory)
 
 
 @pytest.fixture(scope="session")

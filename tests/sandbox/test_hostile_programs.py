@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -76,7 +75,7 @@ def test_a_hostile_program_achieves_nothing(
     assert not set(result.files) - {"plain"}
 
 
-def test_the_host_is_as_it_was(answers: Mapping[str, "Future[RunResult]"], host: Host) -> None:
+def test_the_host_is_as_it_was(answers: Mapping[str, "Future[RunResult]"], host: Host, scratch: Path) -> None:
     for answer in answers.values():
         answer.result()
     assert host.sentinel.poll() is None
@@ -87,7 +86,7 @@ def test_the_host_is_as_it_was(answers: Mapping[str, "Future[RunResult]"], host:
     assert _running(host.duration) == []
     # An answer does not wait for the removal of what may be deep; it follows.
     deadline = time.monotonic() + 20
-    while (left := list(Path(tempfile.gettempdir()).glob("rollgym-run-*"))) and time.monotonic() < deadline:
+    while (left := list(scratch.iterdir())) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == []
 

@@ -93,7 +93,7 @@ def test_a_misbehaving_run_costs_the_sandbox_and_nobody_else(pool: WarmPool, sou
 
 
 def test_outcomes_are_told_apart(pool: WarmPool) -> None:
-    brief = Limits(memory_mb=256, wall_seconds=0.5)
+    brief = Limits(memory_mb=256, wall_seconds=1)
     assert run(pool, "while True: pass", limits=brief).outcome is Outcome.TIME_LIMIT
     assert run(pool, "bytearray(1 << 30)").outcome is Outcome.MEMORY_LIMIT
     assert run(pool, "import os\nwhile True: os.write(1, bytes(65536))").outcome is Outcome.OUTPUT_LIMIT

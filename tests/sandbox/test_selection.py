@@ -1,6 +1,7 @@
 """No back-end takes the place of a stronger one unless it was allowed to."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -56,7 +57,7 @@ def test_a_back_end_that_cannot_work_says_why_and_what_to_do(monkeypatch: pytest
 def test_a_broken_promise_takes_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe believes what its program could do, not what the class says."""
     sandbox = make_sandbox("unsafe")
-    monkeypatch.setattr(sandbox, "claims", NamespaceSandbox.claims, raising=False)
+    monkeypatch.setattr(sandbox, "claims", replace(NamespaceSandbox.claims, disk=False), raising=False)
     seen = sandbox.probe()
     assert seen.level == "none"
     assert not seen.files
