@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,15 +77,29 @@ def ways() -> Iterator[dict[str, Callable[[], bytes]]]:
         one.close()
 
 
-def measure(run: Callable[[], bytes], runs: int, at_once: int) -> dict[str, Any]:
-    """Time runs one after another, and several at a time."""
-    run()
+def own_cpu_group() -> Path | None:
+    """Make a group that counts the CPU time of this process and of all that it starts; None where that is not allowed."""
+    group = Path(f"/sys/fs/cgroup/cpuacct/rollgym-benchmark-{os.getpid()}")
+    try:
+        group.mkdir()
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError:
+        return None
+    return group / "cpuacct.usage"
+
+
+def measure(run: Callable[[], bytes], runs: int, at_once: int, counter: Path | None) -> dict[str, Any]:
+    """Time runs one after another, and several at a time; a busy machine changes their CPU time least."""
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(lambda _: run(), range(at_once)))
     seconds = []
+    cpu = int(counter.read_text()) if counter else 0
     for _ in range(runs):
         began = time.perf_counter()
         if run() != b"1\n":
             raise RuntimeError("the program did not say what it should")
         seconds.append(time.perf_counter() - began)
+    cpu = int(counter.read_text()) - cpu if counter else 0
     with ThreadPoolExecutor(at_once) as pool:
         began = time.perf_counter()
         list(pool.map(lambda _: run(), range(2 * runs)))
@@ -93,6 +107,7 @@ def measure(run: Callable[[], bytes], runs: int, at_once: int) -> dict[str, Any]
     return {
         "milliseconds_median": round(1000 * statistics.median(seconds), 1),
         "milliseconds_least": round(1000 * min(seconds), 1),
+        "cpu_milliseconds": round(cpu / runs / 1e6, 1) if counter else None,
         "runs_per_second": round(rate, 1),
     }
 
@@ -105,12 +120,16 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=4, help="Runs at a time for the rate (default 4).")
     parser.add_argument("--output", type=Path, help="A JSON file for the results.")
     options = parser.parse_args()
-    rows = []
+    rows, counter = [], own_cpu_group()
     with ways() as found:
         for name, run in found.items():
             before = os.getloadavg()[0]
             rows.append(
-                {"what": name, **measure(run, options.runs, options.at_once), "load_before": round(before, 1)}
+                {
+                    "what": name,
+                    **measure(run, options.runs, options.at_once, counter),
+                    "load_before": round(before, 1),
+                }
             )
             print(rows[-1], flush=True)
     commit = subprocess.run(
@@ -126,6 +145,10 @@ def main() -> None:
         "most_memory_of_the_caller_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
         "rows": rows,
     }
+    if counter is not None:
+        (counter.parents[1] / "cgroup.procs").write_text(str(os.getpid()))
+        with suppress(OSError):  # The kernel may still be busy with the last processes in it.
+            counter.parent.rmdir()
     if options.output is not None:
         options.output.write_text(json.dumps(report, indent=1) + "\n")
 
