@@ -78,7 +78,7 @@ def ways() -> Iterator[dict[str, Callable[[], bytes]]]:
 
 
 def own_cpu_group() -> Path | None:
-    """Make a group that counts the CPU time of this process and of all that it starts; None where that is not allowed."""
+    """Make a group that counts the CPU time of this process and of all that it starts; None where that is refused."""
     group = Path(f"/sys/fs/cgroup/cpuacct/rollgym-benchmark-{os.getpid()}")
     try:
         group.mkdir()
