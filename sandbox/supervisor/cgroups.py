@@ -42,7 +42,9 @@ def find_parents() -> Parents | None:
 
     Trying is the only proof: a group is made and removed.
     """
-    for parents in _candidates():
+    for parents in candidates(_read("/proc/self/cgroup"), _read("/proc/self/mountinfo")):
+        if parents.version == 2 and not _enable_controllers(parents.memory):
+            continue
         group = ControlGroup(parents, f"rollgym-try-{os.getpid()}")
         try:
             group.create()
@@ -55,30 +57,34 @@ def find_parents() -> Parents | None:
     return None
 
 
-def _candidates() -> list[Parents]:
-    mounts = _mounts()
+def candidates(own_groups: str, mounts: str) -> list[Parents]:
+    """Return where groups might be made.
+
+    Args:
+        own_groups: The text of `/proc/self/cgroup`.
+        mounts: The text of `/proc/self/mountinfo`.
+    """
+    mounted = _mounted(mounts)
     own: dict[str, str] = {}
-    for line in _read("/proc/self/cgroup").splitlines():
+    for line in own_groups.splitlines():
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
             own[controller] = path
-    found: list[Parents] = []
-    if "memory" in own and "pids" in own and "memory" in mounts and "pids" in mounts:
-        found.append(Parents(1, _join(mounts["memory"], own["memory"]), _join(mounts["pids"], own["pids"])))
-    elif "" in own and "" in mounts:
-        here = _join(mounts[""], own[""])
-        # Processes and controlled groups exclude each other in one directory: a service with a sub-group of its own
-        # (systemd's DelegateSubgroup) can make groups beside itself.
-        for directory in (here, str(Path(here).parent)):
-            if _enable_controllers(directory):
-                found.append(Parents(2, directory, directory))
-    return found
+    if {"memory", "pids"} <= own.keys() & mounted.keys():
+        return [Parents(1, _join(mounted["memory"], own["memory"]), _join(mounted["pids"], own["pids"]))]
+    if "" not in own or "" not in mounted:
+        return []
+    here = _join(mounted[""], own[""])
+    # Processes and controlled groups exclude each other in one directory: a service with a sub-group of its own
+    # (systemd's DelegateSubgroup) can make groups beside itself.
+    beside = [str(Path(here).parent)] if own[""].strip("/") else []
+    return [Parents(2, directory, directory) for directory in (here, *beside)]
 
 
-def _mounts() -> dict[str, tuple[str, str]]:
+def _mounted(mounts: str) -> dict[str, tuple[str, str]]:
     """Where each controller is mounted, with the path within the hierarchy that is seen there; "" is version 2."""
     found: dict[str, tuple[str, str]] = {}
-    for line in _read("/proc/self/mountinfo").splitlines():
+    for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
         root, mount_point = before.split()[3:5]
         kind, _, options = after.split(" ", 2)
