@@ -18,7 +18,7 @@ import clients
 from clients.checks.report import Finding, Status, print_report
 from clients.commands.local_server import LocalServer
 
-_PACKAGES = ("clients", "envs", "env_server", "trainer", "rollgym")
+_PACKAGES = ("clients", "envs", "env_server", "sandbox", "trainer", "rollgym")
 _EXTRAS = {"train": ("torch", "transformers", "tokenizers", "safetensors", "tensorboard", "matplotlib")}
 _WANTED_FILES = 4096
 

@@ -1,0 +1,1 @@
+"""Runs untrusted programs under limits. Imports nothing of the other floors."""
