@@ -12,6 +12,7 @@ from typing import Any
 
 from sandbox.base import Sandbox, SandboxUnavailableError
 from sandbox.limits import Limits
+from sandbox.naming import parse_name
 from sandbox.program import LANGUAGES, Program
 from sandbox.result import Guarantees, Outcome, RunResult
 from sandbox.selection import BACKENDS, LEVELS, open_sandbox, survey
@@ -51,9 +52,10 @@ def _add_run(commands: Any) -> None:
         )
     parser.add_argument(
         "--backend",
-        choices=("auto", *BACKENDS),
+        type=_backend,
         default="auto",
-        help="Which sandbox (default auto: the best).",
+        metavar="NAME",
+        help=f"Which sandbox: auto (the best; the default), {', '.join(BACKENDS)}, docker:IMAGE, remote:URL.",
     )
     parser.add_argument(
         "--minimum-level",
@@ -63,6 +65,21 @@ def _add_run(commands: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="Print the result as one JSON object.")
     parser.set_defaults(run=_run)
+
+
+def _backend(text: str) -> str:
+    """Check the name of a back-end.
+
+    Raises:
+        argparse.ArgumentTypeError: If there is none of this name.
+    """
+    try:
+        name, _ = parse_name(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if name not in ("auto", *BACKENDS):
+        raise argparse.ArgumentTypeError(f"there is no sandbox {name!r}: auto, {', '.join(BACKENDS)}")
+    return text
 
 
 def _run(options: argparse.Namespace) -> int:

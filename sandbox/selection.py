@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, cast, get_args
 
 from sandbox.base import Sandbox, SandboxUnavailableError
+from sandbox.naming import parse_name
 from sandbox.result import Guarantees
 
 Level = Literal["container", "namespaces", "landlock", "none"]
@@ -14,20 +15,23 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 _CLASSES: Mapping[str, str] = {
     "namespaces": "sandbox.namespaces:NamespaceSandbox",
     "bubblewrap": "sandbox.bubblewrap:BubblewrapSandbox",
+    "docker": "sandbox.docker:DockerSandbox",
     "landlock": "sandbox.landlock:LandlockSandbox",
     "unsafe": "sandbox.unsafe:UnsafeSandbox",
+    "remote": "sandbox.remote:RemoteSandbox",
 }
 BACKENDS = tuple(_CLASSES)
 # What starts in milliseconds comes before what takes a second; the last two are for who asks for them.
-_AUTOMATIC = ("namespaces", "bubblewrap", "landlock")
+_AUTOMATIC = ("namespaces", "bubblewrap", "docker", "landlock")
 
 
-def open_sandbox(name: str = "auto", *, minimum_level: Level = "landlock", **options: Any) -> Sandbox:
+def open_sandbox(name: str | None = None, *, minimum_level: Level = "landlock", **options: Any) -> Sandbox:
     """Return a back-end that has been probed.
 
     Args:
-        name: Of a back-end, or `auto` for the first that works and is strong enough. `unsafe`, which is no boundary,
-            and `remote`, which needs an address, are used by name only.
+        name: Of a back-end, or `auto` for the first that works and is strong enough; also as `docker:IMAGE` and
+            `remote:URL`. What the environment variable `ROLLGYM_SANDBOX` says if there is none. `unsafe`, which is no
+            boundary, and `remote`, which needs an address, are used by name only.
         minimum_level: The weakest that will do. Naming `unsafe` says that nothing is needed.
         options: For the back-end's constructor; not with `auto`.
 
@@ -37,8 +41,9 @@ def open_sandbox(name: str = "auto", *, minimum_level: Level = "landlock", **opt
     """
     if minimum_level not in LEVELS:
         raise ValueError(f"there is no level {minimum_level!r}: {', '.join(LEVELS)}")
+    name, named = parse_name(name)
     if name != "auto":
-        sandbox = make_sandbox(name, **options)
+        sandbox = make_sandbox(name, **named, **options)
         return _probed(sandbox, "none" if name == "unsafe" else minimum_level)
     if options:
         raise ValueError("options belong to one back-end: name it")
@@ -57,13 +62,20 @@ def make_sandbox(name: str, **options: Any) -> Sandbox:
     """Return a back-end that has not been probed yet.
 
     Raises:
+        SandboxUnavailableError: If a package that it needs is not installed.
         ValueError: If there is none of this name.
     """
     if name not in _CLASSES:
         raise ValueError(f"there is no sandbox {name!r}: auto, {', '.join(BACKENDS)}")
     module_name, _, class_name = _CLASSES[name].partition(":")
-    # Imported by name, so that a command for one back-end does not load the others.
-    return cast(Sandbox, getattr(importlib.import_module(module_name), class_name)(**options))
+    try:
+        # Imported by name, so that a command for one back-end does not load the others.
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise SandboxUnavailableError(
+            f"{name} needs the package {error.name}: pip install 'rollgym[{name}]'"
+        ) from error
+    return cast(Sandbox, getattr(module, class_name)(**options))
 
 
 def survey() -> Iterator[tuple[str, Guarantees | SandboxUnavailableError]]:
@@ -71,7 +83,11 @@ def survey() -> Iterator[tuple[str, Guarantees | SandboxUnavailableError]]:
     for name in BACKENDS:
         if name == "remote":
             continue
-        sandbox = make_sandbox(name)
+        try:
+            sandbox = make_sandbox(name)
+        except SandboxUnavailableError as error:
+            yield name, error
+            continue
         try:
             yield name, sandbox.probe()
         except SandboxUnavailableError as error:

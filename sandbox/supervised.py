@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from sandbox.base import SandboxUnavailableError
+from sandbox.cancelling import Cancellation
 from sandbox.languages import (
     ENVIRONMENT,
     WORKING_DIRECTORY,
@@ -156,13 +157,14 @@ class SupervisedSandbox:
         stdin: bytes = b"",
         limits: Limits = DEFAULT_LIMITS,
         collect: Iterable[str] = (),
+        cancellation: Cancellation | None = None,
     ) -> RunResult:
-        """Run a program to its end."""
-        return self._run(program, files, stdin, limits, list(collect), None)
+        """Run a program to its end, or until it is cancelled."""
+        return self._run(program, files, stdin, limits, list(collect), None, cancellation or Cancellation())
 
     def run_from(self, source: int, program: Program, *, limits: Limits = DEFAULT_LIMITS) -> RunResult:
         """Run a program whose standard input is read from a descriptor of ours, as it comes."""
-        return self._run(program, {}, b"", limits, [], source)
+        return self._run(program, {}, b"", limits, [], source, Cancellation())
 
     def open_session(
         self, program: Program, *, files: Mapping[str, bytes] = {}, limits: Limits = DEFAULT_LIMITS
@@ -205,11 +207,16 @@ class SupervisedSandbox:
         limits: Limits,
         collect: list[str],
         source: int | None,
+        cancellation: Cancellation,
     ) -> RunResult:
         try:
             order, contents = self._order(program, files, limits, collect)
             order = replace(order, follows_input=source is not None)
-            with self._launcher.connect() as connection:
+            with (
+                self._launcher.connect() as connection,
+                # The monitor reads the end of our stream, and ends the run; its answer still comes.
+                cancellation.calling(partial(connection.shutdown, socket.SHUT_WR)),
+            ):
                 descriptors = [] if source is None else [source]
                 send_frame(connection, order.as_head(), [stdin, *contents], descriptors)
                 answer = receive_frame(connection)

@@ -1,6 +1,7 @@
 """How many programs a second: fresh sandboxes and warm ones, beside plain processes and bubblewrap alone.
 
 python benchmarks/sandbox/throughput.py --output benchmarks/results/sandbox.json
+python benchmarks/sandbox/throughput.py --sandbox docker:IMAGE --output sandbox_docker.json
 """
 
 import argparse
@@ -13,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,7 +39,7 @@ def command(*arguments: str) -> Callable[[], bytes]:
 
 
 @contextmanager
-def ways() -> Iterator[dict[str, Callable[[], bytes]]]:
+def ways(names: Sequence[str]) -> Iterator[dict[str, Callable[[], bytes]]]:
     """What is measured: each gives the program's output."""
     python = host_toolchain().python
     found: dict[str, Callable[[], bytes]] = {
@@ -60,7 +61,7 @@ def ways() -> Iterator[dict[str, Callable[[], bytes]]]:
 
         return run
 
-    for name in ("namespaces", "bubblewrap", "landlock"):
+    for name in names:
         try:
             sandbox = open_sandbox(name)
         except SandboxUnavailableError as error:
@@ -118,10 +119,16 @@ def main() -> None:
     )
     parser.add_argument("--runs", type=int, default=40, help="Of each kind, one after another (default 40).")
     parser.add_argument("--at-once", type=int, default=4, help="Runs at a time for the rate (default 4).")
+    parser.add_argument(
+        "--sandbox",
+        action="append",
+        metavar="NAME",
+        help="Which ones (repeatable; default namespaces, bubblewrap, landlock).",
+    )
     parser.add_argument("--output", type=Path, help="A JSON file for the results.")
     options = parser.parse_args()
     rows, counter = [], own_cpu_group()
-    with ways() as found:
+    with ways(options.sandbox or ("namespaces", "bubblewrap", "landlock")) as found:
         for name, run in found.items():
             before = os.getloadavg()[0]
             rows.append(

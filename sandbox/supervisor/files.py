@@ -70,6 +70,19 @@ def plain_parts(name: str) -> list[str]:
     return parts
 
 
+def plain_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return those of the names that are relative paths and lead nowhere upwards, each once."""
+    return tuple(name for name in dict.fromkeys(names) if _is_plain(name))
+
+
+def _is_plain(name: str) -> bool:
+    try:
+        plain_parts(name)
+    except ValueError:
+        return False
+    return True
+
+
 def _read_plain(directory: str, name: str, most_bytes: int) -> bytes | None:
     """Walk down without following a link, and read without waiting for a pipe."""
     try:

@@ -46,6 +46,7 @@ def test_unknown_names_and_levels_are_errors() -> None:
 
 def test_a_back_end_that_cannot_work_says_why_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere")
     with pytest.raises(SandboxUnavailableError, match="needs Linux"):
         open_sandbox("namespaces")
     with pytest.raises(

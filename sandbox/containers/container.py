@@ -1,0 +1,288 @@
+"""One warm container: made, spoken to, and taken away."""
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import docker
+from docker.models.containers import Container as DockerContainer
+
+from sandbox.containers.bootstrap import first_process
+from sandbox.containers.conversation import Conversation, ConversationEndedError
+from sandbox.containers.engine import ENGINE_ERRORS
+from sandbox.containers.flags import Shape, container_options, run_limits
+from sandbox.containers.inside.frames import INPUT, READY, RESULT, RUN, STOP
+from sandbox.languages import ENVIRONMENT, Toolchain
+from sandbox.limits import Limits
+from sandbox.outcomes import Facts, Stop, classify
+from sandbox.result import Guarantees, Outcome, RunResult
+
+_START_S = 60.0
+# The process in the container ends a run in time; a container where that does not happen is taken away.
+_GRACE_S = 10.0
+_CAUSES: Mapping[str, Stop] = {"time": "time", "output": "output"}
+
+
+class ContainerLostError(Exception):
+    """A container has ended, or does not answer.
+
+    Args:
+        message: What is known of it.
+        facts: What that says of the program in it; None if nothing does.
+    """
+
+    def __init__(self, message: str, facts: Facts | None = None) -> None:
+        super().__init__(message)
+        self._facts = facts
+
+    def as_result(self, limits: Limits) -> RunResult:
+        """What became of the program in it."""
+        if self._facts is None:
+            return failed(str(self))
+        outcome, detail = classify(self._facts, limits)
+        return RunResult(outcome=outcome, detail=detail)
+
+
+def failed(reason: str) -> RunResult:
+    """The result of a run that there was not, through no fault of the program's."""
+    return RunResult(outcome=Outcome.SANDBOX_ERROR, detail=reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A run, all but its command line.
+
+    Attributes:
+        files: What is laid into the working directory.
+        executable: Which of the files are programs.
+        stdin: What the program can read; sessions are sent theirs later.
+        limits: What it may use.
+        collect: Which files are brought back.
+        collect_bytes: How large they may be.
+        session: Whether it is spoken to.
+    """
+
+    files: Mapping[str, bytes]
+    limits: Limits
+    executable: frozenset[str] = frozenset()
+    stdin: bytes = b""
+    collect: tuple[str, ...] = ()
+    collect_bytes: int = 0
+    session: bool = False
+
+
+class Container:
+    """A container that runs one program after another; `start` makes one.
+
+    Args:
+        made: What Docker has made.
+        attached: The socket of its streams.
+        shape: How much programs may use.
+        guarantees: What its results say of it.
+    """
+
+    def __init__(self, made: DockerContainer, attached: Any, shape: Shape, guarantees: Guarantees) -> None:
+        self.shape = shape
+        self.runs = 0
+        self.tools = Toolchain()
+        self._made = made
+        self._attached = attached
+        # A file object around the socket, unless the engine is spoken to over TLS.
+        self._conversation = Conversation(getattr(attached, "_sock", attached))
+        self._guarantees = guarantees
+        self._is_ready = False
+
+    @classmethod
+    def start(
+        cls, engine: docker.DockerClient, image: str, shape: Shape, *, cpus: float, guarantees: Guarantees
+    ) -> "Container":
+        """Make a container that is ready for a program.
+
+        Args:
+            engine: The Docker Engine.
+            image: With Python 3 in it.
+            shape: How much programs may use.
+            cpus: How many processors it may use, on average.
+            guarantees: What its results say of it.
+
+        Raises:
+            ContainerLostError: If it does not start.
+        """
+        try:
+            made = engine.containers.create(**container_options(image, first_process(), shape, cpus=cpus))
+            attached = made.attach_socket(params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
+        except ENGINE_ERRORS as error:
+            raise ContainerLostError(f"no container could be made: {error}") from error
+        container = cls(made, attached, shape, guarantees)
+        try:
+            made.start()
+            container.get_ready()
+        except (*ENGINE_ERRORS, ContainerLostError) as error:
+            container.remove()
+            raise ContainerLostError(f"no container could be started: {error}") from error
+        return container
+
+    def get_ready(self) -> None:
+        """Wait until it is clean and takes a program.
+
+        Raises:
+            ContainerLostError: If it does not get there.
+        """
+        if self._is_ready:
+            return
+        try:
+            kind, payload = self._conversation.frame(time.monotonic() + _START_S)
+        except (ConversationEndedError, TimeoutError) as error:
+            raise self._lost(error) from error
+        state = json.loads(payload)
+        if kind != READY or not state["clean"]:
+            raise ContainerLostError("what a program left could not be deleted")
+        tools = state["tools"]
+        self.tools = Toolchain(tools["python"] or "python3", tools["bash"] or "bash", tools["cxx"])
+        self._is_ready = True
+
+    def begin(self, command: Sequence[str], order: Order) -> None:
+        """Start a program.
+
+        Raises:
+            ContainerLostError: If the container is gone.
+        """
+        self._is_ready = False
+        self.runs += 1
+        limits = order.limits
+        contents = [(name, content, name in order.executable) for name, content in order.files.items()]
+        message = {
+            "session": order.session,
+            "command": list(command),
+            "environment": dict(ENVIRONMENT),
+            "wall_seconds": limits.wall_seconds,
+            "keep": limits.output_kb * 1024,
+            "rlimits": run_limits(limits),
+            "files": [[name, len(content), executable] for name, content, executable in contents],
+            "stdin": len(order.stdin),
+            "collect": order.collect,
+            "collect_bytes": order.collect_bytes,
+        }
+        parts = (*(content for _, content, _ in contents), order.stdin)
+        self._send(RUN, json.dumps(message).encode(), *parts, deadline=time.monotonic() + _START_S)
+
+    def give_input(self, data: bytes, deadline: float) -> None:
+        """Send a session what it can read; waits for a program that does not read.
+
+        Raises:
+            ContainerLostError: If the container is gone, or does not take it.
+        """
+        self._send(INPUT, data, deadline=deadline)
+
+    def stop(self, deadline: float) -> None:
+        """End a session's program.
+
+        Raises:
+            ContainerLostError: If the container is gone, or does not take it.
+        """
+        self._send(STOP, b"", deadline=deadline)
+
+    def has_news(self, deadline: float) -> bool:
+        """Whether there is a frame to read before a moment."""
+        return self._conversation.has_frame(deadline)
+
+    def news(self, order: Order) -> bytes | RunResult:
+        """The next output of a session, or what became of a run; waits for it.
+
+        Raises:
+            ContainerLostError: If the container is gone, or does not answer in time.
+        """
+        deadline = time.monotonic() + order.limits.wall_seconds + _GRACE_S
+        try:
+            kind, payload = self._conversation.frame(deadline)
+            if kind != RESULT:
+                return payload
+            facts = json.loads(payload)
+            stdout = self._conversation.exactly(facts["stdout"], deadline)
+            stderr = self._conversation.exactly(facts["stderr"], deadline)
+            files = {name: self._conversation.exactly(size, deadline) for name, size in facts["files"]}
+        except (ConversationEndedError, TimeoutError) as error:
+            raise self._lost(error) from error
+        # A session's output has been read already.
+        return self._result(facts, b"" if order.session else stdout, stderr, files, order.limits)
+
+    def run(self, command: Sequence[str], order: Order) -> RunResult:
+        """Run a program to its end.
+
+        Raises:
+            ContainerLostError: If the container is gone, or does not answer in time.
+        """
+        self.begin(command, order)
+        result = self.news(order)
+        assert isinstance(result, RunResult)
+        return result
+
+    def hang_up(self) -> None:
+        """Give up what runs, from any thread; the container is lost."""
+        self._conversation.hang_up()
+
+    def remove(self) -> None:
+        """Take it away, and whatever runs in it."""
+        # An attached stream that nobody reads would hold the removal up.
+        self._conversation.close()
+        self._attached.close()
+        with contextlib.suppress(*ENGINE_ERRORS):
+            self._made.remove(force=True)
+
+    def _send(self, kind: int, payload: bytes, *parts: bytes, deadline: float) -> None:
+        try:
+            self._conversation.send(kind, payload, *parts, deadline=deadline)
+        except (ConversationEndedError, TimeoutError) as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: Exception) -> ContainerLostError:
+        """Why it does not answer, as far as the engine knows."""
+        try:
+            self._made.reload()
+            state: dict[str, Any] = self._made.attrs["State"]
+        except ENGINE_ERRORS as engine_error:
+            return ContainerLostError(f"the Docker Engine does not answer: {engine_error}")
+        if state["OOMKilled"]:
+            return ContainerLostError(str(error), Facts(memory_exhausted=True))
+        # Nothing but a program keeps a container from answering that the engine says is there.
+        return ContainerLostError(str(error), Facts(stopped_for="time") if state["Running"] else None)
+
+    def _result(
+        self, facts: Mapping[str, Any], stdout: bytes, stderr: bytes, files: dict[str, bytes], limits: Limits
+    ) -> RunResult:
+        if facts["refused"]:
+            outcome, detail = Outcome.SANDBOX_ERROR, f"the program could not be started: {facts['refused']}"
+        else:
+            outcome, detail = classify(
+                Facts(
+                    exit_code=facts["exit_code"],
+                    signal=facts["signal"],
+                    stopped_for=_CAUSES.get(facts["cause"]),
+                    memory_exhausted=facts["out_of_memory"] > 0,
+                    disk_full=facts["disk_full"],
+                    pids_refused=facts["forks_refused"] > 0,
+                    cpu_seconds=facts["cpu_seconds"],
+                    stderr=stderr,
+                ),
+                limits,
+            )
+        if facts["cause"] == "stopped":
+            outcome, detail = Outcome.OK, "it was closed"
+        return RunResult(
+            outcome=outcome,
+            exit_code=facts["exit_code"],
+            signal=facts["signal"],
+            stdout=stdout,
+            stderr=stderr,
+            stdout_truncated=facts["stdout_size"] > facts["stdout"],
+            stderr_truncated=facts["stderr_size"] > len(stderr),
+            wall_seconds=facts["wall_seconds"],
+            cpu_seconds=facts["cpu_seconds"],
+            peak_memory_mb=facts["peak_memory_mb"],
+            files=files,
+            detail=detail,
+            guarantees=self._guarantees,
+        )

@@ -1,0 +1,59 @@
+"""The Docker Engine: whether it is there, and can do what is needed of it."""
+
+import docker
+import requests
+
+from sandbox.base import SandboxUnavailableError
+from sandbox.containers.flags import LABEL
+
+ENGINE_ERRORS = (docker.errors.DockerException, requests.exceptions.RequestException, OSError)
+"""What the Docker SDK raises where the engine cannot be reached or refuses."""
+
+# What it reports of the kernel's groups, and what would not be kept without it.
+_NEEDED = {"MemoryLimit": "memory", "PidsLimit": "processes", "CpuCfsQuota": "processors"}
+
+
+def connect(image: str) -> docker.DockerClient:
+    """Find the engine that the environment names (`DOCKER_HOST`), or this machine's.
+
+    Args:
+        image: That it must have.
+
+    Raises:
+        SandboxUnavailableError: If there is none, or it cannot do what is needed.
+    """
+    try:
+        engine = docker.from_env()
+        known = engine.info()
+    except ENGINE_ERRORS as error:
+        raise SandboxUnavailableError(
+            f"no Docker Engine answers ({error}): start one, or name it in DOCKER_HOST; whoever runs this needs the "
+            "right to speak to it"
+        ) from error
+    try:
+        _check(known)
+        engine.images.get(image)
+        # The containers of a server that was killed end by themselves, and are left.
+        engine.containers.prune(filters={"label": LABEL})
+    except docker.errors.ImageNotFound as error:
+        engine.close()
+        raise SandboxUnavailableError(
+            f"the Docker Engine has no image {image}: `docker pull {image}`, or build one from "
+            "deploy/sandbox/Dockerfile and name it"
+        ) from error
+    except (*ENGINE_ERRORS, SandboxUnavailableError):
+        engine.close()
+        raise
+    return engine
+
+
+def _check(known: dict[str, object]) -> None:
+    for name, what in _NEEDED.items():
+        if not known.get(name):
+            raise SandboxUnavailableError(
+                f"this Docker Engine does not limit {what} ({name}): give it the kernel's control groups (a rootless "
+                "engine needs cgroup v2)"
+            )
+    options = known.get("SecurityOptions")
+    if not any("seccomp" in str(option) for option in (options if isinstance(options, list) else ())):
+        raise SandboxUnavailableError("this Docker Engine filters no system calls: its build lacks seccomp")
