@@ -13,7 +13,7 @@ _SEED = 20_241
 _PER_KIND = 80
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PRAISE = ("what you expect of", "a pleasure in", "seldom found in", "tried and proven in")
-_HAS_RANGE, _HAS_NO_PRICE, _IS_ASKED_FOR = 0.12, 0.02, 0.9
+_HAS_RANGE, _HAS_NO_PRICE, _HAS_OPTION, _IS_ASKED_FOR = 0.12, 0.02, 0.8, 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class _Maker:
         traits = self._some(traits, len(traits), len(traits))
         brand, line = self._one(self._tables["brands"]), self._one(self._tables["lines"])
         title = " ".join([brand, line, *(trait.title() for trait in traits[:2]), name.title()])
-        lists = [self._tables["options"][each] for each in kind["options"]]
+        lists = [self._tables["options"][each] for each in kind["options"] if draw.random() < _HAS_OPTION]
         options = {each["name"]: self._some(each["values"], 2, 5, in_order=True) for each in lists}
         record = {
             "asin": asin,

@@ -114,10 +114,12 @@ def test_pages_and_what_can_be_clicked() -> None:
 def test_options_are_kept_until_the_results_are_seen_again() -> None:
     environment = WebShopEnv(observation="text_rich")
     (results,) = visit(environment, "search[yoga pants]")
-    opened = results[4]["available_actions"][2]
-    steps = visit(environment, "search[yoga pants]", opened, "click[back to search]")
-    listed = steps[1][4]["available_actions"]
-    size, colour = listed[7], listed[-1]
+    shown = results[4]["available_actions"][2:]
+    pages = {opened: visit(environment, "search[yoga pants]", opened)[1] for opened in shown}
+    opened, page = next(
+        (opened, page) for opened, page in pages.items() if "\nsize\n" in page[0] and "\ncolor\n" in page[0]
+    )
+    size, colour = page[4]["available_actions"][6], page[4]["available_actions"][-1]
     steps = visit(
         environment,
         "search[yoga pants]",

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from envs.webshop import sources
+from envs.webshop import prepare, sources
 from envs.webshop.cache import open_catalogue
 from envs.webshop.catalogue import Catalogue, build_catalogue
 from envs.webshop.generator import generate_records
@@ -50,9 +50,9 @@ def test_what_the_made_up_shop_has(catalogue: Catalogue) -> None:
     assert len({product.asin for product in products}) == 2000
     assert {catalogue.number(product.asin) for product in products} == set(range(2000))
     assert {len(product.pricing) for product in products} == {1, 2}
-    assert {len(product.options) for product in products} == {1, 2}
+    assert {len(product.options) for product in products} == {0, 1, 2}
     assert len(catalogue.goals("human")) > 1500
-    assert len(catalogue.goals("synthetic")) > 10_000
+    assert len(catalogue.goals("synthetic")) > 8_000
 
 
 @pytest.mark.parametrize("kind", ["human", "synthetic"])
@@ -222,3 +222,14 @@ def test_goals_are_counted_from_zero(catalogue: Catalogue) -> None:
     for index in (-1, len(goals)):
         with pytest.raises(IndexError, match="counted from 0"):
             goals[cast(int, index)]
+
+
+def test_a_catalogue_is_prepared_before_it_is_needed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = ["--data-dir", str(tmp_path), "--cache-dir", str(tmp_path / "cache")]
+    assert prepare.main(places) == 1
+    assert "has no catalogue" in capsys.readouterr().err
+    write_files(tmp_path)
+    assert prepare.main([*places, "--num-products", "12"]) == 0
+    assert capsys.readouterr().out.startswith("12 products, ")
