@@ -15,7 +15,7 @@ from envs.webshop.compact import RULES, as_compact_text, codes
 from envs.webshop.expert import Expert, instruction_query
 from envs.webshop.goals import Goal
 from envs.webshop.nouns import noun_extractor
-from envs.webshop.rendering import as_html, as_rich_text, as_text, page_parts
+from envs.webshop.rendering import as_html, as_quoted_text, as_rich_text, as_text, page_parts
 from envs.webshop.shop import BACK, NEXT, Action, Shop, parse_action
 from envs.webshop.wordings import WORDINGS, wording_named
 
@@ -241,13 +241,17 @@ class WebShopEnv(gymnasium.Env[str, str]):
             page = as_html(parts, "WebShop")
         elif self._observation_mode == "text_rich":
             page = as_rich_text(parts)
+        elif self.wording.quoted:
+            page = as_quoted_text(parts, self._shop.goal.instruction)
         else:
-            page = as_text(parts, self.wording.quoted)
+            page = as_text(parts)
         if self.wording.template == "{page}":
             return page
         actions = ["search[KEYWORDS]"] if self._shop.page == "index" else self._listed()
         left = max(0, self._limit - self._steps)
-        return self.wording.template.format(page=page, actions=", ".join(actions), left=left)
+        return self.wording.template.format(
+            page=page, task=self._shop.goal.instruction, actions=", ".join(actions), left=left
+        )
 
     def _instruction(self) -> str:
         if self._compact:

@@ -10,7 +10,7 @@ import yaml
 
 _TABLES = Path(__file__).with_name("merchandise.yaml")
 _SEED = 20_241
-_PER_KIND = 80
+_PER_KIND, _CUSTOMERS = 80, 4
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PRAISE = ("what you expect of", "a pleasure in", "seldom found in", "tried and proven in")
 _HAS_RANGE, _HAS_NO_PRICE, _HAS_OPTION, _IS_ASKED_FOR = 0.12, 0.02, 0.8, 0.9
@@ -99,7 +99,9 @@ class _Maker:
         if draw.random() < _IS_ASKED_FOR:
             wanted = self._some(traits, 1, 3)
             facts |= {"instruction": f"Find me {', '.join(wanted)} {name}", "instruction_attributes": wanted}
-            said.append(self._request(asin, kind, traits, options))
+            requests = [self._request(asin, kind, traits, options) for _ in range(_CUSTOMERS)]
+            # No two customers want the same: what is held out is asked for nowhere else.
+            said += {_wish(request): request for request in requests}.values()
         return record, facts, said
 
     def _request(
@@ -140,3 +142,7 @@ class _Maker:
         count = int(self.draw.integers(least, min(most, len(values)) + 1))
         places = self.draw.permutation(len(values))[:count].tolist()
         return [values[place] for place in (sorted(places) if in_order else places)]
+
+
+def _wish(request: Mapping[str, Any]) -> tuple[frozenset[str], frozenset[str]]:
+    return frozenset(request["instruction_attributes"]), frozenset(request["instruction_options"])

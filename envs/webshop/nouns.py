@@ -2,11 +2,10 @@
 
 import re
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from envs.webshop.reward import NounExtractor
 
-Tagger = Literal["heuristic", "spacy"]
 _WORD = re.compile(r"[A-Za-z]{2,}")
 _MODEL = "en_core_web_sm"
 

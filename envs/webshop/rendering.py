@@ -37,15 +37,16 @@ def page_parts(shop: Shop) -> list[Part]:
     return [part for part in parts if part.text and part.text != "\n"]
 
 
-def as_text(parts: list[Part], quoted: bool = False) -> str:
-    """Return the parts on one line, with separators between.
+def as_text(parts: list[Part]) -> str:
+    """Return the parts on one line, with separators between."""
+    return SEPARATOR.join(part.text.strip() for part in parts)
 
-    Args:
-        parts: The page.
-        quoted: Whether each part stands in quotation marks and the instruction's heading is left out.
-    """
-    texts = [part.text.strip() for part in parts]
-    return SEPARATOR.join(f"'{text}'" if quoted else text for text in texts)
+
+def as_quoted_text(parts: list[Part], instruction: str) -> str:
+    """Return the parts behind the instruction on one line, each in quotation marks."""
+    texts = [part.text for part in parts]
+    behind = texts.index(instruction) + 1 if instruction in texts else 0
+    return SEPARATOR.join(f"'{text.strip()}'" for text in texts[behind:])
 
 
 def as_rich_text(parts: list[Part]) -> str:

@@ -14,13 +14,13 @@ class Wording:
 
     Attributes:
         reading: Where in a reply the action is.
-        template: The observation, with `{page}`, `{actions}` and `{left}` (steps that are left).
+        template: The observation, with `{page}`, `{task}`, `{actions}` and `{left}` (steps that are left).
         penalty: Added to the reward of a turn whose action cannot be read or is not possible.
         pays: The shop's reward as it is, or something only for a perfect purchase.
         perfect: What a perfect purchase pays then.
         search_anywhere: Whether a search is possible on pages without a search bar, as the shop itself allows.
         hides_lonely_next: Whether `next >` is left out where nothing but it and `back to search` can be clicked.
-        quoted: Whether the parts of a page stand in quotation marks.
+        quoted: Whether the parts of a text page stand in quotation marks, without the instruction.
         lower_case: Whether replies are read in lower case.
         refuses_chinese: Whether a reply with Chinese characters is not valid.
     """
@@ -58,7 +58,7 @@ WORDINGS: Mapping[str, Wording] = MappingProxyType(
         ),
         "verl-agent": Wording(
             PROFILES["verl-agent"],
-            template="Current observation: {page}\nAdmissible actions: {actions}.",
+            template="Your task is to: {task}.\nCurrent observation: {page}\nAdmissible actions: {actions}.",
             penalty=-0.1,
             pays="perfect",
             perfect=10.0,

@@ -113,16 +113,16 @@ def test_pages_and_what_can_be_clicked() -> None:
 
 def test_options_are_kept_until_the_results_are_seen_again() -> None:
     environment = WebShopEnv(observation="text_rich")
-    (results,) = visit(environment, "search[yoga pants]")
+    (results,) = visit(environment, "search[yoga pants size color]")
     shown = results[4]["available_actions"][2:]
-    pages = {opened: visit(environment, "search[yoga pants]", opened)[1] for opened in shown}
+    pages = {opened: visit(environment, "search[yoga pants size color]", opened)[1] for opened in shown}
     opened, page = next(
         (opened, page) for opened, page in pages.items() if "\nsize\n" in page[0] and "\ncolor\n" in page[0]
     )
     size, colour = page[4]["available_actions"][6], page[4]["available_actions"][-1]
     steps = visit(
         environment,
-        "search[yoga pants]",
+        "search[yoga pants size color]",
         opened,
         size,
         colour,
@@ -211,6 +211,18 @@ def test_where_a_search_is_possible(profile: str) -> None:
     first, second = visit(environment, "search[tea]", "search[lamp]")
     assert first[4]["action_is_valid"]
     assert second[4]["action_is_valid"] == (profile in ("native", "gem"))
+
+
+def test_verl_agent_quotes_the_page_behind_the_task() -> None:
+    environment = WebShopEnv(profile="verl-agent")
+    text, _ = environment.reset(seed=1)
+    plain, _ = WebShopEnv().reset(seed=1)
+    task = plain.split(" [SEP] ")[2]
+    assert text == (
+        f"Your task is to: {task}.\nCurrent observation: 'Search'\nAdmissible actions: search[KEYWORDS]."
+    )
+    (results,) = visit(environment, "search[tea]")
+    assert "Current observation: 'Back to Search' [SEP] 'Page 1 (Total results: 50)' [SEP] " in results[0]
 
 
 def test_ragen_hides_a_lonely_next() -> None:
