@@ -1,7 +1,7 @@
 """Pages in a few words, with a short code for everything that can be done: for policies with little context.
 
-Nothing is shown but what the pages say: what is asked for, prices, options, and which words of the request a product's
-texts lack.
+Nothing is shown but what the pages say: what is asked for, prices, options with those that the request names, and which
+words of the request a product's texts lack.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ _BUTTONS = {BACK: "b", NEXT: "n", PREVIOUS: "p", BUY: "$", **{page: page[0] for 
 RULES = (
     "You are in a web shop and buy what is asked for. The first line says what. Type s to search for it. Results are "
     "numbered: each line has a price (! if it is too high) and what of the request is missing after a minus. "
-    "Type a number to open a product or to choose an option (* marks what is chosen), n and p for the next and the "
-    "previous page, b to go back to the start, $ to buy."
+    "Type a number to open a product or to choose an option (+ marks what the request names, * what is chosen), n and "
+    "p for the next and the previous page, b to go back to the start, $ to buy."
 )
 
 
@@ -96,12 +96,19 @@ def _price(shop: Shop, product: Product) -> str:
 
 def _options(shop: Shop) -> list[str]:
     numbers = {action.argument: code for code, action in codes(shop).items() if code.isdigit()}
+    named = {stem for _, stem in _request(shop.catalogue, instruction_query(shop))}
     lines = []
     for name, values in shop.product.options.items():
-        shown = [
-            f" {numbers[value]}{'*' if shop.options.get(name) == value else ''} {value[:_LONGEST_VALUE]}"
-            for value in values
-            if value in numbers
-        ]
+        shown = []
+        for value in values:
+            if value in numbers:
+                mark = (
+                    "*"
+                    if shop.options.get(name) == value
+                    else "+"
+                    if named.issuperset(words_of(value))
+                    else ""
+                )
+                shown.append(f" {mark}{numbers[value]} {value[:_LONGEST_VALUE]}")
         lines.append(f"{name[:_LONGEST_VALUE]}{''.join(shown)}")
     return lines

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from envs.webshop.goals import NO_LIMIT
 from envs.webshop.products import Product
-from envs.webshop.reward import count_options, score_purchase
+from envs.webshop.reward import count_attributes, count_options, score_purchase
 from envs.webshop.shop import BACK, BUY, MOST_RESULTS, NEXT, PER_PAGE, PREVIOUS, SEARCH, Action, Shop
 
 
@@ -78,12 +78,18 @@ class Expert:
     def _choices(self, number: int) -> Mapping[str, str] | None:
         """Return the options to choose for the full reward; None where a product cannot bring it."""
         if number not in self._fits:
-            product = self._shop.catalogue.product(number)
-            chosen = self._choose(product)
-            price = self._shop.catalogue.price(number)
-            score = score_purchase(product, self._shop.goal, price, chosen, self._shop.nouns)
-            self._fits[number] = chosen if score.total == 1.0 else None
+            self._fits[number] = self._fitting(number)
         return self._fits[number]
+
+    def _fitting(self, number: int) -> Mapping[str, str] | None:
+        goal, product = self._shop.goal, self._shop.catalogue.product(number)
+        price = self._shop.catalogue.price(number)
+        # Most products fail by what is quickly told.
+        if price > goal.price_upper or count_attributes(product, goal.attributes) < len(goal.attributes):
+            return None
+        chosen = self._choose(product)
+        score = score_purchase(product, goal, price, chosen, self._shop.nouns)
+        return chosen if score.total == 1.0 else None
 
     def _choose(self, product: Product) -> dict[str, str]:
         goal = self._shop.goal

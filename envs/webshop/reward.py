@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from rapidfuzz import fuzz
@@ -144,9 +145,9 @@ def _alike(first: str, second: str) -> bool:
     # Texts of nothing but signs have no words, and still equal themselves.
     if first == second:
         return True
-    ratio = fuzz.token_set_ratio(default_process(_ascii(first)), default_process(_ascii(second)))
-    return round(ratio) > _ALIKE
+    return round(fuzz.token_set_ratio(_plain(first), _plain(second))) > _ALIKE
 
 
-def _ascii(text: str) -> str:
-    return text.encode("ascii", "ignore").decode()
+@lru_cache(maxsize=2**14)
+def _plain(text: str) -> str:
+    return default_process(text.encode("ascii", "ignore").decode())

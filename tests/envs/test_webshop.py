@@ -250,6 +250,24 @@ def test_compact_pages_are_short_and_codes_work() -> None:
         WebShopEnv(profile="compact", observation="text")
 
 
+def test_what_compact_marks() -> None:
+    environment = WebShopEnv(profile="compact")
+    for seed in range(40):
+        steps = play_expert(environment, seed)
+        before, after = steps[-3][0], steps[-2][0]
+        chosen = steps[-2][4]["state"]["options"]
+        assert after.count("*") == len(chosen)
+        if chosen:
+            code = steps[-3][4]["expert_action"]
+            assert f" +{code} " in before
+            assert f" *{code} " in after
+        results = next(step for step in steps if step[4]["state"]["page"] == "search_results")
+        place = int(results[4]["expert_action"]) if results[4]["expert_action"].isdigit() else None
+        if place is not None:
+            line = results[0].splitlines()[2 + place]
+            assert "!" not in line
+
+
 def test_an_episode_is_cut_at_its_limit() -> None:
     environment = WebShopEnv(max_episode_steps=3)
     steps = visit(environment, "search[tea]", "nonsense", "click[next >]")
