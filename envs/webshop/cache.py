@@ -64,6 +64,8 @@ def _kept(source: CatalogueSource, folder: Path) -> Path:
         unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
         try:
             build_catalogue(source, unfinished)
+            # Whoever prepared it, everybody may read it.
+            unfinished.chmod(0o755)
             unfinished.rename(folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)

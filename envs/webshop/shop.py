@@ -172,7 +172,8 @@ class Shop:
     def _click(self, text: str, clickable: Clickable) -> None:
         # A button's text decides before anything else of the same text.
         if text == BUY:
-            price = self.catalogue.price(self.item) if self.item is not None else 0.0
+            assert self.item is not None, "only a product's page has this button"
+            price = self.catalogue.price(self.item)
             self.score = score_purchase(self.product, self.goal, price, self.options, self.nouns)
             self.page = "done"
         elif text == BACK:
@@ -188,12 +189,8 @@ class Shop:
         elif self.page == "item_page" and text in self.sub_pages():
             self.page, self.sub_page = "item_sub_page", text
         elif clickable.kind == "product":
-            self.item = self.catalogue.number(text.upper())
-            if self.item is None:
-                # Ids are upper case in the real data; nothing says that they must be.
-                self.item = next(
-                    number for number in self.shown if self.catalogue.product(number).asin.lower() == text
-                )
+            asins = (self.catalogue.product(number).asin.lower() for number in self.shown)
+            self.item = self.shown[list(asins).index(text)]
             self.visited.add(self.item)
             self.page = "item_page"
         else:
