@@ -5,6 +5,7 @@ from envs.spec import EnvironmentSpec
 _BUILTIN = (
     EnvironmentSpec("FrozenLake-v0", "envs.frozen_lake:FrozenLakeEnv", 100),
     EnvironmentSpec("Sokoban-v0", "envs.sokoban.environment:SokobanEnv", 120),
+    EnvironmentSpec("WebShop-v0", "envs.webshop.environment:WebShopEnv", 15),
     EnvironmentSpec("Arithmetic-v0", "envs.verifiers.arithmetic:ArithmeticEnv", 1),
     EnvironmentSpec("Code-v0", "envs.code.debugging:CodeEnv", 4),
     EnvironmentSpec("PythonRepl-v0", "envs.code.python_repl:PythonReplEnv", 10),

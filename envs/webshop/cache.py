@@ -1,0 +1,79 @@
+"""Catalogues are built once on a machine and kept; whoever needs one waits for who builds it."""
+
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+from envs.webshop.catalogue import LOAD_SEED, Catalogue, build_catalogue
+from envs.webshop.sources import CatalogueError, CatalogueSource, GeneratedSource, find_files, fingerprint
+
+_log = logging.getLogger(__name__)
+
+
+def open_catalogue(
+    data_dir: str | None = None, num_products: int | None = None, cache_dir: str | None = None
+) -> Catalogue:
+    """Open a catalogue; it is built first if that was never done. A process opens each one once.
+
+    Args:
+        data_dir: Directory with WebShop's files; None for the catalogue that ships with the project.
+        num_products: Products to read of those files.
+        cache_dir: Where catalogues are kept.
+
+    Raises:
+        CatalogueError: The files cannot be used, or nothing can be kept in `cache_dir`.
+    """
+    source: CatalogueSource = (
+        GeneratedSource() if data_dir is None else find_files(Path(data_dir), num_products)
+    )
+    key = fingerprint(source, LOAD_SEED)
+    folder = Path(cache_dir) if cache_dir is not None else default_cache()
+    try:
+        return _opened(_kept(source, folder / f"webshop-{key}"))
+    except OSError as error:
+        raise CatalogueError(
+            f"no catalogue can be kept in {folder} ({error.strerror}): set the operator kwarg cache_dir, or "
+            "XDG_CACHE_HOME, to a directory that can be written"
+        ) from error
+
+
+def default_cache() -> Path:
+    """Return where catalogues are kept unless the operator says otherwise."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollgym"
+
+
+@lru_cache(maxsize=4)
+def _opened(folder: Path) -> Catalogue:
+    return Catalogue(folder)
+
+
+def _kept(source: CatalogueSource, folder: Path) -> Path:
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(folder.with_suffix(".lock")):
+        if folder.is_dir():
+            return folder
+        _log.info("building the catalogue %s", folder)
+        unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+        try:
+            build_catalogue(source, unfinished)
+            # Whoever prepared it, everybody may read it.
+            unfinished.chmod(0o755)
+            unfinished.rename(folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

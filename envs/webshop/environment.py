@@ -1,0 +1,343 @@
+"""WebShop-v0: buy what a customer asks for in a simulated web shop."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar, get_args
+
+import gymnasium
+
+from clients.protocol.spaces import UnicodeText
+from envs.profiles import reply_format, said_actions
+from envs.splits import Split, checked_split
+from envs.webshop.cache import open_catalogue
+from envs.webshop.catalogue import GoalKind
+from envs.webshop.compact import RULES, as_compact_text, codes
+from envs.webshop.expert import Expert, instruction_query
+from envs.webshop.goals import Goal
+from envs.webshop.nouns import noun_extractor
+from envs.webshop.rendering import as_html, as_quoted_text, as_rich_text, as_text, page_parts
+from envs.webshop.shop import BACK, NEXT, Action, Shop, parse_action
+from envs.webshop.wordings import WORDINGS, wording_named
+
+OBSERVATIONS = ("text", "text_rich", "html")
+_CHINESE = re.compile(r"[\u4e00-\u9fff]")
+_TEST_GOALS, _VALID_GOALS, _PART_AT_MOST = 500, 1000, 5
+_RULES = (
+    "You are shopping in a web shop. Find a product that fits the instruction, choose the options that it asks for, "
+    "and buy it: the better the purchase fits, in kind, attributes, options and price, the higher the reward. "
+    "search[KEYWORDS] searches from the start page; click[TEXT] presses a button, opens a product by its id, or "
+    "chooses an option. click[buy now] buys and ends the visit."
+)
+
+
+class WebShopEnv(gymnasium.Env[str, str]):
+    """A web shop with a customer's request.
+
+    Args:
+        goals: Requests in customers' own words ("human"), or generated from products ("synthetic").
+        split: Only goals of this split; None for any.
+        sampling: "uniform", or "weighted": goals with rare attributes more often.
+        observation: "text", "text_rich" or "html"; "text" if None. Not with the profile "compact", which has its own.
+        show_attributes: Whether products have a page with their attributes.
+        max_episode_steps: Steps after which the episode is truncated.
+        profile: How pages are shown, replies are read and purchases are paid.
+        format_penalty: Added to the reward of an action that is not possible; the profile's own if None.
+        data_dir: A directory with WebShop's files; None for the made-up catalogue.
+        num_products: Products to read from them; all if None.
+        cache_dir: Where catalogues are kept once they are built.
+        noun_tagger: What finds the nouns of titles: "heuristic", or "spacy" as WebShop does.
+        render_mode: "ansi".
+
+    Raises:
+        ValueError: If an argument makes no sense, or the files cannot be used.
+    """
+
+    metadata: dict[str, Any] = {
+        "render_modes": ["ansi"],
+        "render_fps": 1,
+        "kind": "episodic",
+        "deterministic": True,
+        "forkable": True,
+        "expert": True,
+        "metrics": {"steps": "last", "invalid_replies": "last", "score": "last"},
+        "version": "0",
+        "description": "Search a web shop, choose options and buy what a customer asks for.",
+        "max_episode_steps": 15,
+    }
+    kwargs_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "goals": {"enum": ["human", "synthetic"]},
+            "split": {"enum": ["train", "valid", "test", None]},
+            "sampling": {"enum": ["uniform", "weighted"]},
+            "observation": {"enum": [*OBSERVATIONS, None]},
+            "show_attributes": {"type": "boolean"},
+            "max_episode_steps": {"type": "integer", "minimum": 1},
+            "profile": {"enum": list(WORDINGS)},
+            "format_penalty": {"type": ["number", "null"]},
+            "render_mode": {"enum": ["ansi", None]},
+        },
+    }
+    operator_kwargs: ClassVar[frozenset[str]] = frozenset(
+        {"data_dir", "num_products", "cache_dir", "noun_tagger"}
+    )
+
+    def __init__(
+        self,
+        *,
+        goals: GoalKind = "human",
+        split: str | None = "train",
+        sampling: str = "uniform",
+        observation: str | None = None,
+        show_attributes: bool = False,
+        max_episode_steps: int = 15,
+        profile: str = "native",
+        format_penalty: float | None = None,
+        data_dir: str | None = None,
+        num_products: int | None = None,
+        cache_dir: str | None = None,
+        noun_tagger: str = "heuristic",
+        render_mode: str | None = None,
+    ) -> None:
+        if goals not in get_args(GoalKind):
+            raise ValueError(f"goals must be 'human' or 'synthetic', not {goals!r}")
+        if sampling not in ("uniform", "weighted"):
+            raise ValueError(f"sampling must be 'uniform' or 'weighted', not {sampling!r}")
+        if observation is not None and observation not in OBSERVATIONS:
+            raise ValueError(
+                f"observation must be one of {', '.join(OBSERVATIONS)} or None, not {observation!r}"
+            )
+        if observation is not None and profile == "compact":
+            raise ValueError("the profile 'compact' has its own observation: leave observation out")
+        if max_episode_steps < 1:
+            raise ValueError(f"max_episode_steps must be at least 1, not {max_episode_steps}")
+        if num_products is not None and (num_products < 1 or data_dir is None):
+            raise ValueError("num_products must be at least 1, and is for the files of data_dir only")
+        if render_mode not in (None, "ansi"):
+            raise ValueError(f"render_mode must be 'ansi' or None, not {render_mode!r}")
+        self.action_space = UnicodeText()
+        self.observation_space = UnicodeText()
+        self.render_mode = render_mode
+        self.wording = wording_named(profile)
+        self._compact = profile == "compact"
+        self._observation_mode = observation or "text"
+        self._penalty = self.wording.penalty if format_penalty is None else float(format_penalty)
+        self._limit = max_episode_steps
+        self._split = checked_split(split)
+        self._by_weight = sampling == "weighted"
+        self._show_attributes = show_attributes
+        self._nouns = noun_extractor(noun_tagger)
+        self._noun_tagger = noun_tagger
+        self._catalogue = open_catalogue(data_dir, num_products, cache_dir)
+        self._goals = self._catalogue.goals(goals)
+        if not len(self._goals):
+            other = "synthetic" if goals == "human" else "human"
+            raise ValueError(f"the catalogue has no {goals} goals; try goals={other!r}")
+        self._goal_index = 0
+        self._shop = self._visit(0)
+        self._expert: Expert | None = None
+        self._steps = self._invalid = 0
+        self._last = ""
+
+    # -- Gymnasium -------------------------------------------------------------------------------------------------
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Begin a visit. Options are `goal_index`, `split` and `expert`."""
+        super().reset(seed=seed)
+        options = options or {}
+        index = options.get("goal_index")
+        if index is None:
+            among = goal_range(len(self._goals), checked_split(options.get("split", self._split)))
+            index = self._goals.draw(self.np_random, among, by_weight=self._by_weight)
+        elif not isinstance(index, int) or not 0 <= index < len(self._goals):
+            raise ValueError(
+                f"goal_index must be a whole number from 0 to {len(self._goals) - 1}, not {index!r}"
+            )
+        self._goal_index = index
+        self._shop = self._visit(index)
+        anywhere = self.wording.search_anywhere
+        self._expert = Expert(self._shop, search_anywhere=anywhere) if options.get("expert", False) else None
+        self._steps = self._invalid = 0
+        self._last = ""
+        info = self._info(valid=True, penalty=0.0)
+        info["instruction"] = self._instruction()
+        return self._observation(), info
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Search or click, if the reply names something that is possible here."""
+        self._steps += 1
+        # A fork may have been given another generator since the visit began.
+        self._shop.generator = self.np_random
+        said = self._read(action)
+        valid = said is not None and self._possible(said) and self._shop.act(said)
+        self._last = action if valid else ""
+        self._invalid += not valid
+        penalty = 0.0 if valid else self._penalty
+        info = self._info(valid=valid, penalty=penalty)
+        terminated = self._shop.score is not None
+        truncated = not terminated and self._steps >= self._limit
+        text = self._observation()
+        if not valid:
+            text = f"{self._why_not(said)}\n{text}"
+        return text, self._pay() + penalty, terminated, truncated, info
+
+    def render(self) -> Any:
+        """Return the page as text, if the render mode is "ansi"."""
+        if self.render_mode != "ansi":
+            return None
+        title = f"  ({self._last})" if self._last else ""
+        return f"{title}\n{as_rich_text(page_parts(self._shop))}"
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def _read(self, reply: str) -> Action | None:
+        if self.wording.refuses_chinese and _CHINESE.search(reply):
+            return None
+        texts = said_actions(reply, self.wording.reading)
+        if not texts:
+            return None
+        text = texts[0].strip()
+        if self._compact and (known := codes(self._shop).get(text)) is not None:
+            return known
+        return parse_action(text.lower() if self.wording.lower_case else text)
+
+    def _possible(self, action: Action) -> bool:
+        if action.name == "search":
+            return self.wording.search_anywhere or self._shop.page == "index"
+        return action.argument in self._clickables()
+
+    def _clickables(self) -> list[str]:
+        names = list(self._shop.clickables())
+        if self.wording.hides_lonely_next and names == [BACK, NEXT]:
+            return [BACK]
+        return names
+
+    def _why_not(self, said: Action | None) -> str:
+        if said is None:
+            return f"{self.wording.reading.invalid_note} Say one action, such as {self._listed()[0]}."
+        if said.name == "search":
+            return f"{self.wording.reading.invalid_note} There is no search bar here: click[{BACK}] first."
+        possible = ", ".join(self._listed())
+        return f"{self.wording.reading.invalid_note} {said.name}[{said.argument}] is not possible here, but {possible}."
+
+    # -- showing ---------------------------------------------------------------------------------------------------
+
+    def _listed(self) -> list[str]:
+        """Return what can be done here, as actions that work; the search is for what the customer says."""
+        if self._compact:
+            return list(codes(self._shop)) or ["-"]
+        if self._shop.page == "index":
+            return [f"search[{instruction_query(self._shop) or 'KEYWORDS'}]"]
+        return [f"click[{name}]" for name in self._clickables()]
+
+    def _observation(self) -> str:
+        if self._compact:
+            return as_compact_text(self._shop)
+        parts = page_parts(self._shop)
+        if self._observation_mode == "html":
+            page = as_html(parts, "WebShop")
+        elif self._observation_mode == "text_rich":
+            page = as_rich_text(parts)
+        elif self.wording.quoted:
+            page = as_quoted_text(parts, self._shop.goal.instruction)
+        else:
+            page = as_text(parts)
+        if self.wording.template == "{page}":
+            return page
+        actions = ["search[KEYWORDS]"] if self._shop.page == "index" else self._listed()
+        left = max(0, self._limit - self._steps)
+        return self.wording.template.format(
+            page=page, task=self._shop.goal.instruction, actions=", ".join(actions), left=left
+        )
+
+    def _instruction(self) -> str:
+        if self._compact:
+            return RULES
+        return f"{_RULES} {reply_format(self.wording.reading, 'search[KEYWORDS], click[TEXT]', 'search[red shoes]')}"
+
+    def _pay(self) -> float:
+        if self._shop.score is None:
+            return 0.0
+        if self.wording.pays == "score":
+            return self._shop.score.total
+        return self.wording.perfect if self._shop.score.total == 1.0 else 0.0
+
+    def _info(self, *, valid: bool, penalty: float) -> dict[str, Any]:
+        shop = self._shop
+        score = shop.score.total if shop.score is not None else 0.0
+        opened = shop.product.asin if shop.item is not None else None
+        info: dict[str, Any] = {
+            "success": score == 1.0,
+            "action_is_valid": valid,
+            "format_penalty": penalty,
+            "env_reward": score,
+            "available_actions": self._listed() if shop.score is None else [],
+            "metrics": {"steps": self._steps, "invalid_replies": self._invalid, "score": score},
+            "anchor": f"{shop.url} {sorted(shop.visited)}",
+            "state": {
+                "page": shop.page,
+                "goal_index": self._goal_index,
+                "keywords": list(shop.keywords or ()),
+                "results_page": shop.results_page,
+                "asin": opened,
+                "options": dict(shop.options),
+            },
+        }
+        if shop.score is not None:
+            info["score"] = shop.score.describe() | {"noun_tagger": self._noun_tagger}
+            info["goal"] = _plain_goal(shop.goal)
+        elif self._expert is not None:
+            info["expert_action"] = self._expert_reply(self._expert.act())
+        return info
+
+    def _expert_reply(self, action: Action) -> str:
+        if self._compact:
+            for code, known in codes(self._shop).items():
+                if known == action:
+                    return code
+        return f"{action.name}[{action.argument}]"
+
+    def _visit(self, index: int) -> Shop:
+        return Shop(
+            self._catalogue,
+            self._goals[index],
+            self._catalogue.index.search,
+            self._nouns,
+            self.np_random,
+            self._show_attributes,
+        )
+
+
+def goal_range(count: int, split: Split | None) -> range:
+    """Return the goals of a split: the first are for tests, then for validation, the rest for training.
+
+    Of WebShop's 12,087 human goals these are its published splits: 500, 1,000 and 10,587. Smaller sets give at most a
+    fifth to each of the first two.
+
+    Raises:
+        ValueError: There are too few goals for splits.
+    """
+    test = min(_TEST_GOALS, count // _PART_AT_MOST)
+    valid = min(_VALID_GOALS, count // _PART_AT_MOST)
+    bounds = {
+        None: range(count),
+        "test": range(test),
+        "valid": range(test, test + valid),
+        "train": range(test + valid, count),
+    }
+    if not bounds[split]:
+        raise ValueError(f"{count} goals are too few for a split {split!r}: use split None")
+    return bounds[split]
+
+
+def _plain_goal(goal: Goal) -> dict[str, Any]:
+    options = dict(goal.options) if isinstance(goal.options, Mapping) else list(goal.options)
+    return {
+        "asin": goal.asin,
+        "attributes": list(goal.attributes),
+        "options": options,
+        "price_upper": goal.price_upper,
+    }
