@@ -6,6 +6,11 @@ _BUILTIN = (
     EnvironmentSpec("FrozenLake-v0", "envs.frozen_lake:FrozenLakeEnv", 100),
     EnvironmentSpec("Sokoban-v0", "envs.sokoban.environment:SokobanEnv", 120),
     EnvironmentSpec("Arithmetic-v0", "envs.verifiers.arithmetic:ArithmeticEnv", 1),
+    EnvironmentSpec("Math-v0", "envs.verifiers.mathematics:MathEnv", 1),
+    EnvironmentSpec("MultipleChoice-v0", "envs.verifiers.multiple_choice:MultipleChoiceEnv", 1),
+    EnvironmentSpec("QA-v0", "envs.verifiers.question_answering:QuestionAnsweringEnv", 1),
+    EnvironmentSpec("ReasoningGym-v0", "envs.verifiers.reasoning_gym:ReasoningGymEnv", 1),
+    EnvironmentSpec("Composite-v0", "envs.verifiers.composite:CompositeEnv", 1),
 )
 
 
