@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import jsonschema
+
 from envs.verifiers.base import Outcome, Verdict, VerifierEnv
 
 _FULL = 1.0 - 1e-9
@@ -37,6 +39,7 @@ class CompositeEnv(VerifierEnv):
         parts: Each has a `verifier` (a built-in id), and may have `kwargs` of it, a `weight` (1 without; 0 for a gate),
             a `gate` (the least score it must give, or nothing is paid) and `task` (fields that every task has for it).
             Gates are asked first, in their order, and the first that is not passed decides.
+        operator_parts: In place of `parts`, of an operator: only here may `kwargs` be those that operators set.
         tasks: Which part draws and shows the tasks, by its place; the first that is no gate without.
         render_mode: "ansi".
 
@@ -74,16 +77,19 @@ class CompositeEnv(VerifierEnv):
             "render_mode": {"enum": ["ansi", None]},
         },
     }
+    operator_kwargs: ClassVar[frozenset[str]] = frozenset({"operator_parts"})
 
     def __init__(
         self,
         *,
         parts: Sequence[Mapping[str, Any]] = _DEFAULT,
+        operator_parts: Sequence[Mapping[str, Any]] | None = None,
         tasks: int | None = None,
         render_mode: str | None = None,
     ) -> None:
         super().__init__(render_mode=render_mode)
-        self._parts = tuple(_part(each) for each in parts)
+        trusted = operator_parts is not None
+        self._parts = tuple(_part(each, trusted) for each in operator_parts or parts)
         self._weight = sum(part.weight for part in self._parts)
         if not self._weight > 0:
             raise ValueError("parts needs at least one with a weight above 0: gates alone pay nothing")
@@ -150,7 +156,7 @@ class CompositeEnv(VerifierEnv):
             part.verifier.close()
 
 
-def _part(given: Mapping[str, Any]) -> _Part:
+def _part(given: Mapping[str, Any], trusted: bool) -> _Part:
     unknown = set(given) - {"verifier", "kwargs", "weight", "gate", "task"}
     if unknown or "verifier" not in given:
         raise ValueError(
@@ -162,14 +168,14 @@ def _part(given: Mapping[str, Any]) -> _Part:
         raise ValueError(f"the weight of {given['verifier']} must not be negative, and its gate be in (0, 1]")
     return _Part(
         given["verifier"],
-        _verifier(given["verifier"], given.get("kwargs", {})),
+        _verifier(given["verifier"], given.get("kwargs", {}), trusted),
         weight,
         gate,
         given.get("task", {}),
     )
 
 
-def _verifier(name: str, kwargs: Mapping[str, Any]) -> VerifierEnv:
+def _verifier(name: str, kwargs: Mapping[str, Any], trusted: bool) -> VerifierEnv:
     # The registry lists this module, too, by its name.
     from envs.registry import builtin_environments
 
@@ -179,5 +185,20 @@ def _verifier(name: str, kwargs: Mapping[str, Any]) -> VerifierEnv:
     if not (isinstance(verifier, type) and issubclass(verifier, VerifierEnv)):
         known = ", ".join(builtin_environments())
         raise ValueError(f"{name!r} is no built-in verifier; the built-in environments are {known}")
+    if not trusted:
+        _check_kwargs(name, verifier, kwargs)
     found: VerifierEnv = verifier(**kwargs)
     return found
+
+
+def _check_kwargs(name: str, verifier: type[VerifierEnv], kwargs: Mapping[str, Any]) -> None:
+    """Refuse what a client could not set of the verifier itself."""
+    reserved = set(getattr(verifier, "operator_kwargs", ())) & set(kwargs)
+    if reserved:
+        raise ValueError(
+            f"{', '.join(sorted(reserved))} of {name} is for operators: name it in operator_parts"
+        )
+    try:
+        jsonschema.validate(dict(kwargs), getattr(verifier, "kwargs_schema", {"maxProperties": 0}))
+    except jsonschema.ValidationError as error:
+        raise ValueError(f"kwargs of {name}: {error.message}") from error

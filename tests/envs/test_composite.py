@@ -48,6 +48,12 @@ def test_a_fault_of_a_part_is_no_score():
     assert verdict.detail.startswith("Math-v0: needs_math_verify")
 
 
+def test_an_operator_may_set_what_clients_may_not():
+    composite = CompositeEnv(operator_parts=[{"verifier": "Math-v0", "kwargs": {"processes": 2}}])
+    assert composite.score("5", TASK).outcome == "correct"
+    composite.close()
+
+
 def test_tasks_come_from_the_part_that_is_named():
     composite = CompositeEnv(parts=[{"verifier": "QA-v0"}, {"verifier": "MultipleChoice-v0"}], tasks=1)
     check_env(composite)
@@ -67,7 +73,11 @@ def test_tasks_come_from_the_part_that_is_named():
         ({"parts": [{"verifier": "QA-v0", "wait": 1}]}, "a part has a 'verifier'"),
         ({"parts": [{"verifier": "QA-v0", "weight": -1}]}, "must not be negative"),
         ({"parts": [{"verifier": "QA-v0", "gate": 1}]}, "gates alone pay nothing"),
-        ({"parts": [{"verifier": "QA-v0", "kwargs": {"metric": "x"}}]}, "metric must be one of"),
+        ({"parts": [{"verifier": "QA-v0", "kwargs": {"metric": "x"}}]}, "kwargs of QA-v0: 'x' is not one of"),
+        (
+            {"parts": [{"verifier": "Math-v0", "kwargs": {"processes": 9}}]},
+            "processes of Math-v0 is for operators",
+        ),
         ({"tasks": 3}, "tasks must be the place of a part"),
     ],
 )
