@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Literal
 
 from envs.verifiers.exact import NotExact, Value, approximate, decimals, rational, read_value
@@ -21,6 +22,7 @@ Reason = Literal[
     "undecided",
 ]
 _LONGEST = 2000
+_KEPT = 1024
 _CONSTANTS = frozenset({"e", "i", "inf", "infinity", "infty"})
 # "1,22" is one number where commas are decimal signs, and two elsewhere.
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
@@ -72,7 +74,7 @@ def compare(gold: str, answer: str, *, rounding: int = 6, percent_asked: bool | 
         return UNDECIDED
     if gold == answer and answer.isdigit():
         return Comparison(True, "equal_numbers")
-    return _compare(_read(gold), _read(answer), rounding, percent_asked)
+    return _compare(_read_reference(gold), _read(answer), rounding, percent_asked)
 
 
 def _compare(gold: _Answer, answer: _Answer, rounding: int, percent_asked: bool | None) -> Comparison:
@@ -191,6 +193,13 @@ def _compare_parts(gold: _Answer, answer: _Answer, rounding: int) -> Comparison:
 
 
 def _read(answer: str) -> _Answer:
+    places = decimals(answer)
+    if places is not None:
+        # Most answers: there is nothing to take away from a plain number.
+        try:
+            return _Answer(answer, False, value=read_value(answer), places=places)
+        except NotExact:
+            pass
     form = plain(answer)
     text = form.text
     try:
@@ -206,6 +215,10 @@ def _read(answer: str) -> _Answer:
         read = tuple(_read(part) for part in parts)
         return _Answer(text, form.percent, parts=read, brackets=brackets)
     return _Answer(text, form.percent)
+
+
+# A reference is compared with the responses of a whole group, and again in later passes.
+_read_reference = lru_cache(maxsize=_KEPT)(_read)
 
 
 def _unbracketed(text: str) -> tuple[str, str]:
