@@ -2,15 +2,15 @@
 
     ROLLGYM_DATA=.../data python benchmarks/verifiers/run.py [--rounds 3] [--out benchmarks/results/verifiers.json]
 
-Every figure is items over CPU seconds: for what works in a process of its own, that of this process and of that one
-together. The recorded solutions and Math-Verify's test suite are read where ROLLGYM_DATA says (or from ../shared/data),
-and left out where they are absent; the other items are generated.
+Every figure is items over CPU seconds, the best of the rounds (others may use the machine): for what works in a process
+of its own, that of this process and of that one together. What is fast is scored in more rounds. The recorded
+solutions and Math-Verify's test suite are read where ROLLGYM_DATA says (or from ../shared/data), and left out where they
+are absent; the other items are generated.
 """
 
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import time
 from collections import Counter
@@ -27,6 +27,7 @@ from envs.verifiers.reasoning_gym import ReasoningGymEnv
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = ("match_types", "boxed_match_priority", "float_rounding", "strict", "allow_set_relation_comp")
+_MOST_ROUNDS, _FAST_S = 30, 2.0
 Item = tuple[str, dict[str, Any]]
 THOUGHTS = "<think>" + "First I look at the numbers, then at what is asked. " * 10 + "</think>"
 
@@ -67,7 +68,8 @@ def measure(
         judge(response, task)
     rates, slowest = [], []
     outcomes: Counter[str] = Counter()
-    for _ in range(rounds):
+    begun_all = time.process_time()
+    while len(rates) < rounds or (len(rates) < _MOST_ROUNDS and time.process_time() - begun_all < _FAST_S):
         before = time.process_time() + child_cpu_s(pids())
         outcomes.clear()
         times = []
@@ -80,8 +82,8 @@ def measure(
         slowest.append(sorted(times)[int(0.99 * (len(times) - 1))])
     return {
         "items": len(items),
-        "verdicts_per_cpu_s": round(statistics.median(rates)),
-        "p99_ms": round(1e3 * statistics.median(slowest), 3),
+        "verdicts_per_cpu_s": round(max(rates)),
+        "p99_ms": round(1e3 * min(slowest), 3),
         "outcomes": dict(sorted(outcomes.items())),
     }
 

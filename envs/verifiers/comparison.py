@@ -193,14 +193,11 @@ def _compare_parts(gold: _Answer, answer: _Answer, rounding: int) -> Comparison:
 
 
 def _read(answer: str) -> _Answer:
-    places = decimals(answer)
-    if places is not None:
-        # Most answers: there is nothing to take away from a plain number.
-        try:
-            return _Answer(answer, False, value=read_value(answer), places=places)
-        except NotExact:
-            pass
-    form = plain(answer)
+    try:
+        # Most answers: there is nothing to take away from them.
+        return _Answer(answer, False, value=read_value(answer), places=decimals(answer))
+    except NotExact:
+        form = plain(answer)
     text = form.text
     try:
         return _Answer(text, form.percent, value=read_value(text), places=decimals(text))

@@ -21,10 +21,13 @@ _LARGEST_RESULT = 10**400
 _DEEPEST = 20
 
 _PLAIN = re.compile(r"([-+]?)(?:([1-9]\d{0,2}(?:,\d{3})+|\d+)(\.\d*)?|(\.\d+))")
+# The commonest forms after plain numbers.
+_QUOTIENT = re.compile(r"([-+]?)(?:(\d{1,18})/(\d{1,18})|\\[dt]?frac\{(\d{1,18})\}\{(\d{1,18})\})")
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>[1-9]\d{0,2}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
     r"|(?P<name>\\[a-zA-Z]+|pi\b|sqrt\b|π|√)|(?P<sign>[-+*/^(){}\[\]]))"
 )
+_RATIONAL = {(1, 0)}
 _PRODUCT_SIGNS = {"\\cdot": "*", "\\times": "*", "\\ast": "*", "\\div": "/"}
 _FRACTIONS = frozenset({"\\frac", "\\dfrac", "\\tfrac", "\\cfrac"})
 
@@ -70,6 +73,10 @@ def read_value(text: str) -> Value:
     match = _PLAIN.fullmatch(text)
     if match is not None:
         return _plain_value(match)
+    match = _QUOTIENT.fullmatch(text)
+    if match is not None and int(match[3] or match[5]):
+        number = Fraction(int(match[2] or match[4]), int(match[3] or match[5]))
+        return _of(-number if match[1] == "-" else number)
     if len(text) > _LONGEST:
         raise NotExact("it is too long")
     if "," in text and any(bracket in text for bracket in "([{"):
@@ -82,9 +89,11 @@ def _plain_value(match: re.Match[str]) -> Value:
     sign, whole, fraction, bare = match.groups()
     if len(match[0]) > _MOST_DIGITS:
         raise NotExact("it has too many digits")
-    digits = f"{whole.replace(',', '') if whole else '0'}{fraction or bare or ''}"
-    number = Fraction(digits.rstrip(".") or "0")
-    return _of(-number if sign == "-" else number)
+    digits, places = whole or "", (fraction or bare or ".")[1:]
+    if "," in digits:
+        digits = digits.replace(",", "")
+    number = int(digits + places or "0")
+    return _of(Fraction(-number if sign == "-" else number, 10 ** len(places)))
 
 
 def _of(number: Fraction) -> Value:
@@ -286,6 +295,8 @@ def _scale(value: Value, factor: Fraction) -> Value:
 
 
 def _multiply(one: Value, other: Value) -> Value:
+    if one.keys() == other.keys() == _RATIONAL:
+        return _bounded({(1, 0): one[1, 0] * other[1, 0]})
     terms: Value = {}
     for (root, power), coefficient in one.items():
         for (other_root, other_power), factor in other.items():

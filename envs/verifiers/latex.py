@@ -96,9 +96,12 @@ def _trimmed(text: str) -> str:
 def _without_units(text: str) -> str:
     if text.isdigit():
         return text
-    text = _NAMED.sub("", text, count=1)
-    text = _CURRENCY.sub(r"\1", text)
-    text = _DEGREES.sub("", text)
+    # Each search costs more than a look at whether there can be anything to find.
+    if "=" in text or "\\" in text:
+        text = _NAMED.sub("", text, count=1)
+    if not text[:1].isdigit() or not text[-1:].isdigit():
+        text = _CURRENCY.sub(r"\1", text)
+        text = _DEGREES.sub("", text)
     if "\\" in text:
         match = _UNIT_TEXT.search(text)
         if (
@@ -107,7 +110,7 @@ def _without_units(text: str) -> str:
             and any(character.isdigit() for character in text[: match.start()])
         ):
             text = text[: match.start()].rstrip()
-    match = _WORDS_AFTER.search(text)
+    match = _WORDS_AFTER.search(text) if any(map(str.isalpha, text)) else None
     if match is not None and _NOUNITS.search(match[0]) is None and "\\" not in match[0]:
         text = text[: match.start()].rstrip()
     return text
