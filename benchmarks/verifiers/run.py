@@ -4,8 +4,8 @@
 
 Every figure is items over CPU seconds, the best of the rounds (others may use the machine): for what works in a process
 of its own, that of this process and of that one together. What is fast is scored in more rounds. The recorded
-solutions and Math-Verify's test suite are read where ROLLGYM_DATA says (or from ../shared/data), and left out where they
-are absent; the other items are generated.
+solutions and Math-Verify's test suite are read where ROLLGYM_DATA says (or from ../shared/data), and left out where
+they are absent; the other items are generated.
 """
 
 import argparse

@@ -28,6 +28,7 @@ _SHORT_PHRASE = re.compile(r"^\s*(?:\*\*)?A:", re.MULTILINE)
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n|,?\s(?:because|since|which)\b")
 _PERCENT_SIGN = re.compile(r"\s*(?:\\?%|percent(?:age)?\b|pct\b)")
 _NEAR = 32
+_LONGEST_READ = 20_000
 _MOST_BOXES = 16
 _LONGEST_BETWEEN = 40
 # Boxes with no more than this between them are one answer in parts: "\boxed{1} and \boxed{2}".
@@ -35,11 +36,13 @@ _BETWEEN_BOXES = re.compile(
     r"(?:[\s,;$.]|\\[,;! ]|\\quad|\\qquad|\\\(|\\\)|\\\[|\\\]|and|or|(?:\\text\{[\s,]*(?:and|or)[\s,]*\}))*"
 )
 _FORMULA = re.compile(
-    r"\$\$(?P<display>[^$]+)\$\$|(?<!\\)\$(?P<inline>[^$\n]+)\$|\\\((?P<round>[^\n]*?)\\\)|\\\[(?P<square>.*?)\\\]",
+    r"\$\$(?P<display>[^$]+)\$\$|(?<!\\)\$(?P<inline>[^$\n]+)\$|\\\((?P<round>(?:(?!\\\()[^\n])*?)\\\)|\\\[(?P<square>(?:(?!\\\[).)*?)\\\]",
     re.DOTALL,
 )
 # TeX's inline formulas do not hold line breaks beside their delimiters: what stands between is no formula and no prose.
-_BROKEN_FORMULA = re.compile(r"(?<![$\\])\$[ \t]*\n[^$]*\n[ \t]*\$(?!\$)|\\\([ \t]*\n.*?\\\)", re.DOTALL)
+_BROKEN_FORMULA = re.compile(
+    r"(?<![$\\])\$[ \t]*\n[^$]*\n[ \t]*\$(?!\$)|\\\([ \t]*\n(?:(?!\\\().)*?\\\)", re.DOTALL
+)
 # What stands before a number that is no answer by itself: an operation, a list, a function, a denial, an equation.
 _NOT_ALONE = re.compile(
     r"(?:[\w)}\]!]\s*[-+*/^·×÷−–<>≤≥≠]|[<>≤≥≠~]|\d%?\s*,|\d%?,?\s+(?:or|and|to)|\b(?:not|isn't|sin|cos|tan|log|ln|exp|sqrt|mod)"
@@ -76,12 +79,16 @@ class Found:
 
 
 def spoken(response: str) -> str:
-    """Return what a response says outside its thoughts."""
-    if "</" not in response and "<t" not in response.lower():
-        return response
-    text = _THOUGHT.sub("", response)
-    ends = list(_END_OF_THOUGHT.finditer(text))
-    return text[ends[-1].end() :] if ends else text
+    """Return what a response says outside its thoughts; of what goes on for pages, the end.
+
+    The searches for an answer may look at every place once for every other one, which is bounded in this way.
+    """
+    text = response
+    if "</" in response or "<t" in response.lower():
+        text = _THOUGHT.sub("", response)
+        ends = list(_END_OF_THOUGHT.finditer(text))
+        text = text[ends[-1].end() :] if ends else text
+    return text[-_LONGEST_READ:]
 
 
 def marked_answer(text: str, *, short: bool = True) -> Found | None:

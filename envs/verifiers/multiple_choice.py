@@ -13,7 +13,6 @@ from envs.verifiers.latex import unwrapped
 
 LETTERS = "ABCDEFGHIJ"
 _TRIES = 10_000
-_LONGEST = 20_000
 
 # A letter that opens what was said, with what sets it off from a word: "B", "(B)", "B) Paris", "Option B: Paris".
 _LEADING = re.compile(
@@ -124,7 +123,7 @@ def read_choice(response: str, options: Mapping[str, str]) -> tuple[frozenset[st
         response: What was said.
         options: Texts by letter; a text may be empty where it is not known.
     """
-    text = spoken(response)[-_LONGEST:]
+    text = spoken(response)
     found = marked_answer(text, short=False)
     if found is not None:
         return _said(found.text, options), found.place

@@ -21,7 +21,6 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 _TRIES = 10_000
 _FULL = 1.0 - 1e-9
 _SHOWN = 80
-_LONGEST = 20_000
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _TRUE, _FALSE = frozenset({"true", "yes", "correct"}), frozenset({"false", "no", "incorrect"})
@@ -126,7 +125,7 @@ class QuestionAnsweringEnv(VerifierEnv):
         rule = _rule(task, self._rule)
         if isinstance(rule, str):
             return Verdict(0.0, "error", f"bad_task: {rule}")
-        text = spoken(response)[-_LONGEST:]
+        text = spoken(response)
         found = marked_answer(text)
         said = text.strip() if found is None else found.text
         if not said:

@@ -130,6 +130,14 @@ def test_bad_kwargs_are_refused(kwargs):
         MathEnv(**kwargs)
 
 
+@pytest.mark.parametrize(
+    "piece", ["\\(\n", "\\[", "$\n", "<answer>", "<think>", "\\boxed{", "1,000", "{", "A: ", "x="]
+)
+def test_what_goes_on_for_pages_is_judged_all_the_same(piece):
+    assert ALONE.score(piece * 200_000, {"answer": "5"}).outcome != "correct"
+    assert ALONE.score(piece * 200_000 + "\n</think>\\boxed{5}", {"answer": "5"}).outcome == "correct"
+
+
 pieces = st.sampled_from(
     [*"0123456789+-*/^(){}[],.=$%\\ x\n", r"\frac", r"\boxed{", "<answer>", "</answer>", "<think>", r"\sqrt"]
 )
