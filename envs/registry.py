@@ -11,6 +11,11 @@ _BUILTIN = (
     EnvironmentSpec("PythonRepl-v0", "envs.code.python_repl:PythonReplEnv", 10),
     EnvironmentSpec("Shell-v0", "envs.code.shell:ShellEnv", 10),
     EnvironmentSpec("CodeTests-v0", "envs.verifiers.code_tests:CodeTestsEnv", 1),
+    EnvironmentSpec("Math-v0", "envs.verifiers.mathematics:MathEnv", 1),
+    EnvironmentSpec("MultipleChoice-v0", "envs.verifiers.multiple_choice:MultipleChoiceEnv", 1),
+    EnvironmentSpec("QA-v0", "envs.verifiers.question_answering:QuestionAnsweringEnv", 1),
+    EnvironmentSpec("ReasoningGym-v0", "envs.verifiers.reasoning_gym:ReasoningGymEnv", 1),
+    EnvironmentSpec("Composite-v0", "envs.verifiers.composite:CompositeEnv", 1),
 )
 
 

@@ -31,8 +31,12 @@ from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.rendering import ChatRenderer
 from trainer.rollout.scheduler import EpisodeSlots
 from trainer.seeding import derive_seed
+from trainer.tasks.dataset import load_streams
+from trainer.tasks.interleaved import EnvironmentStream, InterleavedTaskSource, TaskStream
 from trainer.tasks.mixture import MixtureTaskSource
 from trainer.tasks.task import TaskSource
+
+_STREAM_BLOCK = 1000
 
 Serve = Callable[[Sequence[str]], AbstractAsyncContextManager[str]]
 """Serves the built-in environments and those named while its context is open, and gives the server's URL."""
@@ -113,11 +117,21 @@ def _schedule(settings: RunSettings, peak: float) -> Schedule:
 
 
 def task_source(settings: RunSettings) -> TaskSource:
-    """Return the run's stream of tasks."""
+    """Return the run's stream of tasks; data sets are read for it.
+
+    Raises:
+        ConfigError: If a data set cannot be read.
+    """
     if settings.rollout.task_source is not None:
         source: TaskSource = load_attribute(settings.rollout.task_source)(settings, settings.seed)
         return source
-    return MixtureTaskSource(settings.tasks, settings.seed)
+    if not settings.datasets and settings.interleave == "stream":
+        return MixtureTaskSource(settings.tasks, settings.seed)
+    streams: list[TaskStream] = [EnvironmentStream(entry) for entry in settings.tasks]
+    for dataset in settings.datasets:
+        streams += load_streams(dataset)
+    block = settings.rollout.groups_per_step if settings.interleave == "step" else _STREAM_BLOCK
+    return InterleavedTaskSource(streams, block, settings.seed)
 
 
 def sampling_params(settings: RunSettings, renderer: ChatRenderer, *, greedy: bool = False) -> SamplingParams:
@@ -148,8 +162,9 @@ async def open_environments(
     """
     async with AsyncExitStack() as stack:
         url = settings.env_url
-        urls = [task.url for task in settings.tasks]
-        urls += [panel.url for panel in settings.evaluation.panels.values()]
+        urls = [entry.url for entry in settings.tasks] + [dataset.url for dataset in settings.datasets]
+        for panel in settings.evaluation.panels.values():
+            urls.append(panel.url if panel.dataset is None else panel.dataset.url)
         # Where the tasks of a source of the user's are played is known only once they are drawn.
         anywhere = None in urls or settings.rollout.task_source is not None
         if url is None and anywhere:

@@ -126,8 +126,8 @@ def panel_turns(settings: PanelSettings, default: int) -> int:
 
 async def random_baseline(panel: Panel, pool: EnvironmentPool, max_turns: int, seed: int) -> Score:
     """Score a player that draws uniformly from the available actions."""
-    client = await pool.client(panel.settings.url)
-    info = await client.env(panel.settings.env_id)
+    client = await pool.client(panel.tasks[0].url)
+    info = await client.env(panel.tasks[0].env_id)
     space = parse_space(info.action_space)
     space.seed(seed % 2**31)
 
@@ -148,7 +148,7 @@ async def blind_baseline(
     Raises:
         NoBlindBaselineError: If there is no such sequence: no training tasks, or no expert to learn it from.
     """
-    env_id = panel.settings.env_id
+    env_id = panel.tasks[0].env_id
     if not train_tasks:
         raise NoBlindBaselineError(f"the run does not train on {env_id}")
     tasks = list(train_tasks)[:_BLIND_TASKS]

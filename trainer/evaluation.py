@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import partial
 
-from trainer.assembly import Players, Policy, model_actor, task_source
+from trainer.assembly import Players, Policy, model_actor
 from trainer.config.run import PLAIN_REPLY, RunSettings
 from trainer.console import RunConsole
 from trainer.evaluate import (
@@ -19,7 +19,7 @@ from trainer.panels import Panel, build_panel
 from trainer.rollout.actors import Actor
 from trainer.rollout.environments import EnvironmentPool
 from trainer.statistics import rate_difference
-from trainer.tasks.task import Task
+from trainer.tasks.task import Task, TaskSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class Evaluator:
         pool: The environments.
         console: Where results are said.
         panels: The fixed panels.
+        source: The tasks that the run trains on.
     """
 
     settings: RunSettings
@@ -41,6 +42,7 @@ class Evaluator:
     pool: EnvironmentPool
     console: RunConsole
     panels: list[Panel]
+    source: TaskSource
 
     async def measure(self, *, whole: bool) -> dict[str, Score]:
         """Play the panels and return scores by `panel/mode`.
@@ -81,7 +83,7 @@ class Evaluator:
             scores[f"{panel.name}/random"] = await random_baseline(
                 panel, self.pool, turns, self.settings.seed
             )
-            train = _training_tasks(self.settings, panel)
+            train = _training_tasks(self.source, panel)
             try:
                 blind = await blind_baseline(panel, train, self.pool, turns, template)
             except NoBlindBaselineError as reason:
@@ -125,8 +127,7 @@ def as_metrics(scores: dict[str, Score]) -> dict[str, float]:
     }
 
 
-def _training_tasks(settings: RunSettings, panel: Panel) -> list[Task]:
+def _training_tasks(source: TaskSource, panel: Panel) -> list[Task]:
     """Training tasks of the panel's environment, for choosing the blind baseline's script."""
-    source = task_source(settings)
     tasks = (source.task(index) for index in range(2**41, 2**41 + 400))
-    return [replace(task, options=None) for task in tasks if task.env_id == panel.settings.env_id]
+    return [replace(task, options=None) for task in tasks if task.env_id == panel.tasks[0].env_id]

@@ -2,12 +2,18 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import orjson
+
 from clients.protocol.errors import ProblemError
+from trainer.config.data import DatasetSettings
+from trainer.config.load import ConfigError
 from trainer.config.run import PanelSettings
 from trainer.rollout.environments import EnvironmentPool
+from trainer.tasks.data_check import check_streams
+from trainer.tasks.dataset import load_streams
 from trainer.tasks.task import Task
 
 _SEARCH_FACTOR = 50
@@ -30,6 +36,8 @@ async def build_panel(name: str, settings: PanelSettings, pool: EnvironmentPool)
     Raises:
         ValueError: If the environment does not have as many distinct first states.
     """
+    if settings.dataset is not None:
+        return Panel(name, await _rows_of(name, settings, settings.dataset, pool), settings)
     template = Task(0, settings.env_id, 0, settings.kwargs, settings.options, name, settings.url)
     if not settings.distinct:
         return Panel(name, tuple(_task(template, seed, seed) for seed in range(settings.episodes)), settings)
@@ -55,6 +63,26 @@ async def build_panel(name: str, settings: PanelSettings, pool: EnvironmentPool)
     raise ValueError(
         f"panel '{name}': {settings.env_id} gave only {len(tasks)} distinct first states in {limit} seeds; "
         f"ask for fewer episodes, or set distinct: false"
+    )
+
+
+async def _rows_of(
+    name: str, settings: PanelSettings, dataset: DatasetSettings, pool: EnvironmentPool
+) -> tuple[Task, ...]:
+    """Return a data set's first rows, in their order, as tasks."""
+    streams = load_streams(dataset)
+    await check_streams(streams, pool)
+    tasks = [
+        Task(0, stream.env_id, 0, dataset.kwargs, orjson.loads(row), name, dataset.url)
+        for stream in streams
+        for row in (dict.fromkeys(stream.rows) if settings.distinct else stream.rows)
+    ]
+    if len(tasks) < settings.episodes:
+        raise ConfigError(
+            f"panel '{name}': {dataset.name} has only {len(tasks)} rows for {settings.episodes} episodes; ask for fewer"
+        )
+    return tuple(
+        replace(task, index=index, seed=index) for index, task in enumerate(tasks[: settings.episodes])
     )
 
 

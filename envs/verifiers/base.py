@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -86,7 +87,7 @@ class VerifierEnv(gymnasium.Env[str, str]):
             "instruction": self.instruction(),
             "success": False,
             "action_is_valid": True,
-            "state": {"task": dict(self._task)},
+            "state": {"task": deepcopy(dict(self._task))},
             "anchor": "0",
             "optimal_steps": 1,
         }
@@ -103,7 +104,7 @@ class VerifierEnv(gymnasium.Env[str, str]):
             "outcome": verdict.outcome,
             "detail": verdict.detail,
             "metrics": {"score": verdict.score},
-            "state": {"task": dict(self._task)},
+            "state": {"task": deepcopy(dict(self._task))},
             "anchor": "1",
         }
         return verdict.detail, verdict.score, True, False, info

@@ -3,7 +3,7 @@
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from trainer.assembly import open_environments, open_players
+from trainer.assembly import open_environments, open_players, task_source
 from trainer.commands.policy import trained_policy
 from trainer.config.run import RunSettings
 from trainer.console import RunConsole
@@ -17,7 +17,8 @@ async def evaluate(settings: RunSettings, checkpoint: Path | None) -> int:
         policy = trained_policy(settings, checkpoint)
         pool = await stack.enter_async_context(open_environments(settings, console))
         players = await stack.enter_async_context(open_players(settings, policy))
-        evaluator = Evaluator(settings, policy, players, pool, console, await build_panels(settings, pool))
+        panels = await build_panels(settings, pool)
+        evaluator = Evaluator(settings, policy, players, pool, console, panels, task_source(settings))
         evaluator.say("baseline", await evaluator.baselines())
         evaluator.say("policy", await evaluator.measure(whole=True))
     return 0

@@ -21,6 +21,8 @@ from trainer.rollout.agent import play_episode
 from trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
 from trainer.seeding import generator
 from trainer.statistics import mean_interval, success_rate
+from trainer.tasks.data_check import check_streams
+from trainer.tasks.dataset import row_streams
 from trainer.tasks.task import Task
 
 _AT_A_BREAKPOINT_S = 86400.0
@@ -89,6 +91,7 @@ async def _tasks(
         chosen = await build_panel(panel, settings.evaluation.panels[panel], pool)
         return chosen.tasks[:episodes]
     source = task_source(settings)
+    await check_streams(row_streams(source), pool)
     return [source.task(index) for index in range(episodes)]
 
 

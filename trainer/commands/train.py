@@ -42,7 +42,9 @@ from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.scheduler import GroupPlan, PlayEpisode, RolloutScheduler
 from trainer.rows import row_builder
-from trainer.tasks.task import Task
+from trainer.tasks.data_check import check_streams, keep_digests
+from trainer.tasks.dataset import row_streams
+from trainer.tasks.task import Task, TaskSource
 from trainer.tracking import Tracker
 from trainer.weights.publisher import WeightPublisher
 
@@ -53,6 +55,9 @@ async def train(settings: RunSettings) -> int:
     store = CheckpointStore(directory / "checkpoints", settings.checkpoint.keep)
     folder = resume_folder(settings, store)
     keep_settings(settings, directory, resuming=folder is not None)
+    source = task_source(settings)
+    streams = row_streams(source)
+    keep_digests(streams, directory, resuming=folder is not None)
     torch.set_num_threads(settings.threads)
     async with AsyncExitStack() as stack:
         console = RunConsole(settings.steps, live=settings.tracking.console)
@@ -68,9 +73,10 @@ async def train(settings: RunSettings) -> int:
             )
         policy = build_policy(settings)
         pool = await stack.enter_async_context(open_environments(settings, console))
+        await check_streams(streams, pool)
         panels = await build_panels(settings, pool)
         if saved is None and settings.warm_start is not None:
-            await _warm_start(settings, policy, pool, console)
+            await _warm_start(settings, policy, pool, source, console)
         models = _models(settings, policy, saved)
         players = await stack.enter_async_context(open_players(settings, policy))
         publisher = WeightPublisher([players.client])
@@ -80,9 +86,9 @@ async def train(settings: RunSettings) -> int:
         ledger = Ledger(directory / LEDGER_FILE)
         stack.callback(ledger.close)
         ledger.roll_back(state.next_task, state.step, state.untrained)
-        evaluator = Evaluator(settings, policy, players, pool, console, panels)
+        evaluator = Evaluator(settings, policy, players, pool, console, panels, source)
         before = await _measure_start(evaluator, tracker, resuming=folder is not None)
-        scheduler = _scheduler(settings, policy, players, pool, ledger, state)
+        scheduler = _scheduler(settings, policy, players, pool, source, ledger, state)
         stack.push_async_callback(scheduler.close)
 
         async def evaluate(step: int) -> None:
@@ -119,13 +125,13 @@ async def train(settings: RunSettings) -> int:
 
 
 async def _warm_start(
-    settings: RunSettings, policy: Policy, pool: EnvironmentPool, console: RunConsole
+    settings: RunSettings, policy: Policy, pool: EnvironmentPool, source: TaskSource, console: RunConsole
 ) -> None:
     warm = settings.warm_start
     assert warm is not None
     context = context_policy(settings.prompt)
     shown = await collect_demonstrations(
-        task_source(settings),
+        source,
         warm.demonstrations,
         lambda: PromptBuilder(policy.renderer, context, settings.prompt.instruction),
         warm.reply,
@@ -172,6 +178,7 @@ def _scheduler(
     policy: Policy,
     players: Players,
     pool: EnvironmentPool,
+    source: TaskSource,
     ledger: Ledger,
     state: RunState,
 ) -> RolloutScheduler:
@@ -190,7 +197,7 @@ def _scheduler(
         rollout_settings.episode_timeout_s,
     )
     return RolloutScheduler(
-        task_source(settings), window, _player(settings, policy, players, pool), plan, ledger, players.slots
+        source, window, _player(settings, policy, players, pool), plan, ledger, players.slots
     )
 
 

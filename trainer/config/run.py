@@ -7,6 +7,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 
 from trainer.algorithms.presets import resolve_preset
 from trainer.algorithms.settings import AlgorithmSettings
+from trainer.config.data import DatasetSettings
 from trainer.config.strict import Settings
 
 _SERVED = re.compile(r"([A-Za-z0-9._-]{1,128}=)?[\w.]+:\w+")
@@ -119,11 +120,16 @@ class OptimizerSettings(Settings):
 class PanelSettings(Settings):
     """A fixed set of tasks to evaluate on."""
 
-    env_id: str
+    env_id: str = Field("", description="The environment; empty where a data set is named.")
+    dataset: DatasetSettings | None = Field(
+        None, description="In place of an environment: the panel's tasks are the first rows."
+    )
     kwargs: dict[str, Any] = Field({}, description="What the environment is made with.")
     options: dict[str, Any] | None = None
     episodes: PositiveInt = 200
-    distinct: bool = Field(True, description="Keep only tasks whose first state differs from all before it.")
+    distinct: bool = Field(
+        True, description="Keep only tasks whose first state (of a data set: row) differs from all before it."
+    )
     max_turns: PositiveInt | None = Field(None, description="The rollout's max_turns if absent.")
     url: str | None = None
     baselines: bool = Field(
@@ -131,6 +137,12 @@ class PanelSettings(Settings):
         description="Also play the random baseline and the blind one (the best fixed sequence of actions), once. The "
         "blind one is the expert's on training tasks of this environment; a line says why where there is none.",
     )
+
+    @model_validator(mode="after")
+    def _environment_or_rows(self) -> Self:
+        if bool(self.env_id) == (self.dataset is not None):
+            raise ValueError("a panel needs either an env_id or a dataset")
+        return self
 
 
 class EvaluationSettings(Settings):
@@ -195,6 +207,14 @@ class RunSettings(Settings):
         "where env_url names a server.",
     )
     tasks: list[TaskSettings] = Field([], description="The environments that the run plays, by weight.")
+    datasets: list[DatasetSettings] = Field(
+        [], description="Data sets whose rows are tasks of verifiers, by weight, beside the environments."
+    )
+    interleave: Literal["stream", "step"] = Field(
+        "stream",
+        description="Where the shares of data sets and environments hold: over the stream of tasks (in every thousand, "
+        "where there are data sets; each drawn by weight, where there are none), or in the tasks of every step.",
+    )
     model: ModelSettings = ModelSettings()
     prompt: PromptSettings = PromptSettings()
     rollout: RolloutSettings = RolloutSettings()
@@ -228,8 +248,10 @@ class RunSettings(Settings):
 
     @model_validator(mode="after")
     def _modes_agree(self) -> Self:
-        if not self.tasks and self.rollout.task_source is None:
-            raise ValueError("'tasks' is empty: name at least one environment, or a rollout.task_source")
+        if not self.tasks and not self.datasets and self.rollout.task_source is None:
+            raise ValueError(
+                "'tasks' is empty: name at least one environment, one of 'datasets', or a rollout.task_source"
+            )
         if self.rollout.max_new_tokens >= self.model.max_length:
             raise ValueError(
                 f"model.max_length {self.model.max_length} leaves no room for a prompt beside replies of "

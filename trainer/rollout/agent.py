@@ -28,14 +28,17 @@ _CLIENT_FAULTS = frozenset(
 )
 """Problems that playing again cannot mend: they end the run with their message."""
 
+_FAULTS = {"timeout": Outcome.TIMEOUT, "error": Outcome.ENVIRONMENT_ERROR}
+"""Verdicts that say nothing about the reply."""
+
 
 async def play_episode(
     session: EnvSession, task: Task, member: int, actor: Actor, max_turns: int, attempt: int = 0
 ) -> Trajectory:
     """Play `task` in `session` and return the record.
 
-    An environment that fails or times out gives a trajectory whose outcome says so; it is for the scheduler to
-    replace it. Reaching `max_turns` truncates the episode.
+    An environment that fails or times out, and a verifier that could not tell, give a trajectory whose outcome says so;
+    it is for the scheduler to replace it. Reaching `max_turns` truncates the episode.
 
     Raises:
         ConfigError: If the first prompt leaves no room for a reply: no episode could be played.
@@ -57,6 +60,10 @@ async def play_episode(
                 solved = bool(info.get("success", False))
                 failed = Outcome.FAILED if terminated else Outcome.TRUNCATED
                 trajectory.outcome = Outcome.SOLVED if solved else failed
+                verdict = info.get("outcome") if session.env.kind == "stateless" else None
+                if verdict in _FAULTS:
+                    trajectory.outcome = _FAULTS[verdict]
+                    trajectory.detail = f"the verifier could not tell: {info.get('detail')}"
                 break
         else:
             trajectory.outcome = Outcome.TRUNCATED

@@ -12,6 +12,8 @@ from tests.support.client_server import ROOT
 
 # The state holds the whole task, the answer included: for viewers and tests, apart from what a policy sees.
 TASK_IN_STATE = {'leaks: answer in info["state"]': "warning"}
+# A letter said blindly is right as often as there are options.
+KNOWN = {"MultipleChoice-v0": {"verifier: constant reply": "warning"}}
 # Gymnasium's own environments say no success.
 NO_SUCCESS = {"conduct: success": "warning"}
 
@@ -33,7 +35,7 @@ def auditor() -> Iterator[Auditor]:
 def test_a_built_in_environment(auditor: Auditor, env_id: str) -> None:
     card = auditor.audit(env_id, episodes=40)
     stateless = card.about["kind"] == "stateless"
-    assert faults(card) == (TASK_IN_STATE if stateless else {})
+    assert faults(card) == (TASK_IN_STATE if stateless else {}) | KNOWN.get(env_id, {})
     if stateless:
         assert entry_of(card, "reference answer")["numbers"] == {"paid": 40, "items": 40, "field": "answer"}
     else:

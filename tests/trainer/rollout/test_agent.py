@@ -96,3 +96,14 @@ async def test_sessions_are_used_again(pool, url):
     assert (await client.info()).capacity.sessions <= before + 4
     await pool.shrink()
     assert (await client.info()).capacity.sessions == before
+
+
+async def test_a_verifier_that_could_not_tell_gives_no_result(pool):
+    fields = {"question": "Expand (x+1)^2.", "answer": "x^2+2x+1"}
+    tasks = [Task(0, "Math-v0", seed=0, kwargs={"backend": "none"}, options=fields)]
+    (unknown,) = await play_tasks(tasks, lambda _: ScriptedActor(["\\boxed{(1+x)^2}"]), pool, 1)
+    assert unknown.outcome is Outcome.ENVIRONMENT_ERROR
+    assert not unknown.outcome.is_result
+    assert unknown.detail.startswith("the verifier could not tell: needs_math_verify")
+    (known,) = await play_tasks(tasks, lambda _: ScriptedActor(["\\boxed{x^2+2x+1}"]), pool, 1)
+    assert known.outcome is Outcome.SOLVED

@@ -1,0 +1,259 @@
+"""Whether two answers are equal, as far as exact arithmetic and their form tell: no search, no guessing."""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Literal
+
+from envs.verifiers.exact import NotExact, Value, approximate, decimals, rational, read_value
+from envs.verifiers.latex import canonical, plain, words
+
+Reason = Literal[
+    "equal_numbers",
+    "equal_percent",
+    "equal_rounded",
+    "equal_parts",
+    "equal_text",
+    "different_numbers",
+    "different_parts",
+    "different_words",
+    "different_kinds",
+    "undecided",
+]
+_LONGEST = 2000
+_KEPT = 1024
+_CONSTANTS = frozenset({"e", "i", "inf", "infinity", "infty"})
+# "1,22" is one number where commas are decimal signs, and two elsewhere.
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
+_BETWEEN = re.compile(r"[,\s]*\s(?:or|and)\s+|\s*,?\s*\\text\{\s*(?:or|and)\s*\}\s*")
+_OPENING = {"(": "(", "[": "[", "\\{": "{", "{": "{"}
+_CLOSING = (")", "]", "\\}", "}")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What the form of two answers tells.
+
+    Attributes:
+        equal: None where it does not tell.
+        reason: Why.
+    """
+
+    equal: bool | None
+    reason: Reason
+
+
+UNDECIDED = Comparison(None, "undecided")
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """An answer read as far as it can be: a number, a list of them, words, or nothing but text."""
+
+    text: str
+    percent: bool
+    value: Value | None = None
+    parts: tuple["_Answer", ...] = ()
+    brackets: str = ""
+    said: str | None = None
+    places: int | None = None
+
+
+def compare(gold: str, answer: str, *, rounding: int = 6, percent_asked: bool | None = None) -> Comparison:
+    """Compare an answer with the reference.
+
+    Args:
+        gold: The reference.
+        answer: What stands where the answer is given.
+        rounding: A decimal number with at least so many places may be the rounded value of one without an end.
+        percent_asked: Whether the question asks for a percentage, in which case `5%` answers it as `5` does; None
+            where the question is not known.
+    """
+    if len(gold) > _LONGEST or len(answer) > _LONGEST:
+        return UNDECIDED
+    if gold == answer and answer.isdigit():
+        return Comparison(True, "equal_numbers")
+    return _compare(_read_reference(gold), _read(answer), rounding, percent_asked)
+
+
+def _compare(gold: _Answer, answer: _Answer, rounding: int, percent_asked: bool | None) -> Comparison:
+    if gold.value is not None and answer.value is not None:
+        return _compare_numbers(gold, answer, rounding, percent_asked)
+    if gold.said is not None and answer.said is not None:
+        if gold.said == answer.said:
+            return Comparison(True, "equal_text")
+        # Short ones may be products of variables.
+        long = min(len(gold.said), len(answer.said)) > 3
+        return Comparison(False, "different_words") if long else UNDECIDED
+    if gold.text and gold.percent == answer.percent and canonical(gold.text) == canonical(answer.text):
+        return Comparison(True, "equal_text")
+    if gold.parts and answer.parts:
+        return _compare_parts(gold, answer, rounding)
+    if _kinds_differ(gold, answer) or _kinds_differ(answer, gold):
+        return Comparison(False, "different_kinds")
+    return UNDECIDED
+
+
+def _kinds_differ(one: _Answer, other: _Answer) -> bool:
+    """Whether one is a number (or a list of them) and it is sure that the other is none, whatever it stands for."""
+    if other.said is not None:
+        exact = one.value is not None or (one.parts and all(part.value is not None for part in one.parts))
+        return bool(exact) and other.said not in _CONSTANTS
+    return (
+        one.value is not None and len(other.parts) > 1 and any(part.value is not None for part in other.parts)
+    )
+
+
+def _compare_numbers(gold: _Answer, answer: _Answer, rounding: int, percent_asked: bool | None) -> Comparison:
+    assert gold.value is not None
+    assert answer.value is not None
+    if gold.percent == answer.percent or (gold.percent and not answer.percent):
+        if gold.value == answer.value:
+            return Comparison(True, "equal_numbers" if gold.percent == answer.percent else "equal_percent")
+        if _rounds_to(gold, answer, rounding):
+            return Comparison(True, "equal_rounded")
+    hundredth = Fraction(1, 100)
+    if gold.percent and not answer.percent and _scaled(gold.value, hundredth) == answer.value:
+        return Comparison(True, "equal_percent")
+    if answer.percent and not gold.percent:
+        if _scaled(answer.value, hundredth) == gold.value:
+            return Comparison(True, "equal_percent")
+        # "5%" for 5 is right where a percentage was asked for, and a hundred times too small anywhere else.
+        if percent_asked is not False and gold.value == answer.value:
+            return Comparison(True, "equal_percent")
+    return Comparison(False, "different_numbers")
+
+
+def _rounds_to(gold: _Answer, answer: _Answer, rounding: int) -> bool:
+    """Whether one is a decimal number and the other's rounded value."""
+    assert gold.value is not None
+    assert answer.value is not None
+    for decimal, other in ((answer, gold), (gold, answer)):
+        if decimal.places is None or decimal.places < rounding:
+            continue
+        number = rational(decimal.value or {})
+        exact = rational(other.value or {})
+        if number is None or (exact is not None and _ends(exact)):
+            continue
+        if exact is not None:
+            near = abs(exact - number) <= Fraction(1, 2 * 10 ** min(decimal.places, 15))
+        else:
+            near = abs(approximate(other.value or {}) - float(number)) <= 0.51 * 10.0 ** -min(
+                decimal.places, 12
+            ) * max(1.0, abs(float(number)) * 1e-3)
+        if near:
+            return True
+    return False
+
+
+def _ends(number: Fraction) -> bool:
+    """Whether a number has an end in decimals."""
+    denominator = number.denominator
+    for prime in (2, 5):
+        while denominator % prime == 0:
+            denominator //= prime
+    return denominator == 1
+
+
+def _scaled(value: Value, factor: Fraction) -> Value:
+    return {key: coefficient * factor for key, coefficient in value.items()}
+
+
+def _compare_parts(gold: _Answer, answer: _Answer, rounding: int) -> Comparison:
+    if (
+        gold.brackets in ("()", "[]", "[)", "(]")
+        and not answer.brackets
+        and any(p.brackets for p in answer.parts)
+    ):
+        # One point, or one interval, and a list that has such among others.
+        return Comparison(False, "different_kinds")
+    if gold.brackets != answer.brackets:
+        # A list may be said with brackets or without; what brackets mean beyond that is not for arithmetic to say.
+        return UNDECIDED
+    exact = all(part.value is not None for part in (*gold.parts, *answer.parts))
+    if len(gold.parts) != len(answer.parts):
+        return Comparison(False, "different_parts") if exact and gold.brackets != "{}" else UNDECIDED
+    if gold.brackets in ("{}", ""):
+        left = list(answer.parts)
+        for part in gold.parts:
+            match = next((each for each in left if _compare(part, each, rounding, None).equal), None)
+            if match is None:
+                return UNDECIDED
+            left.remove(match)
+        return Comparison(True, "equal_parts")
+    found = [
+        _compare(one, other, rounding, None) for one, other in zip(gold.parts, answer.parts, strict=True)
+    ]
+    if all(each.equal for each in found):
+        return Comparison(True, "equal_parts")
+    if exact and any(each.equal is False for each in found):
+        return Comparison(False, "different_parts")
+    return UNDECIDED
+
+
+def _read(answer: str) -> _Answer:
+    try:
+        # Most answers: there is nothing to take away from them.
+        return _Answer(answer, False, value=read_value(answer), places=decimals(answer))
+    except NotExact:
+        form = plain(answer)
+    text = form.text
+    try:
+        return _Answer(text, form.percent, value=read_value(text), places=decimals(text))
+    except NotExact:
+        pass
+    said = words(text)
+    if said is not None:
+        return _Answer(text, form.percent, said=said)
+    brackets, inner = _unbracketed(text)
+    parts = [text] if not brackets and _DECIMAL_COMMA.fullmatch(text) else _split(inner)
+    if len(parts) > 1 or (brackets == "{}" and inner):
+        read = tuple(_read(part) for part in parts)
+        return _Answer(text, form.percent, parts=read, brackets=brackets)
+    return _Answer(text, form.percent)
+
+
+# A reference is compared with the responses of a whole group, and again in later passes.
+_read_reference = lru_cache(maxsize=_KEPT)(_read)
+
+
+def _unbracketed(text: str) -> tuple[str, str]:
+    """Return the brackets around a whole text, and what is within."""
+    for opening, sign in _OPENING.items():
+        if text.startswith(opening):
+            for closing in _CLOSING:
+                if text.endswith(closing) and _encloses(text, len(opening), len(text) - len(closing)):
+                    return sign + closing[-1], text[len(opening) : -len(closing)].strip()
+    return "", text
+
+
+def _encloses(text: str, start: int, end: int) -> bool:
+    """Whether the brackets before `start` and from `end` on belong together."""
+    if end < start:
+        return False
+    depth = 0
+    for character in text[start:end]:
+        depth += (character in "([{") - (character in ")]}")
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def _split(text: str) -> list[str]:
+    """Split at the commas (or semicolons) that stand within no brackets.
+
+    Words such as "and" separate, too.
+    """
+    pieces = _BETWEEN.split(text)
+    if len(pieces) > 1 and all(pieces):
+        return [part for piece in pieces for part in _split(piece)]
+    sign = ";" if ";" in text else ","
+    parts, depth, start = [], 0, 0
+    for place, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if character == sign and depth == 0:
+            parts.append(text[start:place].strip())
+            start = place + 1
+    parts.append(text[start:].strip())
+    return parts if all(parts) else [text]

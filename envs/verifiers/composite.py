@@ -1,0 +1,204 @@
+"""Composite-v0: a verifier made of others, by weights and gates."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jsonschema
+
+from envs.verifiers.base import Outcome, Verdict, VerifierEnv
+
+_FULL = 1.0 - 1e-9
+_DEFAULT: tuple[Mapping[str, Any], ...] = ({"verifier": "Arithmetic-v0"},)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One verifier of the composition.
+
+    Attributes:
+        name: Its id.
+        verifier: It.
+        weight: Its share of the score.
+        gate: The score it must give for anything to be paid; None where it is no gate.
+        task: Fields that every task has for it.
+    """
+
+    name: str
+    verifier: VerifierEnv
+    weight: float
+    gate: float | None
+    task: Mapping[str, Any]
+
+
+class CompositeEnv(VerifierEnv):
+    """Built-in verifiers together: a weighted mean of their scores, and gates that must be passed first.
+
+    Args:
+        parts: Each has a `verifier` (a built-in id), and may have `kwargs` of it, a `weight` (1 without; 0 for a gate),
+            a `gate` (the least score it must give, or nothing is paid) and `task` (fields that every task has for it).
+            Gates are asked first, in their order, and the first that is not passed decides.
+        operator_parts: In place of `parts`, of an operator: only here may `kwargs` be those that operators set.
+        tasks: Which part draws and shows the tasks, by its place; the first that is no gate without.
+        render_mode: "ansi".
+
+    Raises:
+        ValueError: If an argument makes no sense.
+    """
+
+    metadata: dict[str, Any] = VerifierEnv.metadata | {
+        "description": "Other verifiers together: weighted means of scores, and gates.",
+        # As slow as the slowest of its parts.
+        "inline": False,
+    }
+    kwargs_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "parts": {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": 16,
+                "items": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "required": ["verifier"],
+                    "properties": {
+                        "verifier": {"type": "string"},
+                        "kwargs": {"type": "object"},
+                        "weight": {"type": "number", "minimum": 0},
+                        "gate": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+                        "task": {"type": "object"},
+                    },
+                },
+            },
+            "tasks": {"type": ["integer", "null"], "minimum": 0},
+            "render_mode": {"enum": ["ansi", None]},
+        },
+    }
+    operator_kwargs: ClassVar[frozenset[str]] = frozenset({"operator_parts"})
+
+    def __init__(
+        self,
+        *,
+        parts: Sequence[Mapping[str, Any]] = _DEFAULT,
+        operator_parts: Sequence[Mapping[str, Any]] | None = None,
+        tasks: int | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__(render_mode=render_mode)
+        trusted = operator_parts is not None
+        self._parts = tuple(_part(each, trusted) for each in operator_parts or parts)
+        self._weight = sum(part.weight for part in self._parts)
+        if not self._weight > 0:
+            raise ValueError("parts needs at least one with a weight above 0: gates alone pay nothing")
+        if tasks is None:
+            tasks = next((place for place, part in enumerate(self._parts) if part.gate is None), 0)
+        if not 0 <= tasks < len(self._parts):
+            raise ValueError(f"tasks must be the place of a part, 0 to {len(self._parts) - 1}, not {tasks}")
+        self._source = self._parts[tasks].verifier
+
+    def draw_task(self) -> Mapping[str, Any]:
+        """Have one part draw a task, with this environment's generator."""
+        self._source.np_random = self.np_random
+        return self._source.draw_task()
+
+    def checked_task(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the task that every part accepts."""
+        for part in self._parts:
+            part.verifier.checked_task({**fields, **part.task})
+        return self._source.checked_task(fields)
+
+    def prompt(self, task: Mapping[str, Any]) -> str:
+        """Return what the part that draws the tasks asks."""
+        return self._source.prompt(task)
+
+    def instruction(self) -> str:
+        """Return how to answer, as the parts say it."""
+        return " ".join(dict.fromkeys(part.verifier.instruction() for part in self._parts))
+
+    def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
+        """Ask the gates, then weigh the scores of the parts."""
+        verdicts: dict[int, Verdict] = {}
+        for place, part in enumerate(self._parts):
+            if part.gate is None:
+                continue
+            verdict = verdicts[place] = part.verifier.score(response, {**task, **part.task})
+            if verdict.outcome in ("timeout", "error"):
+                return Verdict(0.0, verdict.outcome, f"{part.name}: {verdict.detail}")
+            if verdict.score < part.gate - 1e-9:
+                outcome: Outcome = "unparsable" if verdict.outcome == "unparsable" else "wrong"
+                return Verdict(0.0, outcome, f"gate {part.name}: {verdict.detail}")
+        for place, part in enumerate(self._parts):
+            if place in verdicts:
+                continue
+            verdict = verdicts[place] = part.verifier.score(response, {**task, **part.task})
+            if verdict.outcome in ("timeout", "error"):
+                return Verdict(0.0, verdict.outcome, f"{part.name}: {verdict.detail}")
+        score = (
+            sum(part.weight * verdicts[place].score for place, part in enumerate(self._parts)) / self._weight
+        )
+        detail = "; ".join(
+            f"{part.name} {verdicts[place].score:g} ({verdicts[place].detail})"
+            for place, part in enumerate(self._parts)
+        )
+        if score >= _FULL:
+            return Verdict(1.0, "correct", detail)
+        if score > 0:
+            return Verdict(score, "partial", detail)
+        unread = all(verdict.outcome == "unparsable" for verdict in verdicts.values())
+        return Verdict(0.0, "unparsable" if unread else "wrong", detail)
+
+    def close(self) -> None:
+        """Close the parts."""
+        for part in self._parts:
+            part.verifier.close()
+
+
+def _part(given: Mapping[str, Any], trusted: bool) -> _Part:
+    unknown = set(given) - {"verifier", "kwargs", "weight", "gate", "task"}
+    if unknown or "verifier" not in given:
+        raise ValueError(
+            f"a part has a 'verifier' and may have 'kwargs', 'weight', 'gate' and 'task'; this one is {dict(given)!r}"
+        )
+    gate = given.get("gate")
+    weight = float(given.get("weight", 1.0 if gate is None else 0.0))
+    if weight < 0 or (gate is not None and not 0 < gate <= 1):
+        raise ValueError(f"the weight of {given['verifier']} must not be negative, and its gate be in (0, 1]")
+    return _Part(
+        given["verifier"],
+        _verifier(given["verifier"], given.get("kwargs", {}), trusted),
+        weight,
+        gate,
+        given.get("task", {}),
+    )
+
+
+def _verifier(name: str, kwargs: Mapping[str, Any], trusted: bool) -> VerifierEnv:
+    # The registry lists this module, too, by its name.
+    from envs.registry import builtin_environments
+
+    spec = builtin_environments().get(name)
+    module, _, attribute = (spec.entry_point if spec is not None else ":").partition(":")
+    verifier = getattr(importlib.import_module(module), attribute) if spec is not None else None
+    if not (isinstance(verifier, type) and issubclass(verifier, VerifierEnv)):
+        known = ", ".join(builtin_environments())
+        raise ValueError(f"{name!r} is no built-in verifier; the built-in environments are {known}")
+    if not trusted:
+        _check_kwargs(name, verifier, kwargs)
+    found: VerifierEnv = verifier(**kwargs)
+    return found
+
+
+def _check_kwargs(name: str, verifier: type[VerifierEnv], kwargs: Mapping[str, Any]) -> None:
+    """Refuse what a client could not set of the verifier itself."""
+    reserved = set(getattr(verifier, "operator_kwargs", ())) & set(kwargs)
+    if reserved:
+        raise ValueError(
+            f"{', '.join(sorted(reserved))} of {name} is for operators: name it in operator_parts"
+        )
+    try:
+        jsonschema.validate(dict(kwargs), getattr(verifier, "kwargs_schema", {"maxProperties": 0}))
+    except jsonschema.ValidationError as error:
+        raise ValueError(f"kwargs of {name}: {error.message}") from error

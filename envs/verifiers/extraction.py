@@ -1,0 +1,251 @@
+"""Where a response gives its answer: outside its thoughts, in one place only.
+
+The places, in this order: a last sentence that confirms it, as few-shot prompts of the field teach ("The final answer
+is ... I hope it is correct."), the last box, the last pair of answer tags, what follows the last "the answer is", and
+where a verifier allows it, the last formula or number. A response that marks a place and leaves it empty has no
+answer.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from envs.verifiers.latex import UNITS
+
+Place = Literal["box", "tag", "phrase", "whole", "formula", "number"]
+
+_THOUGHT = re.compile(r"<(think|thinking|thought)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
+# The opening tag of a thought may stand in the prompt, where chat templates put it.
+_END_OF_THOUGHT = re.compile(r"</(?:think|thinking|thought)>", re.IGNORECASE)
+_ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)|\\boxed\s+(?=[^\s{])")
+_UNBRACED = re.compile(r"[^\s$.,]+(?:[.,]\d+)*")
+_PHRASE = re.compile(
+    r"\banswer\b\W{0,4}(?:is\b|are\b|[:：=])|####",
+    re.IGNORECASE | re.MULTILINE,
+)
+_SHORT_PHRASE = re.compile(r"^\s*(?:\*\*)?A:", re.MULTILINE)
+_SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n|,?\s(?:because|since|which)\b")
+_PERCENT_SIGN = re.compile(r"\s*(?:\\?%|percent(?:age)?\b|pct\b)")
+_NEAR = 32
+_LONGEST_READ = 20_000
+_MOST_BOXES = 16
+_LONGEST_BETWEEN = 40
+# Boxes with no more than this between them are one answer in parts: "\boxed{1} and \boxed{2}".
+_BETWEEN_BOXES = re.compile(
+    r"(?:[\s,;$.]|\\[,;! ]|\\quad|\\qquad|\\\(|\\\)|\\\[|\\\]|and|or|(?:\\text\{[\s,]*(?:and|or)[\s,]*\}))*"
+)
+_FORMULA = re.compile(
+    r"\$\$(?P<display>[^$]+)\$\$|(?<!\\)\$(?P<inline>[^$\n]+)\$|\\\((?P<round>(?:(?!\\\()[^\n])*?)\\\)|\\\[(?P<square>(?:(?!\\\[).)*?)\\\]",
+    re.DOTALL,
+)
+# TeX's inline formulas do not hold line breaks beside their delimiters: what stands between is no formula and no prose.
+_BROKEN_FORMULA = re.compile(
+    r"(?<![$\\])\$[ \t]*\n[^$]*\n[ \t]*\$(?!\$)|\\\([ \t]*\n(?:(?!\\\().)*?\\\)", re.DOTALL
+)
+# What stands before a number that is no answer by itself: an operation, a list, a function, a denial, an equation.
+_NOT_ALONE = re.compile(
+    r"(?:[\w)}\]!]\s*[-+*/^·×÷−–<>≤≥≠]|[<>≤≥≠~]|\d%?\s*,|\d%?,?\s+(?:or|and|to)|\b(?:not|isn't|sin|cos|tan|log|ln|exp|sqrt|mod)"
+    r"|\\[a-z]+|(?:\d[a-z]\b|\b[b-z]\b\s*[-+*/^]|[-+*/^]\s*[b-z]\b)[^=\n]*=)\s*$",
+    re.IGNORECASE,
+)
+_CONFIRMED = re.compile(
+    r"final answer is:?\s*(?P<answer>\S[^\n]{0,200}?)\.?\s+I hope it is correct", re.IGNORECASE
+)
+_NUMBER = re.compile(
+    r"(?<![\w.,/^{}\\])[-+−]?[$€£]?"
+    r"(?:\d{1,3}(?:[, \u00a0\u202f]\d{3})+(?!\d)(?:\.\d+)?|\d+(?:[.,]\d+)*|\.\d+)"
+    r"(?:\s?/\s?\d+(?!\d*\.\d))?"
+    r"(?:\s?(?:\\?%|percent(?:age)?\b|pct\b))?"
+    rf"(?![\d_^(]|\s*[<>≤≥≠]|(?!(?:{UNITS})\b|[a-zA-Z]+[²³])[a-zA-Z])"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An answer as it stands in a response.
+
+    Attributes:
+        place: Where it stood.
+        text: What stood there, without the marks.
+        raw: The same with its marks, as a reader of LaTeX wants it.
+        parts: How many boxes it has, where they stand side by side.
+    """
+
+    place: Place
+    text: str
+    raw: str
+    parts: int = 1
+
+
+def spoken(response: str) -> str:
+    """Return what a response says outside its thoughts; of what goes on for pages, the end.
+
+    The searches for an answer may look at every place once for every other one, which is bounded in this way.
+    """
+    text = response
+    if "</" in response or "<t" in response.lower():
+        text = _THOUGHT.sub("", response)
+        ends = list(_END_OF_THOUGHT.finditer(text))
+        text = text[ends[-1].end() :] if ends else text
+    return text[-_LONGEST_READ:]
+
+
+def marked_answer(text: str, *, short: bool = True) -> Found | None:
+    """Return the answer in the last box, else in the last answer tags, else after the last "answer is".
+
+    Args:
+        text: A response without its thoughts.
+        short: Whether "A:" at the beginning of a line stands for "Answer:".
+
+    Returns:
+        What was found; its text is empty where the place is there and nothing stands in it. None without a place.
+    """
+    confirmed = _last(_CONFIRMED, text) if "hope" in text else None
+    if confirmed is not None:
+        return _of_phrase(confirmed["answer"])
+    box = last_box(text) if "\\" in text else None
+    if box is not None:
+        return box
+    tag = last_tag(text)
+    return tag if tag is not None else last_phrase(text, short=short)
+
+
+def last_box(text: str) -> Found | None:
+    """Return the last box with balanced braces, together with those side by side with it."""
+    starts = list(_BOX.finditer(text))[-_MOST_BOXES:]
+    spans = []
+    for match in starts:
+        end = _box_end(text, match.end())
+        if end is not None:
+            spans.append((match.start(), match.end(), end))
+    if not spans:
+        # A box that was opened and never closed: the response was cut off in its answer.
+        return Found("box", "", "") if starts else None
+    # A box within a box is the inner one's.
+    outer = [
+        span for span in spans if not any(o[1] <= span[0] and span[2] <= o[2] for o in spans if o != span)
+    ]
+    last = outer[-1]
+    group = [last]
+    for span in reversed(outer[:-1]):
+        between = text[span[2] : group[0][0]]
+        if len(between) > _LONGEST_BETWEEN or _BETWEEN_BOXES.fullmatch(between) is None:
+            break
+        group.insert(0, span)
+    parts = [_box_content(text, span[1], span[2]) for span in group]
+    inner = parts[-1] if len(parts) == 1 else ", ".join(parts)
+    nested = last_box(inner) if "\\boxed" in inner else None
+    if nested is not None and len(parts) == 1:
+        return nested
+    return Found("box", inner.strip(), text[group[0][0] : last[2]], len(parts))
+
+
+def _box_end(text: str, start: int) -> int | None:
+    """Where the box ends whose content starts here, braces and all; None if nowhere."""
+    if text[start] != "{":
+        match = _UNBRACED.match(text, start)
+        return match.end() if match else None
+    depth = 0
+    place = start
+    while place < len(text):
+        character = text[place]
+        if character == "\\":
+            place += 2
+            continue
+        if character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                return place + 1
+        place += 1
+    return None
+
+
+def _box_content(text: str, start: int, end: int) -> str:
+    content = text[start:end]
+    return content[1:-1] if content.startswith("{") else content
+
+
+def last_tag(text: str) -> Found | None:
+    """Return what stands in the last pair of answer tags."""
+    match = _last(_ANSWER, text) if "<" in text else None
+    return None if match is None else Found("tag", match[1].strip(), match[1].strip())
+
+
+def last_phrase(text: str, *, short: bool = True) -> Found | None:
+    """Return what follows the last "answer is", "Answer:" or "####" (or "A:"), up to the end of its sentence."""
+    match = _last(_PHRASE, text)
+    if short and "A:" in text:
+        match = _last(_SHORT_PHRASE, text, match.end() if match else 0) or match
+    return None if match is None else _of_phrase(text[match.end() :])
+
+
+def _of_phrase(rest: str) -> Found:
+    rest = rest.lstrip(' \t:：*\n"“')
+    formula = _FORMULA.match(rest)
+    if formula is not None:
+        unit = _percent_after(rest, formula.end())
+        return Found("phrase", _formula_text(formula) + unit, formula[0] + unit)
+    # A point within a number ends no sentence.
+    end = _SENTENCE_END.search(rest)
+    said = (rest[: end.start()] if end else rest).strip(' \t*_"“”')
+    return Found("phrase", said, said)
+
+
+def numbers_in(text: str) -> list[str]:
+    """Return the numbers that stand by themselves in a text."""
+    return [match[0].strip() for match in _NUMBER.finditer(text) if not _belongs_to_more(text, match)]
+
+
+def _belongs_to_more(text: str, number: re.Match[str]) -> bool:
+    return _NOT_ALONE.search(text[max(0, number.start() - _NEAR) : number.start()]) is not None
+
+
+def last_formula_or_number(text: str) -> Found | None:
+    """Return the last formula or number of a response, whichever ends later."""
+    text = _BROKEN_FORMULA.sub(" ", text) if "\n" in text else text
+    formula = _last(_FORMULA, text) if "$" in text or "\\" in text else None
+    number = _last(_NUMBER, text, 0 if formula is None else formula.end())
+    if number is not None:
+        if _belongs_to_more(text, number):
+            return None
+        said = number[0].strip()
+        return Found("number", said, said)
+    if formula is None:
+        return None
+    unit = _percent_after(text, formula.end())
+    return Found("formula", _formula_text(formula).strip() + unit, formula[0] + unit)
+
+
+def _percent_after(text: str, place: int) -> str:
+    match = _PERCENT_SIGN.match(text, place)
+    return match[0] if match else ""
+
+
+def _last(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str] | None:
+    last = None
+    for match in pattern.finditer(text, start):
+        last = match
+    return last
+
+
+def _formula_text(match: re.Match[str]) -> str:
+    return next(group for group in match.groups() if group is not None).strip()
+
+
+def inside_dollars(text: str) -> str:
+    """Return the formula that a text is, without its delimiters; the text itself if it is none."""
+    match = _FORMULA.fullmatch(text.strip())
+    return text.strip() if match is None else _formula_text(match)
+
+
+def box_count(text: str) -> int:
+    """Return how many boxes a text opens."""
+    return sum(1 for _ in _BOX.finditer(text))
+
+
+def without_formulas(text: str) -> str:
+    """Return what of a text is no formula."""
+    return _FORMULA.sub(" ", text) if "$" in text or "\\" in text else text

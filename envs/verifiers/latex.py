@@ -1,0 +1,155 @@
+"""Plain forms of what stands in mathematical answers: spacing, units, signs and words that mean nothing taken away."""
+
+import re
+from dataclasses import dataclass
+
+_SPACES = re.compile(
+    r"\\(?:[,;:! ]|quad\b|qquad\b|thinspace\b|left(?![a-z])|right(?![a-z])|displaystyle\b|limits\b)|~"
+)
+_THOUSANDS = re.compile(r"(?<=\d)\s*(?:\{\s*,\s*\}|,\\!|\\,)\s*(?=\d{3}(?!\d))")
+_SPACED_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:[ \u00a0\u202f]\d{3})+(?![\d])")
+_PERCENT = re.compile(
+    r"\s*(?:\\?%|\\?\bpercent(?:age)?\b(?: points?)?|\bpct\b|\\text\{\s*(?:percent|\\?%)\s*\})\s*$",
+    re.IGNORECASE,
+)
+_CURRENCY = re.compile(r"^([-+−]?)\s*(?:\\?\$|€|£|¥|\\pounds|USD|EUR)\s*|\s*(?:\\?\$|€|£|¥|USD|EUR)$")
+_DEGREES = re.compile(r"\s*(?:\^\{?\s*\\circ\s*\}?|\\degree|°|\\?\bdegrees?\b)\s*$")
+_UNIT_TEXT = re.compile(
+    r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|operatorname)\s*\{[^{}]*\}"
+    r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|\d))?\.?\s*$"
+)
+UNITS = "mm|cm|dm|km|mi|ft|in|yd|kg|mg|lbs?|oz|ml|mL|gal|hrs?|mins?|secs?|ms|mph|kph|rad|deg|sq|cu|am|pm|Hz|kHz|kW|kJ"
+"""Units that may stand right beside a number."""
+# Beside a number, letters can be variables: a unit is one that is known, or a word of its own with a vowel in it.
+_WORDS_AFTER = re.compile(
+    r"(?<=[\d})])(?:\s*(?:" + UNITS + r")\b|\s+(?=[a-zA-Z]*[aeiouy])[a-zA-Z]{3,}\b)"
+    r"[a-zA-Z ./]*(?:[²³]|\^\{?[23]\}?)?\s*$"
+    r"|(?<=[\d})])\s*[a-zA-Z]{1,2}[²³]\s*$"
+)
+_NOUNITS = re.compile(
+    r"\b(?:pi|sqrt|sin|cos|tan|cot|sec|csc|log|ln|exp|mod|or|and|to|inf|infty|infinity|if|for|choose)\b",
+    re.IGNORECASE,
+)
+_WRAPPED_TEXT = re.compile(
+    r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|operatorname|mathit)\s*\{([^{}]*)\}"
+)
+_NAMED = re.compile(
+    r"^\s*\\?[a-zA-Z](?:_\{?\w{1,3}\}?)?(?:\([a-zA-Z]\))?'?\s*(?:=|:=|\\approx|\\in(?![a-z]))\s*(?=\S)"
+)
+_MINUS = str.maketrans(
+    {
+        "−": "-",
+        "–": "-",
+        "—": "-",
+        "﹣": "-",
+        "－": "-",
+        "\u00a0": " ",
+        "\u202f": " ",
+        "×": "*",
+        "·": "*",
+        "÷": "/",
+    }
+)
+_LETTERS = re.compile(r"[^\W\d_]+(?:[\s'’.,-]+[^\W\d_]+)*[.!]?")
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """An answer in its plain form.
+
+    Attributes:
+        text: Without units, currency, degrees, a name before an equals sign, and marks of spacing.
+        percent: Whether it was said in per cent.
+    """
+
+    text: str
+    percent: bool = False
+
+
+def plain(answer: str) -> Plain:
+    """Return the plain form of an answer."""
+    text = _trimmed(answer.translate(_MINUS))
+    percent = False
+    # Units and signs stand around each other: "$5.00 dollars", "28\\% \\text{ of them}".
+    for _ in range(3):
+        before = text
+        match = _PERCENT.search(text) if "%" in text or "p" in text.lower() else None
+        if match is not None and match.start() > 0:
+            percent, text = True, text[: match.start()].rstrip()
+        text = _without_units(text)
+        text = _trimmed(text)
+        if text == before:
+            break
+    text = _spaced(text)
+    return Plain(text, percent)
+
+
+def _trimmed(text: str) -> str:
+    text = text.strip().strip("*_").strip()
+    while text.endswith((".", ",", ";", ":")) and len(text) > 1:
+        text = text[:-1].rstrip()
+    if len(text) > 2 and text[0] == text[-1] == "$":
+        text = text.strip("$").strip()
+    return text
+
+
+def _without_units(text: str) -> str:
+    if text.isdigit():
+        return text
+    # Each search costs more than a look at whether there can be anything to find.
+    if "=" in text or "\\" in text:
+        text = _NAMED.sub("", text, count=1)
+    if not text[:1].isdigit() or not text[-1:].isdigit():
+        text = _CURRENCY.sub(r"\1", text)
+        text = _DEGREES.sub("", text)
+    if "\\" in text:
+        match = _UNIT_TEXT.search(text)
+        if (
+            match is not None
+            and match.start() > 0
+            and any(character.isdigit() for character in text[: match.start()])
+        ):
+            text = text[: match.start()].rstrip()
+    match = _WORDS_AFTER.search(text) if any(map(str.isalpha, text)) else None
+    if match is not None and _NOUNITS.search(match[0]) is None and "\\" not in match[0]:
+        text = text[: match.start()].rstrip()
+    return text
+
+
+def _spaced(text: str) -> str:
+    if "\\" in text or "{" in text:
+        text = _THOUSANDS.sub(",", text)
+        text = _SPACES.sub(" ", text).strip()
+    if " " in text:
+        text = _SPACED_THOUSANDS.sub(lambda match: re.sub(r"\s", "", match[0]), text)
+    return text
+
+
+def words(text: str) -> str | None:
+    """Return the words that an answer is made of, in small letters; None where it is more than words."""
+    bare = _WRAPPED_TEXT.sub(r" \1 ", text).strip().strip("$").strip()
+    if len(bare) == 3 and bare[0] == "(" and bare[2] == ")":
+        bare = bare[1]
+    if _LETTERS.fullmatch(bare) is None:
+        return None
+    bare = " ".join(bare.rstrip(".!").split())
+    # A single letter may name a variable or a choice, in which case its size matters.
+    return bare if len(bare) == 1 else bare.casefold()
+
+
+def unwrapped(text: str) -> str:
+    """Return a text without the commands of LaTeX and the dollars around its words."""
+    return _WRAPPED_TEXT.sub(r" \1 ", text).replace("$", " ")
+
+
+def canonical(text: str) -> str:
+    """Return a form in which texts are compared as they stand."""
+    text = _WRAPPED_TEXT.sub(r"\1", _SPACES.sub("", text))
+    text = re.sub(r"\\[dtc]frac", r"\\frac", text)
+    text = (
+        text.replace("\\leq", "\\le")
+        .replace("\\geq", "\\ge")
+        .replace("\\neq", "\\ne")
+        .replace("\\lbrace", "\\{")
+    )
+    return re.sub(r"\s+", "", re.sub(r"(?<=\d)\s+(?=\d)", "|", text)).strip("$.")

@@ -1,0 +1,338 @@
+"""Math-v0: a response's answer against a reference, exactly where arithmetic decides and by Math-Verify elsewhere."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, ClassVar, Literal, cast
+
+from envs.splits import checked_split, split_of_text
+from envs.verifiers.base import Outcome, Verdict, VerifierEnv
+from envs.verifiers.comparison import UNDECIDED, Comparison, compare
+from envs.verifiers.extraction import (
+    Found,
+    box_count,
+    inside_dollars,
+    last_box,
+    last_formula_or_number,
+    marked_answer,
+    numbers_in,
+    spoken,
+    without_formulas,
+)
+from envs.verifiers.mathematics_tasks import KINDS, draw
+from envs.verifiers.pool import CallFailed, CallTimeout, PoolShare
+
+_CALL = "envs.verifiers.math_verify_call:compare"
+_TRIES = 10_000
+_LONGEST_WHOLE = 200
+_SHOWN = 80
+_PERCENT_ASKED = re.compile(r"per\s?cent|%", re.IGNORECASE)
+_ANCHOR = re.compile(r"\$|\\\(|\\\[|\\boxed|\\begin")
+_REFERENCE_MARK = re.compile(r"####\s*(.+)\s*\Z", re.DOTALL)
+_WORD = re.compile(r"[a-zA-Z]{3,}")
+_PROSE = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{2,}[\s:]")
+_FUNCTION = re.compile(r"\\[a-zA-Z]|\b(?:sin|cos|tan|log|ln|exp|sqrt|mod)\b")
+
+# Which of several verdicts counts where any of several references will do: the best of what was decided; a fault of
+# ours counts before a wrong answer, since the reference that failed could have been the one.
+_RANK: Mapping[Outcome, int] = {
+    "correct": 5,
+    "partial": 4,
+    "timeout": 3,
+    "error": 2,
+    "wrong": 1,
+    "unparsable": 0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """How a task wants to be compared; the names are Math-Verify's."""
+
+    match_types: tuple[str, ...] = ("latex", "expr")
+    boxed_match_priority: int = 0
+    float_rounding: int = 6
+    strict: bool = True
+    allow_set_relation_comp: bool = False
+
+
+_OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
+    "match_types": (list, tuple),
+    "boxed_match_priority": (int,),
+    "float_rounding": (int,),
+    "strict": (bool,),
+    "allow_set_relation_comp": (bool,),
+}
+
+
+class MathEnv(VerifierEnv):
+    """Mathematical answers.
+
+    A response is read outside its thoughts: the last box, else the last answer tags, else what follows "the answer is",
+    else the last formula or number. Numbers, fractions, percentages, roots, powers of pi, lists of them and words are
+    compared exactly and at once. What is left goes to Math-Verify, where it is installed, in a process of its own and
+    under a wall clock; where it is not, the outcome is `error`, which trainers leave out, and never a guess.
+
+    Args:
+        kinds: Kinds of generated tasks.
+        split: Only generated tasks of this split, by content.
+        backend: "auto" asks Math-Verify where it is installed, "math-verify" insists on it, "none" never asks.
+        timeout_s: Wall clock of one comparison by Math-Verify.
+        processes: Comparisons by Math-Verify that may run at a time, in all verifiers of this process.
+        render_mode: "ansi".
+
+    Raises:
+        ValueError: If an argument makes no sense.
+    """
+
+    metadata: dict[str, Any] = VerifierEnv.metadata | {
+        "description": "Mathematical answers: exact arithmetic first, Math-Verify behind it.",
+        # A comparison by Math-Verify may take its whole time-out.
+        "inline": False,
+    }
+    kwargs_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "kinds": {"type": "array", "items": {"enum": list(KINDS)}, "minItems": 1, "uniqueItems": True},
+            "split": {"enum": ["train", "valid", "test", None]},
+            "backend": {"enum": ["auto", "math-verify", "none"]},
+            "timeout_s": {"type": "number", "minimum": 0.1, "maximum": 30},
+            "render_mode": {"enum": ["ansi", None]},
+        },
+    }
+    operator_kwargs: ClassVar[frozenset[str]] = frozenset({"processes"})
+
+    def __init__(
+        self,
+        *,
+        kinds: Sequence[str] = KINDS,
+        split: str | None = None,
+        backend: Literal["auto", "math-verify", "none"] = "auto",
+        timeout_s: float = 5.0,
+        processes: int = 1,
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__(render_mode=render_mode)
+        if not kinds or set(kinds) - set(KINDS):
+            raise ValueError(f"kinds must be some of {', '.join(KINDS)}, not {list(kinds)!r}")
+        if backend not in ("auto", "math-verify", "none"):
+            raise ValueError(f"backend must be 'auto', 'math-verify' or 'none', not {backend!r}")
+        if not 0.1 <= timeout_s <= 30:
+            raise ValueError(f"timeout_s must be between 0.1 and 30, not {timeout_s}")
+        if processes < 1:
+            raise ValueError(f"processes must be at least 1, not {processes}")
+        installed = backend != "none" and find_spec("math_verify") is not None
+        if backend == "math-verify" and not installed:
+            raise ValueError("backend 'math-verify' needs Math-Verify: pip install 'rollgym[math]'")
+        self._kinds = tuple(kinds)
+        self._split = checked_split(split)
+        self._timeout_s = timeout_s
+        self._share = PoolShare(_CALL, processes) if installed else None
+
+    def draw_task(self) -> dict[str, Any]:
+        """Draw a question of the wanted kinds and split, and its answer."""
+        for _ in range(_TRIES):
+            kind = self._kinds[int(self.np_random.integers(len(self._kinds)))]
+            question, answer = draw(kind, self.np_random)
+            if self._split is None or split_of_text(question) == self._split:
+                return {"question": question, "answer": answer}
+        raise ValueError(f"no question of split {self._split} in {_TRIES} tries: allow more kinds")
+
+    def checked_task(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a task: a `question` (or `problem`), an `answer` (or a list of which any will do), and options."""
+        question = fields.get("question", fields.get("problem"))
+        if not isinstance(question, str):
+            raise ValueError("a task needs the field 'question' (or 'problem'), as text")
+        references = _references(fields)
+        if isinstance(references, str):
+            raise ValueError(references)
+        options = _options(fields)
+        if isinstance(options, str):
+            raise ValueError(options)
+        return {**fields, "question": question, "answer": fields["answer"]}
+
+    def prompt(self, task: Mapping[str, Any]) -> str:
+        """Return the question."""
+        return str(task["question"])
+
+    def instruction(self) -> str:
+        """Return how to answer."""
+        return "Solve the problem. Put the final answer in a box, for example \\boxed{12}."
+
+    def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
+        """Compare a response's answer with the task's; the detail begins with the reason in a word."""
+        references = _references(task)
+        if isinstance(references, str):
+            return Verdict(0.0, "error", f"bad_task: {references}")
+        options = _options(task)
+        if isinstance(options, str):
+            return Verdict(0.0, "error", f"bad_task: {options}")
+        question = task.get("question", task.get("problem"))
+        asked = _PERCENT_ASKED.search(question) is not None if isinstance(question, str) else None
+        text = spoken(response)
+        verdicts = []
+        for gold in references:
+            verdict = self._verdict(text, gold, options, asked)
+            if verdict.outcome == "correct":
+                return verdict
+            verdicts.append(verdict)
+        return max(verdicts, key=lambda each: _RANK[each.outcome])
+
+    def close(self) -> None:
+        """Give the processes back."""
+        if self._share is not None:
+            self._share.close()
+
+    def _verdict(self, text: str, gold: str, options: _Options, percent_asked: bool | None) -> Verdict:
+        reference = _reference(gold)
+        found, comparison = _judge(text, reference, options, percent_asked)
+        if found is None:
+            return Verdict(0.0, "unparsable", "no_answer: the response gives none that could be read")
+        if comparison.equal is None:
+            return self._ask(text, gold, found, options)
+        said = f"{comparison.reason}: {_short(found.text)}"
+        if comparison.equal:
+            return Verdict(1.0, "correct", said)
+        return Verdict(0.0, "wrong", f"{said}, expected {_short(gold)}")
+
+    def _ask(self, text: str, gold: str, found: Found, options: _Options) -> Verdict:
+        """Have Math-Verify compare what arithmetic cannot."""
+        if self._share is None:
+            return Verdict(
+                0.0,
+                "error",
+                f"needs_math_verify: {_short(found.text)} and {_short(gold)} are compared by Math-Verify only "
+                "(pip install 'rollgym[math]')",
+            )
+        request = {
+            "gold": _anchored(gold, options),
+            "answer": _anchored(found.text, options)
+            if found.place in ("tag", "phrase")
+            else _whole(text, options),
+            "match_types": list(options.match_types),
+            "boxed_match_priority": options.boxed_match_priority,
+            "float_rounding": options.float_rounding,
+            "strict": options.strict,
+            "allow_set_relation_comp": options.allow_set_relation_comp,
+        }
+        try:
+            equal = self._share.pool.call(request, self._timeout_s)
+        except CallTimeout as late:
+            return Verdict(0.0, "timeout", f"comparison_timeout: Math-Verify gave {late}")
+        except CallFailed as failed:
+            return Verdict(0.0, "error", f"comparison_failed: {_short(str(failed))}")
+        if equal:
+            return Verdict(1.0, "correct", f"math_verify: {_short(found.text)}")
+        return Verdict(0.0, "wrong", f"math_verify: {_short(found.text)}, expected {_short(gold)}")
+
+
+def _judge(
+    text: str, gold: str | None, options: _Options, percent_asked: bool | None
+) -> tuple[Found | None, Comparison]:
+    """Find the answer in what was said, and compare it as far as its form tells; no gold, no comparison."""
+
+    def against(answer: str) -> Comparison:
+        if gold is None:
+            return UNDECIDED
+        return compare(gold, answer, rounding=options.float_rounding, percent_asked=percent_asked)
+
+    found = marked_answer(text)
+    if found is not None:
+        if not found.text:
+            return None, UNDECIDED
+        comparison = against(found.text)
+        if comparison.equal is None and _is_sentence(found):
+            # A number in a sentence of its own, such as "42 apples in all".
+            numbers = numbers_in(found.text)
+            if len(numbers) == 1:
+                return found, against(numbers[0])
+        return found, comparison
+    whole = text.strip()
+    if len(whole) <= _LONGEST_WHOLE and "\n" not in whole and whole:
+        # The response may be nothing but the answer.
+        answer = inside_dollars(whole)
+        comparison = against(answer)
+        sentence = _PROSE.search(without_formulas(answer)) is not None
+        if comparison.equal or not sentence:
+            sum_, _, after = answer.rpartition("=")
+            if comparison.equal is None and sum_ and not any(map(str.isalpha, sum_)):
+                return Found("whole", after.strip(), whole), against(after)
+            return Found("whole", answer, whole), comparison
+    found = last_formula_or_number(text)
+    if found is None and gold is not None and _WORD.search(gold) and "\\frac" not in gold:
+        # Words are expected, and there are words.
+        return (Found("whole", whole, whole), against(whole)) if whole else (None, UNDECIDED)
+    if found is None or (found.place == "number" and "expr" not in options.match_types):
+        return None, UNDECIDED
+    return found, against(found.text)
+
+
+def _is_sentence(found: Found) -> bool:
+    """Whether it is a sentence about an answer and no formula."""
+    return (
+        found.place in ("tag", "phrase")
+        and _WORD.search(found.text) is not None
+        and _FUNCTION.search(found.text) is None
+    )
+
+
+def _reference(gold: str) -> str | None:
+    """Return the answer that a reference gives; None where that is not plain to see."""
+    marked = _REFERENCE_MARK.search(gold)
+    if marked is not None:
+        return marked[1].strip()
+    if "\\boxed" in gold or "\\fbox" in gold:
+        box = last_box(gold)
+        return box.text if box is not None and box.text and box.parts == box_count(gold) else None
+    inner = inside_dollars(gold)
+    return None if "$" in inner.strip("$") else inner
+
+
+def _anchored(text: str, options: _Options) -> str:
+    """Return a text that is an answer in a form that Math-Verify takes for one."""
+    if "latex" not in options.match_types or _ANCHOR.search(text) is not None:
+        return text
+    return f"\\boxed{{{text}}}"
+
+
+def _whole(text: str, options: _Options) -> str:
+    short = len(text) <= _LONGEST_WHOLE and "\n" not in text.strip()
+    return _anchored(text.strip(), options) if short and _WORD.search(text) is None else text
+
+
+def _references(task: Mapping[str, Any]) -> list[str] | str:
+    """Return the references of a task, or what is wrong with them."""
+    answer = task.get("answer")
+    answers = list(answer) if isinstance(answer, (list, tuple)) else [answer]
+    if not answers or not all(
+        isinstance(each, (str, int, float)) and not isinstance(each, bool) and str(each).strip()
+        for each in answers
+    ):
+        return "a task needs the field 'answer': text, a number, or a list of them of which any will do"
+    return [str(each).strip() for each in answers]
+
+
+def _options(task: Mapping[str, Any]) -> _Options | str:
+    """Return the options that a task names, or what is wrong with them."""
+    given = {name: task[name] for name in _OPTION_TYPES if name in task}
+    if not given:
+        return _DEFAULTS
+    for name, value in given.items():
+        kinds = _OPTION_TYPES[name]
+        if not isinstance(value, kinds) or (kinds == (int,) and isinstance(value, bool)):
+            return f"the option '{name}' cannot be {value!r}"
+    types = tuple(given.get("match_types", _DEFAULTS.match_types))
+    if not types or set(types) - {"latex", "expr"}:
+        return f"match_types must be some of 'latex' and 'expr', not {list(types)!r}"
+    if not 0 <= given.get("float_rounding", 0) <= 15:
+        return "float_rounding must be between 0 and 15"
+    return _Options(**cast(dict[str, Any], {**given, "match_types": types}))
+
+
+_DEFAULTS = _Options()
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."

@@ -1,0 +1,242 @@
+"""MultipleChoice-v0: which option a response chooses."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from numpy.random import Generator
+
+from envs.splits import checked_split, split_of_text
+from envs.verifiers.base import Verdict, VerifierEnv
+from envs.verifiers.extraction import marked_answer, spoken
+from envs.verifiers.latex import unwrapped
+
+LETTERS = "ABCDEFGHIJ"
+_TRIES = 10_000
+
+# A letter that opens what was said, with what sets it off from a word: "B", "(B)", "B) Paris", "Option B: Paris".
+_LEADING = re.compile(
+    r"(?:the\s+)?(?:correct\s+)?(?:option|choice|answer)?\s*[(\[]?\s*(?P<letter>[A-Ja-j])(?P<mark>\s*[)\].:,;]+|\s+[-–—]|)(?P<rest>.*)",
+    re.DOTALL | re.IGNORECASE,
+)
+_MORE = re.compile(r"[\s,;/&]*(?:\bor\b|\band\b|/|,|&|;)?\s*[(\[]?(?P<letter>[A-J])[)\]]?(?![\w'’])")
+# Letters that stand by themselves in prose: in brackets, in bold, or alone in a line.
+_STANDALONE = re.compile(
+    r"\((?P<round>[A-J])\)|\*\*\(?(?P<bold>[A-J])\)?[.:)]?\*\*|^\s*\(?(?P<line>[A-J])\)?[.:]?\s*$",
+    re.MULTILINE,
+)
+_ALTERNATIVE = re.compile(r"\s*(?:,|/|or|and|&)\s*(?:maybe|perhaps|possibly|also)?\s*", re.IGNORECASE)
+_PUNCTUATION = re.compile(r"[^\w\s.%/+-]|[.](?=\s|$)")
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+
+
+class MultipleChoiceEnv(VerifierEnv):
+    """Questions with options.
+
+    A response is read outside its thoughts: the last box, else the last answer tag, else what follows "the answer is",
+    else the last letter that stands by itself, in brackets, in bold or in a line of its own. The text of an option
+    counts as its letter. A response that names several options names none.
+
+    Args:
+        options: Options of a generated question.
+        split: Only generated questions of this split, by content.
+        render_mode: "ansi".
+
+    Raises:
+        ValueError: If an argument makes no sense.
+    """
+
+    metadata: dict[str, Any] = VerifierEnv.metadata | {
+        "description": "Questions with options: which letter, or which option's text, a response chooses."
+    }
+    kwargs_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "options": {"type": "integer", "minimum": 2, "maximum": len(LETTERS)},
+            "split": {"enum": ["train", "valid", "test", None]},
+            "render_mode": {"enum": ["ansi", None]},
+        },
+    }
+
+    def __init__(self, *, options: int = 4, split: str | None = None, render_mode: str | None = None) -> None:
+        super().__init__(render_mode=render_mode)
+        if not 2 <= options <= len(LETTERS):
+            raise ValueError(f"options must be between 2 and {len(LETTERS)}, not {options}")
+        self._options = options
+        self._split = checked_split(split)
+
+    def draw_task(self) -> dict[str, Any]:
+        """Draw a question of the wanted split with one right option."""
+        for _ in range(_TRIES):
+            question, options, place = _draw(self.np_random, self._options)
+            if self._split is None or split_of_text(f"{question} {options}") == self._split:
+                return {"question": question, "options": options, "answer": LETTERS[place]}
+        raise ValueError(f"no question of split {self._split} in {_TRIES} tries")
+
+    def checked_task(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a task: `question`, `options` (a list, or texts by letter) and `answer` (letter, index or text)."""
+        if not isinstance(fields.get("question"), str):
+            raise ValueError("a task needs the field 'question', as text")
+        read = _options(fields)
+        if isinstance(read, str):
+            raise ValueError(read)
+        gold = _gold(fields, read)
+        if len(gold) > 1:
+            raise ValueError(gold)
+        return {**fields, "question": fields["question"], "answer": gold}
+
+    def prompt(self, task: Mapping[str, Any]) -> str:
+        """Return the question and its options."""
+        options = _options(task)
+        assert not isinstance(options, str)
+        shown = [f"{letter}) {text}" for letter, text in options.items() if text]
+        return "\n".join([task["question"], *shown])
+
+    def instruction(self) -> str:
+        """Return how to answer."""
+        return "Choose the right option. Put its letter, and nothing else, in a box: \\boxed{letter}."
+
+    def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
+        """See which option a response chooses; the detail begins with the reason in a word."""
+        options = _options(task)
+        if isinstance(options, str):
+            return Verdict(0.0, "error", f"bad_task: {options}")
+        gold = _gold(task, options)
+        if len(gold) > 1:
+            return Verdict(0.0, "error", f"bad_task: {gold}")
+        chosen, where = read_choice(response, options)
+        if not chosen:
+            return Verdict(0.0, "unparsable", "no_choice: the response names no option")
+        if len(chosen) > 1:
+            return Verdict(0.0, "wrong", f"ambiguous: the response names {', '.join(sorted(chosen))}")
+        (letter,) = chosen
+        if letter == gold:
+            return Verdict(1.0, "correct", f"{where}: {letter}")
+        return Verdict(0.0, "wrong", f"{where}: {letter}, expected {gold}")
+
+
+def read_choice(response: str, options: Mapping[str, str]) -> tuple[frozenset[str], str]:
+    """Return the letters that a response names as its answer, and where they stand.
+
+    Args:
+        response: What was said.
+        options: Texts by letter; a text may be empty where it is not known.
+    """
+    text = spoken(response)
+    found = marked_answer(text, short=False)
+    if found is not None:
+        return _said(found.text, options), found.place
+    whole = text.strip()
+    chosen = _by_text(whole, options)
+    if chosen:
+        return chosen, "text"
+    if len(whole) <= 3 and (letters := _said(whole, options)):
+        return letters, "letter"
+    letters, end = frozenset[str](), -1
+    for match in _STANDALONE.finditer(text):
+        letter = match["round"] or match["bold"] or match["line"]
+        if letter not in options:
+            continue
+        together = end >= 0 and _ALTERNATIVE.fullmatch(text[end : match.start()]) is not None
+        letters, end = (letters | {letter} if together else frozenset({letter})), match.end()
+    return letters, "letter"
+
+
+def _said(text: str, options: Mapping[str, str]) -> frozenset[str]:
+    """Return the letters that a text names which stands where an answer is given."""
+    plain = unwrapped(text).strip().strip("*_`\"'“”").strip()
+    chosen = _by_text(plain, options)
+    if chosen:
+        return chosen
+    match = _LEADING.fullmatch(plain)
+    if match is None or match["letter"].upper() not in options:
+        return frozenset()
+    letter, rest = match["letter"].upper(), match["rest"].strip()
+    if not rest:
+        return frozenset({letter})
+    same = _by_text(rest, options)
+    if same:
+        # "B) Paris" where Paris is C names both.
+        return same | {letter}
+    if not match["mark"] and (not match["rest"][0].isspace() or match["letter"] in "AIai"):
+        # "Apples", "a dog": a word and no letter.
+        return frozenset()
+    if match["letter"].islower() and not match["mark"]:
+        return frozenset()
+    others = {letter}
+    place = 0
+    joined = match["mark"].strip() in ("", ",", ")", "]", ";", "),")
+    while joined and (more := _MORE.match(rest, place)) is not None and more["letter"] in options:
+        others.add(more["letter"])
+        place = more.end()
+    return frozenset(others)
+
+
+def _by_text(text: str, options: Mapping[str, str]) -> frozenset[str]:
+    """Return the letters of the options whose text this is."""
+    said = _normal(text)
+    return frozenset(
+        letter for letter, option in options.items() if option and said and _normal(option) == said
+    )
+
+
+def _normal(text: str) -> str:
+    bare = _PUNCTUATION.sub(" ", unwrapped(text).casefold())
+    return " ".join((_ARTICLES.sub(" ", bare) if len(bare) > 2 else bare).split())
+
+
+def _options(task: Mapping[str, Any]) -> dict[str, str] | str:
+    """Return the options by letter, or what is wrong with them."""
+    given = task.get("options", task.get("choices"))
+    if given is None:
+        return dict.fromkeys(LETTERS, "")
+    if isinstance(given, Mapping):
+        named = {str(letter).strip("() .").upper(): str(text) for letter, text in given.items()}
+        if len(named) == len(given) and set(named) <= set(LETTERS) and len(named) > 1:
+            return named
+    elif isinstance(given, Sequence) and not isinstance(given, str) and 2 <= len(given) <= len(LETTERS):
+        return {letter: str(text) for letter, text in zip(LETTERS, given, strict=False)}
+    return f"'options' must be 2 to {len(LETTERS)} texts: a list, or texts by letter (A to {LETTERS[-1]})"
+
+
+def _gold(task: Mapping[str, Any], options: Mapping[str, str]) -> str:
+    """Return the letter of the right option, or in more than one letter what is wrong with it."""
+    answer = task.get("answer")
+    letters = list(options)
+    if type(answer) is int and 0 <= answer < len(letters):
+        return letters[answer]
+    if isinstance(answer, str):
+        letter = answer.strip().strip("()[]. ").upper()
+        if letter in options:
+            return letter
+        same = _by_text(answer, options)
+        if len(same) == 1:
+            return next(iter(same))
+    return f"'answer' must be a letter of the options, an index or the text of one option, not {answer!r}"
+
+
+def _draw(generator: Generator, count: int) -> tuple[str, list[str], int]:
+    kind = int(generator.integers(3))
+    if kind == 0:
+        numbers = (100 + generator.choice(900, count, replace=False)).tolist()
+        largest = bool(generator.integers(2))
+        right = max(numbers) if largest else min(numbers)
+        question = f"Which of these numbers is the {'largest' if largest else 'smallest'}?"
+    else:
+        divisor = int(generator.integers(3, 13))
+        shift = 0 if kind == 1 else int(generator.integers(1, divisor))
+        right = divisor * int(generator.integers(2, 60)) + shift
+        wrong: list[int] = []
+        while len(wrong) < count - 1:
+            number = int(generator.integers(2 * divisor, 60 * divisor))
+            if number % divisor != shift and number not in wrong:
+                wrong.append(number)
+        numbers = [right, *wrong]
+        generator.shuffle(numbers)
+        question = (
+            f"Which of these numbers is a multiple of {divisor}?"
+            if kind == 1
+            else f"Which of these numbers leaves the remainder {shift} when divided by {divisor}?"
+        )
+    return question, [str(number) for number in numbers], numbers.index(right)

@@ -1,0 +1,239 @@
+"""QA-v0: short answers, by exact match, overlap of words, numbers, dates, or true and false."""
+
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+from envs.splits import checked_split, split_of_text
+from envs.verifiers.base import Verdict, VerifierEnv
+from envs.verifiers.dates import read_date
+from envs.verifiers.exact import NotExact, approximate, read_value
+from envs.verifiers.extraction import marked_answer, numbers_in, spoken
+from envs.verifiers.latex import plain, unwrapped
+from envs.verifiers.question_answering_tasks import KINDS, draw
+
+Metric = Literal["auto", "exact", "f1", "contains", "number", "date", "boolean"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+_TRIES = 10_000
+_FULL = 1.0 - 1e-9
+_SHOWN = 80
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_TRUE, _FALSE = frozenset({"true", "yes", "correct"}), frozenset({"false", "no", "incorrect"})
+_BOOLEAN = re.compile(r"\b(not\s+)?(true|false|yes|no|correct|incorrect)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """How a task wants its answer to be compared."""
+
+    metric: Metric
+    tolerance: float
+    relative_tolerance: float
+
+
+class QuestionAnsweringEnv(VerifierEnv):
+    """Short answers.
+
+    A response is read outside its thoughts: the last box, else the last answer tag, else what follows "the answer is",
+    else all of it. A task may name its own `metric` and tolerances, and several `answers` of which any will do.
+
+    Args:
+        metric: `exact` (equal words, after SQuAD's normalisation), `f1` (overlap of words), `contains` (the reference
+            is among the words), `number` (within a tolerance), `date`, `boolean`, or `auto` (`date`, `number` or
+            `boolean` where the reference is one, else `exact`).
+        tolerance: How far a number may be off.
+        relative_tolerance: The same, as a share of the reference.
+        kinds: Kinds of generated tasks.
+        split: Only generated tasks of this split, by content.
+        render_mode: "ansi".
+
+    Raises:
+        ValueError: If an argument makes no sense.
+    """
+
+    metadata: dict[str, Any] = VerifierEnv.metadata | {
+        "description": "Short answers: exact match, F1, containment, numbers, dates, true and false."
+    }
+    kwargs_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "metric": {"enum": list(METRICS)},
+            "tolerance": {"type": "number", "minimum": 0},
+            "relative_tolerance": {"type": "number", "minimum": 0},
+            "kinds": {"type": "array", "items": {"enum": list(KINDS)}, "minItems": 1, "uniqueItems": True},
+            "split": {"enum": ["train", "valid", "test", None]},
+            "render_mode": {"enum": ["ansi", None]},
+        },
+    }
+
+    def __init__(
+        self,
+        *,
+        metric: Metric = "auto",
+        tolerance: float = 0.0,
+        relative_tolerance: float = 0.0,
+        kinds: tuple[str, ...] = KINDS,
+        split: str | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__(render_mode=render_mode)
+        rule = _rule({}, _Rule(metric, tolerance, relative_tolerance))
+        if isinstance(rule, str):
+            raise ValueError(rule)
+        if not kinds or set(kinds) - set(KINDS):
+            raise ValueError(f"kinds must be some of {', '.join(KINDS)}, not {list(kinds)!r}")
+        self._rule = rule
+        self._kinds = tuple(kinds)
+        self._split = checked_split(split)
+
+    def draw_task(self) -> dict[str, Any]:
+        """Draw a question of the wanted kinds and split."""
+        for _ in range(_TRIES):
+            question, answer = draw(self._kinds, self.np_random)
+            if self._split is None or split_of_text(question) == self._split:
+                return {"question": question, "answer": answer}
+        raise ValueError(f"no question of split {self._split} in {_TRIES} tries: allow more kinds")
+
+    def checked_task(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a task: a `question`, and an `answer` or a list of `answers` of which any will do."""
+        if not isinstance(fields.get("question"), str):
+            raise ValueError("a task needs the field 'question', as text")
+        for wrong in (_references(fields), _rule(fields, self._rule)):
+            if isinstance(wrong, str):
+                raise ValueError(wrong)
+        return dict(fields)
+
+    def prompt(self, task: Mapping[str, Any]) -> str:
+        """Return the question."""
+        return str(task["question"])
+
+    def instruction(self) -> str:
+        """Return how to answer."""
+        return "Answer the question in as few words as possible, between <answer> and </answer>."
+
+    def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
+        """Compare what a response gives as its answer; the detail begins with the metric that decided."""
+        references = _references(task)
+        if isinstance(references, str):
+            return Verdict(0.0, "error", f"bad_task: {references}")
+        rule = _rule(task, self._rule)
+        if isinstance(rule, str):
+            return Verdict(0.0, "error", f"bad_task: {rule}")
+        text = spoken(response)
+        found = marked_answer(text)
+        said = text.strip() if found is None else found.text
+        if not said:
+            return Verdict(0.0, "unparsable", "no_answer: the response gives none")
+        score, metric = max(
+            (_compare(reference, said, rule) for reference in references), key=lambda each: each[0]
+        )
+        shown = said if len(said) <= _SHOWN else f"{said[: _SHOWN - 3]}..."
+        if score >= _FULL:
+            return Verdict(1.0, "correct", f"{metric}: {shown}")
+        expected = f"{metric}: {shown}, expected {references[0]}"
+        return Verdict(score, "partial", expected) if score > 0 else Verdict(0.0, "wrong", expected)
+
+
+def normal(text: str) -> str:
+    """Return a text in SQuAD's normal form: small letters, no punctuation, no articles, single spaces."""
+    return " ".join(_ARTICLES.sub(" ", unwrapped(text).lower().translate(_PUNCTUATION)).split())
+
+
+def overlap(reference: str, said: str) -> float:
+    """Return the F1 of the words of two normal texts."""
+    wanted, given = reference.split(), said.split()
+    common = sum((Counter(wanted) & Counter(given)).values())
+    if not common:
+        return float(wanted == given)
+    precision, recall = common / len(given), common / len(wanted)
+    return 2 * precision * recall / (precision + recall)
+
+
+def read_boolean(text: str) -> bool | None:
+    """Return what a text says of true and false; None where it says nothing, or both."""
+    said = {(match[2].lower() in _TRUE) is (match[1] is None) for match in _BOOLEAN.finditer(text)}
+    return said.pop() if len(said) == 1 else None
+
+
+def read_number(text: str) -> float | None:
+    """Return the number that a text is, or the only one in it."""
+    form = plain(text)
+    try:
+        value = approximate(read_value(form.text))
+    except NotExact:
+        numbers = numbers_in(text)
+        if len(numbers) != 1 or numbers[0] == text:
+            return None
+        return read_number(numbers[0])
+    return value
+
+
+def _compare(reference: str, said: str, rule: _Rule) -> tuple[float, Metric]:
+    metric = rule.metric
+    if metric == "auto":
+        metric = _kind_of(reference)
+    if metric == "date":
+        wanted_day, day = read_date(reference), read_date(said)
+        if wanted_day is None or day is None:
+            return _exact(reference, said), metric
+        return float(wanted_day == day), metric
+    if metric == "number":
+        wanted, number = read_number(reference), read_number(said)
+        if wanted is None or number is None:
+            return _exact(reference, said), metric
+        slack = max(rule.tolerance, rule.relative_tolerance * abs(wanted))
+        return float(math.isclose(number, wanted, rel_tol=1e-9, abs_tol=slack)), metric
+    if metric == "boolean":
+        truth = read_boolean(said)
+        return float(truth is not None and truth == read_boolean(reference)), metric
+    if metric == "f1":
+        return overlap(normal(reference), normal(said)), metric
+    if metric == "contains":
+        return float(f" {normal(reference)} " in f" {normal(said)} "), metric
+    return _exact(reference, said), metric
+
+
+def _exact(reference: str, said: str) -> float:
+    wanted = normal(reference)
+    # What is nothing but punctuation and articles is compared as it stands.
+    return float(normal(said) == wanted if wanted else said.strip() == reference.strip())
+
+
+def _kind_of(reference: str) -> Metric:
+    if reference.strip().lower() in ("true", "false", "yes", "no"):
+        return "boolean"
+    if read_date(reference) is not None:
+        return "date"
+    try:
+        read_value(plain(reference).text)
+    except NotExact:
+        return "exact"
+    return "number"
+
+
+def _references(task: Mapping[str, Any]) -> list[str] | str:
+    given = task.get("answers", task.get("answer"))
+    answers = list(given) if isinstance(given, (list, tuple)) else [given]
+    if not answers or not all(isinstance(each, (str, int, float)) and str(each).strip() for each in answers):
+        return "a task needs the field 'answer' (text, a number, true or false) or a list of them, 'answers'"
+    return [str(each) for each in answers]
+
+
+def _rule(task: Mapping[str, Any], default: _Rule) -> _Rule | str:
+    metric = task.get("metric", default.metric)
+    if metric not in METRICS:
+        return f"metric must be one of {', '.join(METRICS)}, not {metric!r}"
+    slack = [
+        task.get("tolerance", default.tolerance),
+        task.get("relative_tolerance", default.relative_tolerance),
+    ]
+    for value in slack:
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
+            return f"a tolerance must be a number that is not negative, not {value!r}"
+    return _Rule(metric, float(slack[0]), float(slack[1]))

@@ -1,0 +1,170 @@
+"""ReasoningGym-v0: the procedural data sets of reasoning-gym, each with its own scorer."""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+from envs.splits import checked_split, split_of_text
+from envs.verifiers.base import Verdict, VerifierEnv
+from envs.verifiers.extraction import last_box, last_tag, spoken
+from envs.verifiers.pool import CallFailed, CallTimeout, PoolShare
+
+_CALL = "envs.verifiers.reasoning_gym_call:call"
+_TRIES = 200
+_LARGEST_SEED = 2**31
+_FULL = 1.0 - 1e-9
+_SHOWN = 60
+_MISSING = "ReasoningGym-v0 needs reasoning-gym: pip install 'rollgym[reasoning-gym]'"
+
+
+class ReasoningGymEnv(VerifierEnv):
+    """A data set of reasoning-gym.
+
+    Tasks are generated, and answers scored, in a process of their own under a wall clock: some scorers search, and some
+    raise on what is no answer. A response is read outside its thoughts: the last answer tag, else the last box, else
+    all of it.
+
+    Args:
+        dataset: The data set's name, such as `chain_sum` or `countdown`.
+        config: Its settings, as reasoning-gym names them.
+        split: Only tasks of this split, by content.
+        timeout_s: Wall clock of one generated task or one scored answer.
+        render_mode: "ansi".
+
+    Raises:
+        ValueError: If an argument makes no sense.
+    """
+
+    metadata: dict[str, Any] = VerifierEnv.metadata | {
+        "description": "The procedural data sets of reasoning-gym with their own scorers.",
+        # The library is in another process, and answers take their time there.
+        "inline": False,
+    }
+    kwargs_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "dataset": {"type": "string", "pattern": "^[a-z0-9_]{1,64}$"},
+            "config": {"type": "object", "maxProperties": 32},
+            "split": {"enum": ["train", "valid", "test", None]},
+            "timeout_s": {"type": "number", "minimum": 0.1, "maximum": 30},
+            "render_mode": {"enum": ["ansi", None]},
+        },
+    }
+
+    def __init__(
+        self,
+        *,
+        dataset: str = "chain_sum",
+        config: Mapping[str, Any] | None = None,
+        split: str | None = None,
+        timeout_s: float = 10.0,
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__(render_mode=render_mode)
+        if not 0.1 <= timeout_s <= 30:
+            raise ValueError(f"timeout_s must be between 0.1 and 30, not {timeout_s}")
+        if {"seed", "size"} & set(config or {}):
+            raise ValueError("config must not have 'seed' or 'size': the seed is that of the reset")
+        self._dataset = dataset
+        self._config = dict(config or {})
+        self._split = checked_split(split)
+        self._timeout_s = timeout_s
+        self._share = PoolShare(_CALL)
+
+    def draw_task(self) -> dict[str, Any]:
+        """Draw a task of the wanted split.
+
+        Raises:
+            ValueError: If reasoning-gym is not installed, or has no such data set.
+        """
+        for _ in range(_TRIES):
+            seed = int(self.np_random.integers(_LARGEST_SEED))
+            named = {"dataset": self._dataset, "config": self._config, "seed": seed}
+            drawn = self._call(named)
+            if self._split is None or split_of_text(drawn["question"]) == self._split:
+                return {**named, "question": drawn["question"], "answer": drawn["answer"]}
+        raise ValueError(f"{self._dataset} gave no task of split {self._split} in {_TRIES} tries")
+
+    def checked_task(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the task that `dataset`, `config` and `seed` name."""
+        named = self._named(fields)
+        if isinstance(named, str):
+            raise ValueError(named)
+        drawn = self._call(named)
+        return {**fields, **named, "question": drawn["question"], "answer": drawn["answer"]}
+
+    def prompt(self, task: Mapping[str, Any]) -> str:
+        """Return the question."""
+        return str(task["question"])
+
+    def instruction(self) -> str:
+        """Return how to answer."""
+        return "Answer the question. Put nothing but the final answer between <answer> and </answer>."
+
+    def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
+        """Score what a response gives as its answer with the data set's own scorer."""
+        named = self._named(task)
+        if isinstance(named, str):
+            return Verdict(0.0, "error", f"bad_task: {named}")
+        text = spoken(response)
+        found = last_tag(text) or last_box(text)
+        said = text.strip() if found is None else found.text
+        if not said:
+            return Verdict(0.0, "unparsable", "no_answer: the response gives none")
+        try:
+            result = self._call({**named, "answer": said})
+            if "raised" in result:
+                return self._refused(named, task, str(result["raised"]))
+        except TimeoutError as late:
+            return Verdict(0.0, "timeout", f"scoring_timeout: {late}")
+        except (RuntimeError, ValueError) as failed:
+            return Verdict(0.0, "error", f"scoring_failed: {failed}")
+        score = min(1.0, max(0.0, float(result["score"])))
+        shown = said if len(said) <= _SHOWN else f"{said[: _SHOWN - 3]}..."
+        if score >= _FULL:
+            return Verdict(1.0, "correct", f"scored: {shown}")
+        return Verdict(score, "partial" if score > 0 else "wrong", f"scored: {shown}")
+
+    def close(self) -> None:
+        """Give the process back."""
+        self._share.close()
+
+    def _refused(self, named: Mapping[str, Any], task: Mapping[str, Any], raised: str) -> Verdict:
+        """Tell whose fault it is that a scorer raised: it is the scorer's where it raises on its own answer, too."""
+        own = task.get("answer")
+        if isinstance(own, str) and "raised" not in self._call({**named, "answer": own}):
+            return Verdict(0.0, "unparsable", f"no_such_answer: the scorer raised {raised}")
+        return Verdict(0.0, "error", f"scorer_raised: {raised}")
+
+    def _named(self, fields: Mapping[str, Any]) -> dict[str, Any] | str:
+        """Return what names a task, or what is wrong with it."""
+        dataset = fields.get("dataset", self._dataset)
+        config, seed = fields.get("config", self._config), fields.get("seed")
+        if not isinstance(dataset, str):
+            return "the field 'dataset' must name a data set of reasoning-gym"
+        if not isinstance(config, Mapping) or {"seed", "size"} & set(config):
+            return "the field 'config' must hold settings of the data set, without 'seed' and 'size'"
+        if type(seed) is not int or not 0 <= seed < _LARGEST_SEED:
+            return f"a task needs the field 'seed', a whole number from 0 to {_LARGEST_SEED - 1}"
+        return {"dataset": dataset, "config": dict(config), "seed": seed}
+
+    def _call(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Call reasoning-gym.
+
+        Raises:
+            ValueError: It is not installed, or has no such task.
+            TimeoutError: It took too long.
+            RuntimeError: Its process failed.
+        """
+        if find_spec("reasoning_gym") is None:
+            raise ValueError(_MISSING)
+        try:
+            result: dict[str, Any] = self._share.pool.call(request, self._timeout_s)
+        except CallTimeout as late:
+            raise TimeoutError(f"{request['dataset']} gave {late}") from late
+        except CallFailed as failed:
+            raise RuntimeError(f"{request['dataset']}: {failed}") from failed
+        if "refused" in result:
+            raise ValueError(result["refused"])
+        return result

@@ -1,0 +1,270 @@
+"""Math-v0: what it reads, what it decides by itself, and Math-Verify behind it."""
+
+import json
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clients.client import EnvClient
+from envs.splits import split_of_text
+from envs.verifiers.exact import NotExact, rational, read_value
+from envs.verifiers.extraction import marked_answer, spoken
+from envs.verifiers.mathematics import MathEnv
+from envs.verifiers.mathematics_tasks import KINDS
+from tests.support.processes import env_server
+from tests.support.recorded_data import recorded
+
+ALONE = MathEnv(backend="none")
+OPTIONS = ("match_types", "boxed_match_priority", "float_rounding", "strict", "allow_set_relation_comp")
+
+EQUAL = [
+    *(("5", "5.0"), ("1/2", "0.5"), ("0.5", r"\frac12"), ("-3", "−3"), ("1,000", "1000"), ("18", r"\$18.00")),
+    *(("1000000", "10^6"), ("8", "2^{3}"), ("2", r"\sqrt[3]{8}"), (r"3\sqrt{13}", r"\sqrt{117}")),
+    *((r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"), (r"2\pi", "2π"), ("7/3", r"2\frac{1}{3}")),
+    *(("7/3", "2 1/3"), ("14{,}916", "14916"), ("100%", r"\boxed{100\%}"), ("5%", "5"), ("5%", "0.05")),
+    *(("0.05", "5%"), ("0.333333", "1/3"), ("1/3", "0.333333"), ("(0.5, 1)", r"(\frac{1}{2}, 1)")),
+    *((r"\{1,2\}", r"\{2, 1\}"), (r"6 \text{ and } 8", "6, 8"), ("Evelyn", "evelyn."), ("x^2+1", "x^2 + 1")),
+    *((r"\text{(B)}", "B"), ("15", r"15 \text{ cm}^2"), ("12 cm", "12"), (r"90^\circ", "90 degrees")),
+    *(("x=5", "5"), ("5", "x = 5"), ("[0,1)", "$[0,1)$"), (r"(-\infty, 2)", r"(-\infty,2)")),
+    *(("#### 42", "42"), (r"The answer is \boxed{42}.", "42"), ("$125$", "125 miles")),
+]
+DIFFERENT = [
+    *(("5", "55"), ("5", "5x"), ("2", "2xy"), ("2", r"\sqrt{2}"), ("1", "x^2+1"), ("7", "2x+3=7")),
+    *(("5", "3-5"), ("3", "3.14"), ("1/3", "0.33"), ("5", "-5"), ("32349", "32, 349"), ("5", "3 or 5")),
+    *(("5", "5 or 3"), ("5", "between 4 and 5"), ("5", "x > 5"), ("x>5", "5"), ("12", "1 2"), ("5", "not 5")),
+    *(("(1,2)", "(2,1)"), ("(0,1)", "[0,1]"), ("(1,234)", "1234"), ("204_5", "204"), (r"\text{E}", "e")),
+    *(("3", r"\log 3"), ("1", "sin 1"), ("3", "1, 2, 3"), ("5", "v5"), ("5", "0.05"), ("2x", "2")),
+    *(("14", "2024-10-14"), ("0", r"\emptyset"), ("e", "2.718281828"), ("3", r"\frac{3}{"), ("5", "")),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer"), EQUAL)
+def test_equal_answers_are_equal_wherever_they_stand(gold, answer):
+    for said in (answer, rf"\boxed{{{answer}}}", f"<answer>{answer}</answer>", f"The answer is {answer}"):
+        verdict = ALONE.score(f"<think>It is 999.</think>{said}", {"answer": gold})
+        assert verdict.outcome == "correct", (said, verdict)
+
+
+@pytest.mark.parametrize(("gold", "answer"), DIFFERENT)
+def test_different_answers_are_never_correct(gold, answer):
+    for said in (
+        answer,
+        rf"\boxed{{{answer}}}",
+        f"<answer>{answer}</answer>",
+        f"We find that it is {answer}.",
+    ):
+        verdict = ALONE.score(said, {"answer": gold})
+        assert (verdict.score, verdict.outcome != "correct") == (0.0, True), (said, verdict)
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        (r"\boxed{1} no, \boxed{\frac{1}{2}} so <answer>3</answer>", r"\frac{1}{2}"),
+        (r"\boxed{\{1, \text{ab}\}}", r"\{1, \text{ab}\}"),
+        (r"\boxed{2} and \boxed{3}", "2, 3"),
+        ("<answer>1</answer><answer>2</answer> 3", "2"),
+        ("The answer is 4.5. I checked it.", "4.5"),
+        ("Final Answer: **12**\nBye 7", "12"),
+        (r"\boxed{255} The final answer is $10,455$. I hope it is correct.", "10,455"),
+        (r"so \boxed{\frac{1}{2", ""),
+        ("A: ", ""),
+        ("no mark 5", None),
+        (r"my thoughts \boxed{1}</think>\boxed{2}", "2"),
+        (r"\boxed{1}<think>\boxed{2}", "1"),
+    ],
+)
+def test_where_an_answer_is_marked(response, answer):
+    found = marked_answer(spoken(response))
+    assert (None if found is None else found.text) == answer
+
+
+def test_a_percentage_answers_a_whole_number_only_where_one_was_asked_for():
+    item = {"answer": "5"}
+    assert ALONE.score("5%", item).outcome == "correct"
+    assert ALONE.score("5%", {**item, "question": "What percentage is it?"}).outcome == "correct"
+    assert ALONE.score("5%", {**item, "question": "How many are there?"}).outcome == "wrong"
+
+
+def test_any_of_several_references_will_do():
+    task = {"answer": ["1/2", "50%", "x^2"]}
+    assert [ALONE.score(said, task).outcome for said in ("0.5", r"\boxed{x^2}", "7")] == [
+        "correct",
+        "correct",
+        "error",
+    ]
+    assert ALONE.score("7", {"answer": ["1", "2"]}).outcome == "wrong"
+
+
+def test_what_arithmetic_cannot_compare_is_no_wrong_answer():
+    verdict = ALONE.score(r"\boxed{(x+1)^2}", {"answer": "x^2+2x+1"})
+    assert (verdict.score, verdict.outcome) == (0.0, "error")
+    assert "pip install 'rollgym[math]'" in verdict.detail
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        {},
+        {"answer": ""},
+        {"answer": []},
+        {"answer": True},
+        {"answer": "5", "float_rounding": 99},
+        {"answer": "5", "match_types": ["words"]},
+        {"answer": "5", "strict": "yes"},
+    ],
+)
+def test_a_task_that_makes_no_sense_is_refused(task):
+    assert ALONE.score("5", task).detail.startswith("bad_task: ")
+    with pytest.raises(ValueError, match=r"must be|needs the field|cannot be"):
+        ALONE.reset(options={"question": "2 + 3", **task})
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{"kinds": []}, {"kinds": ["poems"]}, {"backend": "sympy"}, {"timeout_s": 0}, {"processes": 0}]
+)
+def test_bad_kwargs_are_refused(kwargs):
+    with pytest.raises(ValueError, match="must be"):
+        MathEnv(**kwargs)
+
+
+@pytest.mark.parametrize(
+    "piece", ["\\(\n", "\\[", "$\n", "<answer>", "<think>", "\\boxed{", "1,000", "{", "A: ", "x="]
+)
+def test_what_goes_on_for_pages_is_judged_all_the_same(piece):
+    assert ALONE.score(piece * 200_000, {"answer": "5"}).outcome != "correct"
+    assert ALONE.score(piece * 200_000 + "\n</think>\\boxed{5}", {"answer": "5"}).outcome == "correct"
+
+
+pieces = st.sampled_from(
+    [*"0123456789+-*/^(){}[],.=$%\\ x\n", r"\frac", r"\boxed{", "<answer>", "</answer>", "<think>", r"\sqrt"]
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(parts=st.lists(pieces, max_size=40), gold=st.sampled_from(["5", "1/2", "(1, 2)", "x+1", "abc"]))
+def test_no_response_raises(parts, gold):
+    verdict = ALONE.score("".join(parts), {"answer": gold})
+    assert verdict.score == (1.0 if verdict.outcome == "correct" else 0.0)
+
+
+@settings(max_examples=200)
+@given(number=st.fractions(max_denominator=10**6), shift=st.integers(1, 5))
+def test_a_number_equals_itself_in_every_form_and_no_other(number, shift):
+    above, below = number.numerator, number.denominator
+    forms = [str(number), rf"\frac{{{above}}}{{{below}}}", rf"\dfrac {{{above}}} {{{below}}}"]
+    if below == 1:
+        forms += [f"{above:,}", f"{above}.00", f"{above}^1"]
+    for form in forms:
+        assert rational(read_value(form)) == number
+        assert ALONE.score(rf"\boxed{{{form}}}", {"answer": str(number)}).outcome == "correct"
+        assert ALONE.score(rf"\boxed{{{form}}}", {"answer": str(number + shift)}).outcome == "wrong"
+
+
+@given(outside=st.integers(-50, 50), inside=st.integers(0, 400), other=st.integers(1, 30))
+def test_roots_are_exact(outside, inside, other):
+    value = read_value(rf"{outside}\sqrt{{{inside}}}")
+    assert (
+        read_value(rf"\frac{{{outside * other}\sqrt{{{inside * other * other}}}}}{{{other * other}}}")
+        == value
+    )
+    assert rational(read_value(rf"(\sqrt{{{inside}}})^2 + {outside}")) == Fraction(inside + outside)
+
+
+@pytest.mark.parametrize("text", ["", "1/0", "2^99999", "9" * 3000, "(" * 50 + "1" + ")" * 50, "1..2", "0^0"])
+def test_what_is_no_exact_number(text):
+    with pytest.raises(NotExact):
+        read_value(text)
+
+
+def test_generated_tasks_keep_to_their_split_and_their_answers_are_right():
+    for kind in KINDS:
+        for split in ("train", "test"):
+            environment = MathEnv(kinds=[kind], split=split, backend="none")
+            for seed in range(20):
+                prompt, info = environment.reset(seed=seed)
+                task = info["state"]["task"]
+                assert split_of_text(task["question"]) == split
+                assert prompt == task["question"]
+                assert environment.score(task["answer"], task).outcome == "correct"
+                assert environment.score(prompt, task).outcome != "correct"
+
+
+# -- recorded behaviour ------------------------------------------------------------------------------------------
+
+
+def lines(name):
+    return [json.loads(line) for line in recorded(name).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("with_options", [True, False])
+def test_alone_it_has_no_false_positive_on_the_test_suite_of_math_verify(with_options):
+    outcomes = []
+    for case in lines("math_verify_testsuite.jsonl"):
+        task = {"answer": case["gold"]} | ({name: case[name] for name in OPTIONS} if with_options else {})
+        outcome = ALONE.score(case["pred"], task).outcome
+        assert outcome != "correct" or case["expected"], case
+        assert not (with_options and case["expected"]) or outcome in ("correct", "error"), case
+        outcomes.append(outcome)
+    assert outcomes.count("correct") > 120
+
+
+def test_behind_math_verify_it_agrees_with_all_of_its_test_suite():
+    pytest.importorskip("math_verify")
+    verifier = MathEnv(backend="math-verify", timeout_s=30)
+    for case in lines("math_verify_testsuite.jsonl"):
+        verdict = verifier.score(
+            case["pred"], {"answer": case["gold"]} | {name: case[name] for name in OPTIONS}
+        )
+        assert (verdict.outcome == "correct") == case["expected"], (case, verdict)
+        assert verdict.outcome in ("correct", "wrong", "unparsable")
+    verifier.close()
+
+
+def test_solutions_of_grade_school_problems_are_judged_as_they_were_labelled():
+    for case in lines("gsm8k_labelled_solutions.jsonl"):
+        for form in ("response", "response_boxed"):
+            verdict = ALONE.score(case[form], {"answer": case["gold"]})
+            assert (verdict.outcome == "correct") == case["is_correct"], (case, verdict)
+            assert verdict.outcome in ("correct", "wrong", "unparsable")
+
+
+# -- Math-Verify in processes of their own -----------------------------------------------------------------------
+
+
+def test_a_comparison_that_hangs_is_a_timeout_and_the_next_one_is_answered():
+    pytest.importorskip("math_verify")
+    verifier = MathEnv(backend="math-verify", timeout_s=1.0)
+    task = {"answer": r"x^{1000} + \sin(x)"}
+    hung = verifier.score(r"\boxed{(x+y+z+\sqrt{x}+1)^{900} + \cos(x)}", task)
+    assert (hung.score, hung.outcome) == (0.0, "timeout")
+    assert verifier.score(r"\boxed{\sin(x) + x^{1000}}", task).outcome == "correct"
+    verifier.close()
+
+
+async def test_it_scores_over_the_wire_and_in_sessions():
+    pytest.importorskip("math_verify")
+    items = [
+        {"response": r"\boxed{0.5}", "answer": r"\frac{1}{2}", "question": "?"},
+        {"response": r"\boxed{(x+1)^2}", "answer": "x^2+2x+1"},
+        {"response": r"\boxed{(x+2)^2}", "answer": "x^2+2x+1"},
+        {"response": "I do not know.", "answer": "4"},
+    ]
+    with env_server("--workers", "1") as url:
+        async with EnvClient(url) as client:
+            verdicts = await client.verify("Math-v0", items)
+            session = await client.make("Math-v0", {"split": "train", "kinds": ["root"]})
+            _, info = await session.reset(seed=3)
+            _, reward, terminated, _, info = await session.step(
+                rf"\boxed{{{info['state']['task']['answer']}}}"
+            )
+    assert [verdict.outcome for verdict in verdicts] == ["correct", "correct", "wrong", "unparsable"]
+    assert [verdict.detail.split(":")[0] for verdict in verdicts] == [
+        "equal_numbers",
+        "math_verify",
+        "math_verify",
+        "no_answer",
+    ]
+    assert (reward, terminated, info["success"]) == (1.0, True, True)

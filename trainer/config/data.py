@@ -1,0 +1,94 @@
+"""Settings of data sets: rows of files as tasks of verifiers."""
+
+from typing import Any, Self
+
+from pydantic import Field, PositiveFloat, model_validator
+
+from trainer.config.strict import Settings
+
+
+class RouteSettings(Settings):
+    """Which verifier scores a row, by one of its columns. A value that no verifier is named for is an error."""
+
+    column: str = Field(description="Column whose value decides.")
+    verifiers: dict[str, str] = Field(
+        min_length=1, description="Environment id of the verifier, by the column's value."
+    )
+    weights: dict[str, PositiveFloat] = Field(
+        {},
+        description="Shares of the values among the data set's tasks; by their numbers of rows if empty. Name all "
+        "values or none.",
+    )
+
+
+class DifficultySettings(Settings):
+    """Which rows are kept, by a number in one of their columns, such as a pass rate. A row without it is an error."""
+
+    column: str
+    minimum: float | None = Field(None, description="Rows below it are left out.")
+    maximum: float | None = Field(None, description="Rows above it are left out.")
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Self:
+        if self.minimum is None and self.maximum is None:
+            raise ValueError("difficulty needs a minimum, a maximum, or both")
+        if self.minimum is not None and self.maximum is not None and self.minimum > self.maximum:
+            raise ValueError(f"difficulty: minimum {self.minimum:g} is above maximum {self.maximum:g}")
+        return self
+
+
+class DatasetSettings(Settings):
+    """Rows of a file, or of a Hugging Face data set, as tasks: each is the options of one reset."""
+
+    path: str | None = Field(
+        None,
+        description="A file of JSON lines (.jsonl), a JSON list (.json), a Parquet file (.parquet), or a folder that "
+        "`datasets` has saved to disk.",
+    )
+    hub: str | None = Field(
+        None, description="In place of a path: a data set that `datasets` loads by its name."
+    )
+    subset: str | None = Field(None, description="Configuration of a data set that is loaded by its name.")
+    split: str | None = Field(
+        None, description="Split of a Hugging Face data set; needed where it has several."
+    )
+    verifier: str | None = Field(None, description="Environment id of the verifier that scores all rows.")
+    route: RouteSettings | None = Field(None, description="In place of one verifier for all rows.")
+    columns: dict[str, str] = Field(
+        {},
+        description="Task fields of the verifier and the columns they come from. Other columns are task fields under "
+        "their own names, but for those that the route and the difficulty read.",
+    )
+    omit: list[str] = Field([], description="Columns that are no task fields.")
+    kwargs: dict[str, Any] = Field({}, description="What the verifiers are made with.")
+    difficulty: DifficultySettings | None = None
+    limit: int | None = Field(None, ge=1, description="Only so many rows, from the first one on.")
+    shuffle: bool = Field(True, description="Every pass over the rows in an order of its own.")
+    weight: PositiveFloat = Field(
+        1.0, description="Share of the tasks, relative to the other data sets and environments."
+    )
+    domain: str = Field(
+        "", description="Name in the metrics; the route's value, or else the verifier's id, if empty."
+    )
+    url: str | None = Field(None, description="Server of the verifiers; the run's default if absent.")
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> Self:
+        if (self.path is None) == (self.hub is None):
+            raise ValueError("a data set needs either a path or a hub name")
+        if self.path is not None and self.subset is not None:
+            raise ValueError("subset is for a data set of the hub")
+        if (self.verifier is None) == (self.route is None):
+            raise ValueError("a data set needs either a verifier or a route")
+        if self.route is not None and self.route.weights:
+            odd = set(self.route.weights) ^ set(self.route.verifiers)
+            if odd:
+                raise ValueError(
+                    f"route.weights must name the same values as route.verifiers, not {sorted(odd)}"
+                )
+        return self
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return self.path or f"{self.hub}"

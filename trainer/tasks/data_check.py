@@ -1,0 +1,69 @@
+"""What must be true of a run's data before its first step: the verifiers are served, and understand the rows."""
+
+import difflib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from clients.client import EnvClient
+from clients.protocol.errors import ProblemError
+from trainer.checkpoint import CheckpointError
+from trainer.config.load import ConfigError
+from trainer.rollout.environments import EnvironmentPool
+from trainer.tasks.dataset import RowStream
+
+DATA_FILE = "data.json"
+"""What a run's directory keeps of its data: a digest of each domain."""
+
+
+async def check_streams(streams: Sequence[RowStream], pool: EnvironmentPool) -> None:
+    """Look every verifier up on its server, and show it the first row that it gets.
+
+    Raises:
+        ConfigError: If a server does not have a verifier, or a verifier does not understand the row.
+    """
+    for stream in streams:
+        client = await pool.client(stream.settings.url)
+        await _look_up(client, stream)
+        session = await client.make(stream.env_id, dict(stream.settings.kwargs))
+        try:
+            await session.reset(seed=0, options=stream.item(0, 0, 0).options)
+        except ProblemError as problem:
+            raise ConfigError(
+                f"data set {stream.settings.name}: {stream.env_id} does not take a row (tried: {stream.place}): "
+                f"{problem.detail}; 'columns' says which task field comes from which column"
+            ) from problem
+        finally:
+            await client.close_sessions([session])
+
+
+async def _look_up(client: EnvClient, stream: RowStream) -> None:
+    served = [each.env_id for each in await client.envs()]
+    if stream.env_id in served:
+        return
+    near = difflib.get_close_matches(stream.env_id, served, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(served)}"
+    raise ConfigError(
+        f"data set {stream.settings.name}: the server has no environment {stream.env_id!r}; {hint}"
+    )
+
+
+def keep_digests(streams: Sequence[RowStream], directory: Path, *, resuming: bool) -> None:
+    """Write digests of the data beside the run, or check that a resumed run has the same data.
+
+    Raises:
+        CheckpointError: If the data have changed, so that the run would go on with other tasks than it began with.
+    """
+    path = directory / DATA_FILE
+    found = {f"{number} {stream.domain}": stream.digest for number, stream in enumerate(streams)}
+    if resuming and path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        changed = sorted(name for name in {*before, *found} if before.get(name) != found.get(name))
+        if changed:
+            names = ", ".join(name.partition(" ")[2] for name in changed)
+            raise CheckpointError(
+                f"cannot resume: the rows of {names} are not those that the run in {directory} began with; restore the "
+                "files, or use another output_dir"
+            )
+    if found:
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,186 @@
+"""Data sets as streams of tasks, one for each domain: the rows of one verifier that are reported under one name."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from trainer.config.data import DatasetSettings, DifficultySettings
+from trainer.config.load import ConfigError
+from trainer.seeding import derive_seed, generator
+from trainer.tasks.interleaved import InterleavedTaskSource
+from trainer.tasks.rows import Row, read_rows
+from trainer.tasks.task import Task, TaskSource
+
+_MOST_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RowStream:
+    """The rows of one domain of a data set, over and over, each pass in an order of its own.
+
+    Attributes:
+        domain: Name under which metrics are reported.
+        weight: Share of the run's tasks, relative to other streams.
+        env_id: The verifier.
+        settings: The data set.
+        rows: The fields of each task, as JSON: so a million of them fit into memory, and nobody changes them.
+        place: Where the first row stands.
+    """
+
+    domain: str
+    weight: float
+    env_id: str
+    settings: DatasetSettings
+    rows: Sequence[bytes]
+    place: str
+
+    def item(self, number: int, index: int, seed: int) -> Task:
+        """Return the stream's task `number`, which is task `index` of the run: a pure function of both and the seed."""
+        passed, place = divmod(number, len(self.rows))
+        if self.settings.shuffle:
+            place = _place_in_pass(
+                len(self.rows), derive_seed(seed, "task", "order", self.domain, passed), place
+            )
+        return Task(
+            index=index,
+            env_id=self.env_id,
+            kwargs=self.settings.kwargs,
+            seed=derive_seed(seed, "task", "seed", index),
+            options=orjson.loads(self.rows[place]),
+            domain=self.domain,
+            url=self.settings.url,
+        )
+
+    @property
+    def digest(self) -> str:
+        """A digest of the rows in their order, and of who scores them."""
+        hashed = hashlib.blake2b(self.env_id.encode(), digest_size=16)
+        for row in self.rows:
+            hashed.update(row)
+            hashed.update(b"\n")
+        return hashed.hexdigest()
+
+
+def load_streams(settings: DatasetSettings) -> list[RowStream]:
+    """Read a data set and give its streams, by domain.
+
+    Raises:
+        ConfigError: If it cannot be read, has a row that no verifier is named for, or has no rows that are kept.
+    """
+    rows: dict[str, list[bytes]] = {}
+    first: dict[str, str] = {}
+    unknown: dict[str, str] = {}
+    read = 0
+    for place, row in read_rows(settings):
+        if settings.limit is not None and read == settings.limit:
+            break
+        read += 1
+        value = _routed(settings, row, place)
+        if settings.route is not None and value not in settings.route.verifiers:
+            unknown.setdefault(value, place)
+            continue
+        if settings.difficulty is None or _is_kept(settings.difficulty, row, place):
+            rows.setdefault(value, []).append(_fields(settings, row, place))
+            first.setdefault(value, place)
+    if unknown:
+        shown = ", ".join(f"{value!r} ({place})" for value, place in list(unknown.items())[:_MOST_NAMED])
+        more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
+        assert settings.route is not None
+        raise ConfigError(
+            f"data set {settings.name}: route.verifiers names no verifier for these values of "
+            f"'{settings.route.column}': {shown}{more}"
+        )
+    if not rows:
+        why = "has no rows" if not read else f"has {read} rows, and the difficulty keeps none of them"
+        raise ConfigError(f"data set {settings.name} {why}")
+    return [
+        RowStream(
+            domain=settings.domain or value or _verifier(settings, value),
+            weight=_weight(settings, value, rows),
+            env_id=_verifier(settings, value),
+            settings=settings,
+            rows=tuple(rows[value]),
+            place=first[value],
+        )
+        for value in sorted(rows)
+    ]
+
+
+def _routed(settings: DatasetSettings, row: Row, place: str) -> str:
+    """Return the value that a row is routed by; an empty one where all go to one verifier."""
+    if settings.route is None:
+        return ""
+    if row.get(settings.route.column) is None:
+        raise ConfigError(f"data set {place}: the row has no '{settings.route.column}' to route it by")
+    return str(row[settings.route.column])
+
+
+def _verifier(settings: DatasetSettings, value: str) -> str:
+    if settings.route is not None:
+        return settings.route.verifiers[value]
+    assert settings.verifier is not None
+    return settings.verifier
+
+
+def _weight(settings: DatasetSettings, value: str, rows: dict[str, list[bytes]]) -> float:
+    shares: dict[str, float] = {name: float(len(kept)) for name, kept in rows.items()}
+    if settings.route is not None and settings.route.weights:
+        shares = {name: settings.route.weights[name] for name in rows}
+    return settings.weight * shares[value] / sum(shares.values())
+
+
+def _is_kept(difficulty: DifficultySettings, row: Row, place: str) -> bool:
+    number = row.get(difficulty.column)
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise ConfigError(f"data set {place}: '{difficulty.column}' must be a number, not {number!r}")
+    above = difficulty.minimum is None or number >= difficulty.minimum
+    return above and (difficulty.maximum is None or number <= difficulty.maximum)
+
+
+def _fields(settings: DatasetSettings, row: Row, place: str) -> bytes:
+    missing = [column for column in settings.columns.values() if row.get(column) is None]
+    if missing:
+        names = ", ".join(str(name) for name in row)
+        raise ConfigError(f"data set {place}: the row has no {', '.join(missing)}; its columns are {names}")
+    read = {*settings.columns.values(), *settings.omit}
+    read |= {part.column for part in (settings.route, settings.difficulty) if part is not None}
+    fields: dict[str, Any] = {name: value for name, value in row.items() if name not in read}
+    fields |= {field: row[column] for field, column in settings.columns.items()}
+    try:
+        # Tables fill up what a row does not have.
+        given = {field: value for field, value in fields.items() if value is not None}
+        return orjson.dumps(given, option=orjson.OPT_SORT_KEYS)
+    except TypeError as error:
+        raise ConfigError(f"data set {place}: {error}; leave that column out with 'omit'") from error
+
+
+_ROUNDS = 4
+
+
+def _place_in_pass(count: int, seed: int, number: int) -> int:
+    """Return where a pass over `count` places stands at its step `number`: a permutation, without a table of it.
+
+    A Feistel network over the next even power of two, walked until it lands on a place.
+    """
+    half = max(1, ((count - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    keys = generator(seed, "keys").integers(1, 2**62, _ROUNDS).tolist()
+    place = number
+    while True:
+        left, right = place >> half, place & mask
+        for key in keys:
+            mixed = hashlib.blake2b(f"{key}:{right}".encode(), digest_size=8).digest()
+            left, right = right, left ^ (int.from_bytes(mixed, "big") & mask)
+        place = (left << half) | right
+        if place < count:
+            return place
+
+
+def row_streams(source: TaskSource) -> list[RowStream]:
+    """Return the streams of a task source that come from data sets."""
+    if not isinstance(source, InterleavedTaskSource):
+        return []
+    return [stream for stream in source.streams if isinstance(stream, RowStream)]

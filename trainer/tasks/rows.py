@@ -1,0 +1,141 @@
+"""Rows of data sets, read from files: JSON lines, a JSON list, Parquet, or what Hugging Face's `datasets` loads."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from trainer.config.data import DatasetSettings
+from trainer.config.load import ConfigError
+
+_BATCH_ROWS = 1024
+_SHOWN = 60
+
+Row = dict[str, Any]
+
+
+def read_rows(settings: DatasetSettings) -> Iterator[tuple[str, Row]]:
+    """Read the rows of a data set, each with where it stands.
+
+    Raises:
+        ConfigError: If it cannot be read; the message names the file, and the line where there is one.
+    """
+    if settings.path is None:
+        yield from _hub_rows(settings)
+        return
+    path = Path(settings.path)
+    if path.is_dir():
+        yield from _saved_rows(settings, path)
+        return
+    if settings.split is not None:
+        raise ConfigError(f"data set {path}: a file has no splits; leave 'split' out")
+    try:
+        match path.suffix:
+            case ".jsonl":
+                yield from _lines(path)
+            case ".json":
+                yield from _list(path)
+            case ".parquet":
+                yield from _parquet_rows(path)
+            case _:
+                raise ConfigError(
+                    f"data set {path}: name a file that ends in .jsonl, .json or .parquet, or a folder"
+                )
+    except OSError as error:
+        raise ConfigError(f"data set {path} cannot be read: {error.strerror or error}") from error
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Row]]:
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if line.strip():
+                yield f"{path}, line {number}", _row(line, f"{path}, line {number}")
+
+
+def _row(line: bytes, place: str) -> Row:
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        shown = line[:_SHOWN].decode(errors="replace").strip()
+        raise ConfigError(f"data set {place}: {error}: {shown!r}") from error
+    return _checked(row, place)
+
+
+def _list(path: Path) -> Iterator[tuple[str, Row]]:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"data set {path} is no JSON: {error}") from error
+    if not isinstance(rows, list):
+        raise ConfigError(f"data set {path} must hold a list of rows")
+    for number, row in enumerate(rows):
+        yield f"{path}, row {number}", _checked(row, f"{path}, row {number}")
+
+
+def _checked(row: Any, place: str) -> Row:
+    if not isinstance(row, dict):
+        raise ConfigError(f"data set {place}: a row must be a JSON object, not {type(row).__name__}")
+    return row
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    try:
+        # No part of the base install.
+        import pyarrow.parquet as parquet
+        from pyarrow import ArrowException
+    except ImportError as error:
+        raise ConfigError(f"data set {path} needs pyarrow: pip install 'rollgym[data]'") from error
+    try:
+        with parquet.ParquetFile(path) as file:
+            number = 0
+            for batch in file.iter_batches(batch_size=_BATCH_ROWS):
+                for row in batch.to_pylist():
+                    yield f"{path}, row {number}", row
+                    number += 1
+    except ArrowException as error:
+        raise ConfigError(f"data set {path} is no Parquet file: {error}") from error
+
+
+def _saved_rows(settings: DatasetSettings, path: Path) -> Iterator[tuple[str, Row]]:
+    datasets = _library(settings)
+    try:
+        found = datasets.load_from_disk(str(path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"data set {path} cannot be loaded: {error}") from error
+    yield from _split_rows(settings, found)
+
+
+def _hub_rows(settings: DatasetSettings) -> Iterator[tuple[str, Row]]:
+    datasets = _library(settings)
+    try:
+        found = datasets.load_dataset(settings.hub, settings.subset)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"data set {settings.hub} cannot be loaded: {error}") from error
+    yield from _split_rows(settings, found)
+
+
+def _library(settings: DatasetSettings) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ConfigError(
+            f"data set {settings.name} needs Hugging Face's datasets: pip install 'rollgym[data]'"
+        ) from error
+    return datasets
+
+
+def _split_rows(settings: DatasetSettings, found: Any) -> Iterator[tuple[str, Row]]:
+    if isinstance(found, dict):
+        names = ", ".join(found)
+        if settings.split is None and len(found) == 1:
+            (found,) = found.values()
+        elif settings.split in found:
+            found = found[settings.split]
+        else:
+            raise ConfigError(f"data set {settings.name} has the splits {names}: name one of them as 'split'")
+    elif settings.split is not None:
+        raise ConfigError(f"data set {settings.name} has no splits; leave 'split' out")
+    for number, row in enumerate(found):
+        yield f"{settings.name}, row {number}", dict(row)
