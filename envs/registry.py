@@ -6,6 +6,9 @@ _BUILTIN = (
     EnvironmentSpec("FrozenLake-v0", "envs.frozen_lake:FrozenLakeEnv", 100),
     EnvironmentSpec("Sokoban-v0", "envs.sokoban.environment:SokobanEnv", 120),
     EnvironmentSpec("Arithmetic-v0", "envs.verifiers.arithmetic:ArithmeticEnv", 1),
+    EnvironmentSpec(
+        "InstructionFollowing-v0", "envs.verifiers.instruction_following:InstructionFollowingEnv", 1
+    ),
 )
 
 
