@@ -9,6 +9,7 @@ _BUILTIN = (
     EnvironmentSpec(
         "InstructionFollowing-v0", "envs.verifiers.instruction_following:InstructionFollowingEnv", 1
     ),
+    EnvironmentSpec("Format-v0", "envs.verifiers.format:FormatEnv", 1),
 )
 
 

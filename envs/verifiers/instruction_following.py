@@ -8,7 +8,7 @@ from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.instructions.following import Followed, follow, read_constraints
 from envs.verifiers.instructions.prompts import draw_prompt
 from envs.verifiers.instructions.tools import DetectorName, TokenizerName, text_tools
-from envs.verifiers.patterns import PatternTimeoutError
+from envs.verifiers.patterns import TooMuchWorkError
 from envs.verifiers.spoken import spoken
 
 Mode = Literal["strict", "loose"]
@@ -123,7 +123,7 @@ class InstructionFollowingEnv(VerifierEnv):
             followed = self.followed(response, task)
         except ValueError as error:
             return Verdict(0.0, "error", str(error))
-        except PatternTimeoutError as error:
+        except TooMuchWorkError as error:
             return Verdict(0.0, "timeout", str(error))
         if not spoken(response).strip():
             return Verdict(0.0, "unparsable", "the response is blank")
@@ -143,7 +143,7 @@ class InstructionFollowingEnv(VerifierEnv):
 
         Raises:
             ValueError: The task's instructions are not known.
-            PatternTimeoutError: A keyword is a regular expression that takes too long.
+            TooMuchWorkError: A keyword is a regular expression that takes too long.
         """
         return follow(spoken(response), read_constraints(task), self._tools)
 

@@ -1,24 +1,26 @@
 """Regular expressions of strangers: bounded in length and time.
 
 Python's own engine backtracks for as long as it takes, and nothing in its process can end it. `regex` takes a time
-limit with each call.
+limit with each call; what it makes of repetitions within repetitions, which no limit holds for, is counted before.
 """
 
+import re
 from functools import lru_cache
 from typing import Any
 
 import regex
 
 _LONGEST = 2_000
+_LARGEST = 20_000
 _SECONDS = 0.25
 _KEPT = 1024
+_PART = re.compile(
+    r"\\.|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])|(?P<open>\()|(?P<close>\))|(?P<times>\{\d*,?\d*\})|.", re.DOTALL
+)
 
 
-class PatternTimeoutError(Exception):
-    """A regular expression took too long on a text."""
-
-    def __init__(self, pattern: str) -> None:
-        super().__init__(f"the pattern {pattern[:80]!r} takes over {_SECONDS:g} s on this text")
+class TooMuchWorkError(Exception):
+    """What a task asks for takes too long on a response."""
 
 
 def check_pattern(pattern: str) -> None:
@@ -35,13 +37,13 @@ def searches(pattern: str, text: str, *, ignore_case: bool = False) -> bool:
 
     Raises:
         ValueError: It is too long, or no pattern.
-        PatternTimeoutError: It takes too long.
+        TooMuchWorkError: It takes too long.
     """
     compiled = _compiled(pattern, regex.IGNORECASE if ignore_case else 0)
     try:
         return compiled.search(text, timeout=_SECONDS) is not None
     except TimeoutError:
-        raise PatternTimeoutError(pattern) from None
+        raise _too_much(pattern) from None
 
 
 def matches(pattern: str, text: str) -> bool:
@@ -49,7 +51,7 @@ def matches(pattern: str, text: str) -> bool:
     try:
         return _compiled(pattern, 0).fullmatch(text, timeout=_SECONDS) is not None
     except TimeoutError:
-        raise PatternTimeoutError(pattern) from None
+        raise _too_much(pattern) from None
 
 
 def occurrences(pattern: str, text: str, *, ignore_case: bool = False) -> int:
@@ -58,14 +60,41 @@ def occurrences(pattern: str, text: str, *, ignore_case: bool = False) -> int:
     try:
         return sum(1 for _ in compiled.finditer(text, timeout=_SECONDS))
     except TimeoutError:
-        raise PatternTimeoutError(pattern) from None
+        raise _too_much(pattern) from None
 
 
 @lru_cache(maxsize=_KEPT)
 def _compiled(pattern: str, flags: int) -> Any:
     if len(pattern) > _LONGEST:
         raise ValueError(f"a pattern has at most {_LONGEST} characters, not {len(pattern)}")
+    if _size(pattern) > _LARGEST:
+        raise ValueError(f"{pattern[:80]!r} repeats too much: at most {_LARGEST} characters, written out")
     try:
         return regex.compile(pattern, flags)
     except (regex.error, RecursionError, OverflowError, ValueError) as error:
         raise ValueError(f"{pattern[:80]!r} is no regular expression: {error}") from error
+
+
+def _size(pattern: str) -> int:
+    """Return how many characters a pattern has where repetitions are written out as often as they may occur."""
+    groups: list[int] = [0]
+    last = 0
+    for part in _PART.finditer(pattern):
+        if part["open"]:
+            groups.append(0)
+            continue
+        if part["close"] and len(groups) > 1:
+            last = groups.pop()
+        elif part["times"]:
+            more = last * max(1, *(int(number) for number in re.findall(r"\d{1,9}", part["times"]))) - last
+            groups[-1] += more
+            last += more
+            continue
+        else:
+            last = 1
+        groups[-1] += last
+    return sum(groups)
+
+
+def _too_much(pattern: str) -> TooMuchWorkError:
+    return TooMuchWorkError(f"the pattern {pattern[:80]!r} takes over {_SECONDS:g} s on this text")

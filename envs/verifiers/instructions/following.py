@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envs.verifiers.instructions.arguments import read_arguments
+from envs.verifiers.arguments import read_arguments
 from envs.verifiers.instructions.rlvr import FUNCTIONS
 from envs.verifiers.instructions.table import INSTRUCTIONS, Instruction
 from envs.verifiers.instructions.text import Text, TextTools
@@ -137,7 +137,7 @@ def follow(response: str, constraints: Sequence[Constraint], tools: TextTools) -
     """Return which instructions a response follows; a blank one follows none.
 
     Raises:
-        PatternTimeoutError: A keyword is a regular expression that takes too long.
+        TooMuchWorkError: A keyword is a regular expression that takes too long.
     """
     variants = [Text(each, tools) for each in loose_variants(response) if each.strip()]
     results = []

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from envs.verifiers import patterns
-from envs.verifiers.instructions.arguments import Relation, holds
+from envs.verifiers.arguments import Relation, holds
 from envs.verifiers.instructions.text import Text
 
 _LETTERS_OF_A_PALINDROME = 3

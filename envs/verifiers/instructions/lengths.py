@@ -1,6 +1,6 @@
 """Instructions about how many words, sentences and paragraphs there are."""
 
-from envs.verifiers.instructions.arguments import Relation, holds
+from envs.verifiers.arguments import Relation, holds
 from envs.verifiers.instructions.text import Text, divided, spaced
 
 _TWO, _THREE = 2, 3

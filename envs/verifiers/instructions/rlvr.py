@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from envs.verifiers.arguments import Quantifier, count, quantifier, text, texts
 from envs.verifiers.instructions import copies, formats, wording
-from envs.verifiers.instructions.arguments import Quantifier, count, quantifier, text, texts
 from envs.verifiers.instructions.table import Instruction
 from envs.verifiers.instructions.text import Text
 

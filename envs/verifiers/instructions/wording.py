@@ -2,7 +2,7 @@
 
 import re
 
-from envs.verifiers.instructions.arguments import Relation, holds
+from envs.verifiers.arguments import Relation, holds
 from envs.verifiers.instructions.text import Text
 from envs.verifiers.languages import letters_in
 

@@ -1,4 +1,4 @@
-"""What an instruction says beside its name: numbers, words, relations; read from data that others wrote."""
+"""What an instruction or a rule says beside its name: numbers, words, relations; read from data that others wrote."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -13,10 +13,10 @@ _LONGEST = 20_000
 
 def count(value: Any) -> int:
     """Read a number of things; tables that lost the type make `3.0` of `3`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _LARGEST:
+        raise ValueError(f"a whole number from 0 to {_LARGEST} is needed, not {str(value)[:80]!r}")
+    if value != int(value):
         raise ValueError(f"a whole number is needed, not {value!r}")
-    if not 0 <= value <= _LARGEST:
-        raise ValueError(f"a number from 0 to {_LARGEST} is needed, not {value!r}")
     return int(value)
 
 
@@ -39,6 +39,27 @@ def texts(value: Any) -> list[str]:
     if not isinstance(value, (list, tuple)) or not value:
         raise ValueError(f"a list of texts is needed, not {value!r}")
     return [text(each) for each in value]
+
+
+def share(value: Any) -> float:
+    """Read a number from 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise ValueError(f"a number from 0 to 1 is needed, not {value!r}")
+    return float(value)
+
+
+def flag(value: Any) -> bool:
+    """Read a yes or no."""
+    if not isinstance(value, bool):
+        raise ValueError(f"true or false is needed, not {value!r}")
+    return value
+
+
+def counts(value: Any) -> dict[str, int]:
+    """Read how often each of some texts is wanted."""
+    if not isinstance(value, Mapping) or not value:
+        raise ValueError(f"a mapping of texts to numbers is needed, not {value!r}")
+    return {text(key): count(each) for key, each in value.items()}
 
 
 def relation(value: Any) -> Relation:
@@ -80,7 +101,7 @@ def read_arguments(
         if key in said:
             try:
                 read[key] = reader(said[key])
-            except (ValueError, OverflowError) as error:
+            except ValueError as error:
                 raise ValueError(f"{key} of {name}: {error}") from None
         elif key not in optional:
             raise ValueError(f"{name} needs the argument {key!r}")

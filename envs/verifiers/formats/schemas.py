@@ -1,0 +1,107 @@
+"""JSON by a schema that a stranger wrote: nothing is fetched, and the work is bounded."""
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, NoReturn
+
+import jsonschema
+from jsonschema import Draft202012Validator
+from jsonschema.validators import extend
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+
+from envs.verifiers import patterns
+from envs.verifiers.formats.reply import Reply
+
+_LARGEST_SCHEMA = 64 * 1024
+_LONGEST_JSON = 200_000
+_MOST_LOOKS = 20_000
+# Their regular expressions would run in Python's own engine, without a limit.
+_REFUSED = frozenset({"patternProperties", "$dynamicRef"})
+
+
+def schema(value: Any) -> Mapping[str, Any]:
+    """Read a JSON Schema (2020-12)."""
+    if not isinstance(value, Mapping):
+        raise ValueError("a JSON Schema is needed, as a mapping")
+    try:
+        size = len(json.dumps(value))
+        Draft202012Validator.check_schema(value)
+    except jsonschema.SchemaError as error:
+        raise ValueError(f"this is no JSON Schema: {error.message[:200]}") from error
+    except (TypeError, RecursionError) as error:
+        raise ValueError("the schema cannot be read") from error
+    if size > _LARGEST_SCHEMA:
+        raise ValueError(f"a schema has at most {_LARGEST_SCHEMA} characters, not {size}")
+    _refuse(value)
+    return value
+
+
+def _refuse(part: Any) -> None:
+    if isinstance(part, Mapping):
+        for name, each in part.items():
+            if name in _REFUSED:
+                raise ValueError(f"{name} is not taken in the schemas of tasks")
+            _refuse(each)
+    elif isinstance(part, list):
+        for each in part:
+            _refuse(each)
+
+
+def json_schema(reply: Reply, schema: Mapping[str, Any]) -> float:
+    """Whether what is said, fenced or not, is JSON that a schema allows.
+
+    Raises:
+        ValueError: A `$ref` of the schema leads nowhere within it.
+        TooMuchWorkError: Holding one against the other takes too much work.
+    """
+    if len(reply.spoken) > _LONGEST_JSON:
+        return 0.0
+    try:
+        value = json.loads(unfenced(reply.spoken), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return 0.0
+    token = _LOOKS.set(itertools.count(1))
+    try:
+        return float(_FRUGAL(schema, registry=Registry()).is_valid(value))
+    except (Unresolvable, RecursionError) as error:
+        raise ValueError(
+            "a $ref of the schema leads nowhere, or round in circles; nothing is fetched"
+        ) from error
+    finally:
+        _LOOKS.reset(token)
+
+
+def unfenced(text: str) -> str:
+    """Return a text without the fence of a code block around it."""
+    if not (text.startswith("```") and text.endswith("```") and "\n" in text):
+        return text
+    return text.partition("\n")[2].removesuffix("```").strip()
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _counted(keyword: Any) -> Any:
+    def look(validator: Any, part: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        if next(_LOOKS.get()) > _MOST_LOOKS:
+            raise patterns.TooMuchWorkError("the schema takes too much work on this response")
+        yield from keyword(validator, part, instance, schema) or ()
+
+    return look
+
+
+def _pattern(_: Any, pattern: str, instance: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
+    if isinstance(instance, str) and not patterns.searches(pattern, instance):
+        yield jsonschema.ValidationError("does not match")
+
+
+_LOOKS: ContextVar[Iterator[int]] = ContextVar("looks")
+_FRUGAL = extend(  # type: ignore[no-untyped-call]
+    Draft202012Validator,
+    {name: _counted(keyword) for name, keyword in Draft202012Validator.VALIDATORS.items()}
+    | {"pattern": _pattern},
+)
