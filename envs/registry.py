@@ -10,6 +10,7 @@ _BUILTIN = (
         "InstructionFollowing-v0", "envs.verifiers.instruction_following:InstructionFollowingEnv", 1
     ),
     EnvironmentSpec("Format-v0", "envs.verifiers.format:FormatEnv", 1),
+    EnvironmentSpec("Judge-v0", "envs.verifiers.judge:JudgeEnv", 1),
 )
 
 

@@ -4,6 +4,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import jsonschema
@@ -18,6 +19,7 @@ from envs.verifiers.formats.reply import Reply
 _LARGEST_SCHEMA = 64 * 1024
 _LONGEST_JSON = 200_000
 _MOST_LOOKS = 20_000
+_KEPT = 256
 # Their regular expressions would run in Python's own engine, without a limit.
 _REFUSED = frozenset({"patternProperties", "$dynamicRef"})
 
@@ -27,16 +29,26 @@ def schema(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError("a JSON Schema is needed, as a mapping")
     try:
-        size = len(json.dumps(value))
-        Draft202012Validator.check_schema(value)
+        text = json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError("the schema cannot be read") from error
+    if len(text) > _LARGEST_SCHEMA:
+        raise ValueError(f"a schema has at most {_LARGEST_SCHEMA} characters, not {len(text)}")
+    return _checked(text)
+
+
+@lru_cache(maxsize=_KEPT)
+def _checked(text: str) -> Mapping[str, Any]:
+    """Return a schema that was looked at, which takes longer than holding most responses against it."""
+    schema: Mapping[str, Any] = json.loads(text)
+    try:
+        Draft202012Validator.check_schema(schema)
     except jsonschema.SchemaError as error:
         raise ValueError(f"this is no JSON Schema: {error.message[:200]}") from error
-    except (TypeError, RecursionError) as error:
+    except RecursionError as error:
         raise ValueError("the schema cannot be read") from error
-    if size > _LARGEST_SCHEMA:
-        raise ValueError(f"a schema has at most {_LARGEST_SCHEMA} characters, not {size}")
-    _refuse(value)
-    return value
+    _refuse(schema)
+    return schema
 
 
 def _refuse(part: Any) -> None:
