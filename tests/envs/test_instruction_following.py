@@ -199,6 +199,25 @@ def test_a_keyword_that_takes_for_ever_is_a_timeout():
     assert ENVIRONMENT.score("a" * 5000 + "!", task).outcome == "timeout"
 
 
+@pytest.mark.parametrize(
+    "response",
+    ["\n" * 33_000, "[" * 33_000, "<<" * 16_000, "." * 33_000 + "x", "*" * 33_000, "Mr. " * 16_000, "a " * 33_000,
+     "- \n" * 10_000, "<<a>> " * 10_000, "p. " * 16_000, "A" * 33_000, "a-" * 16_000, "'" * 33_000, "***\n" * 10_000,
+     "<think>" * 10_000 + "</think>" + "#" * 16_000, "\t" * 33_000 + "x"],
+    ids=lambda response: repr(response[:6]),
+)  # fmt: skip
+def test_no_response_takes_for_ever(response):
+    for name, instruction in {**INSTRUCTIONS, **FUNCTIONS}.items():
+        said = {"texts": ["ab"], "relation": "at least", "quantifier": "at least", "count": 2}
+        kwargs = {key: said.get(reader.__name__, "a b") for key, reader in instruction.arguments.items()}
+        fields = (
+            {"instruction_id_list": [name], "kwargs": [kwargs]}
+            if ":" in name
+            else {"func_name": name} | kwargs
+        )
+        assert ENVIRONMENT.score(response, fields).outcome in ("correct", "wrong", "unparsable")
+
+
 def test_every_drawn_prompt_can_be_followed_and_needs_work():
     environment = InstructionFollowingEnv(least=1, most=3)
     counts = Counter()

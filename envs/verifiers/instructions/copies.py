@@ -57,10 +57,11 @@ def _begun_and_ended(pieces: list[str], phrase: list[str]) -> list[list[str]]:
     found, place = [], 0
     while place < len(pieces):
         if pieces[place].endswith(phrase[0]):
-            for end in range(place + 1, len(pieces)):
-                if pieces[end].startswith(phrase[-1]):
-                    found.append([phrase[0], *pieces[place + 1 : end], phrase[-1]])
-                    place = end
-                    break
+            rest = range(place + 1, len(pieces))
+            end = next((each for each in rest if pieces[each].startswith(phrase[-1])), None)
+            if end is None:
+                break
+            found.append([phrase[0], *pieces[place + 1 : end], phrase[-1]])
+            place = end
         place += 1
     return found

@@ -1,4 +1,8 @@
-"""Instructions about the form of a response: lists, sections, titles, JSON, marks."""
+"""Instructions about the form of a response: lists, sections, titles, JSON, marks.
+
+None looks at a place more than a few times: a response of nothing but brackets or line breaks takes no longer than
+others.
+"""
 
 import json
 import re
@@ -7,26 +11,24 @@ from envs.verifiers.instructions.text import Text
 
 CHOICES = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
-_PLACEHOLDER = re.compile(r"\[.*?\]")
-_STAR_BULLET = re.compile(r"^\s*\*[^*].*$", re.MULTILINE)
-_DASH_BULLET = re.compile(r"^\s*-.*$", re.MULTILINE)
+_STAR_BULLET = re.compile(r"^[^\S\n]*+\*[^*].*$", re.MULTILINE)
+_DASH_BULLET = re.compile(r"^[^\S\n]*+-.*$", re.MULTILINE)
 _HIGHLIGHT = re.compile(r"\*[^\n*]*\*")
 _STRONG = re.compile(r"\*\*[^\n*]*\*\*")
-_TITLE = re.compile(r"<<[^\n]+>>")
 _FENCE_OPENINGS = ("```json", "```Json", "```JSON", "```")
-_POSTSCRIPTS = {"P.P.S": r"\s*p\.\s?p\.\s?s.*$", "P.S.": r"\s*p\.\s?s\..*$"}
+_POSTSCRIPTS = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
 
 
 def placeholders(text: Text, num_placeholders: int) -> bool:
     """There are at least so many placeholders such as `[address]`."""
-    return len(_PLACEHOLDER.findall(text.raw)) >= num_placeholders
+    return sum(map(_bracketed, text.raw.split("\n"))) >= num_placeholders
 
 
 def postscript(text: Text, postscript_marker: str) -> bool:
     """There is a postscript."""
     marker = postscript_marker.strip()
     pattern = _POSTSCRIPTS.get(marker, re.escape(marker.lower()))
-    return re.search(pattern, text.raw.lower(), re.MULTILINE) is not None
+    return re.search(pattern, text.raw.lower()) is not None
 
 
 def bullets(text: Text, num_bullets: int) -> bool:
@@ -67,7 +69,7 @@ def is_json(text: Text) -> bool:
 
 def title(text: Text) -> bool:
     """There is a title such as `<<poem of joy>>`."""
-    return any(found.lstrip("<").rstrip(">").strip() for found in _TITLE.findall(text.raw))
+    return any(map(_has_title, text.raw.split("\n")))
 
 
 def hyphenated_sentences(text: Text) -> bool:
@@ -85,3 +87,17 @@ def wrapped_bigrams(text: Text) -> bool:
     """Every pair of words stands in double angular brackets."""
     pairs = zip(text.pieces[::2], text.pieces[1::2], strict=False)
     return all(left.startswith("<<") and right.endswith(">>") for left, right in pairs)
+
+
+def _bracketed(line: str) -> int:
+    """Count what stands between a bracket and the next one that closes."""
+    count, begin = 0, line.find("[")
+    while begin >= 0 and (end := line.find("]", begin)) >= 0:
+        count += 1
+        begin = line.find("[", end)
+    return count
+
+
+def _has_title(line: str) -> bool:
+    begin, end = line.find("<<"), line.rfind(">>")
+    return 0 <= begin < end - 2 and bool(line[begin:end].lstrip("<").rstrip(">").strip())

@@ -10,14 +10,17 @@ from envs.verifiers.languages import guess_language
 _WORD = re.compile(r"\w+")
 _DIVIDER = re.compile(r"\s?\*\*\*\s?")
 # The end of a sentence: its marks, what closes with it, and then space or the end.
-_SENTENCE_END = re.compile(r"([.!?]+)([\"'”’)\]]*)(?=\s|\Z)")
+_SENTENCE_END = re.compile(r"(?<![.!?])([.!?]++)([\"'”’)\]]*+)(?=\s|\Z)")
 _TITLES = "mr mrs ms dr prof sr jr st gen col capt lt rev hon"
 _MONTHS = "jan feb mar apr jun jul aug sep sept oct nov dec"
 _OTHERS = "vs etc e.g i.e cf al inc ltd co corp no fig vol pp p.s p.p.s u.s u.k a.m p.m approx dept est"
 _ABBREVIATIONS = frozenset(f"{_TITLES} {_MONTHS} {_OTHERS}".split())
 _LAST_WORD = re.compile(r"[^\s\"'“‘(\[]+\Z")
+_LONGEST_ABBREVIATION = 8
 # Words as the Penn Treebank counts them: clitics by themselves, hyphenated words as one.
-_TOKEN = re.compile(r"\w+(?=n't\b)|n't\b|'(?:s|m|d|ll|re|ve)\b|[\w*/\-_.&]*\w[\w*/\-_]*|\S", re.IGNORECASE)
+_TOKEN = re.compile(
+    r"\w+(?=n't\b)|n't\b|'(?:s|m|d|ll|re|ve)\b|[\w*/\-_.&]*\w[\w*/\-_]*|[*/\-.&]++|\S", re.IGNORECASE
+)
 
 
 class Tokenizer(Protocol):
@@ -83,7 +86,7 @@ class BuiltinDetector:
 
 
 def _is_abbreviation(before: str) -> bool:
-    last = _LAST_WORD.search(before)
+    last = _LAST_WORD.search(before[-_LONGEST_ABBREVIATION:])
     if last is None:
         return False
     word = last[0]
