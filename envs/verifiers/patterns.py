@@ -86,7 +86,8 @@ def _size(pattern: str) -> int:
         if part["close"] and len(groups) > 1:
             last = groups.pop()
         elif part["times"]:
-            more = last * max(1, *(int(number) for number in re.findall(r"\d{1,9}", part["times"]))) - last
+            times = max((int(number) for number in re.findall(r"\d{1,9}", part["times"])), default=1)
+            more = last * max(times, 1) - last
             groups[-1] += more
             last += more
             continue
