@@ -270,7 +270,7 @@ class JudgeEnv(VerifierEnv):
             self._client = JudgeClient(endpoint)
         for last in (False, True):
             messages = case.template.messages(case.fields, candidate, secrets.token_hex(8), swapped=swapped)
-            with self._ledger.slot():
+            with self._ledger.slot(deadline):
                 answer = self._client.ask(
                     messages, deadline, self._ledger.spend_call, self._ledger.spend_tokens
                 )

@@ -2,15 +2,17 @@
 
 import contextlib
 import sqlite3
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Any, Protocol
 
-from envs.verifiers.judging.endpoint import JudgeError
+from envs.verifiers.judging.endpoint import JudgeError, JudgeTimeoutError
 
 _WAIT_S = 30.0
+_LOOK_AGAIN_S = 0.02
 _MOST_KEPT = 4096
 
 
@@ -50,8 +52,8 @@ class Ledger(Protocol):
         """Count tokens."""
         ...
 
-    def slot(self) -> contextlib.AbstractContextManager[None]:
-        """Wait for one of the places for requests under way."""
+    def slot(self, deadline: float) -> contextlib.AbstractContextManager[None]:
+        """Wait for one of the places for requests under way, until a deadline by the monotonic clock."""
         ...
 
     def close(self) -> None:
@@ -81,7 +83,7 @@ class MemoryLedger:
     def spend_tokens(self, tokens: int) -> None:
         """Nothing is counted."""
 
-    def slot(self) -> contextlib.AbstractContextManager[None]:
+    def slot(self, deadline: float) -> contextlib.AbstractContextManager[None]:
         """Every request has a place."""
         return contextlib.nullcontext()
 
@@ -105,7 +107,6 @@ class SharedLedger:
         self._directory = Path(directory)
         self._budget = budget
         self._places = places
-        self._turn = 0
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             # One verifier is called by one thread at a time, though not always by the same.
@@ -155,25 +156,23 @@ class SharedLedger:
         return {what: int(amount) for what, amount in self._execute("SELECT what, amount FROM spent")}
 
     @contextlib.contextmanager
-    def slot(self) -> Iterator[None]:
-        """Wait for one of the places for requests under way. A process that dies gives its places back."""
+    def slot(self, deadline: float) -> Iterator[None]:
+        """Wait for one of the places for requests under way. A process that dies gives its places back.
+
+        Raises:
+            JudgeTimeoutError: None became free before the deadline.
+        """
         if self._places is None:
             yield
             return
-        # Unix only, and needed for this alone.
-        import fcntl
-
         with contextlib.ExitStack() as stack:
-            for number in range(self._places):
-                file = stack.enter_context(open(self._directory / f"place-{number}", "ab"))
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-            else:
-                self._turn += 1
-                waited = (id(self) // 64 + self._turn) % self._places
-                file = stack.enter_context(open(self._directory / f"place-{waited}", "ab"))
-                fcntl.flock(file, fcntl.LOCK_EX)
+            names = (self._directory / f"place-{number}" for number in range(self._places))
+            files = [stack.enter_context(open(name, "ab")) for name in names]
+            # A lock can be waited for, but nothing tells when any of several is free.
+            while not any(map(_locked, files)):
+                if time.monotonic() > deadline:
+                    raise JudgeTimeoutError("too many requests to the judge are under way")
+                time.sleep(_LOOK_AGAIN_S)
             yield
 
     def close(self) -> None:
@@ -189,3 +188,14 @@ class SharedLedger:
 
 def _bound(limit: int | None) -> int:
     return 2**62 if limit is None else limit
+
+
+def _locked(file: IO[Any]) -> bool:
+    # Unix only, and needed for this alone.
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
