@@ -1,6 +1,6 @@
 """Our own environments have a clean card; what is said of one all the same is written down here, with its reason."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,11 +15,10 @@ TASK_IN_STATE = {'leaks: answer in info["state"]': "warning"}
 # Gymnasium's own environments say no success.
 NO_SUCCESS = {"conduct: success": "warning"}
 
-# Where no single response is the right one, none stands in the task; and nobody is paid who does not work.
-NO_REFERENCE: Mapping[str, Mapping[str, str]] = {
-    "InstructionFollowing-v0": {},
-    "Format-v0": {"rewards: depends on the play": "warning"},
-}
+# Where no single response is the right one, none stands in the task.
+NO_REFERENCE = frozenset({"InstructionFollowing-v0", "Format-v0"})
+# Nobody is paid who does not work.
+KNOWN = {"Format-v0": {"rewards: depends on the play": "warning"}}
 # An audit asks for thousands of verdicts, and each of these for one of an endpoint.
 ASKS_OTHERS = frozenset({"Judge-v0"})
 
@@ -37,7 +36,8 @@ def auditor() -> Iterator[Auditor]:
 def test_a_built_in_environment(auditor: Auditor, env_id: str) -> None:
     card = auditor.audit(env_id, episodes=40)
     stateless = card.about["kind"] == "stateless"
-    assert faults(card) == NO_REFERENCE.get(env_id, TASK_IN_STATE if stateless else {})
+    in_state = TASK_IN_STATE if stateless and env_id not in NO_REFERENCE else {}
+    assert faults(card) == in_state | KNOWN.get(env_id, {})
     if env_id in NO_REFERENCE:
         assert entry_of(card, "reference answer")["verdict"] == "skipped"
     elif stateless:
