@@ -86,7 +86,7 @@ def assert_verdict(verdict: Verdict) -> None:
 
 
 @pytest.mark.parametrize("env_id", VERIFIERS)
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(response=RESPONSES, seed=st.integers(0, 50))
 def test_every_response_has_a_verdict(env_id, response, seed):
     _, info = verifier(env_id).reset(seed=seed)
@@ -97,7 +97,7 @@ def test_every_response_has_a_verdict(env_id, response, seed):
 
 
 @pytest.mark.parametrize("env_id", CHECKED_TASKS)
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(response=RESPONSES, seed=st.integers(0, 50), data=st.data())
 def test_every_task_has_a_verdict(env_id, response, seed, data):
     _, info = verifier(env_id).reset(seed=seed)
