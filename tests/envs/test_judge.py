@@ -191,7 +191,7 @@ def test_a_busy_endpoint_is_asked_again(double):
     [
         ((503, {}, b""), {"retries": 0}, "error", "it answers 503"),
         ((429, {"Retry-After": "60"}, b""), {}, "timeout", "not available in time"),
-        ((401, {}, b"bad key"), {}, "error", "answers 401: bad key"),
+        ((401, {}, b"bad key sk-123"), {}, "error", "answers 401; the server's log has its words"),
         ((302, {"Location": "http://127.0.0.1:1/"}, b""), {}, "error", "answers 302"),
         ((200, {}, b"<html>"), {}, "error", "no chat completion"),
         ((200, {}, b'{"choices": []}'), {}, "error", "no chat completion"),
@@ -205,11 +205,13 @@ def test_a_busy_endpoint_is_asked_again(double):
         ((200, {}, b" " * 2_000_000), {}, "error", "over 1048576 bytes"),
     ],
 )
-def test_what_goes_wrong_at_the_judge_scores_nobody(double, reply, kwargs, outcome, message):
+def test_what_goes_wrong_at_the_judge_scores_nobody(double, caplog, reply, kwargs, outcome, message):
     double.answer = lambda body: reply
     verdict = judge(double, **kwargs).score("4", TASK)
     assert (verdict.outcome, verdict.score) == (outcome, 0.0)
     assert message in verdict.detail
+    assert "sk-123" not in verdict.detail
+    assert ("sk-123" in caplog.text) == (reply[0] == 401)
     assert len(double.requests) == 1
 
 
@@ -281,7 +283,7 @@ def test_only_so_many_are_asked_at_a_time(double, tmp_path):
         with lock:
             under_way += 1
             most = max(most, under_way)
-        two.wait(20)
+        two.wait(45)
         with lock:
             under_way -= 1
         return honest(body)
@@ -391,7 +393,7 @@ async def test_a_server_asks_for_many_at_a_time(double):
     together = threading.Barrier(12)
 
     def answer(body):
-        together.wait(30)
+        together.wait(45)
         return honest(body)
 
     double.answer = answer

@@ -1,5 +1,6 @@
 """An OpenAI-compatible endpoint: one question at a time, with retries, within a deadline."""
 
+import logging
 import random
 import ssl
 import time
@@ -20,6 +21,9 @@ _TOO_MANY = 429
 _SERVER_ERRORS = range(500, 600)
 _OK = 200
 _SHOWN = 200
+
+
+_log = logging.getLogger(__name__)
 
 
 class JudgeError(Exception):
@@ -200,7 +204,9 @@ def _answer(status: int, headers: Mapping[str, str], content: bytes) -> Answer:
     if status == _TOO_MANY or status in _SERVER_ERRORS:
         raise _BusyError(f"it answers {status}", _seconds(headers.get("retry-after")))
     if status != _OK:
-        raise JudgeError(f"the judge answers {status}: {content[:_SHOWN].decode(errors='replace')}")
+        # What it says of keys and machines is for the operator's log, and not for whoever sent a response.
+        _log.error("the judge answers %d: %s", status, content[:_SHOWN].decode(errors="replace"))
+        raise JudgeError(f"the judge answers {status}; the server's log has its words")
     try:
         reply: Any = orjson.loads(content)
         choice = reply["choices"][0]
