@@ -1,5 +1,6 @@
 """Format-v0: what every rule rates, its bounds, and the tasks that it draws."""
 
+import json
 import math
 from collections import Counter
 
@@ -176,6 +177,20 @@ def test_a_schema_has_only_so_much_work():
         {"rules": [{"rule": "json_schema", "schema": schema}]},
     )
     assert verdict.outcome == "timeout"
+
+
+@pytest.mark.parametrize(
+    "dialect", ["http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft/2020-12/schema"]
+)
+def test_no_part_of_a_schema_picks_a_validator_without_limits(dialect):
+    schema = {"properties": {"a": {"$schema": dialect, "pattern": EVIL}, "$schema": {"const": 1}}}
+    response = json.dumps({"a": "x" * 5000})
+    assert (
+        ENVIRONMENT.score(response, {"rules": [{"rule": "json_schema", "schema": schema}]}).outcome
+        == "timeout"
+    )
+    assert rated('{"$schema": 2}', "json_schema", schema=schema) == 0.0
+    assert rated('{"$schema": 1}', "json_schema", schema=schema) == 1.0
 
 
 def test_every_drawn_task_can_be_done_and_needs_work():

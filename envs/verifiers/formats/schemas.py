@@ -22,6 +22,8 @@ _MOST_LOOKS = 20_000
 _KEPT = 256
 # Their regular expressions would run in Python's own engine, without a limit.
 _REFUSED = frozenset({"patternProperties", "$dynamicRef"})
+_NAMES = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})
+_VALUES = frozenset({"const", "enum", "default", "examples"})
 
 
 def schema(value: Any) -> Mapping[str, Any]:
@@ -47,19 +49,29 @@ def _checked(text: str) -> Mapping[str, Any]:
         raise ValueError(f"this is no JSON Schema: {error.message[:200]}") from error
     except RecursionError as error:
         raise ValueError("the schema cannot be read") from error
-    _refuse(schema)
-    return schema
+    bounded: Mapping[str, Any] = _bounded(schema)
+    return bounded
 
 
-def _refuse(part: Any) -> None:
-    if isinstance(part, Mapping):
-        for name, each in part.items():
-            if name in _REFUSED:
-                raise ValueError(f"{name} is not taken in the schemas of tasks")
-            _refuse(each)
-    elif isinstance(part, list):
-        for each in part:
-            _refuse(each)
+def _bounded(part: Any, *, names: bool = False) -> Any:
+    """Return a schema as it is used: without `$schema`, by which its parts would pick validators that count nothing.
+
+    Raises:
+        ValueError: It has what cannot be bounded.
+    """
+    if isinstance(part, list):
+        return [_bounded(each) for each in part]
+    if not isinstance(part, Mapping):
+        return part
+    if names:
+        return {name: _bounded(each) for name, each in part.items()}
+    for name in _REFUSED & part.keys():
+        raise ValueError(f"{name} is not taken in the schemas of tasks")
+    return {
+        name: each if name in _VALUES else _bounded(each, names=name in _NAMES)
+        for name, each in part.items()
+        if name != "$schema"
+    }
 
 
 def json_schema(reply: Reply, schema: Mapping[str, Any]) -> float:
