@@ -151,10 +151,6 @@ class SharedLedger:
         """Count tokens."""
         self._execute("UPDATE spent SET amount = amount + ? WHERE what = 'tokens'", tokens)
 
-    def spent(self) -> dict[str, int]:
-        """Return the calls and tokens so far."""
-        return {what: int(amount) for what, amount in self._execute("SELECT what, amount FROM spent")}
-
     @contextlib.contextmanager
     def slot(self, deadline: float) -> Iterator[None]:
         """Wait for one of the places for requests under way. A process that dies gives its places back.
