@@ -122,14 +122,17 @@ class KwargsRules:
 
 
 def _without_patterns(schema: Any, *, names: bool = False) -> Any:
-    """A schema without regular expressions, and without what is said of names that match none of them."""
+    """A schema without regular expressions, and without what is said of names that match none of them.
+
+    Nor has it `$schema`, by which its parts would be held by validators that count nothing.
+    """
     if isinstance(schema, list):
         return [_without_patterns(part) for part in schema]
     if not isinstance(schema, Mapping):
         return schema
     if names:
         return {name: _without_patterns(part) for name, part in schema.items()}
-    dropped = {"pattern", "patternProperties"}
+    dropped = {"pattern", "patternProperties", "$schema"}
     if "patternProperties" in schema:
         dropped |= {"additionalProperties", "unevaluatedProperties"}
     return {

@@ -149,11 +149,10 @@ class Services:
         self._answering: set[asyncio.Task[Any]] = set()
 
     def _verifier(self, entry: CatalogEntry) -> Worker:
-        return (
-            self._workplaces.of(entry)
-            if entry.source.kind == "registered"
-            else self._workplaces.get("process")
-        )
+        if entry.source.kind == "registered":
+            return self._workplaces.of(entry)
+        # What waits for a network would keep a child process from everything else.
+        return self._workplaces.get("thread" if entry.isolation == "thread" else "process")
 
     def _appeared(self, registration: Registration) -> None:
         entry = catalog_entry(registration, self._registry, self.settings)
@@ -170,7 +169,7 @@ class Services:
         """
         self._loop_lag.start()
         needed: set[Isolation] = {entry.isolation for entry in self._catalog}
-        if any(entry.stateless for entry in self._catalog):
+        if any(entry.stateless and entry.isolation != "thread" for entry in self._catalog):
             needed.add("process")
         if self._served_sandbox is not None:
             await self._served_sandbox.start()

@@ -16,6 +16,11 @@ _BUILTIN = (
     EnvironmentSpec("QA-v0", "envs.verifiers.question_answering:QuestionAnsweringEnv", 1),
     EnvironmentSpec("ReasoningGym-v0", "envs.verifiers.reasoning_gym:ReasoningGymEnv", 1),
     EnvironmentSpec("Composite-v0", "envs.verifiers.composite:CompositeEnv", 1),
+    EnvironmentSpec(
+        "InstructionFollowing-v0", "envs.verifiers.instruction_following:InstructionFollowingEnv", 1
+    ),
+    EnvironmentSpec("Format-v0", "envs.verifiers.format:FormatEnv", 1),
+    EnvironmentSpec("Judge-v0", "envs.verifiers.judge:JudgeEnv", 1),
 )
 
 

@@ -55,9 +55,12 @@ def test_a_schema_that_refers_to_itself_for_ever(trusted: bool) -> None:
     assert "cannot be followed" in refusal({"$ref": "#"}, {"x": 1}, trusted=trusted)
 
 
-def test_a_stranger_s_schema_is_not_worked_on_for_ever() -> None:
+@pytest.mark.parametrize("dialect", [{}, {"$schema": "http://json-schema.org/draft-07/schema#"}])
+def test_a_stranger_s_schema_is_not_worked_on_for_ever(dialect: dict[str, str]) -> None:
     """Each definition looks twice at the next: two to the power of forty looks."""
-    definitions = {f"d{number}": {"allOf": [{"$ref": f"#/$defs/d{number + 1}"}] * 2} for number in range(40)}
+    definitions = {
+        f"d{number}": {**dialect, "allOf": [{"$ref": f"#/$defs/d{number + 1}"}] * 2} for number in range(40)
+    }
     schema = {"$defs": {**definitions, "d40": {}}, "properties": {"x": {"$ref": "#/$defs/d0"}}}
     assert "cannot be followed" in refusal(schema, {"x": 1}, trusted=False)
 

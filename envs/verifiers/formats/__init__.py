@@ -1,0 +1,1 @@
+"""Rules about the form of a response: its structure, length, repetition and script."""

@@ -1,0 +1,156 @@
+"""A response as instructions look at it: its words, sentences, paragraphs and language, each found once."""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from envs.verifiers.languages import guess_language
+
+_WORD = re.compile(r"\w+")
+_DIVIDER = re.compile(r"\s?\*\*\*\s?")
+# The end of a sentence: its marks, what closes with it, and then space or the end.
+_SENTENCE_END = re.compile(r"(?<![.!?])([.!?]++)([\"'”’)\]]*+)(?=\s|\Z)")
+_TITLES = "mr mrs ms dr prof sr jr st gen col capt lt rev hon"
+_MONTHS = "jan feb mar apr jun jul aug sep sept oct nov dec"
+_OTHERS = "vs etc e.g i.e cf al inc ltd co corp no fig vol pp p.s p.p.s u.s u.k a.m p.m approx dept est"
+_ABBREVIATIONS = frozenset(f"{_TITLES} {_MONTHS} {_OTHERS}".split())
+_LAST_WORD = re.compile(r"[^\s\"'“‘(\[]+\Z")
+_LONGEST_ABBREVIATION = 8
+# Words as the Penn Treebank counts them: clitics by themselves, hyphenated words as one.
+_TOKEN = re.compile(
+    r"\w+(?=n't\b)|n't\b|'(?:s|m|d|ll|re|ve)\b|[\w*/\-_.&]*\w[\w*/\-_]*|[*/\-.&]++|\S", re.IGNORECASE
+)
+
+
+class Tokenizer(Protocol):
+    """How texts are taken apart."""
+
+    def sentences(self, text: str) -> list[str]:
+        """Return the sentences of a text."""
+        ...
+
+    def tokens(self, text: str) -> list[str]:
+        """Return words and punctuation, as a treebank does."""
+        ...
+
+
+class LanguageDetector(Protocol):
+    """How the language of a text is found."""
+
+    def language(self, text: str) -> str | None:
+        """Return the code of a text's language, or None where it cannot be told."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TextTools:
+    """What a rule of thumb or a library can be asked for.
+
+    Attributes:
+        tokenizer: For sentences and tokens.
+        detector: For languages.
+    """
+
+    tokenizer: Tokenizer
+    detector: LanguageDetector
+
+
+class BuiltinTokenizer:
+    """Rules of thumb, the same on every machine."""
+
+    def sentences(self, text: str) -> list[str]:
+        """Return what ends in `.`, `!` or `?` before a space; abbreviations and initials end nothing."""
+        found, begin = [], 0
+        for end in _SENTENCE_END.finditer(text):
+            if end[1] == "." and _is_abbreviation(text[begin : end.start()]) and end.end() < len(text):
+                continue
+            if end[1].startswith("..") and text[end.end() :].lstrip()[:1].islower():
+                continue
+            found.append(text[begin : end.end()].strip())
+            begin = end.end()
+        found.append(text[begin:].strip())
+        return [sentence for sentence in found if sentence]
+
+    def tokens(self, text: str) -> list[str]:
+        """Return words and punctuation."""
+        return _TOKEN.findall(text)
+
+
+class BuiltinDetector:
+    """A guess by scripts and the commonest words, the same on every machine."""
+
+    def language(self, text: str) -> str | None:
+        """Return the guess."""
+        return guess_language(text)
+
+
+def _is_abbreviation(before: str) -> bool:
+    last = _LAST_WORD.search(before[-_LONGEST_ABBREVIATION:])
+    if last is None:
+        return False
+    word = last[0]
+    return word.lower() in _ABBREVIATIONS or (len(word) == 1 and word.isupper() and word != "I")
+
+
+class Text:
+    """One response, or one loose variant of it.
+
+    Args:
+        raw: The text.
+        tools: How sentences, tokens and the language are found.
+    """
+
+    def __init__(self, raw: str, tools: TextTools) -> None:
+        self.raw = raw
+        self._tools = tools
+
+    @cached_property
+    def stripped(self) -> str:
+        """The text without space around it."""
+        return self.raw.strip()
+
+    @cached_property
+    def words(self) -> list[str]:
+        """Runs of letters, digits and underscores."""
+        return _WORD.findall(self.raw)
+
+    @cached_property
+    def pieces(self) -> list[str]:
+        """What stands between spaces."""
+        return self.raw.split()
+
+    @cached_property
+    def sentences(self) -> list[str]:
+        """Its sentences."""
+        return self._tools.tokenizer.sentences(self.raw)
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        """Its words and punctuation, as a treebank counts them."""
+        return self._tools.tokenizer.tokens(self.raw)
+
+    @cached_property
+    def language(self) -> str | None:
+        """The code of its language, or None where it cannot be told."""
+        return self._tools.detector.language(self.raw)
+
+    def part(self, raw: str) -> "Text":
+        """Return a part of it that is looked at with the same tools."""
+        return Text(raw, self._tools)
+
+
+def divided(raw: str) -> list[str] | None:
+    """Return the paragraphs between dividers `***`; None where one but the first or last is blank."""
+    return _filled(_DIVIDER.split(raw))
+
+
+def spaced(raw: str) -> list[str] | None:
+    """Return the paragraphs between empty lines; None where one but the first or last is blank."""
+    return _filled(raw.split("\n\n"))
+
+
+def _filled(parts: list[str]) -> list[str] | None:
+    if any(not part.strip() for part in parts[1:-1]):
+        return None
+    return [part for part in parts if part.strip()]

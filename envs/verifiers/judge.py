@@ -1,0 +1,323 @@
+"""Judge-v0: a language model as a judge, at any OpenAI-compatible endpoint that the operator names."""
+
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import orjson
+
+from envs.splits import checked_split, split_of_text
+from envs.verifiers.base import Verdict, VerifierEnv
+from envs.verifiers.judging.endpoint import Endpoint, JudgeClient, JudgeError, JudgeTimeoutError
+from envs.verifiers.judging.ledger import Budget, Ledger, MemoryLedger, SharedLedger
+from envs.verifiers.judging.questions import draw_question
+from envs.verifiers.judging.templates import Template, templates_of
+from envs.verifiers.judging.verdicts import UnreadableVerdictError
+from envs.verifiers.spoken import spoken
+
+_URL, _MODEL = "ROLLGYM_JUDGE_URL", "ROLLGYM_JUDGE_MODEL"
+_LONGEST_FIELD = 100_000
+_MOST_CRITERIA = 64
+_TRIES = 10_000
+_UNSET = (
+    "no judge is set: the operator sets url and model (operator_kwargs of this environment, or the environment "
+    f"variables {_URL} and {_MODEL})"
+)
+
+
+class _AbstainedError(Exception):
+    """The judge cannot tell, or says this and then that."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What is judged: a template with the texts for its places, and the weights of criteria."""
+
+    template: Template
+    fields: Mapping[str, str]
+    weights: tuple[float, ...]
+
+
+class JudgeEnv(VerifierEnv):
+    """Responses judged by a language model. It is not deterministic, and what goes wrong on its side scores nobody.
+
+    Where the judge is, what its key is and what it may cost is the operator's alone; a task only says what is judged.
+
+    Args:
+        template: How it is asked where a task does not say: `match`, `equivalence`, `score`, `rubric`, or one of the
+            operator's own.
+        split: Only drawn questions of this split, by content.
+        render_mode: "ansi".
+        url: Base URL of the endpoint; the environment variable ROLLGYM_JUDGE_URL if unset.
+        model: The judge; ROLLGYM_JUDGE_MODEL if unset.
+        key_env: Name of the environment variable that has the key.
+        temperature: Of the judge's replies.
+        max_output_tokens: Longest reply of the judge.
+        retries: How often a request is repeated after 429, 5xx or a lost connection. After a reply
+            without a verdict, the judge is asked once more.
+        timeout_s: How long a judgement may take, with all its requests.
+        abstain: Score where the judge abstains or contradicts itself; unset, that is an `error`, which scores nothing.
+        max_response_chars: A longer response is not judged.
+        templates_file: YAML file with templates of one's own.
+        shared_dir: Directory for what all processes share: scores found before, the budget, the places.
+        max_calls: Requests in all, for as long as `shared_dir` is kept.
+        max_total_tokens: Tokens in all.
+        max_concurrent: Requests under way at a time.
+
+    Raises:
+        ValueError: If an argument makes no sense.
+    """
+
+    metadata: dict[str, Any] = VerifierEnv.metadata | {
+        "description": "Answers compared, rated or checked by a language model that the operator names.",
+        "inline": False,
+        # It waits for a network.
+        "thread": True,
+        "deterministic": False,
+        "forkable": False,
+    }
+    kwargs_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "template": {"type": "string"},
+            "split": {"enum": ["train", "valid", "test", None]},
+            "render_mode": {"enum": ["ansi", None]},
+        },
+    }
+    operator_kwargs: ClassVar[frozenset[str]] = frozenset(
+        {
+            *(
+                "url",
+                "model",
+                "key_env",
+                "temperature",
+                "max_output_tokens",
+                "retries",
+                "timeout_s",
+                "abstain",
+            ),
+            *("max_response_chars", "templates_file", "shared_dir", "max_calls", "max_total_tokens"),
+            "max_concurrent",
+        }
+    )
+
+    def __init__(
+        self,
+        *,
+        template: str = "match",
+        split: str | None = None,
+        render_mode: str | None = None,
+        url: str | None = None,
+        model: str | None = None,
+        key_env: str = "ROLLGYM_JUDGE_KEY",
+        temperature: float = 0.0,
+        max_output_tokens: int = 1024,
+        retries: int = 3,
+        timeout_s: float = 50.0,
+        abstain: float | None = None,
+        max_response_chars: int = 20_000,
+        templates_file: str | None = None,
+        shared_dir: str | None = None,
+        max_calls: int | None = None,
+        max_total_tokens: int | None = None,
+        max_concurrent: int | None = None,
+    ) -> None:
+        super().__init__(render_mode=render_mode)
+        if abstain is not None and not 0 <= abstain <= 1:
+            raise ValueError(f"abstain must be between 0 and 1, or unset, not {abstain}")
+        if timeout_s <= 0 or max_response_chars < 1:
+            raise ValueError("timeout_s and max_response_chars must be more than 0")
+        limits = (max_calls, max_total_tokens, max_concurrent)
+        if any(limit is not None and limit < 1 for limit in limits):
+            raise ValueError("max_calls, max_total_tokens and max_concurrent must be at least 1, or unset")
+        if shared_dir is None and any(limit is not None for limit in limits):
+            raise ValueError(
+                "max_calls, max_total_tokens and max_concurrent must be counted for all processes together: set "
+                "shared_dir, too"
+            )
+        self._templates = templates_of(templates_file)
+        self._template = self._template_named(template)
+        self._split = checked_split(split)
+        self._timeout_s = timeout_s
+        self._abstain = abstain
+        self._most = max_response_chars
+        self._endpoint = _endpoint(url, model, key_env, temperature, max_output_tokens, retries)
+        self._client: JudgeClient | None = None
+        self._ledger: Ledger = (
+            MemoryLedger()
+            if shared_dir is None
+            else SharedLedger(shared_dir, Budget(max_calls, max_total_tokens), max_concurrent)
+        )
+
+    def draw_task(self) -> dict[str, Any]:
+        """Draw a question of the wanted split."""
+        if set(self._template.fields) - {"question", "reference"}:
+            raise ValueError(
+                "questions are drawn for templates with the fields question and reference only: give the task's "
+                "fields to reset"
+            )
+        for _ in range(_TRIES):
+            task = draw_question(self.np_random)
+            if self._split is None or split_of_text(task["question"]) == self._split:
+                return dict(task)
+        raise ValueError(f"no question of split {self._split} in {_TRIES} tries")
+
+    def checked_task(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a task that has what its template needs."""
+        self._case(fields)
+        if not isinstance(fields.get("question"), str):
+            raise ValueError("a task needs the field 'question': what the policy is asked")
+        return dict(fields)
+
+    def prompt(self, task: Mapping[str, Any]) -> str:
+        """Return the question."""
+        return str(task["question"])
+
+    def instruction(self) -> str:
+        """Return how to answer."""
+        return (
+            "Answer in your own words, and come to one clear answer. A judge reads what you say, and not what "
+            "stands in think tags."
+        )
+
+    def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
+        """Have a response judged."""
+        try:
+            case = self._case(task)
+        except ValueError as error:
+            return Verdict(0.0, "error", str(error))
+        candidate = spoken(response).strip()
+        if not candidate:
+            return Verdict(0.0, "unparsable", "the response is blank")
+        if len(candidate) > self._most:
+            return Verdict(0.0, "unparsable", f"the response has over {self._most} characters")
+        try:
+            score = self._judge(case, candidate.encode(errors="replace").decode())
+        except JudgeTimeoutError as error:
+            return Verdict(0.0, "timeout", str(error))
+        except JudgeError as error:
+            return Verdict(0.0, "error", str(error))
+        except _AbstainedError as error:
+            if self._abstain is None:
+                return Verdict(0.0, "error", str(error))
+            return _verdict(self._abstain, str(error))
+        return _verdict(score, "the judge's verdict")
+
+    def close(self) -> None:
+        """Close connections and files."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        self._ledger.close()
+
+    def _template_named(self, name: Any) -> Template:
+        if not isinstance(name, str) or name not in self._templates:
+            raise ValueError(f"template must be one of {', '.join(self._templates)}, not {str(name)[:80]!r}")
+        return self._templates[name]
+
+    def _case(self, task: Mapping[str, Any]) -> _Case:
+        template = self._template_named(task["template"]) if "template" in task else self._template
+        fields: dict[str, str] = {}
+        weights: tuple[float, ...] = (1.0,)
+        for name in (*template.fields, *template.optional):
+            value = task.get(name)
+            if value is None and name in template.optional:
+                continue
+            if name == "rubric":
+                fields[name], weights = _rubric(value)
+            elif not isinstance(value, str):
+                raise ValueError(f"a task needs the field {name!r}, as text")
+            else:
+                fields[name] = value.encode(errors="replace").decode()
+            if len(fields[name]) > _LONGEST_FIELD:
+                raise ValueError(f"{name} has at most {_LONGEST_FIELD} characters")
+        return _Case(template, fields, weights)
+
+    def _judge(self, case: _Case, candidate: str) -> float:
+        """Return the score, found before or asked for now.
+
+        Raises:
+            JudgeError: The judge gave no verdict.
+            _AbstainedError: It cannot tell.
+        """
+        endpoint = self._endpoint
+        if endpoint is None:
+            raise JudgeError(_UNSET)
+        key = _key(case, candidate, endpoint)
+        found = self._ledger.find(key)
+        if found is not None:
+            return found
+        deadline = time.monotonic() + self._timeout_s
+        orders = (False, True) if case.template.swap else (False,)
+        scores = {self._ask(endpoint, case, candidate, deadline, swapped) for swapped in orders}
+        if len(scores) > 1:
+            raise _AbstainedError("the judge's verdict depends on which answer comes first")
+        score = scores.pop()
+        if score is None:
+            raise _AbstainedError("the judge abstains")
+        self._ledger.keep(key, score)
+        return score
+
+    def _ask(
+        self, endpoint: Endpoint, case: _Case, candidate: str, deadline: float, swapped: bool
+    ) -> float | None:
+        if self._client is None:
+            self._client = JudgeClient(endpoint)
+        for last in (False, True):
+            messages = case.template.messages(case.fields, candidate, secrets.token_hex(8), swapped=swapped)
+            with self._ledger.slot(deadline):
+                answer = self._client.ask(
+                    messages, deadline, self._ledger.spend_call, self._ledger.spend_tokens
+                )
+            try:
+                return case.template.verdict.read(answer.text, case.weights)
+            except UnreadableVerdictError as error:
+                if last:
+                    raise JudgeError(str(error)) from error
+        raise AssertionError("the last attempt returns or raises")
+
+
+def _endpoint(
+    url: str | None, model: str | None, key_env: str, temperature: float, max_output_tokens: int, retries: int
+) -> Endpoint | None:
+    url = url or os.environ.get(_URL)
+    model = model or os.environ.get(_MODEL)
+    if url is None and model is None:
+        return None
+    if url is None or model is None:
+        raise ValueError(f"a judge needs both url and model (or {_URL} and {_MODEL})")
+    return Endpoint(url, model, os.environ.get(key_env), temperature, max_output_tokens, retries)
+
+
+def _key(case: _Case, candidate: str, endpoint: Endpoint) -> str:
+    judged = [case.template.digest, dict(case.fields), list(case.weights), candidate]
+    asked = [endpoint.url, endpoint.model, endpoint.temperature, endpoint.max_output_tokens]
+    return hashlib.sha256(orjson.dumps([judged, asked], option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def _rubric(value: Any) -> tuple[str, tuple[float, ...]]:
+    """Return criteria as a numbered list, and what each counts for."""
+    if not isinstance(value, list) or not 1 <= len(value) <= _MOST_CRITERIA:
+        raise ValueError(f"a task needs the field 'rubric': a list of 1 to {_MOST_CRITERIA} criteria")
+    lines, weights = [], []
+    for number, each in enumerate(value, 1):
+        criterion = each.get("criterion") if isinstance(each, Mapping) else each
+        weight = each.get("weight", 1.0) if isinstance(each, Mapping) else 1.0
+        if not isinstance(criterion, str) or not criterion.strip():
+            raise ValueError("a criterion is a text, or {'criterion': text, 'weight': number}")
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight <= 1000:
+            raise ValueError(f"the weight of a criterion must be over 0 and at most 1000, not {weight!r}")
+        lines.append(f"{number}. {' '.join(criterion.encode(errors='replace').decode().split())}")
+        weights.append(float(weight))
+    return "\n".join(lines), tuple(weights)
+
+
+def _verdict(score: float, detail: str) -> Verdict:
+    if score >= 1.0:
+        return Verdict(1.0, "correct", detail)
+    return Verdict(score, "partial", detail) if score > 0 else Verdict(0.0, "wrong", detail)

@@ -1,0 +1,101 @@
+"""Regular expressions of strangers: bounded in length and time.
+
+Python's own engine backtracks for as long as it takes, and nothing in its process can end it. `regex` takes a time
+limit with each call; what it makes of repetitions within repetitions, which no limit holds for, is counted before.
+"""
+
+import re
+from functools import lru_cache
+from typing import Any
+
+import regex
+
+_LONGEST = 2_000
+_LARGEST = 20_000
+_SECONDS = 0.25
+_KEPT = 1024
+_PART = re.compile(
+    r"\\.|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])|(?P<open>\()|(?P<close>\))|(?P<times>\{\d*,?\d*\})|.", re.DOTALL
+)
+
+
+class TooMuchWorkError(Exception):
+    """What a task asks for takes too long on a response."""
+
+
+def check_pattern(pattern: str) -> None:
+    """Look at a regular expression before it is used.
+
+    Raises:
+        ValueError: It is too long, or none.
+    """
+    _compiled(pattern, 0)
+
+
+def searches(pattern: str, text: str, *, ignore_case: bool = False) -> bool:
+    """Whether a pattern is found anywhere in a text.
+
+    Raises:
+        ValueError: It is too long, or no pattern.
+        TooMuchWorkError: It takes too long.
+    """
+    compiled = _compiled(pattern, regex.IGNORECASE if ignore_case else 0)
+    try:
+        return compiled.search(text, timeout=_SECONDS) is not None
+    except TimeoutError:
+        raise _too_much(pattern) from None
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Whether a pattern matches a text from its beginning to its end. Raises like `searches`."""
+    try:
+        return _compiled(pattern, 0).fullmatch(text, timeout=_SECONDS) is not None
+    except TimeoutError:
+        raise _too_much(pattern) from None
+
+
+def occurrences(pattern: str, text: str, *, ignore_case: bool = False) -> int:
+    """How often a pattern is found in a text, without overlaps. Raises like `searches`."""
+    compiled = _compiled(pattern, regex.IGNORECASE if ignore_case else 0)
+    try:
+        return sum(1 for _ in compiled.finditer(text, timeout=_SECONDS))
+    except TimeoutError:
+        raise _too_much(pattern) from None
+
+
+@lru_cache(maxsize=_KEPT)
+def _compiled(pattern: str, flags: int) -> Any:
+    if len(pattern) > _LONGEST:
+        raise ValueError(f"a pattern has at most {_LONGEST} characters, not {len(pattern)}")
+    if _size(pattern) > _LARGEST:
+        raise ValueError(f"{pattern[:80]!r} repeats too much: at most {_LARGEST} characters, written out")
+    try:
+        return regex.compile(pattern, flags)
+    except (regex.error, RecursionError, OverflowError, ValueError) as error:
+        raise ValueError(f"{pattern[:80]!r} is no regular expression: {error}") from error
+
+
+def _size(pattern: str) -> int:
+    """Return how many characters a pattern has where repetitions are written out as often as they may occur."""
+    groups: list[int] = [0]
+    last = 0
+    for part in _PART.finditer(pattern):
+        if part["open"]:
+            groups.append(0)
+            continue
+        if part["close"] and len(groups) > 1:
+            last = groups.pop()
+        elif part["times"]:
+            times = max((int(number) for number in re.findall(r"\d{1,9}", part["times"])), default=1)
+            more = last * max(times, 1) - last
+            groups[-1] += more
+            last += more
+            continue
+        else:
+            last = 1
+        groups[-1] += last
+    return sum(groups)
+
+
+def _too_much(pattern: str) -> TooMuchWorkError:
+    return TooMuchWorkError(f"the pattern {pattern[:80]!r} takes over {_SECONDS:g} s on this text")

@@ -1,0 +1,58 @@
+"""Regular expressions of strangers."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envs.verifiers import patterns
+
+SIGNS = st.text(alphabet="ab(){}[]*+?|\\^$.,0123456789-", max_size=30)
+
+
+@settings(deadline=None)
+@given(pattern=SIGNS, text=st.text(alphabet="ab({5", max_size=20))
+def test_whatever_is_written_is_used_or_refused(pattern, text):
+    try:
+        patterns.check_pattern(pattern)
+    except ValueError as error:
+        assert "regular expression" in str(error) or "repeats too much" in str(error)  # noqa: PT017
+        return
+    found = patterns.searches(pattern, text)
+    assert found == (patterns.occurrences(pattern, text) > 0)
+    assert found or not patterns.matches(pattern, text)
+
+
+@settings(deadline=None)
+@given(
+    words=st.lists(st.text(alphabet="ab.+*", min_size=1), min_size=1, max_size=4),
+    text=st.text(alphabet="ab.+*"),
+)
+def test_escaped_texts_are_found_where_they_are(words, text):
+    for word in words:
+        assert patterns.searches(re.escape(word), text) == (word in text)
+        assert patterns.occurrences(re.escape(word), text) == text.count(word)
+        assert patterns.matches(re.escape(word), text) == (word == text)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(?:a{1000}){1000}",
+        "((a{100}){10,100}b){3}",
+        "[(]{3}(a{200}){200}",
+        "(?:(?:a{30}){30}){30,}",
+        "a" * 2001,
+    ],
+)
+def test_what_would_grow_too_large_is_refused(pattern):
+    with pytest.raises(ValueError, match=r"repeats too much|at most 2000 characters"):
+        patterns.check_pattern(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["(x+x+)+y\\1", "(x|xx)+(y|z)\\1"])
+def test_what_takes_for_ever_ends(pattern):
+    for look in (patterns.searches, patterns.occurrences, patterns.matches):
+        with pytest.raises(patterns.TooMuchWorkError, match="takes over"):
+            look(pattern, "x" * 5000)

@@ -1,0 +1,111 @@
+"""What holds for every verifier that ships: there is a verdict, whatever a response says and whoever wrote the task."""
+
+import functools
+import importlib
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envs.registry import builtin_environments
+from envs.verifiers.base import Verdict, VerifierEnv
+
+OUTCOMES = ("correct", "wrong", "partial", "unparsable", "timeout", "error")
+SIGNS = st.sampled_from(
+    [
+        *(
+            "<think>",
+            "</think>",
+            "<answer>",
+            "</answer>",
+            "\\boxed{",
+            "}",
+            "[[YES]]",
+            "```json\n",
+            "```",
+            "{",
+            "[",
+            '"',
+        ),
+        *(
+            "\n",
+            "\n\n",
+            "***",
+            "* ",
+            "- ",
+            "<<",
+            ">>",
+            ",",
+            ".",
+            "!",
+            "1",
+            "-1/0",
+            "9" * 400,
+            "\x00",
+            "\ud800",
+            "漢",
+        ),
+    ]
+)
+RESPONSES = st.text(max_size=200) | st.lists(SIGNS | st.text(max_size=8), max_size=30).map("".join)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def verifiers() -> dict[str, type[VerifierEnv]]:
+    found = {}
+    for env_id, spec in builtin_environments().items():
+        module, _, name = spec.entry_point.partition(":")
+        env_class = getattr(importlib.import_module(module), name)
+        if env_class.metadata.get("kind") == "stateless":
+            found[env_id] = env_class
+    return found
+
+
+VERIFIERS = verifiers()
+CHECKED_TASKS = ("InstructionFollowing-v0", "Format-v0", "Judge-v0")
+
+
+@functools.cache
+def verifier(env_id: str) -> VerifierEnv:
+    return VERIFIERS[env_id]()
+
+
+def assert_verdict(verdict: Verdict) -> None:
+    assert verdict.outcome in OUTCOMES
+    assert 0.0 <= verdict.score <= 1.0
+    assert math.isfinite(verdict.score)
+    assert (verdict.score == 1.0) == (verdict.outcome == "correct")
+    if verdict.outcome not in ("correct", "partial"):
+        assert verdict.score == 0.0
+    assert isinstance(verdict.detail, str)
+
+
+@pytest.mark.parametrize("env_id", VERIFIERS)
+@settings(max_examples=40, deadline=None)
+@given(response=RESPONSES, seed=st.integers(0, 50))
+def test_every_response_has_a_verdict(env_id, response, seed):
+    _, info = verifier(env_id).reset(seed=seed)
+    verdict = verifier(env_id).score(response, info["state"]["task"])
+    assert_verdict(verdict)
+    # Nothing is kept from one response to the next.
+    assert verifier(env_id).score(response, info["state"]["task"]) == verdict
+
+
+@pytest.mark.parametrize("env_id", CHECKED_TASKS)
+@settings(max_examples=60, deadline=None)
+@given(response=RESPONSES, seed=st.integers(0, 50), data=st.data())
+def test_every_task_has_a_verdict(env_id, response, seed, data):
+    _, info = verifier(env_id).reset(seed=seed)
+    task = dict(info["state"]["task"])
+    field = data.draw(
+        st.sampled_from([*task, "mode", "reward", "template", "tokens", "ground_truth", "func_name"])
+    )
+    task[field] = data.draw(VALUES)
+    if data.draw(st.booleans()):
+        del task[data.draw(st.sampled_from(sorted(task)))]
+    assert_verdict(verifier(env_id).score(response, task))
