@@ -273,5 +273,5 @@ class ToolEnv(gymnasium.Env[str, str]):
 
 def digest(value: Any) -> str:
     """Return a short name for a state that JSON can hold: equal states have equal names, in every process."""
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    text = json.dumps(value, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
