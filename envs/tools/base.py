@@ -106,6 +106,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         self._penalty = float(format_penalty)
         self._describe_tools = describe_tools
         self._result_role = result_role
+        self._written_instruction: str | None = None
         self._expert = False
         self._steps = self._invalid_turns = self._calls = self._errors = 0
         self._shown = ""
@@ -152,7 +153,10 @@ class ToolEnv(gymnasium.Env[str, str]):
         self._steps = self._invalid_turns = self._calls = self._errors = 0
         self._shown = self._begin(options)
         info = self._info(success=False, valid=True, reward=0.0, penalty=0.0)
-        info["instruction"] = self._instruction()
+        if self._written_instruction is None:
+            self._written_instruction = self._instruction()
+        info["instruction"] = self._written_instruction
+        info["rules"] = self._rules()
         info["tools"] = self.toolbox.described()
         info["messages"] = [{"role": "user", "content": self._shown}]
         return self._shown, info

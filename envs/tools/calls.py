@@ -77,7 +77,9 @@ def read_calls(reply: str, form: CallFormat, schemas: Schemas, limit: int = 16) 
         schemas: What can be called, for formats without types of their own.
         limit: Most calls of one reply; those beyond it are faults.
     """
-    reading = form.read(without_thinking(reply), schemas)
+    # Half a character (a lone surrogate) is no text that can be kept or sent.
+    text = without_thinking(reply).encode(errors="replace").decode()
+    reading = form.read(text, schemas)
     if len(reading.calls) <= limit:
         return reading
     fault = f"{len(reading.calls)} calls in one reply, and at most {limit} are allowed"

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jsonschema
+from referencing import Registry
+from referencing.exceptions import Unresolvable
 
 from envs.tools.calls import Schemas, ToolCall
 
@@ -64,7 +66,7 @@ class Toolbox:
         tools: Each with a name of its own.
 
     Raises:
-        ValueError: If two tools have one name.
+        ValueError: If two tools have one name, or a schema is none.
     """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
@@ -72,8 +74,17 @@ class Toolbox:
         if len(self._tools) < len(tools):
             raise ValueError("two tools have the same name")
         self.schemas: Schemas = {tool.name: tool.parameters for tool in tools}
+        for tool in tools:
+            try:
+                jsonschema.Draft202012Validator.check_schema(tool.parameters)
+            except jsonschema.SchemaError as error:
+                raise ValueError(
+                    f"the parameters of {tool.name} are no JSON Schema: {error.message}"
+                ) from error
+        # By itself, the library would fetch what a `$ref` names, wherever that is.
         self._validators = {
-            tool.name: jsonschema.Draft202012Validator(dict(tool.parameters)) for tool in tools
+            tool.name: jsonschema.Draft202012Validator(dict(tool.parameters), registry=Registry())
+            for tool in tools
         }
 
     def described(self) -> list[dict[str, Any]]:
@@ -84,7 +95,10 @@ class Toolbox:
         """Return why a call makes no sense: there is no such tool, or its arguments do not fit; None if it does."""
         if call.name not in self._tools:
             return f"there is no tool {call.name[:100]!r}; the tools are {', '.join(self._tools)}"
-        misfit = jsonschema.exceptions.best_match(self._validators[call.name].iter_errors(call.arguments))
+        try:
+            misfit = jsonschema.exceptions.best_match(self._validators[call.name].iter_errors(call.arguments))
+        except (Unresolvable, RecursionError):
+            return f"{call.name}: its schema cannot be followed for these arguments"
         if misfit is None:
             return None
         where = ".".join(str(part) for part in misfit.absolute_path)

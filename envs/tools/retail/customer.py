@@ -9,7 +9,7 @@ from envs.tools.retail.requests import Request
 STOP = "###STOP###"
 """What the customer's last message ends with."""
 
-_PATIENCE = 6
+_PATIENCE = 4
 _IDENTITY = re.compile(r"e-?mail|\bname\b|zip|identif|verif|who (?:am i|are you)|authenticat", re.IGNORECASE)
 _CONFIRMATION = re.compile(
     r"\bconfirm|yes ?/ ?no|\(yes|shall i|should i|may i|(?:do|would) you (?:want|like) me to|go ahead|proceed"

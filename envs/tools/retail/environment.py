@@ -1,10 +1,11 @@
 """Retail-v0: customer service by tools and words, scored by what the shop's database holds in the end."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
+
+import orjson
 
 from envs.splits import checked_split, split_of_text
 from envs.tools.base import TOOL_KWARGS, Heard, ToolEnv, digest
@@ -183,7 +184,7 @@ class RetailEnv(ToolEnv):
 
     def _goal_of(self, database: Database, requests: Sequence[Request]) -> str:
         """Return the digest of the database once everything is done as it should be."""
-        self._other_shop.open(json.loads(json.dumps(database)))
+        self._other_shop.open(orjson.loads(orjson.dumps(database)))
         for request in requests:
             if request.write is not None:
                 result = self._other_tools.run(request.write)

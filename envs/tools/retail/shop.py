@@ -1,9 +1,11 @@
 """What the shop's staff can do: typed tools over the database, which keep to its rules."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envs.tools.base import digest
+import orjson
+
 from envs.tools.retail.database import Database, total_of
 from envs.tools.tool import Tool, ToolError, parameters
 
@@ -41,7 +43,8 @@ class Shop:
     def digest(self) -> str:
         """A name of the database's state: equal states have equal names."""
         if self._digest is None:
-            self._digest = digest(self.database)
+            content = orjson.dumps(self.database, option=orjson.OPT_SORT_KEYS)
+            self._digest = hashlib.blake2b(content, digest_size=12).hexdigest()
         return self._digest
 
     def tools(self) -> tuple[Tool, ...]:
