@@ -153,7 +153,9 @@ class McpServer:
         import httpx2
         from mcp.client.streamable_http import streamable_http_client
 
-        http = httpx2.AsyncClient(headers=dict(address.headers), timeout=self._timeout)
+        # A call that takes too long is given up by itself, and not with the whole connection.
+        timeout = httpx2.Timeout(self._timeout, read=None)
+        http = httpx2.AsyncClient(headers=dict(address.headers), timeout=timeout)
         await stack.enter_async_context(http)
         return Client(streamable_http_client(address.url, http_client=http))
 
