@@ -6,19 +6,33 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from clients.commands import audit, bench, check, doctor, listing, play, registering, replay
-from clients.commands.arguments import UsageError
-from clients.protocol.errors import ProblemError
+from sandbox import command as sandbox_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Look at, play, replay, check and measure environments."""
-    parser = argparse.ArgumentParser(prog="roll-env", description=main.__doc__)
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if arguments[:1] == ["sandbox"]:
+        # One program a call: it must not wait for the client and all that it imports.
+        return sandbox_command.main(arguments[1:])
+    return _environments(arguments)
+
+
+def _environments(arguments: Sequence[str]) -> int:
+    """Carry out the commands that talk to servers."""
+    from clients.commands import audit, bench, check, doctor, listing, play, registering, replay
+    from clients.commands.arguments import UsageError
+    from clients.protocol.errors import ProblemError
+
+    parser = argparse.ArgumentParser(
+        prog="roll-env", description="Look at, play, replay, check and measure environments."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in (listing, play, replay, check, audit, bench, doctor):
         command.add_parser(commands)
     registering.add_parsers(commands)
-    options = parser.parse_args(argv)
+    commands.add_parser("sandbox", help=sandbox_command.HELP)
+    options = parser.parse_args(arguments)
     try:
         code: int = options.run(options)
     except UsageError as error:

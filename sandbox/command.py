@@ -1,0 +1,169 @@
+"""`roll-env sandbox`: what this machine can give, and one run. Imports nothing heavy, as it starts once per run."""
+
+import argparse
+import json
+import os
+import stat
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sandbox.base import Sandbox, SandboxUnavailableError
+from sandbox.limits import Limits
+from sandbox.program import LANGUAGES, Program
+from sandbox.result import Guarantees, Outcome, RunResult
+from sandbox.selection import BACKENDS, LEVELS, open_sandbox, survey
+from sandbox.supervised import SupervisedSandbox
+
+HELP = "show which sandboxes work here; `sandbox run` runs a program in one"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Show which sandboxes work on this machine, or run a program in one."""
+    parser = argparse.ArgumentParser(prog="roll-env sandbox", description=main.__doc__)
+    commands = parser.add_subparsers(metavar="COMMAND")
+    _add_run(commands)
+    options = parser.parse_args(arguments)
+    try:
+        code: int = options.run(options) if hasattr(options, "run") else _show()
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def _add_run(commands: Any) -> None:
+    parser = commands.add_parser("run", help="run a program; its standard input is the command's")
+    parser.add_argument("file", type=Path, metavar="FILE", help="The program's source.")
+    parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="Of the program.")
+    parser.add_argument("--lang", choices=LANGUAGES, required=True, help="What it is written in.")
+    parser.add_argument("--timeout", type=float, default=10.0, metavar="S", help="Seconds (default 10).")
+    for name, default, what in (
+        ("memory-mb", 256, "MiB of memory"),
+        ("pids", 64, "processes and threads"),
+        ("disk-mb", 64, "MiB of files"),
+        ("fds", 256, "open files of each process"),
+        ("output-kb", 1024, "KiB kept of each output stream"),
+    ):
+        parser.add_argument(
+            f"--{name}", type=int, default=default, metavar="N", help=f"{what} (default {default})."
+        )
+    parser.add_argument(
+        "--backend",
+        choices=("auto", *BACKENDS),
+        default="auto",
+        help="Which sandbox (default auto: the best).",
+    )
+    parser.add_argument(
+        "--minimum-level",
+        choices=LEVELS,
+        default="landlock",
+        help="The weakest that will do (default landlock).",
+    )
+    parser.add_argument("--json", action="store_true", help="Print the result as one JSON object.")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Run a program; the exit code is 0 if the sandbox worked, whatever became of the program."""
+    try:
+        limits = Limits(
+            wall_seconds=options.timeout,
+            memory_mb=options.memory_mb,
+            pids=options.pids,
+            disk_mb=options.disk_mb,
+            open_files=options.fds,
+            output_kb=options.output_kb,
+        )
+        source = options.file.read_text()
+    except (OSError, ValueError) as error:
+        print(f"roll-env sandbox run: {error}", file=sys.stderr)
+        return 2
+    try:
+        sandbox = open_sandbox(options.backend, minimum_level=options.minimum_level)
+    except SandboxUnavailableError as error:
+        result = RunResult(outcome=Outcome.SANDBOX_ERROR, detail=str(error))
+    else:
+        result = _result(sandbox, Program(options.lang, source, tuple(options.arguments)), limits)
+        sandbox.close()
+    if options.json:
+        print(json.dumps(as_json(result)))
+    else:
+        _print_for_people(result)
+    return 1 if result.outcome is Outcome.SANDBOX_ERROR else 0
+
+
+def _result(sandbox: Sandbox, program: Program, limits: Limits) -> RunResult:
+    """Run the program with our standard input, which may never end and is then read as the program runs."""
+    kind = os.fstat(0).st_mode
+    if isinstance(sandbox, SupervisedSandbox) and not stat.S_ISREG(kind):
+        return sandbox.run_from(0, program, limits=limits)
+    return sandbox.run(program, stdin=sys.stdin.buffer.read(), limits=limits)
+
+
+def as_json(result: RunResult) -> dict[str, Any]:
+    """Return a result as an object of JSON: bytes become text, what is no UTF-8 in it replaced."""
+    return {
+        "outcome": result.outcome.value,
+        "exit_code": result.exit_code,
+        "signal": None if result.signal is None else int(result.signal),
+        "detail": result.detail,
+        "stdout": result.stdout.decode(errors="replace"),
+        "stderr": result.stderr.decode(errors="replace"),
+        "stdout_truncated": result.stdout_truncated,
+        "stderr_truncated": result.stderr_truncated,
+        "wall_seconds": round(result.wall_seconds, 6),
+        "cpu_seconds": round(result.cpu_seconds, 6),
+        "peak_memory_mb": round(result.peak_memory_mb, 3),
+        "compiling": None if result.compiling is None else as_json(result.compiling),
+        "guarantees": None if result.guarantees is None else asdict(result.guarantees),
+    }
+
+
+def _print_for_people(result: RunResult) -> None:
+    sys.stdout.buffer.write(result.stdout)
+    sys.stdout.flush()
+    sys.stderr.buffer.write(result.stderr)
+    where = f" ({result.guarantees.backend})" if result.guarantees is not None else ""
+    detail = f": {result.detail}" if result.detail else ""
+    print(
+        f"{result.outcome.value}{detail}; {result.wall_seconds:.3f} s, CPU {result.cpu_seconds:.3f} s, "
+        f"{result.peak_memory_mb:.1f} MiB{where}",
+        file=sys.stderr,
+    )
+
+
+def _show() -> int:
+    """Print the table; the exit code is 1 if there is nothing that `auto` would use."""
+    header = (
+        "backend",
+        "level",
+        "files",
+        "network",
+        "processes",
+        "privileges",
+        "system calls",
+        "memory",
+        "disk",
+    )
+    rows: list[tuple[str, ...]] = [header]
+    reasons, usable = [], False
+    for name, seen in survey():
+        if isinstance(seen, Guarantees):
+            rows.append((name, *_words(seen)))
+            usable = usable or seen.level != "none"
+        else:
+            rows.append((name, "unavailable", *[""] * (len(header) - 2)))
+            reasons.append(f"- {seen}")
+    widths = [max(len(row[index]) for row in rows) for index in range(len(header))]
+    for row in rows:
+        print("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
+    if reasons:
+        print("\n" + "\n".join(reasons))
+    return 0 if usable else 1
+
+
+def _words(seen: Guarantees) -> tuple[str, ...]:
+    kept = (seen.files, seen.network, seen.processes, seen.privileges, seen.system_calls)
+    return (seen.level, *("yes" if one else "no" for one in kept), seen.memory, "yes" if seen.disk else "no")

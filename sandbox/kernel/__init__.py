@@ -1,0 +1,1 @@
+"""What the Linux kernel is asked for directly, by ctypes: Python has no functions of its own for it."""

@@ -1,0 +1,48 @@
+"""The process that forks monitors. It is started as `python -I -S -c ...` and takes connections from its server."""
+
+import gc
+import os
+import signal
+import socket
+import sys
+
+from sandbox.supervisor import bwrap
+from sandbox.supervisor.cgroups import Parents, find_parents
+from sandbox.supervisor.frames import FrameError
+from sandbox.supervisor.monitor import monitor
+
+
+def main() -> None:
+    """Fork a monitor for each descriptor that comes, until the server is gone."""
+    server = socket.socket(fileno=int(sys.argv[2]))
+    os.chdir("/")
+    os.umask(0o022)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Monitors need no burial.
+    parents = find_parents()
+    if sys.argv[3] == "bubblewrap":
+        bwrap.inner_code()  # Made once, and inherited by every monitor.
+    gc.collect()
+    gc.freeze()
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(server, 1, 1)
+        if not data:
+            return
+        if os.fork() == 0:
+            _become_monitor(server, descriptors[0], parents)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _become_monitor(server: socket.socket, descriptor: int, parents: Parents | None) -> None:
+    try:
+        server.close()
+        gc.disable()
+        os.setsid()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        connection = socket.socket(fileno=descriptor)
+        monitor(connection, parents)
+    except (FrameError, OSError):
+        pass  # The server is gone, or has sent nonsense: there is nobody to tell.
+    finally:
+        os._exit(0)

@@ -1,0 +1,103 @@
+"""The root file system of a sandbox: an empty one in memory, with the system's programs shown read-only."""
+
+import contextlib
+import os
+from collections.abc import Iterable
+
+from sandbox.kernel.calls import (
+    MS_BIND,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    MS_PRIVATE,
+    MS_RDONLY,
+    MS_REC,
+    MS_REMOUNT,
+    KernelError,
+    detach,
+    make_read_only,
+    mount,
+    pivot_root,
+)
+
+WRITABLE = ("work", "tmp", "dev/shm")
+"""The only places where a program can write; they share one bound."""
+
+SYSTEM_DIRECTORIES = ("usr", "bin", "sbin", "lib", "lib64", "lib32", "libx32")
+SYSTEM_FILES = ("etc/alternatives", "etc/ld.so.cache", "etc/localtime")
+DEVICES = ("null", "zero", "full", "random", "urandom")
+_DEVICE_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+}
+OWN_FILES = {
+    "etc/passwd": "root:x:0:0::/nonexistent:/usr/sbin/nologin\nnobody:x:65534:65534::/work:/bin/bash\n",
+    "etc/group": "root:x:0:\nnogroup:x:65534:\n",
+    "etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
+    "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+}
+_SPARE_INODES = 96
+_SPARE_KIB = 256
+# Any directory that is there on every machine will do: the new root covers it in this mount namespace alone.
+_STAGING = "/tmp"
+_OLD_ROOT = "old"
+
+
+def build_root(disk_mb: int, inodes: int, read_only: Iterable[str]) -> None:
+    """Put the new root in place of the old one, in the current mount namespace.
+
+    Raises:
+        KernelError: If a mount is refused.
+        OSError: If a file of the new root cannot be made.
+    """
+    mount("", "/", "", MS_REC | MS_PRIVATE)
+    size = f"size={(disk_mb << 10) + _SPARE_KIB}k,nr_inodes={inodes + _SPARE_INODES},mode=755"
+    mount("tmpfs", _STAGING, "tmpfs", MS_NOSUID | MS_NODEV, size)
+    os.chdir(_STAGING)
+    for name in ("etc", "proc", "dev", _OLD_ROOT, *WRITABLE):
+        os.mkdir(name)
+    for name in SYSTEM_DIRECTORIES:
+        _show(f"/{name}", name)
+    for name in SYSTEM_FILES:
+        _show(f"/{name}", name)
+    for path in read_only:
+        os.makedirs(os.path.dirname(path.lstrip("/")) or ".", exist_ok=True)
+        _show(path, path.lstrip("/"))
+    for name in DEVICES:
+        _touch(f"dev/{name}")
+        mount(f"/dev/{name}", f"dev/{name}", "", MS_BIND)
+    for name, target in _DEVICE_LINKS.items():
+        os.symlink(target, f"dev/{name}")
+    for name, text in OWN_FILES.items():
+        with open(name, "w", encoding="ascii") as file:
+            file.write(text)
+    # Where the surrounding container covers parts of /proc, the kernel refuses a new one; then there is none.
+    with contextlib.suppress(KernelError):
+        mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY, "hidepid=2")
+    for name in WRITABLE:
+        mount(name, name, "", MS_BIND)
+    pivot_root(".", _OLD_ROOT)
+    os.chdir("/")
+    detach(f"/{_OLD_ROOT}")
+    os.rmdir(f"/{_OLD_ROOT}")
+    mount("", "/", "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+
+
+def _show(source: str, target: str) -> None:
+    """Show a directory or a file of the host read-only; a link is made again, and what is missing is left out."""
+    if os.path.islink(source) and os.path.dirname(source) == "/":
+        os.symlink(os.readlink(source), target)
+    elif os.path.isdir(source):
+        os.mkdir(target)
+        mount(source, target, "", MS_BIND | MS_REC)
+        make_read_only(target)
+    elif os.path.exists(source):
+        _touch(target)
+        mount(os.path.realpath(source), target, "", MS_BIND)
+        make_read_only(target)
+
+
+def _touch(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))

@@ -1,0 +1,133 @@
+"""The back-ends that work here, and a host with something to lose."""
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox.base import Sandbox, SandboxUnavailableError
+from sandbox.selection import make_sandbox
+
+# The second of the two counts memory itself even where control groups are writable.
+CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "namespaces": ("namespaces", {}),
+    "namespaces-watched": ("namespaces", {"cgroups": False}),
+    "bubblewrap": ("bubblewrap", {}),
+    "landlock": ("landlock", {}),
+}
+
+
+@pytest.fixture(scope="session", params=CONFIGURATIONS)
+def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    """Each back-end that works on this machine."""
+    name, options = CONFIGURATIONS[request.param]
+    opened = make_sandbox(name, **options)
+    try:
+        opened.probe()
+    except SandboxUnavailableError as error:
+        opened.close()
+        pytest.skip(str(error))
+    yield opened
+    opened.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What programs try to reach.
+
+    Attributes:
+        token: A secret; in a file, an environment variable and a command line.
+        secret: The file.
+        sentinel: A process that must live on.
+        duration: How long programs are to sleep which must not outlive their run; it marks them.
+        tcp: A listening socket.
+        udp: A socket on the same port.
+        unix: A listening socket with a path.
+        abstract: A listening socket with a name.
+        free_port: A port on which nothing listens.
+    """
+
+    token: str
+    secret: Path
+    sentinel: "subprocess.Popen[bytes]"
+    duration: str
+    tcp: socket.socket
+    udp: socket.socket
+    unix: socket.socket
+    abstract: socket.socket
+    free_port: int
+
+    def told(self, backend: str) -> dict[str, Any]:
+        """Return what a program is told of it."""
+        return {
+            "backend": backend,
+            "token": self.token,
+            "secret": str(self.secret),
+            "sentinel": self.sentinel.pid,
+            "server": os.getpid(),
+            "duration": self.duration,
+            "port": self.tcp.getsockname()[1],
+            "address": _own_address(),
+            "path": self.unix.getsockname(),
+            "abstract": self.abstract.getsockname()[1:].decode(),
+            "free_port": self.free_port,
+        }
+
+
+def _own_address() -> str:
+    """Return the address of this machine on its network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.1"
+        address: str = probe.getsockname()[0]
+        return address
+
+
+@pytest.fixture(scope="session", autouse=True)
+def token() -> Iterator[str]:
+    """A secret in the environment, there before any back-end starts."""
+    token = secrets.token_hex(16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROLLGYM_TEST_SECRET", token)
+        yield token
+
+
+@pytest.fixture(scope="session")
+def host(token: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """A host with a secret, a sentinel and sockets."""
+    directory = tmp_path_factory.mktemp("host")
+    directory.chmod(0o755)
+    for parent in (directory.parent, directory.parent.parent):
+        parent.chmod(0o755)
+    secret = directory / "secret"
+    secret.write_text(token)
+    secret.chmod(0o666)
+    waiting = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()", token]
+    with (
+        subprocess.Popen(waiting, stdin=subprocess.PIPE) as sentinel,
+        socket.create_server(("0.0.0.0", 0)) as tcp,
+        socket.create_server(("127.0.0.1", 0)) as reserved,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
+        socket.socket(socket.AF_UNIX) as unix,
+        socket.socket(socket.AF_UNIX) as abstract,
+    ):
+        udp.bind(("127.0.0.1", tcp.getsockname()[1]))
+        unix.bind(str(directory / "s"))
+        os.chmod(directory / "s", 0o777)
+        abstract.bind(f"\0rollgym-test-{token[:8]}")
+        unix.listen()
+        abstract.listen()
+        free_port = reserved.getsockname()[1]
+        reserved.close()
+        yield Host(
+            token, secret, sentinel, f"100{secrets.randbelow(10**6)}", tcp, udp, unix, abstract, free_port
+        )
