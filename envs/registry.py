@@ -6,6 +6,7 @@ _BUILTIN = (
     EnvironmentSpec("FrozenLake-v0", "envs.frozen_lake:FrozenLakeEnv", 100),
     EnvironmentSpec("Sokoban-v0", "envs.sokoban.environment:SokobanEnv", 120),
     EnvironmentSpec("ToolUse-v0", "envs.tools.tool_use:ToolUseEnv", 16),
+    EnvironmentSpec("ToolUsePython-v0", "envs.tools.tool_use_python:ToolUsePythonEnv", 16),
     EnvironmentSpec("Retail-v0", "envs.tools.retail.environment:RetailEnv", 40),
     EnvironmentSpec("Arithmetic-v0", "envs.verifiers.arithmetic:ArithmeticEnv", 1),
 )

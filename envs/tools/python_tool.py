@@ -1,5 +1,7 @@
 """Python as a tool: each call is a program of its own, in a sandbox."""
 
+from collections.abc import Callable
+
 from envs.tools.tool import Tool, ToolError, parameters
 from sandbox.base import Sandbox
 from sandbox.limits import Limits
@@ -14,16 +16,16 @@ class SandboxFailedError(RuntimeError):
     """The sandbox failed, which says nothing of the program; the episode is not to be scored."""
 
 
-def python_tool(sandbox: Sandbox, limits: Limits) -> Tool:
+def python_tool(sandbox: Callable[[], Sandbox], limits: Limits) -> Tool:
     """Return the tool.
 
     Args:
-        sandbox: Where programs run.
+        sandbox: Gives that in which programs run, once there is one to be run.
         limits: What one program may use.
     """
 
     def run(code: str) -> str:
-        return _text(sandbox.run(Program("python", code), limits=limits), limits)
+        return _text(sandbox().run(Program("python", code), limits=limits), limits)
 
     return Tool(
         "python",
@@ -39,7 +41,7 @@ def _text(result: RunResult, limits: Limits) -> str:
     printed = _shortened(result.stdout.decode(errors="replace"))
     if result.outcome is Outcome.OK:
         return printed or "nothing was printed; print what you want to know"
-    said = _shortened(result.stderr.decode(errors="replace").strip())
+    said = _shortened(result.stderr.decode(errors="replace").strip()) or f"exit code {result.exit_code}"
     if result.outcome is Outcome.TIME_LIMIT:
         said = f"the program took more than {limits.wall_seconds:g} seconds"
     elif result.outcome is not Outcome.NON_ZERO_EXIT:
