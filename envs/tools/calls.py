@@ -10,6 +10,7 @@ Schemas = Mapping[str, Mapping[str, Any]]
 """JSON Schemas of the parameters of tools, by the tools' names."""
 
 _MAX_SHOWN = 120
+_MOST_FAULTS = 5
 _THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL | re.IGNORECASE)
 # A prompt that ends in an opening tag leaves only the closing one for the reply.
 _REST_OF_THINKING = re.compile(r"\A(?:(?!<think>).)*?</think>", re.DOTALL | re.IGNORECASE)
@@ -80,10 +81,12 @@ def read_calls(reply: str, form: CallFormat, schemas: Schemas, limit: int = 16) 
     # Half a character (a lone surrogate) is no text that can be kept or sent.
     text = without_thinking(reply).encode(errors="replace").decode()
     reading = form.read(text, schemas)
-    if len(reading.calls) <= limit:
-        return reading
-    fault = f"{len(reading.calls)} calls in one reply, and at most {limit} are allowed"
-    return Reading(reading.calls[:limit], reading.content, (*reading.faults, fault))
+    faults = reading.faults[:_MOST_FAULTS]
+    if len(reading.faults) > _MOST_FAULTS:
+        faults = (*faults, f"and {len(reading.faults) - _MOST_FAULTS} more")
+    if len(reading.calls) > limit:
+        faults = (*faults, f"{len(reading.calls)} calls in one reply, and at most {limit} are allowed")
+    return Reading(reading.calls[:limit], reading.content, faults)
 
 
 def without_thinking(reply: str) -> str:

@@ -9,6 +9,9 @@ from envs.tools.retail.requests import Request
 STOP = "###STOP###"
 """What the customer's last message ends with."""
 
+MOST_HEARD = 4_000
+"""Characters of a message that the customer listens to."""
+
 _PATIENCE = 4
 _IDENTITY = re.compile(r"e-?mail|\bname\b|zip|identif|verif|who (?:am i|are you)|authenticat", re.IGNORECASE)
 _CONFIRMATION = re.compile(
@@ -73,6 +76,7 @@ class Customer:
         """Return what it says to a message of the agent's."""
         request = self.request
         assert request is not None
+        message = message[:MOST_HEARD]
         if not self.identified and _IDENTITY.search(message):
             self.identified = True
             return self._identity.text

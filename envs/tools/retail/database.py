@@ -52,7 +52,7 @@ _CITIES = ("Ashford", "Brixham", "Corby", "Dunham", "Elmstead", "Fairport")
 ORDER_STATUSES = ("pending", "pending", "processed", "delivered", "delivered")
 """Of the orders of each customer."""
 
-_USERS = 6
+_USERS = 5
 
 
 def draw_database(generator: np.random.Generator) -> Database:
@@ -63,20 +63,20 @@ def draw_database(generator: np.random.Generator) -> Database:
     orders: dict[str, Any] = {}
     while len(users) < _USERS:
         first, last = _one(generator, _FIRST), _one(generator, _LAST)
-        user_id = f"{first}_{last}_{int(generator.integers(1000, 10_000))}".lower()
+        user_id = f"{first}_{last}_{_between(generator, 1000, 10_000)}".lower()
         if user_id in users or any(user["last_name"] == last for user in users.values()):
             continue
         card, gift_card = (
-            f"{kind}_{int(generator.integers(10_000, 100_000))}" for kind in ("card", "gift_card")
+            f"{kind}_{_between(generator, 10_000, 100_000)}" for kind in ("card", "gift_card")
         )
         users[user_id] = {
             "first_name": first,
             "last_name": last,
-            "email": f"{first}.{last}{int(generator.integers(10, 100))}@example.com".lower(),
+            "email": f"{first}.{last}{_between(generator, 10, 100)}@example.com".lower(),
             "address": draw_address(generator),
             "payment_methods": {
                 card: {"kind": "card"},
-                gift_card: {"kind": "gift card", "balance": int(generator.integers(100, 400))},
+                gift_card: {"kind": "gift card", "balance": _between(generator, 100, 400)},
             },
             "orders": [],
         }
@@ -92,9 +92,9 @@ def draw_database(generator: np.random.Generator) -> Database:
 def draw_address(generator: np.random.Generator) -> dict[str, str]:
     """Draw an address."""
     return {
-        "street": f"{int(generator.integers(1, 200))} {_one(generator, _STREETS)}",
+        "street": f"{_between(generator, 1, 200)} {_one(generator, _STREETS)}",
         "city": _one(generator, _CITIES),
-        "zip": str(int(generator.integers(10_000, 100_000))),
+        "zip": str(_between(generator, 10_000, 100_000)),
     }
 
 
@@ -116,14 +116,14 @@ def _draw_products(generator: np.random.Generator) -> dict[str, Any]:
     item_ids = iter(_distinct(generator, variants, 1_000_000, 9_999_999))
     product_ids = _distinct(generator, len(_PRODUCTS), 1_000_000, 9_999_999)
     for product_id, (name, options) in zip(product_ids, _PRODUCTS.items(), strict=True):
-        base = int(generator.integers(20, 120))
+        base = _between(generator, 20, 120)
         (one, ones), (other, others) = options.items()
         products[str(product_id)] = {
             "name": name,
             "variants": {
                 str(next(item_ids)): {
                     "options": {one: first, other: second},
-                    "price": base + int(generator.integers(0, 40)),
+                    "price": base + _between(generator, 0, 40),
                     "available": bool(generator.random() < 0.75),
                 }
                 for first in ones
@@ -143,7 +143,7 @@ def _draw_order(
     product_ids = list(products)
     chosen = [product_ids[int(each)] for each in generator.permutation(len(product_ids))]
     items = []
-    for product_id in chosen[: int(generator.integers(1, 4))]:
+    for product_id in chosen[: _between(generator, 1, 4)]:
         product = products[product_id]
         item_id = _one(generator, list(product["variants"]))
         variant = product["variants"][item_id]
@@ -168,9 +168,14 @@ def _draw_order(
 def _distinct(generator: np.random.Generator, count: int, low: int, high: int) -> list[int]:
     found: dict[int, None] = {}
     while len(found) < count:
-        found[int(generator.integers(low, high))] = None
+        found[_between(generator, low, high)] = None
     return list(found)
 
 
 def _one(generator: np.random.Generator, choices: Sequence[str]) -> str:
-    return choices[int(generator.integers(len(choices)))]
+    return choices[_between(generator, 0, len(choices))]
+
+
+def _between(generator: np.random.Generator, low: int, high: int) -> int:
+    """Draw a whole number below `high`; for small ranges, several times as fast as the generator's own way."""
+    return low + int(generator.random() * (high - low))

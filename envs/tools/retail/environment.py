@@ -10,7 +10,7 @@ import orjson
 from envs.splits import checked_split, split_of_text
 from envs.tools.base import TOOL_KWARGS, Heard, ToolEnv, digest
 from envs.tools.calls import ToolCall
-from envs.tools.retail.customer import Customer, Identity
+from envs.tools.retail.customer import MOST_HEARD, Customer, Identity
 from envs.tools.retail.database import Database, draw_database
 from envs.tools.retail.policy import POLICY
 from envs.tools.retail.requests import REQUEST_KINDS, Request, draw_request, usable_orders
@@ -208,7 +208,7 @@ class RetailEnv(ToolEnv):
     def _hear(self, text: str) -> Heard | str:
         if not text.strip():
             return "error: there is neither a call of a tool nor a word to the customer."
-        self._said += f"\n{text}"
+        self._said += f"\n{text[:MOST_HEARD]}"
         answer = self._customer.answer(text)
         return self._ending(answer) if self._customer.gone else Heard(answer)
 
