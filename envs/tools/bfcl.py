@@ -148,7 +148,8 @@ def _type_error(
     kind = next((type(each) for each in accepted if each != _OPTIONAL), None)
     as_accepted = kind is not None and kind is not expected
     if type(value) is expected:
-        if nested is None or any(_parts_fit(value, nested, each) for each in accepted):
+        parts: Any = value
+        if nested is None or any(_parts_fit(parts, nested, each) for each in accepted):
             return None, as_accepted
         return "type_error:nested", as_accepted
     if kind is not None and type(value) is kind:

@@ -123,7 +123,8 @@ class McpServer:
     async def _open(self) -> tuple[Tool, ...]:
         ready: asyncio.Future[tuple[Tool, ...]] = asyncio.get_running_loop().create_future()
         self._life = asyncio.create_task(self._live(ready))
-        await asyncio.wait({ready, self._life}, timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED)
+        both: set[asyncio.Future[Any]] = {ready, self._life}
+        await asyncio.wait(both, timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
             return ready.result()
         if not self._life.done():

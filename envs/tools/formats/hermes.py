@@ -1,7 +1,7 @@
 """The format of Hermes, Qwen2.5 and Qwen3: JSON in tool_call tags."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from envs.tools.calls import (
     CallFault,
@@ -21,7 +21,11 @@ _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|(?=<tool_call>)|\Z)", re.DOTA
 
 def _read(text: str, schemas: Schemas) -> Reading:
     found = list(_CALL.finditer(text))
-    return collect([lambda match=match: _call(match) for match in found], _CALL.sub("", text))
+    return collect([_reader(match) for match in found], _CALL.sub("", text))
+
+
+def _reader(match: re.Match[str]) -> Callable[[], ToolCall]:
+    return lambda: _call(match)
 
 
 def _call(match: re.Match[str]) -> ToolCall:

@@ -36,7 +36,8 @@ def _reader(part: str) -> Callable[[], ToolCall]:
 
 def _parts(text: str) -> list[str]:
     """Cut objects that follow one another, with a semicolon or blanks between."""
-    decoder, parts, rest = JSONDecoder(), [], text.strip()
+    decoder, rest = JSONDecoder(), text.strip()
+    parts: list[str] = []
     while rest:
         try:
             _, end = decoder.raw_decode(rest)

@@ -1,6 +1,6 @@
 """The shop's data: products with variants, customers, orders. Drawn anew for every episode, plain JSON throughout."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 Database = dict[str, Any]
 """`products`, `users` and `orders`, each by id. Prices are whole dollars."""
 
-_PRODUCTS = {
+_PRODUCTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "desk lamp": {"colour": ("black", "white", "green"), "power": ("mains", "battery")},
     "backpack": {"colour": ("grey", "blue", "red"), "size": ("20 litres", "30 litres")},
     "kettle": {"material": ("steel", "glass"), "capacity": ("1 litre", "2 litres")},
@@ -66,9 +66,7 @@ def draw_database(generator: np.random.Generator) -> Database:
         user_id = f"{first}_{last}_{_between(generator, 1000, 10_000)}".lower()
         if user_id in users or any(user["last_name"] == last for user in users.values()):
             continue
-        card, gift_card = (
-            f"{kind}_{_between(generator, 10_000, 100_000)}" for kind in ("card", "gift_card")
-        )
+        card, gift_card = (f"{kind}_{_between(generator, 10_000, 100_000)}" for kind in ("card", "gift_card"))
         users[user_id] = {
             "first_name": first,
             "last_name": last,
