@@ -8,6 +8,7 @@ _BUILTIN = (
     EnvironmentSpec("ToolUse-v0", "envs.tools.tool_use:ToolUseEnv", 16),
     EnvironmentSpec("ToolUsePython-v0", "envs.tools.tool_use_python:ToolUsePythonEnv", 16),
     EnvironmentSpec("Retail-v0", "envs.tools.retail.environment:RetailEnv", 40),
+    EnvironmentSpec("FunctionCalls-v0", "envs.verifiers.function_calls:FunctionCallsEnv", 1),
     EnvironmentSpec("Arithmetic-v0", "envs.verifiers.arithmetic:ArithmeticEnv", 1),
 )
 

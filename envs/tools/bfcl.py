@@ -16,7 +16,7 @@ Accepted = Mapping[str, Mapping[str, Sequence[Any]]]
 """One function with the values that each argument may have."""
 
 _OPTIONAL = ""
-_TYPES: Mapping[str, type] = {
+KNOWN_TYPES: Mapping[str, type] = {
     "string": str,
     "integer": int,
     "float": float,
@@ -25,7 +25,12 @@ _TYPES: Mapping[str, type] = {
     "tuple": list,
     "dict": dict,
     "any": str,
+    # What JSON Schema calls two of them.
+    "number": float,
+    "object": dict,
 }
+"""The types of parameters, by their names in the leaderboard's function descriptions."""
+
 _NESTED = frozenset({"array", "tuple"})
 _DROPPED_FROM_STRINGS = str.maketrans({**dict.fromkeys(" ,./-_*^", ""), "'": '"'})
 
@@ -113,8 +118,8 @@ def _grade_call(function: Mapping[str, Any], call: Call, accepted: Accepted) -> 
 
 def _grade_value(parameter: str, value: Any, schema: Mapping[str, Any], accepted: Sequence[Any]) -> Grade:
     described = str(schema["type"])
-    expected = _TYPES[described]
-    if described == "float" and type(value) is int:
+    expected = KNOWN_TYPES[described]
+    if expected is float and type(value) is int:
         try:
             value = float(value)
         except OverflowError:
@@ -126,7 +131,7 @@ def _grade_value(parameter: str, value: Any, schema: Mapping[str, Any], accepted
     if not as_accepted:
         if expected is dict:
             return _grade_dict(parameter, value, accepted)
-        if expected is list and nested == "dict":
+        if expected is list and nested in ("dict", "object"):
             return _grade_dicts(parameter, value, accepted)
         if expected is str:
             fits = _plain(value) in [_plain(each) for each in accepted if type(each) is str]
@@ -160,7 +165,7 @@ def _type_error(
 def _parts_fit(value: Sequence[Any], nested: str, accepted: Any) -> bool:
     if type(accepted) is not list:
         return True
-    return all(_type_error(part, _TYPES[nested], None, accepted)[0] is None for part in value)
+    return all(_type_error(part, KNOWN_TYPES[nested], None, accepted)[0] is None for part in value)
 
 
 def _grade_dict(parameter: str, value: Any, accepted: Sequence[Any]) -> Grade:

@@ -95,7 +95,7 @@ def test_a_reply_holds_so_many_calls_and_no_more(name):
 @example(text="[TOOL_CALLS][ARGS][TOOL_CALLS]")
 @example(text="<search><search></search>")
 @example(text="search(query='\\ud800')")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_no_text_raises(name, text):
     form = FORMATS[name]
     for said in (text, f"<tool_call>{text}</tool_call>", f"[TOOL_CALLS]{text}", f"<|python_tag|>{text}"):
@@ -125,7 +125,7 @@ VALUES = st.fixed_dictionaries(
 
 @pytest.mark.parametrize("name", ALL)
 @given(arguments=st.lists(VALUES, min_size=1, max_size=3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_arguments_come_back_as_they_were_written(name, arguments):
     said = [ToolCall("book", each) for each in arguments]
     assert calls(name, FORMATS[name].write(said)) == [("book", each) for each in arguments]
