@@ -125,18 +125,13 @@ class McpFace:
         try:
             return await self._answer(context, request, env_id, message_id, method, params)
         except Exception as error:  # noqa: BLE001 - a defect of ours costs this message, not the server
-            problem = as_problem(error)
-        self._services.metrics.problems[problem.code] += 1
+            failure = as_problem(error)
+        self._services.metrics.problems[failure.code] += 1
         # To MCP's clients a session that is no more is one that is not found: they begin another.
-        status = 404 if problem.code == "session_gone" else problem.status
-        response = self._say(problem_message(message_id, problem), status)
-        response.headers.update(
-            {
-                name: value
-                for name, value in problem_answer(problem).headers.items()
-                if name in ("retry-after", "www-authenticate")
-            }
-        )
+        status = 404 if failure.code == "session_gone" else failure.status
+        response = self._say(problem_message(message_id, failure), status)
+        if (wait := problem_answer(failure).headers.get("retry-after")) is not None:
+            response.headers["Retry-After"] = wait
         return response
 
     async def _answer(
@@ -169,13 +164,13 @@ class McpFace:
             described = await operate(self._services.operations, context, "envs", {"env_id": env_id})
             return self._say(result_message(message_id, {"tools": listed_tools(begun["info"], described)}))
         call = validate(McpToolCall, params)
+        result: dict[str, Any] | None
         try:
             result = await self._call(context, session, call)
         except ProblemError as problem:
-            failed = failed_result(problem)
-            if failed is None:
+            result = failed_result(problem)
+            if result is None:
                 raise
-            result = failed
         if result is None:
             text = f"there is no tool {call.name[:100]!r}"
             return self._say(error_message(message_id, INVALID_PARAMS, text))

@@ -1,6 +1,7 @@
 """FunctionCalls-v0: which functions a request needs, with which arguments; graded as BFCL does."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ from envs.verifiers.function_requests import FUNCTIONS, draw_requests
 CATEGORIES = ("simple", "multiple", "parallel", "irrelevance")
 _JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}
 _TRIES = 1_000
+_REFUSAL = re.compile(r"<answer>\s*none\s*</answer>", re.IGNORECASE)
 
 
 class FunctionCallsEnv(VerifierEnv):
@@ -81,7 +83,7 @@ class FunctionCallsEnv(VerifierEnv):
                     "functions": [FUNCTIONS[name] for name in functions],
                     "accepted": accepted,
                     "category": category,
-                    "answer": self._form.write(calls) if calls else "None of the functions can do that.",
+                    "answer": self._form.write(calls) if calls else "<answer>none</answer>",
                 }
         raise ValueError(f"no request of split {self._split} in {_TRIES} tries")
 
@@ -102,7 +104,7 @@ class FunctionCallsEnv(VerifierEnv):
         """Return how to answer."""
         return (
             "Call the functions that the request needs, with its values, and leave out what it does not say. If none "
-            f"of the functions can do it, say so without a call. {self._form.explain({})}"
+            f"of the functions can do it, reply <answer>none</answer>. {self._form.explain({})}"
         )
 
     def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
@@ -114,12 +116,15 @@ class FunctionCallsEnv(VerifierEnv):
         reading = read_calls(response, self._form, _schemas(functions))
         if reading.faults:
             return Verdict(0.0, "unparsable", reading.faults[0])
-        if not accepted:
-            if reading.calls:
-                return Verdict(0.0, "wrong", f"{reading.calls[0].name} was called, and no function fits")
-            return Verdict(1.0, "correct", "nothing was called")
         if not reading.calls:
-            return Verdict(0.0, "wrong", "nothing was called")
+            # Silence is no answer: whoever says nothing at all is not to be paid for it.
+            if _REFUSAL.search(reading.content) is None:
+                return Verdict(0.0, "unparsable", "there is neither a call nor <answer>none</answer>")
+            if accepted:
+                return Verdict(0.0, "wrong", "nothing was called")
+            return Verdict(1.0, "correct", "nothing was called")
+        if not accepted:
+            return Verdict(0.0, "wrong", f"{reading.calls[0].name} was called, and no function fits")
         grade = grade_calls(functions, [_plain(call) for call in reading.calls], accepted, category)
         if grade.valid:
             return Verdict(1.0, "correct", f"{len(reading.calls)} calls")

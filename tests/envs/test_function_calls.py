@@ -16,15 +16,15 @@ from tests.support.recorded_data import recorded
 @pytest.mark.parametrize("category", CATEGORIES)
 def test_the_reference_answer_is_right_and_others_are_not(name, category):
     env = FunctionCallsEnv(call_format=name, categories=[category])
-    for seed in range(15):
+    for seed in range(6):
         _, info = env.reset(seed=seed)
         task = info["state"]["task"]
         assert env.score(task["answer"], task).outcome == "correct"
         other = FORMATS[name].write([ToolCall(task["functions"][0]["name"], {})])
         assert env.score(other, task).outcome == "wrong"
-        assert env.score("I cannot do that.", task).score == (category == "irrelevance")
-        thought = env.score(f"<think>{task['answer']}</think>", task)
-        assert thought.score == (category == "irrelevance")
+        assert env.score("<answer>None</answer>", task).score == (category == "irrelevance")
+        for silent in ("", "0", "I cannot do that.", f"<think>{task['answer']}</think>"):
+            assert env.score(silent, task).outcome == "unparsable"
 
 
 def test_an_answer_that_cannot_be_read_is_no_wrong_one():
