@@ -163,8 +163,11 @@ class McpFace:
             begun = await self._begun(context, session)
             described = await operate(self._services.operations, context, "envs", {"env_id": env_id})
             return self._say(result_message(message_id, {"tools": listed_tools(begun["info"], described)}))
-        call = validate(McpToolCall, params)
-        result: dict[str, Any] | None
+        return await self._answer_call(context, session, message_id, validate(McpToolCall, params))
+
+    async def _answer_call(
+        self, context: Context, session: Mapping[str, Any], message_id: str | int, call: McpToolCall
+    ) -> Response:
         try:
             result = await self._call(context, session, call)
         except ProblemError as problem:

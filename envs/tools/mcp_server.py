@@ -128,7 +128,7 @@ class McpServer:
         if ready.done():
             return ready.result()
         if not self._life.done():
-            raise McpServerError(f"{self._name} did not answer in {self._timeout:g} seconds")
+            raise McpServerError(f"the MCP server did not answer in {self._timeout:g} seconds")
         raise self._lost()
 
     async def _live(self, ready: "asyncio.Future[tuple[Tool, ...]]") -> None:
@@ -169,7 +169,7 @@ class McpServer:
             cursor = page.next_cursor
             if cursor is None:
                 return tuple(found)
-        raise McpServerError(f"{self._name} lists tools on over {_MOST_PAGES} pages")
+        raise McpServerError(f"the MCP server lists tools on over {_MOST_PAGES} pages")
 
     def _tool(self, name: str, description: str, schema: Mapping[str, Any]) -> Tool:
         return Tool(
@@ -192,7 +192,7 @@ class McpServer:
         if isinstance(error, MCPError) and error.code != _CONNECTION_CLOSED:
             raise ToolError(error.message)
         if error is not None:
-            raise McpServerError(f"{self._name} has gone: {_reason(error)}") from error
+            raise McpServerError(f"the MCP server has gone: {_reason(error)}") from error
         result = call.result()
         if result.is_error:
             raise ToolError(_text(result))
@@ -210,15 +210,10 @@ class McpServer:
         assert self._life is not None
         error = None if self._life.cancelled() else self._life.exception()
         if error is None:
-            return McpServerError(f"{self._name} has gone")
-        lost = McpServerError(f"{self._name} cannot be used: {_reason(error)}")
+            return McpServerError("the MCP server has gone")
+        lost = McpServerError(f"the MCP server cannot be used: {_reason(error)}")
         lost.__cause__ = error
         return lost
-
-    @property
-    def _name(self) -> str:
-        # No path and no query: they may hold what is nobody's business.
-        return "the MCP server"
 
 
 def _reason(error: BaseException) -> str:

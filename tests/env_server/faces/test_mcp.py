@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+import textwrap
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,7 +18,7 @@ from clients.protocol.errors import ProblemError
 from env_server.faces.mcp_forms import META, VERSIONS, listed_tools, own_tools, problem_message
 from envs.tools.formats.table import FORMATS
 from envs.tools.tool_use import ToolUseEnv
-from tests.support.wire import Server
+from tests.support.wire import ROOT, Server
 
 HEADERS = {"Accept": "application/json, text/event-stream"}
 
@@ -170,6 +172,16 @@ async def test_sessions_are_their_tokens_and_have_their_quotas(
         async with server.http() as nobody:
             refused = await rpc(nobody, "Count", "initialize")
             assert (refused.status_code, "www-authenticate" in refused.headers) == (401, True)
+
+
+async def test_the_example_of_the_page_runs(plain: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "mcp.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    body = textwrap.indent(example.replace("http://127.0.0.1:8000", plain.url), "    ")
+    names: dict[str, Any] = {}
+    exec(compile(f"async def play():\n{body}", "docs/mcp.md", "exec"), names)
+    await names["play"]()
+    assert capsys.readouterr().out.rstrip().endswith("0.0")
 
 
 # -- raw requests ------------------------------------------------------------------------------------------------------

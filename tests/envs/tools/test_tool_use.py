@@ -1,6 +1,7 @@
 """ToolUse-v0: its tools, its tasks, and what becomes of replies of every kind."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -16,6 +17,7 @@ from envs.tools.search import Corpus, Document
 from envs.tools.tasks import KINDS, answers_agree
 from envs.tools.tool import Toolbox
 from envs.tools.tool_use import TOOL_GROUPS, ToolUseEnv
+from tests.support.wire import ROOT
 
 OPEN_KINDS = [name for name, kind in KINDS.items() if kind.needs <= set(TOOL_GROUPS)]
 
@@ -144,6 +146,22 @@ def test_what_cannot_be_run_leaves_the_state_and_says_why(reply, said):
     assert info["anchor"] == before["anchor"]
     assert info["metrics"]["steps"] == 1
     assert info["messages"]
+
+
+def test_a_reply_of_nothing_but_faults_gets_a_short_answer():
+    env = ToolUseEnv()
+    env.reset(seed=1)
+    observation, *_ = env.step("<tool_call>" * 20_000)
+    assert "and 19995 more" in observation
+    assert len(observation) < 2_000
+
+
+def test_the_example_of_the_page_runs():
+    page = (ROOT / "docs" / "environments" / "tools.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names = {}
+    exec(compile(example, "docs/environments/tools.md", "exec"), names)
+    assert "Friday" in names["observation"]
 
 
 def test_an_answer_ends_the_episode_right_or_wrong():
