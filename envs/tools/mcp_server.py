@@ -6,6 +6,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import jsonschema
+
 from clients.background import BackgroundLoop
 from envs.tools.tool import Tool, ToolError
 
@@ -172,6 +174,10 @@ class McpServer:
         raise McpServerError(f"the MCP server lists tools on over {_MOST_PAGES} pages")
 
     def _tool(self, name: str, description: str, schema: Mapping[str, Any]) -> Tool:
+        try:
+            jsonschema.Draft202012Validator.check_schema(schema)
+        except jsonschema.SchemaError as error:
+            raise McpServerError(f"the parameters of its tool {name} are no JSON Schema") from error
         return Tool(
             name, description, schema, lambda **arguments: self._loop.run(self._call(name, arguments))
         )

@@ -66,7 +66,7 @@ class Toolbox:
         tools: Each with a name of its own.
 
     Raises:
-        ValueError: If two tools have one name, or a schema is none.
+        ValueError: If two tools have one name.
     """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
@@ -74,18 +74,7 @@ class Toolbox:
         if len(self._tools) < len(tools):
             raise ValueError("two tools have the same name")
         self.schemas: Schemas = {tool.name: tool.parameters for tool in tools}
-        for tool in tools:
-            try:
-                jsonschema.Draft202012Validator.check_schema(tool.parameters)
-            except jsonschema.SchemaError as error:
-                raise ValueError(
-                    f"the parameters of {tool.name} are no JSON Schema: {error.message}"
-                ) from error
-        # By itself, the library would fetch what a `$ref` names, wherever that is.
-        self._validators = {
-            tool.name: jsonschema.Draft202012Validator(dict(tool.parameters), registry=Registry())
-            for tool in tools
-        }
+        self._validators: dict[str, jsonschema.Draft202012Validator] = {}
 
     def described(self) -> list[dict[str, Any]]:
         """Return all tools as chat templates and APIs take them."""
@@ -96,13 +85,22 @@ class Toolbox:
         if call.name not in self._tools:
             return f"there is no tool {call.name[:100]!r}; the tools are {', '.join(self._tools)}"
         try:
-            misfit = jsonschema.exceptions.best_match(self._validators[call.name].iter_errors(call.arguments))
+            misfit = jsonschema.exceptions.best_match(self._validator(call.name).iter_errors(call.arguments))
         except (Unresolvable, RecursionError):
             return f"{call.name}: its schema cannot be followed for these arguments"
         if misfit is None:
             return None
         where = ".".join(str(part) for part in misfit.absolute_path)
         return f"{call.name}: {f'{where}: ' if where else ''}{misfit.message[:_MAX_REASON]}"
+
+    def _validator(self, name: str) -> jsonschema.Draft202012Validator:
+        # Environments are made by the hundred, and few of them call every tool.
+        found = self._validators.get(name)
+        if found is None:
+            # By itself, the library would fetch what a `$ref` names, wherever that is.
+            found = jsonschema.Draft202012Validator(dict(self.schemas[name]), registry=Registry())
+            self._validators[name] = found
+        return found
 
     def run(self, call: ToolCall) -> ToolResult:
         """Run a call that has no fault."""

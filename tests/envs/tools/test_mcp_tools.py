@@ -147,6 +147,32 @@ def test_a_server_that_dies_is_no_fault_of_the_policy():
         env.close()
 
 
+ODD = """
+import asyncio
+from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
+from mcp.types import ListToolsResult, Tool
+
+
+async def list_tools(context, params):
+    return ListToolsResult(tools=[Tool(name="odd", input_schema={"type": "object", "required": 5})])
+
+
+async def main():
+    server = Server("odd", on_list_tools=list_tools)
+    async with stdio_server() as (read, write):
+        await server.run(read, write, server.create_initialization_options())
+
+
+asyncio.run(main())
+"""
+
+
+def test_a_tool_whose_schema_is_none_is_refused():
+    with pytest.raises(McpServerError, match="its tool odd are no JSON Schema"):
+        McpServer(parse_address({"command": sys.executable, "args": ["-c", ODD]}), 30.0)
+
+
 def test_the_tools_of_one_of_our_own_servers():
     with Server() as server:
         env = McpToolsEnv(
