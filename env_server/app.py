@@ -18,6 +18,7 @@ from env_server.console.pages import Console
 from env_server.context import Context
 from env_server.envelope import as_problem
 from env_server.faces.calls import FACE_CALLS
+from env_server.faces.mcp import McpFace, mcp_env_id
 from env_server.faces.openenv_socket import openenv_env_id, serve_openenv_socket
 from env_server.faces.operating import operate
 from env_server.fields import ENVELOPE
@@ -52,6 +53,7 @@ class App:
         self._origins = Origins(services.settings.allowed_origins, loopback_only=not services.tokens.required)
         self._limit = services.settings.max_request_bytes
         self._reply_limit = services.settings.max_reply_bytes
+        self._mcp = McpFace(services)
         own = (*CALLS, *REGISTRATION_CALLS) if services.settings.gateway else CALLS
         code = RUN_CODE_CALLS if services.settings.runs_code else ()
         self._calls = (*own, *code, *FACE_CALLS)
@@ -129,6 +131,8 @@ class App:
         call = self._static.get((method, path))
         if call is not None:
             return await self._run(request, call, {})
+        if (env_id := mcp_env_id(path)) is not None:
+            return await self._mcp.respond(request, env_id)
         for call_method, pattern, call in self._patterns:
             if call_method == method and (found := pattern.fullmatch(path)) is not None:
                 return await self._run(request, call, found.groupdict())

@@ -5,13 +5,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from clients.protocol.arrays import DecodeError
-from clients.protocol.errors import ProblemError
-from clients.protocol.frames import loads
 from clients.protocol.messages import Identifier, Seed
 from env_server.calls import Call
 from env_server.context import Context
-from env_server.faces.operating import operate
+from env_server.faces.operating import operate, step_by_text
 from env_server.operations import Calls
 from env_server.replies import Reply
 from env_server.validation import validate
@@ -103,19 +100,7 @@ async def _reset(operations: Calls, context: Context, fields: Mapping[str, Any])
 
 async def _step(operations: Calls, context: Context, fields: Mapping[str, Any]) -> Reply:
     request = validate(GemStepRequest, fields)
-    session_id, action = request.sandbox_id, request.action
-    try:
-        reply = await operate(operations, context, "step", {"session_id": session_id, "action": action})
-    except ProblemError as problem:
-        # GEM's actions are texts, so that is how its clients send any other action, too.
-        if problem.code != "invalid_action" or not isinstance(action, str):
-            raise
-        try:
-            action = loads(action, binary=False)
-        except DecodeError:
-            raise problem from None
-        reply = await operate(operations, context, "step", {"session_id": session_id, "action": action})
-    return _only(GemStepReply, reply)
+    return _only(GemStepReply, await step_by_text(operations, context, request.sandbox_id, request.action))
 
 
 async def _close(operations: Calls, context: Context, fields: Mapping[str, Any]) -> Reply:

@@ -168,7 +168,7 @@ def schemas_payload(info: Mapping[str, Any]) -> dict[str, Any]:
             "done": {"type": "boolean", "default": False},
             "reward": {"anyOf": [{"type": "number"}, {"type": "null"}], "default": None},
             "metadata": {**_METADATA, "description": "`terminated`, `truncated`, `episode`, `step`, `seed`."},
-            field: _value_schema(info["observation_space"]),
+            field: value_schema(info["observation_space"]),
             "info": {**_OBJECT, "description": "What Gymnasium calls info."},
         },
         "required": [field, "info"],
@@ -177,7 +177,7 @@ def schemas_payload(info: Mapping[str, Any]) -> dict[str, Any]:
     action = {
         "type": "object",
         "title": "Action",
-        "properties": {"metadata": _METADATA, "action": _value_schema(info["action_space"])},
+        "properties": {"metadata": _METADATA, "action": value_schema(info["action_space"])},
         "required": ["action"],
         "additionalProperties": False,
     }
@@ -221,7 +221,7 @@ def wire_error(code: str, message: str) -> dict[str, Any]:
     return {"type": "error", "data": {"message": message, "code": code}}
 
 
-def _value_schema(described: Mapping[str, Any]) -> dict[str, Any]:
+def value_schema(described: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON Schema of a space; what JSON Schema cannot say is in `x-space`, as our protocol describes spaces."""
     if described["type"] in TEXT_SPACES:
         return {"type": "string"}

@@ -3,6 +3,9 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from clients.protocol.arrays import DecodeError
+from clients.protocol.errors import ProblemError
+from clients.protocol.frames import loads
 from env_server.context import Context
 from env_server.operations import Calls
 from env_server.replies import Reply
@@ -19,3 +22,21 @@ async def operate(operations: Calls, context: Context, op: str, fields: Mapping[
     """
     reply = operations.call(context, op, fields)
     return reply if isinstance(reply, dict) else await reply
+
+
+async def step_by_text(operations: Calls, context: Context, session_id: str, action: Any) -> Reply:
+    """Take a step whose action may have come as text whatever the action space: its JSON then counts, too.
+
+    Raises:
+        ProblemError: Any of a step's problems.
+    """
+    try:
+        return await operate(operations, context, "step", {"session_id": session_id, "action": action})
+    except ProblemError as problem:
+        if problem.code != "invalid_action" or not isinstance(action, str):
+            raise
+        try:
+            action = loads(action, binary=False)
+        except DecodeError:
+            raise problem from None
+    return await operate(operations, context, "step", {"session_id": session_id, "action": action})

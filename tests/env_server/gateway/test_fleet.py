@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import httpx
 import numpy as np
 import pytest
+from mcp import Client
 
 from clients.client import EnvClient
 from clients.env import RemoteEnv
@@ -50,6 +51,18 @@ async def test_the_catalog_is_that_of_the_nodes(gateway: ServerProcess, nodes: l
             same = ("version", "kind", "action_space", "observation_space", "kwargs_schema", "deterministic")
             assert [getattr(env, name) for name in same] == [getattr(own[env_id], name) for name in same]
         assert (await there.info()).role == "gateway"
+
+
+async def test_tools_of_a_nodes_environment_are_called_over_mcp(
+    gateway: ServerProcess, nodes: list[ServerProcess]
+) -> None:
+    async with Client(f"{gateway.url}/mcp/ToolUse-v0?seed=3") as agent:
+        assert "calculator" in {tool.name for tool in (await agent.list_tools()).tools}
+        for number in range(3):
+            result = await agent.call_tool("calculator", {"expression": f"6 * {number}"})
+            assert result.content[0].text == str(6 * number)
+            assert result.meta is not None
+            assert result.meta["rollgym/answer"]["step"] == number + 1
 
 
 @pytest.mark.parametrize("env_id", ["Walk-v0", "Arm-v0", "FrozenLake-v0"])

@@ -1,0 +1,197 @@
+"""What a reply calls, whatever format it is written in."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Schemas = Mapping[str, Mapping[str, Any]]
+"""JSON Schemas of the parameters of tools, by the tools' names."""
+
+_MAX_SHOWN = 120
+_MOST_FAULTS = 5
+_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL | re.IGNORECASE)
+# A prompt that ends in an opening tag leaves only the closing one for the reply.
+_REST_OF_THINKING = re.compile(r"\A(?:(?!<think>).)*?</think>", re.DOTALL | re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call.
+
+    Attributes:
+        name: Of the tool.
+        arguments: By the names of its parameters.
+        id: What the policy calls the call; empty in formats that have no ids.
+    """
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What stands in a reply: calls, text beside them, and what was meant as a call and cannot be read.
+
+    Attributes:
+        calls: In the order in which they were said.
+        content: The reply without thinking and without calls.
+        faults: One sentence for each call that cannot be read.
+    """
+
+    calls: tuple[ToolCall, ...] = ()
+    content: str = ""
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """How calls are written; all of it pure, and no text makes `read` raise.
+
+    Attributes:
+        name: Of the format.
+        read: Reads what a reply says outside thinking.
+        write: Writes calls as a policy would.
+        show_result: Writes what a tool gave, for the observation.
+        explain: Tells a policy how to write calls, given the tools.
+    """
+
+    name: str
+    read: Callable[[str, Schemas], Reading]
+    write: Callable[[Sequence[ToolCall]], str]
+    show_result: Callable[[str, str], str]
+    explain: Callable[[Schemas], str]
+
+
+class CallFault(ValueError):  # noqa: N818 - the field says malformed call, and never error, which tools give
+    """A call cannot be read; the message says why, to the policy."""
+
+
+def read_calls(reply: str, form: CallFormat, schemas: Schemas, limit: int = 16) -> Reading:
+    """Read the calls of a reply; thinking is passed over, and no text raises.
+
+    Args:
+        reply: What the policy said.
+        form: How it writes calls.
+        schemas: What can be called, for formats without types of their own.
+        limit: Most calls of one reply; those beyond it are faults.
+    """
+    # Half a character (a lone surrogate) is no text that can be kept or sent.
+    text = without_thinking(reply).encode(errors="replace").decode()
+    reading = form.read(text, schemas)
+    faults = reading.faults[:_MOST_FAULTS]
+    if len(reading.faults) > _MOST_FAULTS:
+        faults = (*faults, f"and {len(reading.faults) - _MOST_FAULTS} more")
+    if len(reading.calls) > limit:
+        faults = (*faults, f"{len(reading.calls)} calls in one reply, and at most {limit} are allowed")
+    return Reading(reading.calls[:limit], reading.content, faults)
+
+
+def without_thinking(reply: str) -> str:
+    """Return a reply without what stands in think tags, also where only one of the two tags was said."""
+    return _THINKING.sub("", _REST_OF_THINKING.sub("", reply))
+
+
+def parse_json(text: str) -> Any:
+    """Read strict JSON: no duplicate names, no NaN, no lone surrogates, nothing mended.
+
+    Raises:
+        CallFault: If it is not that.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except RecursionError:
+        raise CallFault("the JSON is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise CallFault("the JSON has half a character (a lone surrogate)") from None
+    except json.JSONDecodeError as error:
+        raise CallFault(f"{shown(text)} is not JSON: {error.msg} at character {error.pos}") from None
+    except CallFault:
+        raise
+    except ValueError as error:
+        raise CallFault(f"{shown(text)} is not JSON: {error}") from None
+    return value
+
+
+def parse_arguments(value: Any) -> Mapping[str, Any]:
+    """Return arguments that came as an object, or as JSON text of one.
+
+    Raises:
+        CallFault: If they are something else.
+    """
+    if isinstance(value, str):
+        value = parse_json(value)
+    if not isinstance(value, dict):
+        raise CallFault("the arguments must be an object with a value for each parameter")
+    return value
+
+
+def parse_name(value: Any) -> str:
+    """Return the name in a call.
+
+    Raises:
+        CallFault: If there is none.
+    """
+    if not isinstance(value, str) or not value.strip():
+        raise CallFault("the call has no name")
+    return value.strip()
+
+
+def call_of_object(value: Any, arguments_name: str) -> ToolCall:
+    """Return the call that a JSON object stands for: `name`, the arguments, and nothing else but an id.
+
+    Raises:
+        CallFault: If it is not one.
+    """
+    if not isinstance(value, dict):
+        raise CallFault("a call is a JSON object")
+    if unknown := value.keys() - {"name", arguments_name, "id", "type"}:
+        raise CallFault(f"a call has no {shown(sorted(unknown)[0])}; it has a name and {arguments_name}")
+    call_id = value.get("id", "")
+    return ToolCall(
+        parse_name(value.get("name")),
+        parse_arguments(value.get(arguments_name, {})),
+        call_id if isinstance(call_id, str) else "",
+    )
+
+
+def collect(items: Sequence[Callable[[], ToolCall]], content: str) -> Reading:
+    """Read each call by itself, and note those that cannot be read.
+
+    Args:
+        items: Read one call each, or raise `CallFault`.
+        content: The text beside them.
+    """
+    calls, faults = [], []
+    for item in items:
+        try:
+            calls.append(item())
+        except CallFault as fault:
+            faults.append(str(fault))
+    return Reading(tuple(calls), content.strip(), tuple(faults))
+
+
+def as_json(value: Any) -> str:
+    """Write JSON as models do: with blanks after commas and colons, and all characters as they are."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def shown(text: str) -> str:
+    """Return a text for a message, cut where it is long."""
+    return repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise CallFault(f"{shown(twice)} is there twice")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise CallFault(f"{name} is not JSON")

@@ -1,0 +1,1 @@
+"""Formats of tool calls: each a pure reader and writer."""

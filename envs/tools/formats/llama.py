@@ -1,0 +1,67 @@
+"""The JSON format of Llama 3: an object with a name and parameters after the python tag, or alone."""
+
+from collections.abc import Callable, Sequence
+from json import JSONDecodeError, JSONDecoder
+
+from envs.tools.calls import (
+    CallFormat,
+    Reading,
+    Schemas,
+    ToolCall,
+    as_json,
+    call_of_object,
+    collect,
+    parse_json,
+)
+
+_TAG = "<|python_tag|>"
+_ENDS = ("<|eom_id|>", "<|eot_id|>")
+
+
+def _read(text: str, schemas: Schemas) -> Reading:
+    plain = text.strip()
+    for end in _ENDS:
+        plain = plain.removesuffix(end).rstrip()
+    content, tag, said = plain.partition(_TAG)
+    if not tag:
+        if not (plain.startswith("{") and '"name"' in plain):
+            return Reading(content=plain)
+        content, said = "", plain
+    return collect([_reader(part) for part in _parts(said)], content)
+
+
+def _reader(part: str) -> Callable[[], ToolCall]:
+    return lambda: call_of_object(parse_json(part), "parameters")
+
+
+def _parts(text: str) -> list[str]:
+    """Cut objects that follow one another, with a semicolon or blanks between."""
+    decoder, rest = JSONDecoder(), text.strip()
+    parts: list[str] = []
+    while rest:
+        try:
+            _, end = decoder.raw_decode(rest)
+        except (JSONDecodeError, RecursionError, ValueError):
+            return [*parts, rest]
+        parts.append(rest[:end])
+        rest = rest[end:].lstrip().removeprefix(";").lstrip()
+    return parts or [text]
+
+
+def _write(calls: Sequence[ToolCall]) -> str:
+    written = [as_json({"name": call.name, "parameters": dict(call.arguments)}) for call in calls]
+    return _TAG + "; ".join(written)
+
+
+def _show_result(name: str, content: str) -> str:
+    return content
+
+
+def _explain(schemas: Schemas) -> str:
+    return (
+        f"To call a tool, write {_TAG} and a JSON object with its name and parameters, and nothing after it, "
+        f'for example:\n{_TAG}{{"name": "tool", "parameters": {{"parameter": "value"}}}}'
+    )
+
+
+LLAMA = CallFormat("llama", _read, _write, _show_result, _explain)

@@ -1,0 +1,103 @@
+"""The format of Search-R1, ReTool and GEM: a tag of the tool's name around its one text, and fenced code."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from envs.tools.calls import (
+    CallFault,
+    CallFormat,
+    Reading,
+    Schemas,
+    ToolCall,
+    as_json,
+    collect,
+    parse_arguments,
+    parse_json,
+)
+
+_RESULT_TAGS: Mapping[str, str] = {"search": "information", "python": "interpreter"}
+
+
+def _read(text: str, schemas: Schemas) -> Reading:
+    parameters = _only_texts(schemas)
+    if not schemas:
+        return Reading(content=text.strip())
+    names = "|".join(re.escape(name) for name in sorted(schemas, key=len, reverse=True))
+    code = r"|<(?P<code>code)>(?P<source>.*?)</code>" if "python" in parameters else ""
+    fence = r"|```(?:python|py)\s*\n(?P<fenced>.*?)```" if "python" in parameters else ""
+    marks = re.compile(rf"<(?P<name>{names})>(?P<body>.*?)</(?P=name)>{code}{fence}", re.DOTALL)
+    items = []
+    for match in marks.finditer(text):
+        groups = match.groupdict()
+        name, body = groups["name"], groups["body"]
+        if name is None:
+            source = groups.get("source")
+            name, body = "python", groups["fenced"] if source is None else source
+        items.append((name, body))
+    readers = [_reader(name, body, schemas.get(name, {}), parameters.get(name)) for name, body in items]
+    rest = marks.sub("", text)
+    opened = re.findall(rf"<({names})>", rest)
+    reading = collect(readers, rest)
+    faults = tuple(f"<{name}> is not closed by </{name}>" for name in opened)
+    return Reading(reading.calls, reading.content, (*reading.faults, *faults))
+
+
+def _reader(name: str, body: str, schema: Mapping[str, Any], parameter: str | None) -> Callable[[], ToolCall]:
+    def read() -> ToolCall:
+        said = body.strip()
+        if parameter is None:
+            return ToolCall(name, parse_arguments(parse_json(said or "{}")))
+        if said.startswith("{") and (several := _several(said, schema, parameter)) is not None:
+            return ToolCall(name, several)
+        return ToolCall(name, {parameter: body.strip("\n") if name == "python" else said})
+
+    return read
+
+
+def _several(said: str, schema: Mapping[str, Any], parameter: str) -> Mapping[str, Any] | None:
+    """Return the arguments where a text is a JSON object of them: the one that is needed and optional ones."""
+    try:
+        found = parse_arguments(parse_json(said))
+    except CallFault:
+        return None
+    known = schema.get("properties", {}).keys()
+    return found if parameter in found and found.keys() <= known else None
+
+
+def _only_texts(schemas: Schemas) -> dict[str, str]:
+    """Return the one parameter of each tool that needs one text and nothing else."""
+    found = {}
+    for name, schema in schemas.items():
+        required = schema.get("required", [])
+        if len(required) == 1 and schema.get("properties", {}).get(required[0], {}).get("type") == "string":
+            found[name] = required[0]
+    return found
+
+
+def _write(calls: Sequence[ToolCall]) -> str:
+    return "\n".join(f"<{call.name}>{_body(call)}</{call.name}>" for call in calls)
+
+
+def _body(call: ToolCall) -> str:
+    values = list(call.arguments.values())
+    if len(values) == 1 and isinstance(values[0], str):
+        return values[0]
+    return as_json(dict(call.arguments))
+
+
+def _show_result(name: str, content: str) -> str:
+    tag = _RESULT_TAGS.get(name, "result")
+    return f"<{tag}>{content}</{tag}>"
+
+
+def _explain(schemas: Schemas) -> str:
+    texts = _only_texts(schemas)
+    examples = [
+        f"<{name}>{texts[name]}</{name}>" if name in texts else f"<{name}>{{JSON object}}</{name}>"
+        for name in schemas
+    ]
+    return "To call a tool, write what it needs in a tag of its name: " + ", ".join(examples)
+
+
+TAGS = CallFormat("tags", _read, _write, _show_result, _explain)

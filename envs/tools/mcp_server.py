@@ -1,0 +1,250 @@
+"""An MCP server whose tools an environment uses, reached over its standard streams or over HTTP."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+
+from clients.background import BackgroundLoop
+from envs.tools.tool import Tool, ToolError
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.types import CallToolResult
+
+_CONNECTION_CLOSED = -32000
+_MOST_PAGES = 100
+_FAREWELL_SECONDS = 10.0
+
+
+class McpServerError(RuntimeError):
+    """The server cannot be reached, or has gone; that says nothing of the policy, so the episode is not scored."""
+
+
+@dataclass(frozen=True, slots=True)
+class McpAddress:
+    """Where an MCP server is: a command to start, or a URL. The operator says it, and never a client.
+
+    Attributes:
+        command: Program that speaks MCP over its standard streams; empty where there is a URL.
+        arguments: Words of its command line.
+        variables: Added to its environment, which otherwise holds only the likes of PATH and HOME.
+        directory: Where it is started; here if None.
+        url: Of a server that speaks streamable HTTP; empty where there is a command.
+        headers: Sent with every request, such as `Authorization`.
+    """
+
+    command: str = ""
+    arguments: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    directory: str | None = None
+    url: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+def parse_address(value: Mapping[str, Any]) -> McpAddress:
+    """Read an address from a configuration: `command`, `args`, `env`, `cwd`, or `url` and `headers`.
+
+    Raises:
+        ValueError: If it is not one.
+    """
+    if not isinstance(value, Mapping):
+        raise ValueError("server must be an object with a command or a url")
+    over_streams, over_http = {"command", "args", "env", "cwd"}, {"url", "headers"}
+    if unknown := set(value) - over_streams - over_http:
+        raise ValueError(
+            f"server has no {sorted(unknown)[0]!r}; it has command, args, env, cwd, or url, headers"
+        )
+    if ("command" in value) == ("url" in value):
+        raise ValueError("server needs either a command or a url")
+    if set(value) - (over_streams if "command" in value else over_http):
+        raise ValueError("args, env and cwd belong to a command, headers to a url")
+    address = McpAddress(
+        command=value.get("command", ""),
+        arguments=tuple(value.get("args", ())),
+        variables=dict(value.get("env", {})),
+        directory=value.get("cwd"),
+        url=value.get("url", ""),
+        headers=dict(value.get("headers", {})),
+    )
+    texts = (
+        address.command,
+        address.url,
+        *address.arguments,
+        *address.variables.values(),
+        *address.headers.values(),
+    )
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("command, args, env, url and headers of server are texts")
+    if address.url and not address.url.startswith(("http://", "https://")):
+        raise ValueError(f"the url of a server begins with http:// or https://, not {address.url[:40]!r}")
+    return address
+
+
+class McpServer:
+    """An open connection, for plain code. It belongs to one environment.
+
+    Args:
+        address: Where the server is.
+        timeout_seconds: How long starting it, and each call, may take.
+
+    Raises:
+        McpServerError: If it cannot be reached, or the extra `mcp` is not installed.
+    """
+
+    def __init__(self, address: McpAddress, timeout_seconds: float) -> None:
+        try:
+            import mcp  # noqa: F401 - an extra: whoever uses no such server needs none of it
+        except ImportError as error:
+            raise McpServerError("MCP servers need the extra mcp: pip install 'rollgym[mcp]'") from error
+        self._address = address
+        self._timeout = timeout_seconds
+        self._client: Client | None = None
+        self._life: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+        self._loop = BackgroundLoop()
+        opened = False
+        try:
+            self.tools = self._loop.run(self._open())
+            opened = True
+        finally:
+            if not opened:
+                self.close()
+
+    def close(self) -> None:
+        """End the connection, and the server where it was started here; closing again does nothing."""
+        if self._life is not None:
+            self._loop.run(self._end())
+        self._loop.close()
+
+    # -- on the loop's thread --------------------------------------------------------------------------------------
+
+    async def _open(self) -> tuple[Tool, ...]:
+        ready: asyncio.Future[tuple[Tool, ...]] = asyncio.get_running_loop().create_future()
+        self._life = asyncio.create_task(self._live(ready))
+        both: set[asyncio.Future[Any]] = {ready, self._life}
+        await asyncio.wait(both, timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            return ready.result()
+        if not self._life.done():
+            raise McpServerError(f"the MCP server did not answer in {self._timeout:g} seconds")
+        raise self._lost()
+
+    async def _live(self, ready: "asyncio.Future[tuple[Tool, ...]]") -> None:
+        """Hold the connection from its opening to its end: the library wants both in one task."""
+        async with AsyncExitStack() as stack:
+            self._client = await stack.enter_async_context(await self._connecting(stack))
+            ready.set_result(await self._listed(self._client))
+            await self._closing.wait()
+
+    async def _connecting(self, stack: AsyncExitStack) -> "Client":
+        from mcp import Client, StdioServerParameters
+
+        address = self._address
+        if address.command:
+            return Client(
+                StdioServerParameters(
+                    command=address.command,
+                    args=list(address.arguments),
+                    env=dict(address.variables),
+                    cwd=address.directory,
+                )
+            )
+        import httpx2
+        from mcp.client.streamable_http import streamable_http_client
+
+        # A call that takes too long is given up by itself, and not with the whole connection.
+        timeout = httpx2.Timeout(self._timeout, read=None)
+        http = httpx2.AsyncClient(headers=dict(address.headers), timeout=timeout)
+        await stack.enter_async_context(http)
+        return Client(streamable_http_client(address.url, http_client=http))
+
+    async def _listed(self, client: "Client") -> tuple[Tool, ...]:
+        found: list[Tool] = []
+        cursor = None
+        for _ in range(_MOST_PAGES):
+            page = await client.list_tools(cursor=cursor)
+            found += [self._tool(each.name, each.description or "", each.input_schema) for each in page.tools]
+            cursor = page.next_cursor
+            if cursor is None:
+                return tuple(found)
+        raise McpServerError(f"the MCP server lists tools on over {_MOST_PAGES} pages")
+
+    def _tool(self, name: str, description: str, schema: Mapping[str, Any]) -> Tool:
+        try:
+            jsonschema.Draft202012Validator.check_schema(schema)
+        except jsonschema.SchemaError as error:
+            raise McpServerError(f"the parameters of its tool {name} are no JSON Schema") from error
+        return Tool(
+            name, description, schema, lambda **arguments: self._loop.run(self._call(name, arguments))
+        )
+
+    async def _call(self, name: str, arguments: dict[str, Any]) -> str:
+        from mcp import MCPError
+
+        assert self._client is not None
+        assert self._life is not None
+        call = asyncio.create_task(self._client.call_tool(name, arguments))
+        await asyncio.wait({call, self._life}, timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED)
+        if not call.done():
+            call.cancel()
+            if self._life.done():
+                raise self._lost()
+            raise ToolError(f"{name} took more than {self._timeout:g} seconds")
+        error = call.exception()
+        if isinstance(error, MCPError) and error.code != _CONNECTION_CLOSED:
+            raise ToolError(error.message)
+        if error is not None:
+            raise McpServerError(f"the MCP server has gone: {_reason(error)}") from error
+        result = call.result()
+        if result.is_error:
+            raise ToolError(_text(result))
+        return _text(result)
+
+    async def _end(self) -> None:
+        self._closing.set()
+        assert self._life is not None
+        if self._client is None:
+            self._life.cancel()
+        await asyncio.wait({self._life}, timeout=_FAREWELL_SECONDS)
+        self._life = None
+
+    def _lost(self) -> McpServerError:
+        assert self._life is not None
+        error = None if self._life.cancelled() else self._life.exception()
+        if error is None:
+            return McpServerError("the MCP server has gone")
+        lost = McpServerError(f"the MCP server cannot be used: {_reason(error)}")
+        lost.__cause__ = error
+        return lost
+
+
+def _reason(error: BaseException) -> str:
+    """Return what went wrong at the bottom of groups of errors."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
+
+
+def _text(result: "CallToolResult") -> str:
+    """Return a result as text; what is none is named by its kind."""
+    parts = [getattr(part, "text", None) or f"[{part.type}]" for part in result.content]
+    return "\n".join(parts)
+
+
+def chosen_tools(tools: Sequence[Tool], names: Sequence[str] | None) -> list[Tool]:
+    """Return the tools of these names; all of them if None.
+
+    Raises:
+        ValueError: If a name is that of no tool.
+    """
+    if names is None:
+        return list(tools)
+    by_name = {tool.name: tool for tool in tools}
+    for name in names:
+        if name not in by_name:
+            raise ValueError(f"the MCP server has no tool {name!r}; it has {', '.join(by_name)}")
+    return [by_name[name] for name in names]

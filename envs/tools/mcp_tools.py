@@ -1,0 +1,230 @@
+"""McpTools: tasks that are done with the tools of an MCP server."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from envs.splits import checked_split, split_of_text
+from envs.tools.base import TOOL_KWARGS, Heard, ToolEnv, digest
+from envs.tools.calls import ToolCall
+from envs.tools.mcp_server import McpServer, McpServerError, chosen_tools, parse_address
+from envs.tools.tasks import answers_agree
+from envs.tools.tool import Toolbox, ToolResult
+
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class McpTask:
+    """One task.
+
+    Attributes:
+        question: What the policy is asked.
+        answer: What it has to say; None where only checks count.
+        setup: Calls that are made before the episode begins.
+        checks: Calls that are made after its end, each with the text that it has to give.
+    """
+
+    question: str
+    answer: str | None
+    setup: tuple[ToolCall, ...]
+    checks: tuple[tuple[ToolCall, str], ...]
+
+
+class McpToolsEnv(ToolEnv):
+    """Tasks for the tools of an MCP server, which the operator has chosen.
+
+    The answer stands in `<answer>` tags of a reply without calls, and ends the episode: reward 1 where it is right and
+    every check of the task gives what it should, else 0.
+
+    Args:
+        server: The server: `command`, `args`, `env` and `cwd` of a program, or `url` and `headers`.
+        tasks: Objects with a `question`, and `answer`, `setup` (calls: `name`, `arguments`) or `checks` (calls with the
+            text that they give, `equals`).
+        tasks_file: The same as JSON lines, in place of `tasks`.
+        tools: Names of the server's tools that the policy may use; None for all. Setup and checks may use any.
+        instruction: What is said to the policy before the question.
+        restart: Whether each episode has a connection of its own, and so a server that was started anew.
+        timeout_seconds: How long a start of the server, and each call, may take.
+        split: Only tasks of this split, by content.
+        call_format: How the policy writes calls.
+        max_calls_per_turn: Calls that one reply may hold.
+        max_episode_steps: Steps after which an episode is truncated.
+        format_penalty: Added to the reward of a reply that cannot be read.
+        describe_tools: Whether the instruction lists the tools; `info["tools"]` always does.
+        result_role: Role of results in `info["messages"]`; `user` for chat templates that know no tools.
+        render_mode: "ansi".
+
+    Raises:
+        ValueError: If an argument makes no sense.
+        McpServerError: If the server cannot be reached.
+    """
+
+    metadata: dict[str, Any] = ToolEnv.metadata | {
+        "description": "Tasks that are done with the tools of an MCP server.",
+        "max_episode_steps": 16,
+        "inline": False,
+        # What a server keeps, and when it answers, is its own business.
+        "deterministic": False,
+        "forkable": False,
+        "expert": False,
+    }
+    kwargs_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {"split": {"enum": ["train", "valid", "test", None]}, **TOOL_KWARGS},
+    }
+    operator_kwargs: ClassVar[frozenset[str]] = frozenset(
+        {"server", "tasks", "tasks_file", "tools", "instruction", "restart", "timeout_seconds"}
+    )
+
+    def __init__(
+        self,
+        *,
+        server: Mapping[str, Any] | None = None,
+        tasks: Sequence[Mapping[str, Any]] | None = None,
+        tasks_file: str | None = None,
+        tools: Sequence[str] | None = None,
+        instruction: str = "Do the task with the help of the tools.",
+        restart: bool = True,
+        timeout_seconds: float = 30.0,
+        split: str | None = None,
+        call_format: str = "hermes",
+        max_calls_per_turn: int = 8,
+        max_episode_steps: int = 16,
+        format_penalty: float = 0.0,
+        describe_tools: bool = True,
+        result_role: str = "tool",
+        render_mode: str | None = None,
+    ) -> None:
+        if server is None or (tasks is None) == (tasks_file is None):
+            raise ValueError(
+                "an environment of MCP tools needs `server`, and `tasks` or `tasks_file`; "
+                "they are set where it is served, by operator_kwargs"
+            )
+        if timeout_seconds <= 0:
+            raise ValueError(f"timeout_seconds must be above 0, not {timeout_seconds}")
+        self._address = parse_address(server)
+        self._tasks = _wanted_tasks(_parse_tasks(tasks, tasks_file), checked_split(split))
+        self._names = tools
+        self._said = instruction
+        self._restart = restart
+        self._seconds = timeout_seconds
+        self._task = self._tasks[0]
+        self._made: list[str] = []
+        self._used = False
+        self._server = McpServer(self._address, timeout_seconds)
+        opened = False
+        try:
+            super().__init__(
+                Toolbox(chosen_tools(self._server.tools, tools)),
+                call_format=call_format,
+                max_calls_per_turn=max_calls_per_turn,
+                max_episode_steps=max_episode_steps,
+                format_penalty=format_penalty,
+                describe_tools=describe_tools,
+                result_role=result_role,
+                render_mode=render_mode,
+            )
+            opened = True
+        finally:
+            if not opened:
+                self._server.close()
+
+    def close(self) -> None:
+        """End the connection, and the server where it was started here."""
+        self._server.close()
+        super().close()
+
+    # -- the episode -----------------------------------------------------------------------------------------------
+
+    def _begin(self, options: Mapping[str, Any]) -> str:
+        if options.get("expert"):
+            raise ValueError("nobody knows how tasks of an MCP server are done: there is no expert")
+        if self._restart and self._used:
+            self._server.close()
+            self._server = McpServer(self._address, self._seconds)
+            self.toolbox = Toolbox(chosen_tools(self._server.tools, self._names))
+        self._used = True
+        self._task = self._tasks[int(self.np_random.integers(len(self._tasks)))]
+        self._made = []
+        for call in self._task.setup:
+            result = self._own_call(call)
+            if result.error:
+                raise McpServerError(f"the setup of a task failed: {result.text}")
+        return self._task.question
+
+    def _own_call(self, call: ToolCall) -> ToolResult:
+        """Make a call of the task's own, with any of the server's tools."""
+        box = Toolbox(self._server.tools)
+        fault = box.fault(call)
+        if fault is not None:
+            raise McpServerError(f"a call of a task makes no sense: {fault}")
+        return box.run(call)
+
+    def _run_call(self, call: ToolCall) -> ToolResult:
+        result = self.toolbox.run(call)
+        self._made.append(digest([call.name, dict(call.arguments), result.text]))
+        return result
+
+    def _hear(self, text: str) -> Heard | str:
+        answers = _ANSWER.findall(text)
+        if not answers:
+            return "error: there is neither a call of a tool nor an answer in answer tags, such as <answer>42</answer>."
+        wanted = self._task.answer
+        right = wanted is None or answers_agree(answers[-1], wanted)
+        done = right and all(
+            self._own_call(call).text.strip() == text.strip() for call, text in self._task.checks
+        )
+        text = "The task is done." if done else "The task is not done."
+        return Heard(text, float(done), terminated=True, success=done)
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "state": {"question": self._task.question},
+            "anchor": digest([self._task.question, self._made]),
+        }
+
+    def _rules(self) -> str:
+        return (
+            f"{self._said} Once it is done, reply without a call and with the answer in answer tags, for example "
+            "<answer>42</answer>, or <answer>done</answer> where nothing was asked."
+        )
+
+    def _expert_turn(self) -> ToolCall | str:
+        raise NotImplementedError("there is no expert")
+
+
+def _wanted_tasks(tasks: Sequence[McpTask], split: str | None) -> list[McpTask]:
+    wanted = [task for task in tasks if split is None or split_of_text(task.question) == split]
+    if not wanted:
+        raise ValueError("there are no tasks" if split is None else f"none of the tasks is of split {split}")
+    return wanted
+
+
+def _parse_tasks(tasks: Sequence[Mapping[str, Any]] | None, tasks_file: str | None) -> list[McpTask]:
+    if tasks is None:
+        assert tasks_file is not None
+        lines = Path(tasks_file).read_text(encoding="utf-8").splitlines()
+        tasks = [json.loads(line) for line in lines if line.strip()]
+    return [_parse_task(task) for task in tasks]
+
+
+def _parse_task(value: Mapping[str, Any]) -> McpTask:
+    if not isinstance(value, Mapping) or not isinstance(value.get("question"), str):
+        raise ValueError("a task is an object with a question")
+    if unknown := value.keys() - {"question", "answer", "setup", "checks"}:
+        raise ValueError(f"a task has no {sorted(unknown)[0]!r}; it has question, answer, setup and checks")
+    answer = value.get("answer")
+    checks = tuple((_parse_call(check), str(check["equals"])) for check in value.get("checks", ()))
+    if answer is None and not checks:
+        raise ValueError("a task needs an answer or checks")
+    setup = tuple(_parse_call(call) for call in value.get("setup", ()))
+    return McpTask(value["question"], None if answer is None else str(answer), setup, checks)
+
+
+def _parse_call(value: Mapping[str, Any]) -> ToolCall:
+    return ToolCall(str(value["name"]), dict(value.get("arguments", {})))

@@ -1,0 +1,287 @@
+"""Retail-v0: customer service by tools and words, scored by what the shop's database holds in the end."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import orjson
+
+from envs.splits import checked_split, split_of_text
+from envs.tools.base import TOOL_KWARGS, Heard, ToolEnv, digest
+from envs.tools.calls import ToolCall
+from envs.tools.retail.customer import MOST_HEARD, Customer, Identity
+from envs.tools.retail.database import Database, draw_database
+from envs.tools.retail.policy import POLICY
+from envs.tools.retail.requests import REQUEST_KINDS, Request, draw_request, usable_orders
+from envs.tools.retail.shop import WRITES, Shop
+from envs.tools.tool import Tool, Toolbox, ToolResult, parameters
+
+MOST_REQUESTS = 3
+_TRIES = 500
+_QUESTIONS: Mapping[str, str] = {
+    "order": "Which order do you mean? Please tell me the order number.",
+    "reason": "What is the reason for that?",
+}
+
+
+class RetailEnv(ToolEnv):
+    """A customer of an online shop wants something, and the shop has rules.
+
+    A reply calls tools, or is said to the customer. The episode ends when the customer does, or with a transfer to a
+    human: reward 1 where the database holds exactly what it would hold had everything been done as it should, where
+    the customer was told what it asked for, and where the orders in question were looked at; else 0.
+
+    Args:
+        requests: Things that the customer wants, one after another.
+        kinds: Kinds of requests that are drawn; None for all.
+        strict_policy: Whether an episode in which something was changed without knowing the customer, or without a
+            clear yes, counts as failed; it is counted in the metrics in any case.
+        split: Only tasks of this split, by content.
+        call_format: How the policy writes calls.
+        max_calls_per_turn: Calls that one reply may hold.
+        max_episode_steps: Steps after which an episode is truncated.
+        format_penalty: Added to the reward of a reply that cannot be read.
+        describe_tools: Whether the instruction lists the tools; `info["tools"]` always does.
+        result_role: Role of results in `info["messages"]`; `user` for chat templates that know no tools.
+        render_mode: "ansi".
+
+    Raises:
+        ValueError: If an argument makes no sense.
+    """
+
+    metadata: dict[str, Any] = ToolEnv.metadata | {
+        "description": "Serve a customer of an online shop by tools and by the shop's rules.",
+        "max_episode_steps": 40,
+        "metrics": {**ToolEnv.metadata["metrics"], "policy_violations": "last"},
+    }
+    kwargs_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "requests": {"type": "integer", "minimum": 1, "maximum": MOST_REQUESTS},
+            "kinds": {
+                "type": ["array", "null"],
+                "items": {"enum": list(REQUEST_KINDS)},
+                "minItems": 1,
+                "uniqueItems": True,
+            },
+            "strict_policy": {"type": "boolean"},
+            "split": {"enum": ["train", "valid", "test", None]},
+            **TOOL_KWARGS,
+        },
+    }
+
+    def __init__(
+        self,
+        *,
+        requests: int = 1,
+        kinds: Sequence[str] | None = None,
+        strict_policy: bool = False,
+        split: str | None = None,
+        call_format: str = "hermes",
+        max_calls_per_turn: int = 4,
+        max_episode_steps: int = 40,
+        format_penalty: float = 0.0,
+        describe_tools: bool = True,
+        result_role: str = "tool",
+        render_mode: str | None = None,
+    ) -> None:
+        if not 1 <= requests <= MOST_REQUESTS:
+            raise ValueError(f"requests must be between 1 and {MOST_REQUESTS}, not {requests}")
+        chosen = REQUEST_KINDS if kinds is None else tuple(kinds)
+        if not chosen or set(chosen) - set(REQUEST_KINDS):
+            raise ValueError(f"kinds must be some of {', '.join(REQUEST_KINDS)}, not {list(chosen)}")
+        if requests > (most := usable_orders(chosen)):
+            raise ValueError(
+                f"a customer has {most} orders for requests of these kinds; requests must be at most {most}"
+            )
+        self._shop = Shop()
+        # What the database should become is found out in a shop of its own, by the same tools.
+        self._other_shop = Shop()
+        self._other_tools = Toolbox(self._other_shop.tools())
+        super().__init__(
+            Toolbox([*self._shop.tools(), self._transfer_tool()]),
+            call_format=call_format,
+            max_calls_per_turn=max_calls_per_turn,
+            max_episode_steps=max_episode_steps,
+            format_penalty=format_penalty,
+            describe_tools=describe_tools,
+            result_role=result_role,
+            render_mode=render_mode,
+        )
+        self._count = requests
+        self._kinds = chosen
+        self._strict = strict_policy
+        self._split = checked_split(split)
+        self._user_id = ""
+        self._requests: tuple[Request, ...] = ()
+        self._customer = Customer(Identity(""), ())
+        self._goal = ""
+        self._clear()
+
+    def _transfer_tool(self) -> Tool:
+        def transfer(summary: str) -> str:
+            self._transferred = True
+            return "the conversation is transferred"
+
+        return Tool(
+            "transfer_to_human",
+            "Hand the conversation over to a human and end it.",
+            parameters(["summary"], summary={"type": "string"}),
+            transfer,
+        )
+
+    def _clear(self) -> None:
+        self._made: list[ToolCall] = []
+        self._known_user = ""
+        self._said = ""
+        self._violations = 0
+        self._transferred = False
+
+    # -- the episode -----------------------------------------------------------------------------------------------
+
+    def _begin(self, options: Mapping[str, Any]) -> str:
+        split = checked_split(options.get("split", self._split))
+        database = draw_database(self.np_random)
+        user_ids = list(database["users"])
+        for _ in range(_TRIES):
+            user_id = user_ids[int(self.np_random.integers(len(user_ids)))]
+            requests = self._draw_requests(database, user_id)
+            content = "\n".join([user_id, *(request.opening for request in requests)])
+            if requests and (split is None or split_of_text(content) == split):
+                break
+        else:
+            raise ValueError(
+                f"no task of split {split} in {_TRIES} tries: allow more kinds or fewer requests"
+            )
+        user = database["users"][user_id]
+        by_email = self.np_random.random() < 0.5
+        known = f"My e-mail address is {user['email']}."
+        if not by_email:
+            known = f"I am {user['first_name']} {user['last_name']}, zip code {user['address']['zip']}."
+        self._user_id = user_id
+        self._requests = requests
+        self._find = _finding(user, by_email=bool(by_email))
+        self._customer = Customer(Identity(known), requests)
+        self._goal = self._goal_of(database, requests)
+        self._shop.open(database)
+        self._clear()
+        return self._customer.opening()
+
+    def _draw_requests(self, database: Database, user_id: str) -> tuple[Request, ...]:
+        """Draw requests about different orders of a customer; none where the orders are not enough."""
+        orders = list(database["users"][user_id]["orders"])
+        found: list[Request] = []
+        for place in self.np_random.permutation(len(orders)):
+            kind = self._kinds[int(self.np_random.integers(len(self._kinds)))]
+            request = draw_request(self.np_random, database, orders[int(place)], kind)
+            if request is not None:
+                found.append(request)
+            if len(found) == self._count:
+                return tuple(found)
+        return ()
+
+    def _goal_of(self, database: Database, requests: Sequence[Request]) -> str:
+        """Return the digest of the database once everything is done as it should be."""
+        self._other_shop.open(orjson.loads(orjson.dumps(database)))
+        for request in requests:
+            if request.write is not None:
+                result = self._other_tools.run(request.write)
+                assert not result.error, result.text
+        return self._other_shop.digest
+
+    def _run_call(self, call: ToolCall) -> ToolResult:
+        if call.name in WRITES and not (self._known_user and self._customer.agreed):
+            self._violations += 1
+        result = self.toolbox.run(call)
+        if not result.error:
+            # What a policy calls its calls makes no difference.
+            self._made.append(replace(call, id=""))
+            if call.name.startswith("find_user"):
+                self._known_user = result.text
+        return result
+
+    def _after_calls(self) -> Heard | None:
+        return self._ending("") if self._transferred else None
+
+    def _hear(self, text: str) -> Heard | str:
+        if not text.strip():
+            return "error: there is neither a call of a tool nor a word to the customer."
+        self._said += f"\n{text[:MOST_HEARD]}"
+        answer = self._customer.answer(text)
+        return self._ending(answer) if self._customer.gone else Heard(answer)
+
+    def _ending(self, text: str) -> Heard:
+        solved = self._solved()
+        return Heard(text, float(solved), terminated=True, success=solved)
+
+    def _solved(self) -> bool:
+        if self._shop.digest != self._goal or (self._strict and self._violations):
+            return False
+        said = re.findall(r"\d+", self._said.replace(",", ""))
+        looked_at = {call.arguments["order_id"].strip() for call in self._made if call.name == "get_order"}
+        wanted = {request.reads[0].arguments["order_id"] for request in self._requests}
+        return wanted <= looked_at and all(
+            text in said for request in self._requests for text in request.told
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        customer = self._customer
+        talk = [customer.place, customer.identified, customer.agreed, sorted(customer.told), self._known_user]
+        made = sorted({digest([call.name, dict(call.arguments)]) for call in self._made})
+        return {
+            "state": {
+                "database": self._shop.digest,
+                "user_id": self._user_id,
+                "orders": {
+                    key: self._shop.database["orders"][key]["status"]
+                    for key in self._shop.database["users"].get(self._user_id, {}).get("orders", ())
+                },
+                "requests_left": len(self._requests) - customer.place,
+            },
+            "anchor": digest([self._shop.digest, talk, made]),
+        }
+
+    def _info(self, *, success: bool, valid: bool, reward: float, penalty: float) -> dict[str, Any]:
+        info = super()._info(success=success, valid=valid, reward=reward, penalty=penalty)
+        info["metrics"]["policy_violations"] = self._violations
+        return info
+
+    def _rules(self) -> str:
+        return POLICY
+
+    # -- the expert ------------------------------------------------------------------------------------------------
+
+    def _expert_turn(self) -> ToolCall | str:
+        customer, request = self._customer, self._customer.request
+        if request is None:
+            return "Good bye."
+        if not customer.identified:
+            return "Hello. Please tell me your e-mail address, or your name and zip code."
+        if self._known_user != self._user_id:
+            return self._find
+        for detail in request.asks:
+            if detail not in customer.told:
+                return _QUESTIONS[detail]
+        for call in request.reads:
+            if call not in self._made:
+                return call
+        if request.write is not None and request.write not in self._made:
+            if not customer.agreed:
+                return f"I am going to {request.plan}. Do you confirm that (yes/no)?"
+            return request.write
+        if request.kind == "refused":
+            return "I am sorry, this order cannot be cancelled any more. Is there anything else?"
+        report = "" if request.write is None else " That has been done."
+        told = "".join(f" It is {amount} dollars." for amount in request.told)
+        return f"{report}{told} Is there anything else?".strip()
+
+
+def _finding(user: Mapping[str, Any], *, by_email: bool) -> ToolCall:
+    if by_email:
+        return ToolCall("find_user_by_email", {"email": user["email"]})
+    return ToolCall(
+        "find_user_by_name_and_zip",
+        {"first_name": user["first_name"], "last_name": user["last_name"], "zip": user["address"]["zip"]},
+    )

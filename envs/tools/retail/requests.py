@@ -1,0 +1,256 @@
+"""What a customer wants: drawn from the database, with the calls that do it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from envs.tools.calls import ToolCall
+from envs.tools.retail.database import ORDER_STATUSES, Database, described, draw_address, total_of
+from envs.tools.retail.shop import CANCEL_REASONS
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One thing that a customer wants.
+
+    Attributes:
+        kind: Which generator made it.
+        opening: How the customer says it.
+        details: What the customer answers, by what is asked: `order`, `reason`, `item`, `variant`, `address` and
+            `payment`.
+        reads: Calls that an agent needs to know what to do.
+        write: The call that does it; None where nothing is to be changed.
+        plan: What an agent says it is going to do.
+        told: Texts that the customer must be told.
+        asks: Details that an agent has to ask for.
+    """
+
+    kind: str
+    opening: str
+    details: Mapping[str, str]
+    reads: tuple[ToolCall, ...]
+    write: ToolCall | None
+    plan: str
+    told: tuple[str, ...] = ()
+    asks: tuple[str, ...] = ()
+
+
+def draw_request(
+    generator: np.random.Generator, database: Database, order_id: str, kind: str
+) -> Request | None:
+    """Draw a request about an order; None where the order is of no use for one of that kind.
+
+    Args:
+        generator: Draws.
+        database: The shop's.
+        order_id: The order.
+        kind: Of the request.
+    """
+    order = database["orders"][order_id]
+    if order["status"] not in _STATUSES[kind]:
+        return None
+    vague = bool(generator.random() < 0.4)
+    meant = "one of my orders" if vague else f"my order {order_id}"
+    request = _KINDS[kind](generator, database, order_id, order, meant)
+    if request is None:
+        return None
+    return replace(request, asks=(*(("order",) if vague else ()), *request.asks))
+
+
+def usable_orders(kinds: Sequence[str]) -> int:
+    """Return how many orders of each customer requests of these kinds can be about."""
+    statuses = {status for kind in kinds for status in _STATUSES[kind]}
+    return sum(status in statuses for status in ORDER_STATUSES)
+
+
+def _cancel(
+    generator: np.random.Generator, database: Database, order_id: str, order: dict[str, Any], meant: str
+) -> Request:
+    reason = CANCEL_REASONS[int(generator.integers(len(CANCEL_REASONS)))]
+    said = {"no longer needed": "I no longer need it.", "ordered by mistake": "I ordered it by mistake."}[
+        reason
+    ]
+    return Request(
+        "cancel",
+        f"I would like to cancel {meant}.",
+        {"order": _order_detail(order_id, order), "reason": said, "payment": "The way I paid."},
+        (_read_order(order_id),),
+        ToolCall("cancel_order", {"order_id": order_id, "reason": reason}),
+        f"cancel order {order_id} ({reason})",
+        asks=("reason",),
+    )
+
+
+def _refused(
+    generator: np.random.Generator, database: Database, order_id: str, order: dict[str, Any], meant: str
+) -> Request:
+    return Request(
+        "refused",
+        f"I would like to cancel {meant}.",
+        {
+            "order": _order_detail(order_id, order),
+            "reason": "I no longer need it.",
+            "payment": "The way I paid.",
+        },
+        (_read_order(order_id),),
+        None,
+        f"cancel order {order_id}",
+    )
+
+
+def _return(
+    generator: np.random.Generator, database: Database, order_id: str, order: dict[str, Any], meant: str
+) -> Request:
+    items = order["items"]
+    chosen = [items[int(each)] for each in generator.permutation(len(items))[: int(generator.integers(1, 3))]]
+    methods = database["users"][order["user_id"]]["payment_methods"]
+    gift_card = next(key for key, method in methods.items() if method["kind"] == "gift card")
+    to_card = bool(generator.random() < 0.5)
+    method_id = gift_card if to_card else order["payment_method_id"]
+    refund = str(sum(item["price"] for item in chosen))
+    named = " and the ".join(described(item) for item in chosen)
+    payment = "Please put the money on my gift card." if to_card else "Please refund the way I paid."
+    asks = bool(generator.random() < 0.5)
+    return Request(
+        "return",
+        f"I want to return the {named} from {meant}. {payment}"
+        + (" And please tell me how many dollars I get back." if asks else ""),
+        {
+            "order": _order_detail(order_id, order),
+            "item": f"The {named}.",
+            "payment": payment,
+            "reason": "I do not like it.",
+        },
+        (_read_order(order_id), ToolCall("get_user", {"user_id": order["user_id"]})),
+        ToolCall(
+            "return_items",
+            {
+                "order_id": order_id,
+                "item_ids": [item["item_id"] for item in chosen],
+                "payment_method_id": method_id,
+            },
+        ),
+        f"return the {named} of order {order_id}; {refund} dollars go to {method_id}",
+        (refund,) if asks else (),
+    )
+
+
+def _other_variant(
+    generator: np.random.Generator, database: Database, order_id: str, order: dict[str, Any], meant: str
+) -> Request | None:
+    user = database["users"][order["user_id"]]
+    card = next(key for key, method in user["payment_methods"].items() if method["kind"] == "card")
+    for place in generator.permutation(len(order["items"])):
+        item = order["items"][int(place)]
+        variants = database["products"][item["product_id"]]["variants"]
+        # One option differs, so that the customer's wish means one variant.
+        fitting = [
+            (item_id, variant["options"])
+            for item_id, variant in variants.items()
+            if variant["available"] and len(_differing(variant["options"], item["options"])) == 1
+        ]
+        if not fitting:
+            continue
+        new_id, options = fitting[int(generator.integers(len(fitting)))]
+        (option,) = _differing(options, item["options"])
+        delivered = order["status"] == "delivered"
+        wish = f"the same with {option} {options[option]}"
+        arguments = {
+            "order_id": order_id,
+            "item_ids": [item["item_id"]],
+            "new_item_ids": [new_id],
+            "payment_method_id": card,
+        }
+        return Request(
+            "exchange" if delivered else "change_items",
+            f"I would like to have the {described(item)} of {meant} in another variant: "
+            f"{wish}. The difference in price goes by my card.",
+            {
+                "order": _order_detail(order_id, order),
+                "item": f"The {described(item)}.",
+                "variant": f"I want {wish}.",
+                "payment": "By my card.",
+                "reason": "I changed my mind.",
+            },
+            (
+                _read_order(order_id),
+                ToolCall("get_user", {"user_id": order["user_id"]}),
+                ToolCall("get_product", {"product_id": item["product_id"]}),
+            ),
+            ToolCall("exchange_items" if delivered else "change_order_items", arguments),
+            f"exchange the {described(item)} of order {order_id} for {wish}, with the difference on {card}",
+        )
+    return None
+
+
+def _address(
+    generator: np.random.Generator, database: Database, order_id: str, order: dict[str, Any], meant: str
+) -> Request:
+    address = draw_address(generator)
+    said = f"{address['street']}, {address['city']}, zip code {address['zip']}"
+    return Request(
+        "address",
+        f"Please send {meant} to another address, {said}. My own address stays as it is.",
+        {
+            "order": _order_detail(order_id, order),
+            "address": f"The new address is {said}.",
+            "reason": "I am away.",
+        },
+        (_read_order(order_id),),
+        ToolCall("change_order_address", {"order_id": order_id, **address}),
+        f"send order {order_id} to {said}",
+    )
+
+
+def _total(
+    generator: np.random.Generator, database: Database, order_id: str, order: dict[str, Any], meant: str
+) -> Request:
+    return Request(
+        "total",
+        f"How many dollars did {meant} cost me in total?",
+        {"order": _order_detail(order_id, order)},
+        (_read_order(order_id),),
+        None,
+        f"look up the total of order {order_id}",
+        (str(total_of(order)),),
+    )
+
+
+def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    return [name for name in one if one[name] != other[name]]
+
+
+def _read_order(order_id: str) -> ToolCall:
+    return ToolCall("get_order", {"order_id": order_id})
+
+
+def _order_detail(order_id: str, order: Mapping[str, Any]) -> str:
+    return f"It is order {order_id}, the one with the {described(order['items'][0])}."
+
+
+_KINDS: Mapping[str, Callable[..., Request | None]] = MappingProxyType(
+    {
+        "cancel": _cancel,
+        "return": _return,
+        "exchange": _other_variant,
+        "change_items": _other_variant,
+        "address": _address,
+        "total": _total,
+        "refused": _refused,
+    }
+)
+REQUEST_KINDS = tuple(_KINDS)
+_STATUSES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "cancel": ("pending",),
+        "return": ("delivered",),
+        "exchange": ("delivered",),
+        "change_items": ("pending",),
+        "address": ("pending",),
+        "total": ("pending", "processed", "delivered"),
+        "refused": ("processed", "delivered"),
+    }
+)

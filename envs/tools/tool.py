@@ -1,0 +1,131 @@
+"""A tool: what a policy may call, declared by a JSON schema."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jsonschema
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+
+from envs.tools.calls import Schemas, ToolCall
+
+_MAX_REASON = 300
+
+
+class ToolError(Exception):
+    """A tool cannot do what it was asked; the message is for the policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A declared tool.
+
+    Attributes:
+        name: That it is called by.
+        description: What it does, for the policy.
+        parameters: JSON Schema of its arguments, an object.
+        function: Does it, given the arguments by name; raises `ToolError` where it cannot.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    function: Callable[..., Any] = field(repr=False)
+
+    def schema(self) -> dict[str, Any]:
+        """Return the tool as chat templates and APIs take it."""
+        return {
+            "type": "function",
+            "function": {
+                "name": self.name,
+                "description": self.description,
+                "parameters": dict(self.parameters),
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a call gave.
+
+    Attributes:
+        text: For the policy.
+        error: Whether the tool could not do it.
+    """
+
+    text: str
+    error: bool = False
+
+
+class Toolbox:
+    """Some tools, by name.
+
+    Args:
+        tools: Each with a name of its own.
+
+    Raises:
+        ValueError: If two tools have one name.
+    """
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        if len(self._tools) < len(tools):
+            raise ValueError("two tools have the same name")
+        self.schemas: Schemas = {tool.name: tool.parameters for tool in tools}
+        self._validators: dict[str, jsonschema.Draft202012Validator] = {}
+
+    def described(self) -> list[dict[str, Any]]:
+        """Return all tools as chat templates and APIs take them."""
+        return [tool.schema() for tool in self._tools.values()]
+
+    def fault(self, call: ToolCall) -> str | None:
+        """Return why a call makes no sense: there is no such tool, or its arguments do not fit; None if it does."""
+        if call.name not in self._tools:
+            return f"there is no tool {call.name[:100]!r}; the tools are {', '.join(self._tools)}"
+        try:
+            misfit = jsonschema.exceptions.best_match(self._validator(call.name).iter_errors(call.arguments))
+        except (Unresolvable, RecursionError):
+            return f"{call.name}: its schema cannot be followed for these arguments"
+        if misfit is None:
+            return None
+        where = ".".join(str(part) for part in misfit.absolute_path)
+        return f"{call.name}: {f'{where}: ' if where else ''}{misfit.message[:_MAX_REASON]}"
+
+    def _validator(self, name: str) -> jsonschema.Draft202012Validator:
+        # Environments are made by the hundred, and few of them call every tool.
+        found = self._validators.get(name)
+        if found is None:
+            # By itself, the library would fetch what a `$ref` names, wherever that is.
+            found = jsonschema.Draft202012Validator(dict(self.schemas[name]), registry=Registry())
+            self._validators[name] = found
+        return found
+
+    def run(self, call: ToolCall) -> ToolResult:
+        """Run a call that has no fault."""
+        try:
+            value = self._tools[call.name].function(**call.arguments)
+        except ToolError as error:
+            return ToolResult(f"error: {error}", error=True)
+        return ToolResult(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def parameters(required: Sequence[str] = (), /, **properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of a tool's arguments; what is not named is refused.
+
+    Args:
+        required: Names of those that must be given.
+        properties: A schema for each argument.
+    """
+    return {
+        "type": "object",
+        "properties": {name: dict(schema) for name, schema in properties.items()},
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def text_of_tools(described: Sequence[Mapping[str, Any]]) -> str:
+    """Return tools as an instruction shows them: one JSON object on each line."""
+    return "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in described)
