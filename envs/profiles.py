@@ -110,21 +110,6 @@ def profile_named(name: str) -> Profile:
     return PROFILES[name]
 
 
-def read_actions(reply: str, profile: Profile, names: Mapping[str, int], limit: int = 1) -> list[int]:
-    """Return the actions that a reply names, at most `limit`; none if it is not valid.
-
-    Args:
-        reply: What the policy said.
-        profile: How it is to be read.
-        names: Actions by lower-case name.
-        limit: Actions that one turn may take, separated by `||`; those beyond it are left out.
-    """
-    if limit == 1 and profile.bare and (plain := names.get(reply.lower())) is not None:
-        return [plain]
-    read = [_lookup(part, profile, names) for part in said_actions(reply, profile, limit)]
-    return [action for action in read if action is not None]
-
-
 def said_actions(reply: str, profile: Profile, limit: int = 1) -> list[str]:
     """Return the texts that stand where a profile wants actions, as they were said; none if there are none.
 
@@ -169,7 +154,14 @@ def reply_format(profile: Profile, actions: str, example: str, limit: int = 1) -
     return text + f"Reply with the action in this form: {marks[profile.mark]}"
 
 
-def _lookup(text: str, profile: Profile, names: Mapping[str, int]) -> int | None:
+def named_action(text: str, profile: Profile, names: Mapping[str, int]) -> int | None:
+    """Return the action that a text names, or None.
+
+    Args:
+        text: What stands where an action is expected.
+        profile: How it is to be read.
+        names: Actions by lower-case name.
+    """
     word = bare_word(text)
     if profile.inside == "exact":
         return names.get(word)

@@ -5,10 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs.frozen_lake import FrozenLakeEnv
-from envs.profiles import PROFILES, name_table, read_actions
+from envs.profiles import PROFILES, name_table, named_action, said_actions
 from envs.sokoban.environment import SokobanEnv
 
 NAMES = name_table(("Up", "Down", "Left", "Right"))
+
+
+def read_actions(reply, profile, limit=1):
+    read = [named_action(text, profile, NAMES) for text in said_actions(reply, profile, limit)]
+    return [action for action in read if action is not None]
 
 
 @pytest.mark.parametrize(
@@ -37,17 +42,17 @@ NAMES = name_table(("Up", "Down", "Left", "Right"))
     ],
 )
 def test_one_action(profile, reply, expected):
-    assert read_actions(reply, PROFILES[profile], NAMES) == expected
+    assert read_actions(reply, PROFILES[profile]) == expected
 
 
 def test_several_actions_up_to_a_limit():
     reply = "<answer>Up || left||jump|| Down || Right</answer>"
-    assert read_actions(reply, PROFILES["ragen"], NAMES, limit=4) == [0, 2, 1]
+    assert read_actions(reply, PROFILES["ragen"], limit=4) == [0, 2, 1]
 
 
 @given(profile=st.sampled_from(sorted(PROFILES)), reply=st.text(), limit=st.integers(1, 5))
 def test_no_reply_is_an_error(profile, reply, limit):
-    actions = read_actions(reply, PROFILES[profile], NAMES, limit)
+    actions = read_actions(reply, PROFILES[profile], limit)
     assert len(actions) <= limit
     assert set(actions) <= set(range(4))
 

@@ -1,0 +1,140 @@
+"""PettingZoo adapter: the classic games of several players, in self-play or against a scripted opponent."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from envs.adapters.extras import import_extra
+from envs.adapters.pettingzoo_sheets import SHEETS
+from envs.adapters.seats import OPPONENTS, Opponent, SeatedGame
+from envs.profiles import bare_word
+from envs.text_game import GAME_KWARGS, Refusal
+
+_MOST_LISTED = 40
+
+
+class PettingZooAdapter(SeatedGame[int]):
+    """A classic game of PettingZoo in text; needs the extra `pettingzoo`.
+
+    Args:
+        game: The name of its module, such as `tictactoe_v3`.
+        opponent: `self`: one policy acts for all players in turn; `random`: the others act at random.
+        seat: Which player the policy is, against an opponent; drawn by the seed if None.
+        max_episode_steps: Steps after which an episode is truncated.
+        profile: How boards are shown and replies are read.
+        format_penalty: Added to the reward of a reply that names no legal action; the profile's own if None.
+        max_actions_per_turn: Actions that one reply may name, separated by `||`.
+        render_mode: "ansi".
+        **kwargs: The game's own, such as `board_size` of Go.
+
+    Raises:
+        ValueError: If an argument makes no sense.
+        MissingExtraError: If PettingZoo, or what the game needs, is not installed.
+    """
+
+    metadata: dict[str, Any] = SeatedGame.metadata | {
+        "description": "A classic game of PettingZoo, played in text.",
+        "max_episode_steps": 1_000,
+    }
+    kwargs_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "opponent": {"enum": list(OPPONENTS)},
+            "seat": {"type": ["integer", "null"], "minimum": 0},
+            **GAME_KWARGS,
+        },
+    }
+    operator_kwargs: ClassVar[frozenset[str]] = frozenset({"game"})
+
+    def __init__(
+        self,
+        game: str,
+        *,
+        opponent: str | Opponent = "self",
+        seat: int | None = None,
+        max_episode_steps: int = 1_000,
+        profile: str = "native",
+        format_penalty: float | None = None,
+        max_actions_per_turn: int = 1,
+        render_mode: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if game not in SHEETS:
+            raise ValueError(f"game must be one of {', '.join(SHEETS)}, not {game!r}")
+        self._sheet = SHEETS[game]
+        self._env = import_extra(f"pettingzoo.classic.{game}", "pettingzoo").env(**kwargs)
+        super().__init__(
+            self._sheet.form,
+            self._sheet.example,
+            self._env.possible_agents,
+            opponent=opponent,
+            seat=seat,
+            max_episode_steps=max_episode_steps,
+            profile=profile,
+            format_penalty=format_penalty,
+            max_actions_per_turn=max_actions_per_turn,
+            render_mode=render_mode,
+        )
+        self._gained: dict[str, float] = {}
+        self._legal: dict[str, int] = {}
+        self._last_actor = self._seats[0]
+
+    def close(self) -> None:
+        """Close the game."""
+        self._env.close()
+
+    def _start(self, seed: int) -> None:
+        self._env.reset(seed=seed)
+        self._gained = dict.fromkeys(self._seats, 0.0)
+        self._look()
+
+    def _acting(self) -> str | None:
+        ended = zip(self._env.terminations.values(), self._env.truncations.values(), strict=True)
+        over = all(terminated or truncated for terminated, truncated in ended)
+        return None if over else str(self._env.agent_selection)
+
+    def _cut(self) -> bool:
+        return any(self._env.truncations.values()) and not any(self._env.terminations.values())
+
+    def _act(self, action: int) -> None:
+        self._last_actor = str(self._env.agent_selection)
+        self._env.step(action)
+        for agent, reward in self._env.rewards.items():
+            self._gained[agent] += float(reward)
+        self._look()
+
+    def _look(self) -> None:
+        """Note what can be done now."""
+        agent = self._acting()
+        self._legal = {}
+        if agent is not None:
+            observation = self._env.observe(agent)
+            mask = observation["action_mask"] if isinstance(observation, Mapping) else None
+            actions = range(int(self._env.action_space(agent).n))
+            legal = [action for action in actions if mask is None or mask[action]]
+            names = self._sheet.names(self._env.unwrapped, agent, legal)
+            self._legal = dict(zip(names, legal, strict=True))
+
+    def _scores(self) -> Mapping[str, float]:
+        return self._gained
+
+    def _view(self) -> str:
+        agent = self._acting() or self._seat or self._last_actor
+        return self._sheet.view(self._env.unwrapped, agent, self._env.observe(agent))
+
+    def _read(self, text: str) -> int | Refusal:
+        word = " ".join(bare_word(text).replace(",", " ").split())
+        for name, action in self._legal.items():
+            if name.lower() == word:
+                return action
+        names = ", ".join(list(self._legal)[:_MOST_LISTED])
+        return Refusal(f"Legal are: {names}{', ...' if len(self._legal) > _MOST_LISTED else ''}.")
+
+    def _available(self) -> list[str]:
+        return list(self._legal)
+
+    def _written(self, action: int) -> str:
+        return next((name for name, number in self._legal.items() if number == action), str(action))
+
+    def _rules(self) -> str:
+        return self._sheet.rules

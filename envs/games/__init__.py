@@ -1,0 +1,1 @@
+"""Small games whose tasks are generated and whose answers are known exactly."""

@@ -1,0 +1,173 @@
+"""Countdown-v0: make a target out of some numbers, each used once."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
+
+from envs.games.countdown_numbers import ExpressionError, draw_sum, evaluate, solve
+from envs.splits import checked_split, split_of_text
+from envs.text_game import GAME_KWARGS, GameKwargs, Move, Refusal, TextGame
+
+# About a third of a second, so that wishes which contradict each other hold nobody up.
+_TRIES = 10_000
+_MOST_NUMBERS, _LARGEST = 6, 10_000
+
+
+class CountdownEnv(TextGame[str]):
+    """Numbers, a target, and the four operations; each attempt is an expression and is told its value.
+
+    Values are exact: a division need not come out even on the way. Each task has a solution.
+
+    Args:
+        count: Numbers of a task.
+        largest: The largest number.
+        target: Least and greatest target.
+        use_all: Whether each number has to be used, or some may be left.
+        split: Only tasks of this split, by content.
+        max_episode_steps: Attempts.
+        **common: As of `TextGame`.
+
+    Raises:
+        ValueError: If an argument makes no sense.
+    """
+
+    metadata: dict[str, Any] = TextGame.metadata | {
+        "description": "Make a target out of given numbers with + - * / and parentheses.",
+        "max_episode_steps": 5,
+    }
+    kwargs_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "count": {"type": "integer", "minimum": 2, "maximum": _MOST_NUMBERS},
+            "largest": {"type": "integer", "minimum": 2, "maximum": _LARGEST},
+            "target": {
+                "type": "array",
+                "items": {"type": "integer", "minimum": 1, "maximum": _LARGEST},
+                "minItems": 2,
+                "maxItems": 2,
+            },
+            "use_all": {"type": "boolean"},
+            "split": {"enum": ["train", "valid", "test", None]},
+            **GAME_KWARGS,
+        },
+    }
+
+    def __init__(
+        self,
+        *,
+        count: int = 4,
+        largest: int = 20,
+        target: tuple[int, int] | list[int] = (10, 100),
+        use_all: bool = True,
+        split: str | None = None,
+        max_episode_steps: int = 5,
+        **common: Unpack[GameKwargs],
+    ) -> None:
+        super().__init__(
+            "one expression with the numbers and + - * / ( )",
+            "(1 + 2) * 3",
+            max_episode_steps=max_episode_steps,
+            **common,
+        )
+        if not 2 <= count <= _MOST_NUMBERS:
+            raise ValueError(f"count must be between 2 and {_MOST_NUMBERS}, not {count}")
+        if not 2 <= largest <= _LARGEST:
+            raise ValueError(f"largest must be between 2 and {_LARGEST}, not {largest}")
+        if len(target) != 2 or not 1 <= target[0] <= target[1] <= _LARGEST:
+            raise ValueError(
+                f"target must be its least and its greatest value, from 1 to {_LARGEST}, not {target}"
+            )
+        self._count = count
+        self._largest = largest
+        self._targets = (int(target[0]), int(target[1]))
+        self._use_all = use_all
+        self._split = checked_split(split)
+        self._numbers: list[int] = []
+        self._target = 0
+        self._solution: str | None = None
+        self._attempts: list[str] = []
+
+    def _begin(self, options: Mapping[str, Any]) -> None:
+        self._attempts = []
+        if "numbers" in options or "target" in options:
+            self._numbers, self._target = _checked_task(options)
+            self._solution = solve(self._numbers, self._target, use_all=self._use_all)
+        else:
+            self._draw(options)
+
+    def _draw(self, options: Mapping[str, Any]) -> None:
+        split = checked_split(options.get("split", self._split))
+        least, greatest = self._targets
+        for _ in range(_TRIES):
+            numbers = self.np_random.integers(1, self._largest + 1, self._count).tolist()
+            used = self._count if self._use_all else int(self.np_random.integers(2, self._count + 1))
+            value, text = draw_sum(self.np_random, numbers[:used])
+            if value.denominator != 1 or not least <= value <= greatest:
+                continue
+            task = f"{sorted(numbers)} {value}"
+            if split is None or split_of_text(task) == split:
+                self._numbers, self._target, self._solution = sorted(numbers), int(value), text
+                return
+        raise ValueError(
+            f"no task with {self._count} numbers up to {self._largest}, a target from {least} to {greatest} and split "
+            f"{split} was found: widen target, or take more or larger numbers"
+        )
+
+    def _read(self, text: str) -> str | Refusal:
+        expression = text.split("=")[0].strip("\"'`“”‘’ \t\r\n")
+        try:
+            _, used = evaluate(expression)
+        except ExpressionError as error:
+            return Refusal(str(error))
+        left = list(self._numbers)
+        for number in used:
+            if number not in left:
+                return Refusal(f"{number} is none of the numbers, or is used too often.")
+            left.remove(number)
+        if self._use_all and left:
+            return Refusal(f"{_listed(left)} must be used, too.")
+        return expression
+
+    def _move(self, action: str) -> Move:
+        value, _ = evaluate(action)
+        self._attempts.append(f"{action} = {value}")
+        solved = value == self._target
+        return Move(float(solved), solved, solved)
+
+    def _board(self) -> str:
+        return "\n".join([f"Numbers: {_listed(self._numbers)}", f"Target: {self._target}", *self._attempts])
+
+    def _facts(self) -> dict[str, Any]:
+        # An attempt changes nothing: the task is all of the state.
+        state = {"numbers": list(self._numbers), "target": self._target, "attempts": list(self._attempts)}
+        return {"anchor": "0", "state": state}
+
+    def _rules(self) -> str:
+        which = "every number exactly once" if self._use_all else "each number at most once"
+        return (
+            "Write an expression whose value is the target. Use "
+            f"{which}, with + - * / and parentheses. A wrong attempt is told its value."
+        )
+
+    def _optimal_steps(self) -> int | None:
+        return None if self._solution is None else 1
+
+    def _expert_reply(self) -> str:
+        return self._solution or _listed(self._numbers)
+
+
+def _checked_task(options: Mapping[str, Any]) -> tuple[list[int], int]:
+    numbers, target = options.get("numbers"), options.get("target")
+    given = [*numbers, target] if isinstance(numbers, list | tuple) else []
+    if not 3 <= len(given) <= _MOST_NUMBERS + 1 or not all(
+        type(each) is int and 1 <= each <= _LARGEST for each in given
+    ):
+        raise ValueError(
+            f"a task needs both options: numbers, a list of 2 to {_MOST_NUMBERS} whole numbers, and target, a whole "
+            f"number, all from 1 to {_LARGEST}"
+        )
+    return sorted(given[:-1]), given[-1]
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))

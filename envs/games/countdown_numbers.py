@@ -1,0 +1,157 @@
+"""Sums of a Countdown game: read without `eval`, drawn at random, and found exactly where they exist."""
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
+from functools import lru_cache
+from itertools import combinations
+
+import numpy as np
+
+_OPERATIONS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_PLAIN = str.maketrans({"×": "*", "÷": "/", "−": "-", "·": "*", "x": "*", "X": "*"})
+_SYMBOLS = re.compile(r"[\d+\-*/() ]+", re.ASCII)
+_LONGEST = 200
+
+Sums = dict[Fraction, str]
+"""Values that can be reached, each with one way to it."""
+
+
+class ExpressionError(ValueError):
+    """A text is no expression of whole numbers; the message says why."""
+
+
+def evaluate(text: str) -> tuple[Fraction, list[int]]:
+    """Return the exact value of an expression with + - * / and parentheses, and the numbers in it.
+
+    Raises:
+        ExpressionError: It is none, or divides by zero.
+    """
+    plain = text.translate(_PLAIN).strip()
+    if len(plain) > _LONGEST or not _SYMBOLS.fullmatch(plain):
+        raise ExpressionError("An expression has whole numbers, + - * / and parentheses only.")
+    try:
+        # Nothing but numbers, operators and parentheses is left, and the tree is walked, not run.
+        root = ast.parse(plain, mode="eval").body
+    except SyntaxError as error:
+        raise ExpressionError("The expression is not complete, or has a slip in it.") from error
+    numbers: list[int] = []
+    return _value(root, numbers), numbers
+
+
+def _value(node: ast.expr, numbers: list[int]) -> Fraction:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        numbers.append(node.value)
+        return Fraction(node.value)
+    if not isinstance(node, ast.BinOp) or type(node.op) not in _OPERATIONS:
+        raise ExpressionError("Put one of + - * / between two numbers or parentheses.")
+    left, right = _value(node.left, numbers), _value(node.right, numbers)
+    if isinstance(node.op, ast.Div) and right == 0:
+        raise ExpressionError("The expression divides by zero.")
+    return _OPERATIONS[type(node.op)](left, right)
+
+
+def draw_sum(generator: np.random.Generator, numbers: list[int]) -> tuple[Fraction, str]:
+    """Join numbers by operators at random until one value is left; return it and how it came about."""
+    parts = [(Fraction(number), str(number)) for number in numbers]
+    # One call for all that is drawn: calls are what costs time here, and most sums are thrown away.
+    for one, other, way in generator.random((len(numbers) - 1, 3)).tolist():
+        first = parts.pop(int(one * len(parts)))
+        second = parts.pop(int(other * len(parts)))
+        joined = list(_joined(first, second))
+        parts.append(joined[int(way * len(joined))])
+    value, text = parts[0]
+    return value, _bare(text)
+
+
+def solve(numbers: list[int], target: int, *, use_all: bool) -> str | None:
+    """Return an expression of the target, or None if there is none: the search is complete.
+
+    It meets in the middle. What three numbers or fewer can make is listed; of more, one part is listed, and the other
+    must then make what is missing.
+
+    Args:
+        numbers: Each may be used once.
+        target: What the expression is to be.
+        use_all: Whether each must be used.
+    """
+    sizes = [len(numbers)] if use_all else range(1, len(numbers) + 1)
+    for size in sizes:
+        for chosen in sorted(set(combinations(sorted(numbers), size))):
+            if (found := _reach(chosen, Fraction(target))) is not None:
+                return _bare(found)
+    return None
+
+
+def _reach(numbers: tuple[int, ...], target: Fraction) -> str | None:
+    if len(numbers) <= 3:
+        return _all_sums(numbers).get(target)
+    for few, rest in _splits(numbers):
+        for value, text in _all_sums(few).items():
+            for missing, form in _missing(target, value):
+                if (found := _reach(rest, missing)) is not None:
+                    return f"({form.format(known=text, rest=found)})"
+    return None
+
+
+def _missing(target: Fraction, known: Fraction) -> Iterator[tuple[Fraction, str]]:
+    """Return what must be joined to a known value to make the target, and how."""
+    yield target - known, "{known} + {rest}"
+    yield target + known, "{rest} - {known}"
+    yield known - target, "{known} - {rest}"
+    if known != 0:
+        yield target / known, "{known} * {rest}"
+        yield target * known, "{rest} / {known}"
+        if target != 0:
+            yield known / target, "{known} / {rest}"
+
+
+@lru_cache(maxsize=4096)
+def _all_sums(numbers: tuple[int, ...]) -> Sums:
+    """Return all values that use each of up to three numbers once."""
+    if len(numbers) == 1:
+        return {Fraction(numbers[0]): str(numbers[0])}
+    sums: Sums = {}
+    for few, rest in _splits(numbers):
+        for first in _all_sums(few).items():
+            for second in _all_sums(rest).items():
+                for value, text in _joined(first, second):
+                    sums.setdefault(value, text)
+    return sums
+
+
+def _splits(numbers: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Divide numbers into two parts in every way; the first part is the smaller one, or as large."""
+    seen = set()
+    for size in range(1, len(numbers) // 2 + 1):
+        for places in combinations(range(len(numbers)), size):
+            few = tuple(numbers[place] for place in places)
+            rest = tuple(number for place, number in enumerate(numbers) if place not in places)
+            if (few, rest) not in seen:
+                seen.add((few, rest))
+                yield few, rest
+
+
+def _joined(first: tuple[Fraction, str], second: tuple[Fraction, str]) -> Iterator[tuple[Fraction, str]]:
+    """Return what two values can be joined to."""
+    (left, one), (right, other) = first, second
+    yield left + right, f"({one} + {other})"
+    yield left - right, f"({one} - {other})"
+    yield right - left, f"({other} - {one})"
+    yield left * right, f"({one} * {other})"
+    if right != 0:
+        yield left / right, f"({one} / {other})"
+    if left != 0:
+        yield right / left, f"({other} / {one})"
+
+
+def _bare(text: str) -> str:
+    """Return an expression without the parentheses around all of it."""
+    return text[1:-1] if text.startswith("(") else text

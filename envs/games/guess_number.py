@@ -1,0 +1,96 @@
+"""GuessNumber-v0: find a hidden number; each guess is told higher or lower."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
+
+from envs.text_game import GAME_KWARGS, GameKwargs, Move, Refusal, TextGame, read_numbers
+
+_LARGEST = 10**9
+
+
+class GuessNumberEnv(TextGame[int]):
+    """A hidden whole number. Who always guesses the middle needs no more than `optimal_steps` guesses.
+
+    Args:
+        low: The least number that it may be.
+        high: The greatest.
+        max_episode_steps: Guesses.
+        **common: As of `TextGame`.
+
+    Raises:
+        ValueError: If an argument makes no sense.
+    """
+
+    metadata: dict[str, Any] = TextGame.metadata | {
+        "description": "Find a hidden number; each guess is told higher or lower.",
+        "max_episode_steps": 10,
+    }
+    kwargs_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "low": {"type": "integer", "minimum": 0, "maximum": _LARGEST - 1},
+            "high": {"type": "integer", "minimum": 1, "maximum": _LARGEST - 1},
+            **GAME_KWARGS,
+        },
+    }
+
+    def __init__(
+        self, *, low: int = 1, high: int = 100, max_episode_steps: int = 10, **common: Unpack[GameKwargs]
+    ) -> None:
+        super().__init__(
+            f"a number from {low} to {high}", str(high), max_episode_steps=max_episode_steps, **common
+        )
+        if not 0 <= low < high < _LARGEST:
+            raise ValueError(f"low and high must be 0 <= low < high < {_LARGEST}, not {low} and {high}")
+        self._bounds = (low, high)
+        self._low, self._high = low, high
+        self._secret = low
+        self._guesses: list[str] = []
+
+    def _begin(self, options: Mapping[str, Any]) -> None:
+        self._low, self._high = self._bounds
+        self._secret = int(self.np_random.integers(self._low, self._high + 1))
+        self._guesses = []
+
+    def _read(self, text: str) -> int | Refusal:
+        numbers = read_numbers(text, 1)
+        low, high = self._bounds
+        if numbers is None or not low <= numbers[0] <= high:
+            return Refusal(f"Guess one whole number from {low} to {high}.")
+        return numbers[0]
+
+    def _move(self, action: int) -> Move:
+        if action == self._secret:
+            self._low = self._high = action
+            self._guesses.append(f"{action}: right")
+            return Move(1.0, True, True)
+        if action < self._secret:
+            self._low = max(self._low, action + 1)
+            self._guesses.append(f"{action}: higher")
+        else:
+            self._high = min(self._high, action - 1)
+            self._guesses.append(f"{action}: lower")
+        return Move(0.0, False, False)
+
+    def _board(self) -> str:
+        low, high = self._bounds
+        return "\n".join([f"The number is from {low} to {high}.", *self._guesses])
+
+    def _facts(self) -> dict[str, Any]:
+        bounds = {"low": self._low, "high": self._high}
+        return {"anchor": f"{self._low} {self._high}", "state": {**bounds, "guesses": list(self._guesses)}}
+
+    def _rules(self) -> str:
+        low, high = self._bounds
+        return (
+            f"I think of a whole number from {low} to {high}. Guess it; after each guess you are told whether the "
+            "number is higher or lower."
+        )
+
+    def _optimal_steps(self) -> int:
+        """Return how many guesses are enough, whatever the number is: bisection halves what is left."""
+        return (self._high - self._low + 1).bit_length()
+
+    def _expert_reply(self) -> str:
+        return str((self._low + self._high) // 2)

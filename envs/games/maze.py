@@ -1,0 +1,157 @@
+"""Maze-v0: find the way through a maze that is drawn, or told by coordinates."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.games.maze_maps import Cell, Maze, draw_maze
+from envs.grid import GRID_KWARGS, GridGame
+from envs.splits import checked_split
+from envs.text_game import GameKwargs, Move, Refusal
+
+ACTIONS = ("Up", "Down", "Left", "Right")
+_SHOWN = ("map", "coordinates", "both")
+_COLOURS = {"#": (70, 70, 80), " ": (235, 235, 225), "G": (244, 201, 93), "P": (60, 120, 200)}
+_CELL = 12
+
+
+class MazeEnv(GridGame):
+    """Cells with walls between them.
+
+    Args:
+        size: Rows and columns of cells.
+        loops: Share of the walls that are broken through, so that there are several ways; 0 for exactly one.
+        min_path: Shortest way from start to goal, at least.
+        max_path: And at most.
+        show: What the policy sees: the `map`, `coordinates` with the open ways, or `both`.
+        split: Only mazes of this split, by content.
+        max_episode_steps: Steps after which the episode is truncated.
+        **common: As of `TextGame`.
+
+    Raises:
+        ValueError: If an argument makes no sense.
+    """
+
+    metadata: dict[str, Any] = GridGame.metadata | {
+        "description": "Find the way through a maze.",
+        "max_episode_steps": 100,
+    }
+    kwargs_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "size": {"type": "integer", "minimum": 2, "maximum": 20},
+            "loops": {"type": "number", "minimum": 0, "maximum": 1},
+            "min_path": {"type": "integer", "minimum": 1},
+            "max_path": {"type": ["integer", "null"], "minimum": 1},
+            "show": {"enum": list(_SHOWN)},
+            **GRID_KWARGS,
+        },
+    }
+
+    def __init__(
+        self,
+        *,
+        size: int = 5,
+        loops: float = 0.0,
+        min_path: int = 3,
+        max_path: int | None = None,
+        show: str = "map",
+        split: str | None = None,
+        max_episode_steps: int = 100,
+        **common: Unpack[GameKwargs],
+    ) -> None:
+        super().__init__(ACTIONS, max_episode_steps=max_episode_steps, **common)
+        if not 2 <= size <= 20:
+            raise ValueError(f"size must be between 2 and 20, not {size}")
+        if not 0.0 <= loops <= 1.0:
+            raise ValueError(f"loops must be between 0 and 1, not {loops}")
+        if not 1 <= min_path < size * size or (max_path is not None and max_path < min_path):
+            raise ValueError(
+                f"1 <= min_path <= max_path is needed, and a way on the maze, not {min_path} and {max_path}"
+            )
+        if show not in _SHOWN:
+            raise ValueError(f"show must be one of {', '.join(_SHOWN)}, not {show!r}")
+        self._size = size
+        self._difficulty: dict[str, Any] = {"loops": loops, "min_path": min_path, "max_path": max_path}
+        self._show = show
+        self._split = checked_split(split)
+        self._take(Maze(2, frozenset({frozenset({(0, 0), (0, 1)})}), (0, 0), (0, 1)))
+
+    def _begin(self, options: Mapping[str, Any]) -> None:
+        split = checked_split(options.get("split", self._split))
+        self._take(draw_maze(self.np_random, self._size, split=split, **self._difficulty))
+
+    def _take(self, maze: Maze) -> None:
+        self._maze = maze
+        self._cell: Cell = maze.start
+        self._distances = maze.distances()
+        self._walls = maze.drawn()
+
+    def _read(self, text: str) -> int | Refusal:
+        action = super()._read(text)
+        if isinstance(action, int) and self._maze.moved(self._cell, action) is None:
+            return Refusal(f"There is a wall on the way {ACTIONS[action].lower()}.")
+        return action
+
+    def _move(self, action: int) -> Move:
+        reached = self._maze.moved(self._cell, action)
+        assert reached is not None
+        self._cell = reached
+        solved = reached == self._maze.goal
+        return Move(float(solved), solved, solved)
+
+    def _board(self) -> str:
+        parts = []
+        if self._show != "coordinates":
+            parts.append("\n".join(self._rows()))
+        if self._show != "map":
+            ways = ", ".join(self._available())
+            parts.append(f"You: {_place(self._cell)}\nGoal: {_place(self._maze.goal)}\nOpen ways: {ways}")
+        return "\n\n".join(parts)
+
+    def _rows(self) -> list[str]:
+        rows = list(self._walls)
+        for (row, column), symbol in ((self._maze.goal, "G"), (self._cell, "P")):
+            line = rows[2 * row + 1]
+            rows[2 * row + 1] = f"{line[: 2 * column + 1]}{symbol}{line[2 * column + 2 :]}"
+        return rows
+
+    def _facts(self) -> dict[str, Any]:
+        # Within one task the maze is the same, so the cell says all of the state.
+        return {
+            "anchor": f"{self._cell[0]} {self._cell[1]}",
+            "state": {"position": list(self._cell), "goal": list(self._maze.goal), "rows": list(self._walls)},
+        }
+
+    def _available(self) -> list[str]:
+        return [
+            name for action, name in enumerate(ACTIONS) if self._maze.moved(self._cell, action) is not None
+        ]
+
+    def _rules(self) -> str:
+        shown = {
+            "map": "It is drawn row by row: # is wall, P is you, G is the goal; each action takes you two places on, "
+            "to the next cell, if there is no wall between.",
+            "coordinates": "You are told the row and the column of your cell and of the goal, counted from 0 at the "
+            "top left, and the ways that are open.",
+        }
+        told = " ".join(text for name, text in shown.items() if self._show in (name, "both"))
+        return f"You walk through a maze of {self._size} rows and {self._size} columns of cells. Reach the goal. {told}"
+
+    def _optimal_steps(self) -> int:
+        return self._distances[self._cell]
+
+    def _best_action(self) -> int:
+        reached = [(self._maze.moved(self._cell, action), action) for action in range(len(ACTIONS))]
+        return min((self._distances[cell], action) for cell, action in reached if cell is not None)[1]
+
+    def _picture(self) -> NDArray[np.uint8]:
+        rows = [[_COLOURS[symbol] for symbol in row] for row in self._rows()]
+        return np.asarray(rows, dtype=np.uint8).repeat(_CELL, axis=0).repeat(_CELL, axis=1)
+
+
+def _place(cell: Cell) -> str:
+    return f"row {cell[0]}, column {cell[1]}"

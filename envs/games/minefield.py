@@ -1,0 +1,103 @@
+"""Minefields: what lies beside a cell, what a cell opens, and fields that reasoning alone can clear."""
+
+from collections.abc import Set
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from envs.games.minesweeper_solver import Clue, mine_chances
+from envs.splits import Split, split_of_text
+
+_TRIES = 2_000
+
+
+@lru_cache(maxsize=256)
+def neighbours(rows: int, columns: int) -> tuple[frozenset[int], ...]:
+    """Return, for each cell, those around it."""
+    return tuple(
+        frozenset(
+            near * columns + beside
+            for near in range(max(0, row - 1), min(rows, row + 2))
+            for beside in range(max(0, column - 1), min(columns, column + 2))
+            if (near, beside) != (row, column)
+        )
+        for row in range(rows)
+        for column in range(columns)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Minefield:
+    """Where the mines are.
+
+    Attributes:
+        rows: Rows of the field.
+        columns: Columns of the field.
+        mines: Cells with a mine.
+    """
+
+    rows: int
+    columns: int
+    mines: frozenset[int]
+
+    def number(self, cell: int) -> int:
+        """Return how many mines are around a cell."""
+        return len(neighbours(self.rows, self.columns)[cell] & self.mines)
+
+    def opened_by(self, cell: int) -> set[int]:
+        """Return the cells that open with one: itself, and, where no mine is near, all around, and so on."""
+        opened, frontier = {cell}, [cell]
+        while frontier:
+            current = frontier.pop()
+            if self.number(current) == 0:
+                fresh = neighbours(self.rows, self.columns)[current] - opened
+                opened |= fresh
+                frontier.extend(fresh)
+        return opened
+
+    def clues(self, opened: Set[int]) -> list[Clue]:
+        """Return what open cells say of covered ones."""
+        near = neighbours(self.rows, self.columns)
+        return [(near[cell] - opened, self.number(cell)) for cell in sorted(opened) if near[cell] - opened]
+
+    def solvable_from(self, first: int) -> bool:
+        """Return whether reasoning alone clears the field once a cell is open."""
+        opened = self.opened_by(first)
+        cells = set(range(self.rows * self.columns))
+        while len(opened) < len(cells) - len(self.mines):
+            chances = mine_chances(cells - opened, self.clues(opened), len(self.mines))
+            safe = [cell for cell, chance in chances.items() if chance == 0]
+            if not safe:
+                return False
+            for cell in safe:
+                opened |= self.opened_by(cell)
+        return True
+
+
+def draw_minefield(
+    generator: np.random.Generator,
+    rows: int,
+    columns: int,
+    mines: int,
+    first: int,
+    *,
+    solvable: bool,
+    split: Split | None,
+) -> Minefield:
+    """Draw a field in which the first cell and, if there is room, those around it have no mine.
+
+    Raises:
+        ValueError: If no such field turns up.
+    """
+    free = {first} | neighbours(rows, columns)[first]
+    if rows * columns - len(free) < mines:
+        free = {first}
+    cells = sorted(set(range(rows * columns)) - free)
+    for _ in range(_TRIES):
+        field = Minefield(rows, columns, frozenset(generator.choice(cells, mines, replace=False).tolist()))
+        if split is not None and split_of_text(f"{rows}x{columns} {sorted(field.mines)}") != split:
+            continue
+        if not solvable or field.solvable_from(first):
+            return field
+    raise ValueError(f"no field of {rows}x{columns} with {mines} mines was found: take fewer mines")

@@ -1,0 +1,182 @@
+"""Minesweeper-v0: open all cells without mines; numbers say how many mines are beside a cell."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
+
+from envs.games.minefield import Minefield, draw_minefield
+from envs.games.minesweeper_solver import mine_chances
+from envs.splits import checked_split
+from envs.text_game import GAME_KWARGS, GameKwargs, Move, Refusal, TextGame, read_numbers
+
+_VERBS = ("reveal", "flag")
+_MOST = 16
+_DENSEST = {True: 0.2, False: 0.5}
+
+
+class MinesweeperEnv(TextGame[tuple[str, int]]):
+    """A minefield that is laid when the first cell is revealed, which therefore is safe, and so are those beside it.
+
+    Args:
+        rows: Rows of the field.
+        columns: Columns of the field.
+        mines: Mines in it.
+        solvable: Only fields that can be cleared by reasoning alone from the first cell on, without a guess.
+        split: Only fields of this split, by content.
+        max_episode_steps: Steps after which the episode is truncated.
+        **common: As of `TextGame`.
+
+    Raises:
+        ValueError: If an argument makes no sense.
+    """
+
+    metadata: dict[str, Any] = TextGame.metadata | {
+        "description": "Open all cells without mines.",
+        "max_episode_steps": 100,
+    }
+    kwargs_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "rows": {"type": "integer", "minimum": 4, "maximum": _MOST},
+            "columns": {"type": "integer", "minimum": 4, "maximum": _MOST},
+            "mines": {"type": "integer", "minimum": 1},
+            "solvable": {"type": "boolean"},
+            "split": {"enum": ["train", "valid", "test", None]},
+            **GAME_KWARGS,
+        },
+    }
+
+    def __init__(
+        self,
+        *,
+        rows: int = 6,
+        columns: int = 6,
+        mines: int = 5,
+        solvable: bool = True,
+        split: str | None = None,
+        max_episode_steps: int = 100,
+        **common: Unpack[GameKwargs],
+    ) -> None:
+        super().__init__(
+            "reveal ROW COLUMN, flag ROW COLUMN", "reveal 2 3", max_episode_steps=max_episode_steps, **common
+        )
+        if not (4 <= rows <= _MOST and 4 <= columns <= _MOST):
+            raise ValueError(f"rows and columns must be between 4 and {_MOST}, not {rows} and {columns}")
+        most = int(rows * columns * _DENSEST[solvable])
+        if not 1 <= mines <= most:
+            raise ValueError(
+                f"mines must be between 1 and {most} on {rows}x{columns} cells with solvable={solvable}, not {mines}"
+            )
+        self._height, self._width = rows, columns
+        self._mines = mines
+        self._solvable = solvable
+        self._default_split = checked_split(split)
+        self._split = self._default_split
+        self._field: Minefield | None = None
+        self._open: set[int] = set()
+        self._flags: set[int] = set()
+        self._exploded: int | None = None
+        self._first: int | None = None
+
+    def _begin(self, options: Mapping[str, Any]) -> None:
+        self._split = checked_split(options.get("split", self._default_split))
+        self._field = None
+        self._open = set()
+        self._flags = set()
+        self._exploded = None
+        self._first = None
+
+    def _read(self, text: str) -> tuple[str, int] | Refusal:
+        verb, _, place = text.strip("\"'`“”‘’. \t\r\n").lower().partition(" ")
+        numbers = read_numbers(place, 2)
+        if verb not in _VERBS or numbers is None:
+            return Refusal("Say reveal or flag, a row and a column, as in: reveal 2 3.")
+        row, column = numbers[0] - 1, numbers[1] - 1
+        if not (0 <= row < self._height and 0 <= column < self._width):
+            return Refusal(f"Rows go from 1 to {self._height}, columns from 1 to {self._width}.")
+        cell = row * self._width + column
+        if cell in self._open:
+            return Refusal("That cell is open already.")
+        if verb == "reveal" and cell in self._flags:
+            return Refusal("That cell has a flag: flag it once more to take it off first.")
+        return verb, cell
+
+    def _move(self, action: tuple[str, int]) -> Move:
+        verb, cell = action
+        if verb == "flag":
+            self._flags ^= {cell}
+            return Move(0.0, False, False)
+        if self._field is None:
+            self._first = cell
+            self._field = draw_minefield(
+                *(self.np_random, self._height, self._width, self._mines, cell),
+                solvable=self._solvable,
+                split=self._split,
+            )
+        if cell in self._field.mines:
+            self._exploded = cell
+            return Move(0.0, True, False)
+        self._open |= self._field.opened_by(cell) - self._flags
+        cleared = len(self._open) == self._height * self._width - self._mines
+        return Move(float(cleared), cleared, cleared)
+
+    def _board(self) -> str:
+        header = "    " + " ".join(f"{column + 1:2}" for column in range(self._width))
+        rows = [
+            f"{row + 1:2}  "
+            + " ".join(f"{self._symbol(row * self._width + column):>2}" for column in range(self._width))
+            for row in range(self._height)
+        ]
+        return "\n".join([header, *rows])
+
+    def _symbol(self, cell: int) -> str:
+        if cell == self._exploded:
+            return "*"
+        if cell in self._open:
+            assert self._field is not None
+            return str(self._field.number(cell))
+        return "F" if cell in self._flags else "."
+
+    def _cells(self) -> list[str]:
+        return [self._symbol(cell) for cell in range(self._height * self._width)]
+
+    def _facts(self) -> dict[str, Any]:
+        cells = "".join(self._cells())
+        starts = range(0, len(cells), self._width)
+        rows = [cells[start : start + self._width] for start in starts]
+        # Where the mines are follows from the seed and the first cell, and is no part of what anybody may know.
+        return {"anchor": f"{self._first} {cells}", "state": {"rows": rows, "mines": self._mines}}
+
+    def _available(self) -> list[str]:
+        actions = []
+        for cell in range(self._height * self._width):
+            if cell not in self._open:
+                verbs = ("flag",) if cell in self._flags else _VERBS
+                actions += [self._written((verb, cell)) for verb in verbs]
+        return actions
+
+    def _rules(self) -> str:
+        reasoning = " The field can be cleared by reasoning alone." if self._solvable else ""
+        return (
+            f"There are {self._mines} mines under {self._height} rows and {self._width} columns of covered cells "
+            "(.). Reveal all cells without a mine: an open cell shows how many of the up to eight cells around it have "
+            "one, and one that shows 0 opens those around it. Revealing a mine (*) loses the game; the first cell is "
+            "safe. A flag (F) marks a cell; to flag it again takes the flag off. Rows and columns count from 1."
+            f"{reasoning}"
+        )
+
+    def _written(self, action: tuple[str, int]) -> str:
+        row, column = divmod(action[1], self._width)
+        return f"{action[0]} {row + 1} {column + 1}"
+
+    def _expert_reply(self) -> str:
+        """Reveal the cell that is least likely to have a mine; flags are taken for what they are: marks."""
+        if self._exploded is not None or self._field is None:
+            middle = (self._height // 2) * self._width + self._width // 2
+            return self._written(("flag" if middle in self._flags else "reveal", middle))
+        covered = set(range(self._height * self._width)) - self._open
+        if len(covered) == self._mines:
+            return self._written(("flag", min(covered)))
+        chances = mine_chances(covered, self._field.clues(self._open), self._mines)
+        best = min(sorted(chances), key=lambda cell: chances[cell])
+        return self._written(("flag" if best in self._flags else "reveal", best))
