@@ -5,11 +5,6 @@ from envs.spec import EnvironmentSpec
 _BUILTIN = (
     EnvironmentSpec("FrozenLake-v0", "envs.frozen_lake:FrozenLakeEnv", 100),
     EnvironmentSpec("Sokoban-v0", "envs.sokoban.environment:SokobanEnv", 120),
-    EnvironmentSpec("WebShop-v0", "envs.webshop.environment:WebShopEnv", 15),
-    EnvironmentSpec("ToolUse-v0", "envs.tools.tool_use:ToolUseEnv", 16),
-    EnvironmentSpec("ToolUsePython-v0", "envs.tools.tool_use_python:ToolUsePythonEnv", 16),
-    EnvironmentSpec("Retail-v0", "envs.tools.retail.environment:RetailEnv", 40),
-    EnvironmentSpec("FunctionCalls-v0", "envs.verifiers.function_calls:FunctionCallsEnv", 1),
     EnvironmentSpec("Countdown-v0", "envs.games.countdown:CountdownEnv", 5),
     EnvironmentSpec("Bandit-v0", "envs.games.bandit:BanditEnv", 40),
     EnvironmentSpec("GuessNumber-v0", "envs.games.guess_number:GuessNumberEnv", 10),
@@ -20,21 +15,26 @@ _BUILTIN = (
     EnvironmentSpec("Minesweeper-v0", "envs.games.minesweeper:MinesweeperEnv", 100),
     EnvironmentSpec("Blackjack-v0", "envs.games.blackjack:BlackjackEnv", 20),
     EnvironmentSpec("Maze-v0", "envs.games.maze:MazeEnv", 100),
-    EnvironmentSpec("Arithmetic-v0", "envs.verifiers.arithmetic:ArithmeticEnv", 1),
+    EnvironmentSpec("WebShop-v0", "envs.webshop.environment:WebShopEnv", 15),
+    EnvironmentSpec("ToolUse-v0", "envs.tools.tool_use:ToolUseEnv", 16),
+    EnvironmentSpec("ToolUsePython-v0", "envs.tools.tool_use_python:ToolUsePythonEnv", 16),
+    EnvironmentSpec("Retail-v0", "envs.tools.retail.environment:RetailEnv", 40),
     EnvironmentSpec("Code-v0", "envs.code.debugging:CodeEnv", 4),
     EnvironmentSpec("PythonRepl-v0", "envs.code.python_repl:PythonReplEnv", 10),
     EnvironmentSpec("Shell-v0", "envs.code.shell:ShellEnv", 10),
-    EnvironmentSpec("CodeTests-v0", "envs.verifiers.code_tests:CodeTestsEnv", 1),
+    EnvironmentSpec("Arithmetic-v0", "envs.verifiers.arithmetic:ArithmeticEnv", 1),
     EnvironmentSpec("Math-v0", "envs.verifiers.mathematics:MathEnv", 1),
     EnvironmentSpec("MultipleChoice-v0", "envs.verifiers.multiple_choice:MultipleChoiceEnv", 1),
     EnvironmentSpec("QA-v0", "envs.verifiers.question_answering:QuestionAnsweringEnv", 1),
+    EnvironmentSpec("FunctionCalls-v0", "envs.verifiers.function_calls:FunctionCallsEnv", 1),
+    EnvironmentSpec("CodeTests-v0", "envs.verifiers.code_tests:CodeTestsEnv", 1),
     EnvironmentSpec("ReasoningGym-v0", "envs.verifiers.reasoning_gym:ReasoningGymEnv", 1),
-    EnvironmentSpec("Composite-v0", "envs.verifiers.composite:CompositeEnv", 1),
     EnvironmentSpec(
         "InstructionFollowing-v0", "envs.verifiers.instruction_following:InstructionFollowingEnv", 1
     ),
     EnvironmentSpec("Format-v0", "envs.verifiers.format:FormatEnv", 1),
     EnvironmentSpec("Judge-v0", "envs.verifiers.judge:JudgeEnv", 1),
+    EnvironmentSpec("Composite-v0", "envs.verifiers.composite:CompositeEnv", 1),
 )
 
 

@@ -4,7 +4,6 @@ import os
 from functools import cache
 
 from sandbox.base import Sandbox, SandboxUnavailableError
-from sandbox.base import Sandbox
 from sandbox.selection import open_sandbox
 
 VARIABLE = "ROLLGYM_SANDBOX"
@@ -23,4 +22,3 @@ def operator_sandbox() -> Sandbox:
         return open_sandbox(os.environ.get(VARIABLE) or "auto")
     except ValueError as error:
         raise SandboxUnavailableError(f"the environment variable {VARIABLE} is wrong: {error}") from error
-    return open_sandbox(os.environ.get(VARIABLE) or "auto")

@@ -1,57 +1,63 @@
 """Our own environments have a clean card; what is said of one all the same is written down here, with its reason."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from clients.audit.card import Verdict
-from envs.code.boxes import operator_sandbox
 from envs.registry import builtin_environments
-from sandbox.base import SandboxUnavailableError
 from tests.support.audits import Auditor, entry_of, faults
 from tests.support.client_server import ROOT
+from tests.support.sandboxes import working_sandbox
 
 # The state holds the whole task, the answer included: for viewers and tests, apart from what a policy sees.
 TASK_IN_STATE = {'leaks: answer in info["state"]': "warning"}
-# A letter said blindly is right as often as there are options.
-KNOWN = {"MultipleChoice-v0": {"verifier: constant reply": "warning"}}
-# Luck decides there: the expert plays as well as one can, and loses more often than not.
-LUCK = {"Blackjack-v0": {"difficulty: expert": "warning"}}
-# An expert would be a search that takes longer than a step may.
-NO_EXPERT = {"Game2048-v0"}
-# Ten games take their time: the long ones are made short, and all are played less often.
-SHORTER = {
-    "Game2048-v0": {"size": 3, "target": 32},
-    "Minesweeper-v0": {"max_episode_steps": 30},
-    "Sudoku-v0": {"max_episode_steps": 16},
-}
-GAMES = {name for name, spec in builtin_environments().items() if spec.entry_point.startswith("envs.games.")}
 # Gymnasium's own environments say no success.
 NO_SUCCESS = {"conduct: success": "warning"}
 
-# Each of their programs is run in a sandbox: a fraction of a second, where an audit has thousands of replies scored.
-# What matters of it is asked in tests/envs/code.
-IN_SANDBOXES = frozenset({"Code-v0", "CodeTests-v0", "PythonRepl-v0", "Shell-v0"})
+
+class Case(NamedTuple):
+    """How an environment is asked, and what is said of it all the same."""
+
+    episodes: int = 40
+    kwargs: dict[str, Any] | None = None
+    faults: dict[str, str] = {}
+    not_asked: frozenset[str] = frozenset()
+    in_sandbox: bool = False
+
+
+# An expert would be a search that takes longer than a step may.
+NO_EXPERT = frozenset({"expert", "blind"})
 # Where no single response is the right one, none stands in the task.
-NO_REFERENCE = frozenset({"InstructionFollowing-v0", "Format-v0"})
-# Nobody is paid who does not work.
-KNOWN = {"Format-v0": {"rewards: depends on the play": "warning"}}
-# An audit asks for thousands of verdicts, and each of these for one of an endpoint.
-ASKS_OTHERS = frozenset({"Judge-v0"})
+NO_REFERENCE = frozenset({"expert", "blind", "hedged replies", "reference answer"})
 # Programs could tell the time, so nothing is promised that holds for those that are played here.
-PROGRAMS = {"ToolUsePython-v0": {"determinism: declares it": "warning"}}
-# Conversations take many turns, and programs a process each.
-FEWER = {"Retail-v0": 12, "ToolUse-v0": 12, "ToolUsePython-v0": 6}
+NO_PROMISE = {"determinism: declares it": "warning"}
+
+CASES = {
+    # Ten games take their time: the long ones are made short, and all are played less often.
+    **dict.fromkeys(("Bandit-v0", "Countdown-v0", "GuessNumber-v0", "Mastermind-v0", "Maze-v0"), Case(12)),
+    "TowerOfHanoi-v0": Case(12),
+    "Game2048-v0": Case(12, {"size": 3, "target": 32}, not_asked=NO_EXPERT),
+    "Minesweeper-v0": Case(12, {"max_episode_steps": 30}),
+    "Sudoku-v0": Case(12, {"max_episode_steps": 16}),
+    # Luck decides there: the expert plays as well as one can, and loses more often than not.
+    "Blackjack-v0": Case(12, faults={"difficulty: expert": "warning"}),
+    # Conversations take many turns, and programs a process each.
+    "Retail-v0": Case(12),
+    "ToolUse-v0": Case(12),
+    "ToolUsePython-v0": Case(6, faults=NO_PROMISE, in_sandbox=True),
+    # A letter said blindly is right as often as there are options.
+    "MultipleChoice-v0": Case(faults={"verifier: constant reply": "warning"}),
+    "InstructionFollowing-v0": Case(not_asked=NO_REFERENCE),
+    # Nobody is paid who does not work.
+    "Format-v0": Case(faults={"rewards: depends on the play": "warning"}, not_asked=NO_REFERENCE),
+}
+# An audit asks for thousands of verdicts. Each of these asks an endpoint for one, or runs a program in a sandbox, which
+# takes a fraction of a second; what matters of them is asked in their own tests.
+SLOW = frozenset({"Judge-v0", "Code-v0", "CodeTests-v0", "PythonRepl-v0", "Shell-v0"})
 
 TEXTS = ("Blackjack-v1", "FrozenLake-v1", "CartPole-v1")
-
-
-def require_sandbox() -> None:
-    try:
-        operator_sandbox()
-    except SandboxUnavailableError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")
@@ -61,29 +67,23 @@ def auditor() -> Iterator[Auditor]:
         yield running
 
 
-@pytest.mark.parametrize("env_id", sorted(builtin_environments().keys() - IN_SANDBOXES))
+@pytest.mark.parametrize("env_id", sorted(builtin_environments().keys() - SLOW))
 def test_a_built_in_environment(auditor: Auditor, env_id: str) -> None:
-    if env_id in PROGRAMS:
-        require_sandbox()
-    card = auditor.audit(env_id, episodes=FEWER.get(env_id, 40))
+    case = CASES.get(env_id, Case())
+    if case.in_sandbox:
+        working_sandbox()
+    card = auditor.audit(env_id, case.kwargs, episodes=case.episodes)
     stateless = card.about["kind"] == "stateless"
-    assert faults(card) == (TASK_IN_STATE if stateless else {}) | KNOWN.get(env_id, {})
-    assert faults(card) == (TASK_IN_STATE if stateless else PROGRAMS.get(env_id, {}))
-    card = auditor.audit(env_id, SHORTER.get(env_id), episodes=12 if env_id in GAMES else 40)
-    stateless = card.about["kind"] == "stateless"
-    assert faults(card) == (TASK_IN_STATE if stateless else LUCK.get(env_id, {}))
-    if stateless:
-@pytest.mark.parametrize("env_id", sorted(builtin_environments().keys() - ASKS_OTHERS))
-def test_a_built_in_environment(auditor: Auditor, env_id: str) -> None:
-    card = auditor.audit(env_id, episodes=40)
-    stateless = card.about["kind"] == "stateless"
-    in_state = TASK_IN_STATE if stateless and env_id not in NO_REFERENCE else {}
-    assert faults(card) == in_state | KNOWN.get(env_id, {})
-    if env_id in NO_REFERENCE:
-        assert entry_of(card, "reference answer")["verdict"] == "skipped"
-    elif stateless:
-        assert entry_of(card, "reference answer")["numbers"] == {"paid": 40, "items": 40, "field": "answer"}
-    elif env_id not in LUCK.keys() | NO_EXPERT:
+    has_reference = stateless and "reference answer" not in case.not_asked
+    assert faults(card) == (TASK_IN_STATE if has_reference else {}) | case.faults
+    if has_reference:
+        items = case.episodes
+        assert entry_of(card, "reference answer")["numbers"] == {
+            "paid": items,
+            "items": items,
+            "field": "answer",
+        }
+    elif not stateless and "expert" not in case.not_asked and "difficulty: expert" not in case.faults:
         assert entry_of(card, "expert")["numbers"]["rate"] == 1.0
     page = " ".join((ROOT / "docs" / "audit.md").read_text().split())
     checks = {entry.check.removesuffix(", random").removesuffix(", expert") for entry in card.entries}
@@ -92,9 +92,7 @@ def test_a_built_in_environment(auditor: Auditor, env_id: str) -> None:
     assert entry_of(card, "memory")["numbers"]["bytes_per_episode"] < 8 * 1024
     assert entry_of(card, "in another process")["numbers"] == {"compared": 8, "different": 0, "fields": []}
     skipped = {entry.check for entry in card.entries if entry.verdict is Verdict.SKIPPED}
-    unknown = {"hedged replies", "reference answer"} if env_id in NO_REFERENCE else set()
-    assert skipped <= ({"expert", "blind"} | unknown if stateless else set())
-    assert skipped <= ({"expert", "blind"} if stateless or env_id in NO_EXPERT else set())
+    assert skipped <= (NO_EXPERT if stateless else frozenset()) | case.not_asked
 
 
 @pytest.mark.parametrize(
