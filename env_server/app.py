@@ -1,7 +1,8 @@
 """The ASGI application: HTTP calls by the table in `calls`, and the socket."""
 
+import asyncio
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -12,7 +13,7 @@ from starlette.responses import Response
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import dumps
 from env_server.auth import NOBODY, Tokens
-from env_server.calls import CALLS, REGISTRATION_CALLS, Call
+from env_server.calls import CALLS, PROGRAM_PATH, REGISTRATION_CALLS, RUN_CODE_CALLS, Call
 from env_server.console.pages import Console
 from env_server.context import Context
 from env_server.envelope import as_problem
@@ -24,6 +25,8 @@ from env_server.lifecycle import Lifecycle, Phase
 from env_server.negotiation import answer, problem_answer, read_fields, wants_binary
 from env_server.openapi import describe_calls
 from env_server.origins import Origins
+from env_server.program_socket import serve_program_socket
+from env_server.replies import Reply
 from env_server.services import Services
 from env_server.socket import reject, serve_socket
 from env_server.validation import invalid
@@ -50,7 +53,8 @@ class App:
         self._limit = services.settings.max_request_bytes
         self._reply_limit = services.settings.max_reply_bytes
         own = (*CALLS, *REGISTRATION_CALLS) if services.settings.gateway else CALLS
-        self._calls = (*own, *FACE_CALLS)
+        code = RUN_CODE_CALLS if services.settings.runs_code else ()
+        self._calls = (*own, *code, *FACE_CALLS)
         self._static: dict[tuple[str, str], Call] = {
             (call.method, call.path): call for call in self._calls if not call.parameters
         }
@@ -79,6 +83,8 @@ class App:
                 await serve_socket(self._services, scope, receive, send)
             elif (env_id := openenv_env_id(scope["path"])) is not None:
                 await serve_openenv_socket(self._services, env_id, scope, receive, send)
+            elif scope["path"] == PROGRAM_PATH:
+                await serve_program_socket(self._services, scope, receive, send)
             else:
                 await receive()
                 await reject(
@@ -129,8 +135,13 @@ class App:
         raise ProblemError("not_found", f"there is no call {method} {path[:200]}{self._hint(method, path)}")
 
     def _hint(self, method: str, path: str) -> str:
-        known = any(call.method == method and call.pattern().fullmatch(path) for call in REGISTRATION_CALLS)
-        return "; a server takes registrations that is started with --gateway" if known else ""
+        for calls, hint in (
+            (REGISTRATION_CALLS, "a server takes registrations that is started with --gateway"),
+            (RUN_CODE_CALLS, "a server runs programs that is started with --sandbox"),
+        ):
+            if any(call.method == method and call.pattern().fullmatch(path) for call in calls):
+                return f"; {hint}"
+        return ""
 
     async def _run(self, request: Request, call: Call, parameters: dict[str, str]) -> Response:
         services = self._services
@@ -154,6 +165,8 @@ class App:
         context = Context(caller, binary=binary, traceparent=traceparent)
         if call.handler is not None:
             reply = await call.handler(services.operations, context, fields)
+        elif call.abandoned:
+            reply = await _unless_gone(request, operate(services.operations, context, call.op, fields))
         else:
             reply = await operate(services.operations, context, call.op, fields)
         if call.empty:
@@ -185,3 +198,22 @@ class App:
     async def _openapi(self, request: Request) -> Response:
         document = describe_calls(self._calls, needs_token=self._tokens.required)
         return Response(dumps(document, binary=False), media_type="application/json")
+
+
+async def _unless_gone(request: Request, answering: Coroutine[Any, Any, Reply]) -> Reply:
+    """Wait for an answer, but no longer than for somebody who waits for it.
+
+    Raises:
+        ClientDisconnect: If the client went away; what it had asked for was cancelled.
+    """
+    answer_ready = asyncio.create_task(answering)
+    # The body has been read; what comes next is that the client has gone.
+    gone: asyncio.Future[Any] = asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait({answer_ready, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer_ready.done():
+            raise ClientDisconnect
+        return answer_ready.result()
+    finally:
+        gone.cancel()
+        answer_ready.cancel()

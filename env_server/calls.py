@@ -35,6 +35,7 @@ from clients.protocol.messages import (
 )
 from env_server.auth import Role
 from env_server.information import EnvsQuery, SessionsQuery
+from sandbox.run_code import RunCodeReply, RunCodeRequest, SandboxReply
 
 if TYPE_CHECKING:
     from env_server.faces.operating import FaceHandler
@@ -63,6 +64,7 @@ class Call:
         empty: Whether a good answer has no body.
         role: The role that it needs where tokens are set; None if it needs no token.
         handler: What answers a call that is not one operation.
+        abandoned: Whether it is given up when the client goes away before its answer.
     """
 
     method: str
@@ -76,6 +78,7 @@ class Call:
     empty: bool = False
     role: Role | None = "play"
     handler: "FaceHandler | None" = None
+    abandoned: bool = False
 
     def pattern(self) -> re.Pattern[str]:
         """The path as a regular expression."""
@@ -167,3 +170,17 @@ REGISTRATION_CALLS = (
     ),
 )
 """What a gateway answers beside these."""
+
+PROGRAM_PATH = "/v1/sandbox/session"
+"""The socket of a program that is spoken to."""
+
+RUN_CODE_CALLS = (
+    Call(
+        *("POST", "/run_code", "run_code", "Run a program in the sandbox (as SandboxFusion does)"),
+        request=RunCodeRequest,
+        replies=(RunCodeReply,),
+        abandoned=True,
+    ),
+    Call("GET", "/v1/sandbox", "sandbox", "What the sandbox keeps to", replies=(SandboxReply,)),
+)
+"""What a server with a sandbox of its own answers beside these."""

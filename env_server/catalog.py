@@ -116,7 +116,7 @@ class Catalog:
         """
         entries: dict[str, CatalogEntry] = {}
         # The built-in ones are what a gateway's nodes register.
-        bundled = {} if settings.gateway else builtin_environments()
+        bundled = {} if settings.gateway or not settings.builtin else builtin_environments()
         for env_id, spec in bundled.items():
             entries[env_id] = _class_entry(
                 env_id, spec.entry_point, settings, spec.max_episode_steps, ours=True

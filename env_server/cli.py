@@ -92,6 +92,7 @@ def _make_token(arguments: Sequence[str]) -> int:
     parser.add_argument("--rate-limit", type=float, help="At most so many operations a second.")
     parser.add_argument("--max-sockets", type=int, help="At most so many open sockets.")
     parser.add_argument("--max-registrations", type=int, help="At most so many registrations at a gateway.")
+    parser.add_argument("--max-runs", type=int, help="At most so many programs that run or wait at one time.")
     change = parser.add_mutually_exclusive_group()
     change.add_argument(
         "--rotate",

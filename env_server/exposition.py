@@ -143,6 +143,7 @@ class Exposition(Collector):
         )
         yield _counter("rollgym_episodes", "Episodes ended", ("env_id", "outcome"), metrics.episodes)
         yield _counter("rollgym_verdicts", "Responses scored", ("env_id", "outcome"), metrics.verdicts)
+        yield _counter("rollgym_runs", "Programs run for callers of run_code", ("outcome",), metrics.runs)
         yield _counter(
             "rollgym_rebuilds", "Environments rebuilt by replay", ("env_id", "outcome"), metrics.rebuilds
         )

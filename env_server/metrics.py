@@ -14,7 +14,9 @@ EpisodeOutcome = Literal["success", "terminated", "truncated", "error", "abandon
 
 RebuildOutcome = Literal["ok", "diverged", "failed"]
 
-_REFUSALS = frozenset({"rate_limited", "draining", "max_sessions", "max_sessions_per_token"})
+_REFUSALS = frozenset(
+    {"rate_limited", "draining", "max_sessions", "max_sessions_per_token", "max_runs", "max_runs_per_token"}
+)
 
 
 class Metrics:
@@ -38,6 +40,7 @@ class Metrics:
         expert_resets: Those among them with expert actions.
         episodes: Episodes ended, by environment and outcome.
         verdicts: Verdicts by environment and outcome.
+        runs: Programs of `run_code` by how they ended.
         rebuilds: Environments rebuilt by replay, by environment and outcome.
         sessions_ended: Sessions that ended, by reason.
         sockets: Open sockets.
@@ -65,6 +68,7 @@ class Metrics:
         self.expert_resets: Counter[str] = Counter()
         self.episodes: Counter[tuple[str, EpisodeOutcome]] = Counter()
         self.verdicts: Counter[tuple[str, str]] = Counter()
+        self.runs: Counter[str] = Counter()
         self.rebuilds: Counter[tuple[str, RebuildOutcome]] = Counter()
         self.sessions_ended: Counter[str] = Counter()
         self.sockets = 0

@@ -11,7 +11,7 @@ from pydantic.json_schema import models_json_schema
 from clients.protocol.errors import CODES, RETRY_LATER
 from clients.protocol.frames import MEDIA_TYPES
 from clients.protocol.messages import IDENTIFIER
-from env_server.calls import Call
+from env_server.calls import PROGRAM_PATH, Call
 from env_server.negotiation import PROBLEM_MEDIA_TYPE
 
 _REFERENCE = "#/components/schemas/{model}"
@@ -43,6 +43,8 @@ _PROBLEMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "sessions": ("draining",),
         "close": ("draining",),
         "verify": ("unknown_env", "not_stateless", "draining", "env_error", "step_timeout", "upstream_error"),
+        "run_code": ("at_capacity", "draining"),
+        "sandbox": ("draining",),
         "envs": ("unknown_env", "draining"),
         "info": ("draining",),
         "register": ("env_exists", "spec_mismatch", "probe_failed", "at_capacity", "draining"),
@@ -94,6 +96,10 @@ def describe_calls(calls: Sequence[Call], *, needs_token: bool) -> dict[str, Any
     for call in calls:
         paths.setdefault(call.path, {})[call.method.lower()] = _describe(call, schemas)
     paths.update(_other_paths())
+    if "/run_code" in paths:
+        paths[PROGRAM_PATH] = {
+            "get": _upgrade("WebSocket: a program in the sandbox that is spoken to (docs/run_code.md)")
+        }
     components = definitions["$defs"]
     components["Problem"]["properties"]["code"]["enum"] = sorted(CODES)
     return {
@@ -172,25 +178,33 @@ def _other_paths() -> dict[str, Any]:
         "200": _page("Ready", "application/json"),
         "503": _page("Starting or draining", "application/json"),
     }
-    refused = _problems(("unauthorized", "forbidden"), {"$ref": _REFERENCE.format(model="Problem")})
     return {
         "/health": _open("Whether the server lives", {"200": _page("Alive", "application/json")}),
         "/ready": _open("Whether the server takes new sessions", ready),
         "/metrics": {
             "get": {
                 "summary": "Prometheus metrics (role admin)",
-                "responses": {"200": _page("Metrics", "text/plain"), **refused},
+                "responses": {"200": _page("Metrics", "text/plain"), **_refused()},
             }
         },
         "/openapi.json": _open("This document", {"200": _page("OpenAPI", "application/json")}),
         "/docs": _open("This document for people", {"200": _page("A page", "text/html")}),
         "/v1/ws": {
-            "get": {
-                "summary": "WebSocket: all operations, many sessions (rollgym.v1.json, rollgym.v1.msgpack)",
-                "responses": {"101": {"description": "Switching protocols"}, **refused},
-            }
+            "get": _upgrade("WebSocket: all operations, many sessions (rollgym.v1.json, rollgym.v1.msgpack)")
         },
     }
+
+
+def _upgrade(summary: str) -> dict[str, Any]:
+    """A socket."""
+    return {
+        "summary": summary,
+        "responses": {"101": {"description": "Switching protocols"}, **_refused()},
+    }
+
+
+def _refused() -> dict[str, Any]:
+    return _problems(("unauthorized", "forbidden"), {"$ref": _REFERENCE.format(model="Problem")})
 
 
 def _open(summary: str, responses: dict[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from env_server.rate import RateLimit
 from env_server.rendering import Rendering
 from env_server.replies import Reply
 from env_server.resetting import Resetting
+from env_server.running_code import RunningCode
 from env_server.session import Session
 from env_server.sessions import Sessions
 from env_server.stepping import Stepping
@@ -81,6 +82,7 @@ class Operations:
         making: Making,
         verifying: Verifying,
         registering: Registering,
+        running_code: RunningCode | None,
         relay: Relay,
         shares: StepShares | None,
         information: Information,
@@ -125,6 +127,9 @@ class Operations:
             "heartbeat": registering.heartbeat,
             "unregister": registering.unregister,
         }
+        if running_code is not None:
+            self._running_code = running_code
+            self._general |= {"run_code": self._run_code, "sandbox": running_code.sandbox}
 
     def call(self, context: Context, op: str, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
         """Run an operation, and count it.
@@ -288,6 +293,10 @@ class Operations:
         if owner is not None:
             return await self._neighbours.call(context, owner, "restore", fields)
         return await self._making.restore(context, fields)
+
+    def _run_code(self, context: Context, fields: Mapping[str, Any]) -> Awaitable[Reply]:
+        self._lifecycle.require_open()
+        return self._running_code.run_code(context, fields)
 
     def _first_asked(self, context: Context, op: str, fields: Mapping[str, Any]) -> int | None:
         """The other process that a request for sessions came to first, over another connection."""

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -24,6 +25,7 @@ from env_server.seat import Seat
 from env_server.services import Services
 from env_server.settings import Settings
 from env_server.socket import HARD_LIMIT_FACTOR
+from sandbox.naming import VARIABLE as SANDBOX_VARIABLE
 
 _log = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 75
@@ -47,6 +49,9 @@ def run_process(
     Raises:
         ConfigurationError: If the settings cannot be used.
     """
+    if settings.sandbox is not None:
+        # Where environments look for it, in this process and in its children.
+        os.environ[SANDBOX_VARIABLE] = settings.sandbox
     configure_logs(settings.log_level, settings.log_format, str(seat.index))
     if settings.token_file is None and settings.log_format == "json" and seat.index == 0:
         _log.warning("no tokens are configured, so only loopback is served")

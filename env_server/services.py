@@ -35,6 +35,7 @@ from env_server.metrics import Metrics
 from env_server.neighbours import Neighbours
 from env_server.open_sockets import OpenSockets
 from env_server.operations import Calls, Operations
+from env_server.program_sessions import ProgramSessions
 from env_server.rate import RateLimit
 from env_server.readiness import Readiness, Reason
 from env_server.rendering import Rendering
@@ -42,7 +43,9 @@ from env_server.replies import Reply
 from env_server.resetting import Resetting
 from env_server.revival import Revival
 from env_server.running import Runner
+from env_server.running_code import RunningCode
 from env_server.seat import Seat
+from env_server.served_sandbox import ServedSandbox
 from env_server.sessions import Sessions
 from env_server.settings import Isolation, Settings
 from env_server.stepping import Stepping
@@ -115,6 +118,13 @@ class Services:
             self._journal_file,
         )
         self.sockets = OpenSockets(settings)
+        self._served_sandbox: ServedSandbox | None = None
+        self._running_code: RunningCode | None = None
+        self.programs: ProgramSessions | None = None
+        if settings.runs_code:
+            self._served_sandbox = ServedSandbox(settings)
+            self._running_code = RunningCode(settings, self._served_sandbox, self.metrics)
+            self.programs = ProgramSessions(settings, self._served_sandbox)
         operations = Operations(
             lifecycle=self.lifecycle,
             sessions=self._sessions,
@@ -124,6 +134,7 @@ class Services:
             making=self._making,
             verifying=Verifying(settings, catalog, self.metrics, self._verifier),
             registering=Registering(settings, catalog, registry, nodes),
+            running_code=self._running_code,
             relay=self._relay,
             shares=StepShares(self._relay, self._sessions.by_id) if settings.gateway else None,
             information=Information(settings, seat, catalog, self._sessions, self._neighbours),
@@ -161,6 +172,8 @@ class Services:
         needed: set[Isolation] = {entry.isolation for entry in self._catalog}
         if any(entry.stateless for entry in self._catalog):
             needed.add("process")
+        if self._served_sandbox is not None:
+            await self._served_sandbox.start()
         await self._workplaces.start(sorted(needed))
         await asyncio.gather(*(self._probe(entry) for entry in self._catalog))
         if self._journal_file is not None:
@@ -291,6 +304,8 @@ class Services:
         deadline = asyncio.get_running_loop().time() + self.settings.drain_grace_s
         await self._runner.idle(self.settings.drain_grace_s)
         await self._relay.idle(max(0.0, deadline - asyncio.get_running_loop().time()))
+        if self._running_code is not None:
+            await self._running_code.idle(max(0.0, deadline - asyncio.get_running_loop().time()))
         if self._answering:
             left = max(0.0, deadline - asyncio.get_running_loop().time())
             await asyncio.wait(self._answering, timeout=left)
@@ -300,6 +315,9 @@ class Services:
         self._loop_lag.stop()
         if self._forwarder is not None:
             await self._forwarder.close()
+        for part in (self._running_code, self.programs, self._served_sandbox):
+            if part is not None:
+                await part.close()
         await self._sessions.shutdown()
         await self._relay.shutdown()
         await self._workplaces.shutdown()

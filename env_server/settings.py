@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from sandbox.naming import parse_name
+
 EnvironmentId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
 Origin = Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9.\-\[\]:]+$")]
 Isolation = Literal["inline", "thread", "process"]
@@ -88,6 +90,27 @@ class Settings(BaseModel):
     env_step_timeout_s: dict[EnvironmentId, Seconds] = Field(
         default_factory=dict,
         description="Step time-out of one environment, in seconds: `ENV=SECONDS` (repeatable).",
+    )
+    builtin: bool = Field(True, description="Serve the built-in environments (a gateway never does).")
+    sandbox: str | None = Field(
+        None,
+        description="Where programs are run, of environments that run some and, unless it is another server, of "
+        "`POST /run_code`: `auto`, `namespaces`, `docker:IMAGE`, `remote:URL?token_file=PATH`, ... (docs/run_code.md).",
+    )
+    max_runs: Count = Field(4, description="Programs of `run_code` that run at one time in one I/O process.")
+    max_waiting_runs: int = Field(64, ge=0, description="Programs that wait for that; more are refused.")
+    max_runs_per_token: Count = Field(64, description="Programs of one token that run or wait.")
+    max_program_sessions: Count = Field(
+        32, description="Programs in the sandbox that are spoken to at one time."
+    )
+    max_program_session_s: Seconds = Field(
+        21_600.0, description="Longest time that a caller may speak to a program."
+    )
+    max_run_s: Seconds = Field(
+        60.0, description="Longest time that a caller may give a program, or its compiler."
+    )
+    max_run_memory_mb: Count = Field(
+        1024, description="Most memory that a caller may give a program, in MiB."
     )
     allow_expert: bool = Field(False, description="Let clients ask environments for expert actions.")
 
@@ -220,6 +243,18 @@ class Settings(BaseModel):
                 "ray_address to auto"
             )
         return self
+
+    @field_validator("sandbox")
+    @classmethod
+    def _names_a_sandbox(cls, text: str | None) -> str | None:
+        if text is not None:
+            parse_name(text)
+        return text
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether there is a sandbox here that others may use; that of another server they can ask themselves."""
+        return self.sandbox is not None and parse_name(self.sandbox)[0] != "remote"
 
     @model_validator(mode="after")
     def _one_gateway_process(self) -> "Settings":

@@ -29,6 +29,7 @@ class Quota(BaseModel):
         rate_limit: Operations a second, in one I/O process.
         max_sockets: Open sockets, in one I/O process (`max_sockets_per_token`).
         max_registrations: Registrations at a gateway (`max_registrations_per_token`).
+        max_runs: Programs that run or wait at one time, in one I/O process (`max_runs_per_token`).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -37,6 +38,7 @@ class Quota(BaseModel):
     rate_limit: float | None = Field(None, gt=0, allow_inf_nan=False)
     max_sockets: _Count | None = None
     max_registrations: _Count | None = None
+    max_runs: _Count | None = None
 
 
 NO_QUOTA = Quota()

@@ -1,5 +1,6 @@
 """The back-ends that work here, and a host with something to lose."""
 
+import contextlib
 import os
 import secrets
 import socket
@@ -15,6 +16,7 @@ import pytest
 
 from sandbox.base import Sandbox, SandboxUnavailableError
 from sandbox.selection import make_sandbox
+from tests.support.wire import Server
 
 # The second one counts memory itself even where control groups are writable.
 CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -25,7 +27,13 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="session", params=CONFIGURATIONS)
+# A server with a sandbox of its own stands in for another machine.
+REMOTE = "remote"
+
+
+@pytest.fixture(
+    scope="session", params=[*CONFIGURATIONS, REMOTE, pytest.param("docker", marks=pytest.mark.docker)]
+)
 def configuration(request: pytest.FixtureRequest) -> str:
     """The name of each configuration."""
     name: str = request.param
@@ -35,17 +43,30 @@ def configuration(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def sandbox(configuration: str, scratch: Path) -> Iterator[Sandbox]:
     """Each back-end that works on this machine."""
-    name, options = CONFIGURATIONS[configuration]
-    if name == "landlock":
-        options = {**options, "scratch": str(scratch)}
+    with contextlib.ExitStack() as stack:
+        try:
+            opened = _make(configuration, scratch, stack)
+            opened.probe()
+        except SandboxUnavailableError as error:
+            pytest.skip(str(error))
+        yield opened
+
+
+def _make(configuration: str, scratch: Path, stack: contextlib.ExitStack) -> Sandbox:
+    if configuration == REMOTE:
+        flags = ("--no-builtin", "--sandbox", "auto", "--max-request-bytes", "16777216")
+        name, options = "remote", {"url": stack.enter_context(Server(*flags)).url}
+    elif configuration == "docker":
+        # The image can be named, and so can the engine (DOCKER_HOST).
+        image = os.environ.get("ROLLGYM_DOCKER_IMAGE")
+        name, options = "docker", {"containers": 3} | ({} if image is None else {"image": image})
+    else:
+        name, options = CONFIGURATIONS[configuration]
+        if name == "landlock":
+            options = {**options, "scratch": str(scratch)}
     opened = make_sandbox(name, **options)
-    try:
-        opened.probe()
-    except SandboxUnavailableError as error:
-        opened.close()
-        pytest.skip(str(error))
-    yield opened
-    opened.close()
+    stack.callback(opened.close)
+    return opened
 
 
 @dataclass(frozen=True, slots=True)

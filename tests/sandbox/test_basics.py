@@ -71,7 +71,7 @@ def test_what_a_run_used_is_told(sandbox: Sandbox) -> None:
     assert 0.2 <= result.cpu_seconds <= result.wall_seconds + 0.2
     assert 55 <= result.peak_memory_mb <= 120
     assert result.guarantees is not None
-    assert result.guarantees.fresh
+    assert result.guarantees.fresh == sandbox.probe().fresh
 
 
 def test_output_is_cut_and_the_rest_is_read_all_the_same(sandbox: Sandbox) -> None:

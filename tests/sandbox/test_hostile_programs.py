@@ -26,6 +26,8 @@ _LEFT_OUT = {
     "namespaces-watched": ("secrets", "network", "privileges", "output", "compiling", "results"),
     "bubblewrap": ("memory", "output", "compiling"),
     "landlock": ("memory", "output", "compiling"),
+    # What a server keeps to, its own back-end shows; here nothing is lost on the way.
+    "remote": ("processes", "memory", "room", "secrets", "network", "privileges", "compiling"),
 }
 
 

@@ -1,0 +1,180 @@
+"""Another machine's sandbox: a server that answers `POST /run_code`."""
+
+import contextlib
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from sandbox.base import SandboxUnavailableError
+from sandbox.limits import DEFAULT_LIMITS, Limits
+from sandbox.probe import probe
+from sandbox.program import Program
+from sandbox.remote_session import RemoteSession, open_remote_session
+from sandbox.result import Guarantees, Outcome, RunResult
+from sandbox.run_code import SandboxReply, build_request, read_guarantees, read_reply
+from sandbox.supervisor.files import plain_names
+
+_CONNECT_S = 10.0
+# A run waits for its turn at the server, and its answer for the network.
+_MARGIN_S = 60.0
+_NOT_BEGUN = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_BUSY = frozenset({429, 503})
+_RETRY_S = 1.0
+_LONGEST_RETRY_S = 10.0
+_REMEDIES: Mapping[int, str] = {
+    401: "give a token of that server (remote:URL?token_file=PATH)",
+    403: "the token needs the role play",
+    404: "that server runs no programs: start it with --sandbox",
+    413: "its settings max_request_bytes and max_reply_bytes bound what is sent and answered",
+}
+
+
+class RemoteSandbox:
+    """A back-end; see `Sandbox`.
+
+    What was not begun is tried again, and what a server refuses for want of room is asked for again when it says. A
+    connection that breaks while a program runs is answered by one more attempt: a run leaves nothing behind.
+
+    Args:
+        url: Of the server.
+        token: That it knows.
+        token_file: Holds the token, instead.
+        patience_s: How long a run waits for a server that is away or has no room.
+    """
+
+    name = "remote"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        token_file: str | Path | None = None,
+        patience_s: float = 60.0,
+    ) -> None:
+        if token_file is not None:
+            try:
+                token = Path(token_file).read_text(encoding="utf-8").strip()
+            except OSError as error:
+                raise SandboxUnavailableError(f"the token of {url} cannot be read: {error}") from error
+        self._url = url.rstrip("/")
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._patience_s = patience_s
+        # As many at once as there are threads that ask; the server says how many it takes.
+        self._limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
+        self._client = self._connect()
+        self._seen: Guarantees | None = None
+        self.claims: Guarantees
+
+    def run(
+        self,
+        program: Program,
+        *,
+        files: Mapping[str, bytes] = {},
+        stdin: bytes = b"",
+        limits: Limits = DEFAULT_LIMITS,
+        collect: Iterable[str] = (),
+    ) -> RunResult:
+        """Run a program to its end; see `Sandbox`."""
+        body = build_request(program, files, stdin, limits, plain_names(collect))
+        seconds = limits.wall_seconds + limits.compile_seconds + self._patience_s + _MARGIN_S
+        try:
+            answer = self._ask("POST", "/run_code", body, seconds)
+            return read_reply(answer)
+        except (_NotAnsweredError, ValueError) as error:
+            return RunResult(outcome=Outcome.SANDBOX_ERROR, detail=f"the sandbox at {self._url}: {error}")
+
+    def open_session(
+        self, program: Program, *, files: Mapping[str, bytes] = {}, limits: Limits = DEFAULT_LIMITS
+    ) -> RemoteSession:
+        """Start a program that is spoken to; see `Sandbox`.
+
+        Raises:
+            SandboxUnavailableError: If it cannot be started.
+        """
+        body = build_request(program, files, b"", limits, ())
+        return open_remote_session(self._url, self._headers, body, limits.wall_seconds)
+
+    def probe(self) -> Guarantees:
+        """Ask what the server's own probe has seen, and run a control program; see `Sandbox`."""
+        if self._seen is None:
+            try:
+                told = SandboxReply.model_validate(self._ask("GET", "/v1/sandbox", None, _MARGIN_S))
+                self.claims = read_guarantees(told.guarantees)
+            except (_NotAnsweredError, ValueError) as error:
+                raise SandboxUnavailableError(f"remote does not work here: {self._url}: {error}") from error
+            self._seen = probe(self)
+        return self._seen
+
+    def remedy(self, reason: str) -> str:
+        """Return what an operator can do where it does not work for this reason."""
+        return f"Look at the log of the server at {self._url}"
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+        self._client = self._connect()
+
+    def _connect(self) -> httpx.Client:
+        return httpx.Client(headers=self._headers, limits=self._limits)
+
+    def _ask(self, method: str, path: str, body: Any, seconds: float) -> Any:
+        """Ask, and ask again where that is safe.
+
+        Raises:
+            _NotAnsweredError: If there is no good answer.
+        """
+        give_up_at = time.monotonic() + self._patience_s
+        attempts_left = 2
+        timeout = httpx.Timeout(seconds, connect=_CONNECT_S)
+        while True:
+            pause = _RETRY_S
+            try:
+                answer = self._client.request(method, self._url + path, json=body, timeout=timeout)
+            except _NOT_BEGUN as error:
+                reason = f"it cannot be reached: {error}"
+            except httpx.TimeoutException as error:
+                raise _NotAnsweredError("it did not answer in time") from error
+            except httpx.TransportError as error:
+                attempts_left -= 1
+                reason = f"the connection broke: {error}"
+                if attempts_left == 0:
+                    raise _NotAnsweredError(reason) from error
+                # What ended the server may have been this program: it is not tried on and on.
+                continue
+            else:
+                if answer.status_code == 200:
+                    return _content(answer)
+                reason = _explain(answer)
+                if answer.status_code not in _BUSY:
+                    raise _NotAnsweredError(reason)
+                with contextlib.suppress(ValueError):
+                    pause = float(answer.headers.get("retry-after", pause))
+            pause = min(pause, _LONGEST_RETRY_S)
+            if time.monotonic() + pause > give_up_at:
+                raise _NotAnsweredError(reason)
+            time.sleep(pause)
+
+
+class _NotAnsweredError(Exception):
+    """There is no good answer; the text says why."""
+
+
+def _content(answer: httpx.Response) -> Any:
+    try:
+        return answer.json()
+    except ValueError as error:
+        raise _NotAnsweredError("it answered something that is no JSON") from error
+
+
+def _explain(answer: httpx.Response) -> str:
+    try:
+        told = answer.json()
+        detail = str(told["detail"])
+    except (ValueError, KeyError, TypeError):
+        detail = "no reason was given"
+    remedy = _REMEDIES.get(answer.status_code)
+    return f"HTTP {answer.status_code}: {detail}" + (f"; {remedy}" if remedy else "")
