@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from env_server.token_file import add_token
+from env_server.token_file import Quota, add_token
 
 _OWNER = 0o600
 _ANYBODY = 0o644
@@ -22,11 +22,13 @@ def make_tokens(root: Path) -> bool:
     # Moved to its place last: what was interrupted is begun anew.
     gateway = root / "gateway" / "new.yaml"
     nodes = root / "nodes" / "tokens.yaml"
-    for unfinished in (gateway, nodes):
+    sandbox = root / "sandbox" / "tokens.yaml"
+    for unfinished in (gateway, nodes, sandbox):
         unfinished.unlink(missing_ok=True)
     _keep(root / "trainer" / "token", add_token(gateway, "trainer", ["play"]))
     _keep(root / "nodes" / "register", add_token(gateway, "nodes", ["register"]))
     _keep(root / "nodes" / "play", add_token(nodes, "gateway", ["play"]))
+    _keep(root / "nodes" / "sandbox", add_token(sandbox, "nodes", ["play"], Quota(max_runs=1024)))
     _keep(root / "registrar" / "token", add_token(gateway, "registrar", ["register"]))
     # The image of Prometheus has a user of its own, and no other container has this directory.
     _keep(root / "prometheus" / "gateway", add_token(gateway, "prometheus", ["admin"]), _ANYBODY)

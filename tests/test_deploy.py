@@ -13,6 +13,7 @@ from deploy.make_tokens import make_tokens
 from env_server.auth import Caller, Tokens
 from env_server.configuration import load_settings
 from env_server.token_file import add_token
+from sandbox.containers.seccomp import build_profile
 
 ROOT = Path(__file__).parents[1]
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
@@ -28,7 +29,7 @@ def test_an_image_is_built_from_all_packages_and_from_nothing_else():
     assert {"pyproject.toml", "README.md", "LICENSE"} <= let_through
 
 
-@pytest.mark.parametrize("name", ["gateway", "node"])
+@pytest.mark.parametrize("name", ["gateway", "node", "sandbox/server"])
 def test_the_settings_of_the_fleet_are_settings(name):
     settings = load_settings({}, ROOT / "deploy" / f"{name}.yaml")
     assert (settings.host, settings.port) == ("0.0.0.0", 8000)
@@ -36,7 +37,7 @@ def test_the_settings_of_the_fleet_are_settings(name):
 
 
 def test_tokens_are_made_once_and_each_opens_what_it_is_for(tmp_path):
-    for name in ("gateway", "nodes", "registrar", "prometheus", "trainer"):
+    for name in ("gateway", "nodes", "registrar", "prometheus", "sandbox", "trainer"):
         (tmp_path / name).mkdir()
     # What an interrupted start has left.
     add_token(tmp_path / "nodes" / "tokens.yaml", "gateway", ["play"])
@@ -49,7 +50,7 @@ def test_tokens_are_made_once_and_each_opens_what_it_is_for(tmp_path):
             for path, token in made.items()
             if (caller := _caller(tmp_path / server / "tokens.yaml", token)) is not None
         }
-        for server in ("gateway", "nodes")
+        for server in ("gateway", "nodes", "sandbox")
     }
     assert holders == {
         "gateway": {
@@ -59,9 +60,10 @@ def test_tokens_are_made_once_and_each_opens_what_it_is_for(tmp_path):
             "prometheus/gateway": ("admin",),
         },
         "nodes": {"nodes/play": ("play",), "prometheus/nodes": ("admin",)},
+        "sandbox": {"nodes/sandbox": ("play",)},
     }
     assert sorted(made) == sorted(
-        [*holders["gateway"], *holders["nodes"], "gateway/tokens.yaml", "nodes/tokens.yaml"]
+        path for server, known in holders.items() for path in (*known, f"{server}/tokens.yaml")
     )
     readable = {path for path in made if (tmp_path / path).stat().st_mode & 0o077}
     assert readable == {"prometheus/gateway", "prometheus/nodes"}
@@ -86,7 +88,7 @@ def test_every_file_that_the_fleet_mounts_exists():
 
 
 def test_containers_have_longer_to_stop_than_servers_have_to_drain():
-    for service, name in (("gateway", "gateway"), ("environments", "node")):
+    for service, name in (("gateway", "gateway"), ("environments", "node"), ("sandbox", "sandbox/server")):
         drain_s = load_settings({}, ROOT / "deploy" / f"{name}.yaml").drain_grace_s
         assert int(COMPOSE["services"][service]["stop_grace_period"].removesuffix("s")) > drain_s + 10
 
@@ -110,3 +112,27 @@ def test_the_dashboard_is_drawn_from_the_provisioned_data_source():
     assert set(COMPOSE["services"]["grafana"]["networks"]) & set(
         COMPOSE["services"]["prometheus"]["networks"]
     )
+
+
+def test_no_container_may_speak_to_docker():
+    for service in COMPOSE["services"].values():
+        assert not any("docker" in volume for volume in service.get("volumes", ()))
+        assert "privileged" not in service
+
+
+def test_the_sandbox_has_the_seccomp_profile_that_the_package_makes():
+    file = ROOT / "deploy" / "sandbox" / "seccomp.json"
+    assert json.loads(file.read_text()) == build_profile(namespaces=True), (
+        "python -m sandbox.containers.seccomp > deploy/sandbox/seccomp.json"
+    )
+    assert f"seccomp:./{file.relative_to(ROOT)}" in COMPOSE["services"]["sandbox"]["security_opt"]
+
+
+def test_nodes_ask_the_sandbox_of_the_fleet():
+    node = load_settings({}, ROOT / "deploy" / "node.yaml")
+    assert node.sandbox == "remote:http://sandbox:8000?token_file=/run/tokens/sandbox"
+    assert not node.runs_code
+    served = load_settings({}, ROOT / "deploy" / "sandbox" / "server.yaml")
+    assert (served.sandbox, served.runs_code, served.builtin) == ("namespaces", True, False)
+    shared = set(COMPOSE["services"]["sandbox"]["networks"])
+    assert shared < set(COMPOSE["services"]["environments"]["networks"])

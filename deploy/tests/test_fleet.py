@@ -7,12 +7,13 @@ import httpx
 import pytest
 
 from deploy.tests.fleet import Fleet, eventually
+from envs.registry import builtin_environments
 from rollgym import RemoteEnv
 from tests.support.processes import read_lines, start_training, train
 
 TRAINING = str(Path(__file__).with_name("training.yaml"))
-SERVICES = ("gateway", "environments", "guess", "guess-registration", "prometheus")
-OURS = ("FrozenLake-v0", "Sokoban-v0", "Arithmetic-v0")
+SERVICES = ("gateway", "environments", "sandbox", "guess", "guess-registration", "prometheus")
+OURS = tuple(builtin_environments())
 
 
 def test_the_gateway_offers_what_nodes_and_third_parties_have(fleet: Fleet) -> None:
@@ -107,6 +108,7 @@ def test_only_what_a_person_uses_is_published_and_only_to_this_machine(fleet: Fl
     assert published == {
         "gateway": ["127.0.0.1"],
         "environments": [],
+        "sandbox": [],
         "guess": [],
         "guess-registration": [],
         "prometheus": ["127.0.0.1"],
@@ -117,7 +119,8 @@ def test_nodes_and_third_parties_see_the_gateway_and_nothing_else(fleet: Fleet) 
     networks = {service: set(fleet.networks(fleet.containers(service)[0])) for service in SERVICES}
     assert networks == {
         "gateway": {"published", "nodes", "third-parties"},
-        "environments": {"nodes"},
+        "environments": {"nodes", "programs"},
+        "sandbox": {"programs"},
         "guess": {"third-parties"},
         "guess-registration": {"third-parties"},
         "prometheus": {"nodes", "monitoring"},
@@ -126,7 +129,7 @@ def test_nodes_and_third_parties_see_the_gateway_and_nothing_else(fleet: Fleet) 
     outside = socket.gethostbyname("pypi.org")
     connect = f"import socket; socket.create_connection(('{outside}', 443), timeout=3)"
     fleet.inside(fleet.containers("gateway")[0], "python", "-c", connect)
-    for service in ("environments", "guess-registration"):
+    for service in ("environments", "sandbox", "guess-registration"):
         with pytest.raises(AssertionError, match=r"(Network is unreachable|timed out)"):
             fleet.inside(fleet.containers(service)[0], "python", "-c", connect)
 
@@ -140,7 +143,8 @@ def test_each_token_opens_what_it_is_for(fleet: Fleet) -> None:
     )
     assert answer.status_code == 403
     node = fleet.containers("environments")[0]
-    assert sorted(fleet.inside(node, "ls", "/run/tokens").split()) == ["play", "register", "tokens.yaml"]
+    known = ["play", "register", "sandbox", "tokens.yaml"]
+    assert sorted(fleet.inside(node, "ls", "/run/tokens").split()) == known
     gateway = fleet.containers("gateway")[0]
     assert fleet.inside(gateway, "ls", "/run/tokens").split() == ["tokens.yaml"]
     # A node's token registers environments, and plays nothing.
