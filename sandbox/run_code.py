@@ -26,6 +26,7 @@ class RunCodeLimits(BaseModel):
     """Limits that SandboxFusion has no words for; what is unset is as the server has it."""
 
     model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     cpu_seconds: Seconds | None = None
     pids: int | None = Field(None, ge=1, le=1024)
@@ -38,6 +39,8 @@ class RunCodeLimits(BaseModel):
 
 class RunCodeRequest(BaseModel):
     """A program to run. `arguments`, `stdin_base64` and `limits` are ours."""
+
+    model_config = ConfigDict(strict=True)
 
     code: str
     language: Language
