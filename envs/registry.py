@@ -6,6 +6,7 @@ _BUILTIN = (
     EnvironmentSpec("FrozenLake-v0", "envs.frozen_lake:FrozenLakeEnv", 100),
     EnvironmentSpec("Sokoban-v0", "envs.sokoban.environment:SokobanEnv", 120),
     EnvironmentSpec("Arithmetic-v0", "envs.verifiers.arithmetic:ArithmeticEnv", 1),
+    EnvironmentSpec("CodeTests-v0", "envs.verifiers.code_tests:CodeTestsEnv", 1),
 )
 
 

@@ -1,0 +1,113 @@
+"""The lines that a program's own server writes: one answer to each request."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from envs.code.inside import values
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one request.
+
+    Attributes:
+        status: `answered`, `ended`, `late`, `flooded`, or `missing`.
+        reply: What was answered, as the program's process wrote it.
+        exit: The exit code of a program that ended; negative for a signal.
+        output: What it wrote.
+        errors: The end of what it wrote as errors.
+    """
+
+    status: str
+    reply: str = ""
+    exit: int | None = None
+    output: str = ""
+    errors: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a call came to: a value, or why there is none.
+
+    Attributes:
+        value: The answer, where there is one.
+        failure: In a few words; empty where there is an answer.
+        unloadable: Whether the program could not even be loaded.
+    """
+
+    value: Any = None
+    failure: str = ""
+    unloadable: bool = False
+
+
+MISSING = Answer("missing")
+GIVEN_UP = Answer("given up")
+
+
+def read_answers(output: bytes, count: int) -> list[Answer]:
+    """Return the answer to each request, by number.
+
+    Whatever a program may have written in between is left out, and what is answered twice is not answered.
+    """
+    found: dict[int, Answer] = {}
+    for line in output.split(b"\n"):
+        answer = _read(line)
+        if answer is not None and 0 <= answer[0] < count:
+            found[answer[0]] = Answer("doubled") if answer[0] in found else answer[1]
+    return [found.get(number, MISSING) for number in range(count)]
+
+
+def _read(line: bytes) -> tuple[int, Answer] | None:
+    try:
+        data = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(data, dict) or type(data.get("id")) is not int:
+        return None
+    texts = {name: data.get(name, "") for name in ("status", "reply", "output", "errors")}
+    code = data.get("exit")
+    if any(type(each) is not str for each in texts.values()) or (code is not None and type(code) is not int):
+        return None
+    return data["id"], Answer(exit=code, **texts)
+
+
+def result_of(answer: Answer) -> Result:
+    """Return the value that a call answered with, or why there is none."""
+    if answer.status != "answered":
+        return Result(failure=_ENDS.get(answer.status, _ended(answer)))
+    try:
+        reply = values.read_json(answer.reply)
+        if isinstance(reply, Mapping) and "dict" not in reply:
+            return _raised(reply)
+        told = values.build(reply)
+    except values.ValueRefusedError as error:
+        return Result(failure=f"the answer is no value: {error}")
+    if not isinstance(told, dict) or "value" not in told:
+        return Result(failure="the answer is of no known form")
+    return Result(value=told["value"])
+
+
+def _raised(reply: Mapping[str, Any]) -> Result:
+    names: Sequence[Any] = reply.get("raised") or ["an answer that is no plain value"]
+    text = str(reply.get("text") or reply.get("refused") or "")[:200]
+    name = str(names[0])[:50] if isinstance(names, list) and names else "?"
+    return Result(failure=f"{name}: {text}".strip(": "), unloadable=reply.get("loading") is True)
+
+
+def _ended(answer: Answer) -> str:
+    if answer.exit is not None and answer.exit < 0:
+        return f"the program was ended by signal {-answer.exit}"
+    last = answer.errors.strip().rpartition("\n")[2][:200]
+    return f"the program ended with exit code {answer.exit}{': ' + last if last else ''}"
+
+
+_ENDS = {
+    "late": "the time was over",
+    "given up": "not run, since other tests ran out of time",
+    "flooded": "the answer is too large",
+    "missing": "there is no answer",
+    "doubled": "there are two answers",
+}

@@ -1,0 +1,164 @@
+"""Tests that are run: in a sandbox of their own, with the program in another one, and us in between."""
+
+import json
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from envs.code.answers import MISSING, read_answers
+from envs.code.bundle import program
+from envs.code.faults import GraderFaultError, raise_faults
+from envs.code.inside import values
+from envs.code.inside.proxies import UNLOADABLE
+from envs.code.suites import Script, Suite
+from envs.code.verdicts import Checked
+from sandbox.base import Sandbox, SandboxSession
+from sandbox.limits import Limits
+
+_LONGEST_LINE = 2 * values.MAX_CHARACTERS
+_EVALUATION = Limits(wall_seconds=20.0, output_kb=16 * 1024)
+_MARGIN_SECONDS = 5.0
+
+
+class Lines:
+    """A session that is spoken to in lines.
+
+    Args:
+        session: The session.
+        deadline: When to give up, on the monotonic clock.
+    """
+
+    def __init__(self, session: SandboxSession, deadline: float) -> None:
+        self._session = session
+        self._deadline = deadline
+        self._held = bytearray()
+
+    def send(self, data: Any) -> bool:
+        """Send a line; tell whether there was somebody to take it."""
+        try:
+            self._session.write(json.dumps(data).encode() + b"\n")
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> bytes:
+        """Return the next line; nothing if there is none to come."""
+        while b"\n" not in self._held:
+            left = self._deadline - time.monotonic()
+            part = self._session.read(left) if left > 0 else b""
+            if not part or len(self._held) > _LONGEST_LINE:
+                return b""
+            self._held += part
+        line, _, rest = bytes(self._held).partition(b"\n")
+        self._held = bytearray(rest)
+        return line
+
+
+class Conversation:
+    """A program and its tests, each in a sandbox of its own.
+
+    Args:
+        sandbox: Where both run.
+        limits: Of each of them.
+
+    Attributes:
+        rest: What became of cases that have not been reported.
+    """
+
+    def __init__(self, sandbox: Sandbox, limits: Limits) -> None:
+        self._sandbox = sandbox
+        self._limits = limits
+        self._deadline = time.monotonic() + limits.wall_seconds
+        self._sessions: list[SandboxSession] = []
+        self.rest = Checked(False, "the test was not run")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        results = [session.close() for session in self._sessions]
+        if error is None:
+            for result in results:
+                raise_faults(result)
+
+    def hold(self, script: Script, suite: Suite, setup: Mapping[str, Any]) -> dict[int, Checked]:
+        """Run tests; return what became of their cases, by number.
+
+        Raises:
+            GraderFaultError: The tests cannot be run here.
+        """
+        checker = self._start("checker", _orders(script, suite), _MARGIN_SECONDS)
+        candidate = self._start("candidate", setup, 0.0)
+        reports: dict[int, Checked] = {}
+        asked = 0
+        while line := checker.receive():
+            told = values.read_json(line)
+            if "ask" in told:
+                answer = self._pass_on(candidate, told["ask"], asked)
+                asked += 1
+                if not checker.send(answer):
+                    break
+            elif "broken" in told:
+                if not told.get("by_program"):
+                    raise GraderFaultError(f"the item's tests cannot be run: {told['broken']}")
+                why = str(told["broken"])
+                self.rest = Checked(False, why, unloadable=UNLOADABLE in why)
+                return reports
+            elif "unsupported" in told:
+                raise GraderFaultError(f"the item's tests cannot be run: {told['unsupported']}")
+            elif "case" in told:
+                why = str(told.get("why", ""))
+                reports[told["case"]] = Checked(told["passed"] is True, why, unloadable=UNLOADABLE in why)
+            else:
+                break
+        return reports
+
+    def _start(self, name: str, setup: Mapping[str, Any], margin: float) -> Lines:
+        limits = self._limits
+        session = self._sandbox.open_session(program(name), limits=limits)
+        self._sessions.append(session)
+        lines = Lines(session, self._deadline + margin)
+        lines.send(setup)
+        return lines
+
+    def _pass_on(self, candidate: Lines, request: Mapping[str, Any], number: int) -> dict[str, Any]:
+        """Ask the program on behalf of its tests. What it writes is read here, and told anew."""
+        if not candidate.send({**request, "id": number}):
+            return {"status": "gone"}
+        while line := candidate.receive():
+            answer = read_answers(line, number + 1)[number]
+            if answer is not MISSING:
+                return {"status": answer.status, "reply": answer.reply}
+        return {"status": "gone"}
+
+
+def evaluate(sandbox: Sandbox, suite: Suite) -> dict[int, list[Any]]:
+    """Return the arguments and expected values of pairs as they are written, by number, without any program.
+
+    Raises:
+        GraderFaultError: The sandbox failed.
+    """
+    text = json.dumps(_orders(suite.evaluation(), suite)).encode() + b"\n"
+    result = sandbox.run(program("checker"), stdin=text, limits=_EVALUATION)
+    raise_faults(result)
+    found: dict[int, list[Any]] = {}
+    for line in result.stdout.splitlines():
+        told = values.read_json(line)
+        if "pair" in told:
+            found[told["pair"]] = told["values"]
+    return found
+
+
+def _orders(script: Script, suite: Suite) -> dict[str, Any]:
+    return {
+        "before": script.before,
+        "names": script.names,
+        "units": script.units,
+        "functions": script.functions,
+        "shared": suite.shared,
+        "classes": sorted(suite.classes),
+        "allows_nan": suite.mentions_nan,
+    }

@@ -1,0 +1,75 @@
+"""The program in a response: the last fenced block of its language, outside the think tags."""
+
+import re
+from dataclasses import dataclass
+
+from sandbox.program import Language
+
+_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL | re.IGNORECASE)
+_END_OF_THINKING = re.compile(r"</think>", re.IGNORECASE)
+_FENCE = re.compile(r"^[ ]{0,3}(`{3,}|~{3,})[ \t]*([^\s`{]*)[^`]*$")
+# Hardly any program has none of these, and most other texts that are short have none: they need no sandbox.
+_PROGRAM = re.compile(r"\b(?:def|return|import|include|print|class|lambda|for|while|yield|pass)\b|[=(]")
+_NAMES: dict[Language, frozenset[str]] = {
+    "python": frozenset({"python", "py", "python3", "python2", "pypy", "pypy3"}),
+    "bash": frozenset({"bash", "sh", "shell", "console", "zsh"}),
+    "cpp": frozenset({"cpp", "c++", "cc", "cxx"}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Extracted:
+    """A program as it stood in a response.
+
+    Attributes:
+        code: Its text.
+        fenced: Whether it stood in a fence; otherwise it is the whole response.
+    """
+
+    code: str
+    fenced: bool
+
+
+def spoken(response: str) -> str:
+    """Return what stands outside the think tags; an opening tag may stand in the prompt already."""
+    text = _THINKING.sub("", response)
+    return _END_OF_THINKING.split(text)[-1]
+
+
+def extract(response: str, language: Language) -> Extracted | None:
+    """Return the program of a response.
+
+    It is the last block that names the language, else the last that names none. A block that is never closed ends
+    with the response. A response without any fence is a program as a whole, if it has anything of one; None if it has
+    not, or has only blocks of other languages.
+    """
+    # Half a surrogate pair is no text that a program could be written in.
+    text = spoken(response).encode(errors="replace").decode()
+    blocks = fenced_blocks(text)
+    if not blocks:
+        return Extracted(text, False) if _PROGRAM.search(text) else None
+    for names in (_NAMES[language], frozenset({""})):
+        mine = [code for name, code in blocks if name in names]
+        if mine:
+            return Extracted(mine[-1], True)
+    return None
+
+
+def fenced_blocks(text: str) -> list[tuple[str, str]]:
+    """Return the fenced blocks of a text, each with the name of its language in lower case."""
+    blocks: list[tuple[str, str]] = []
+    mark, name = "", ""
+    lines: list[str] = []
+    for line in text.splitlines(keepends=True):
+        fence = _FENCE.match(line.rstrip("\r\n"))
+        if not mark:
+            if fence:
+                mark, name, lines = fence.group(1), fence.group(2).lower(), []
+        elif fence and not fence.group(2) and fence.group(1).startswith(mark):
+            blocks.append((name, "".join(lines)))
+            mark = ""
+        else:
+            lines.append(line)
+    if mark:
+        blocks.append((name, "".join(lines)))
+    return blocks

@@ -1,0 +1,214 @@
+"""Grades a program: inputs go into the sandbox, answers come out, and are compared here.
+
+What is expected never enters the sandbox that the program runs in. Tests that are data are graded in one run, each in
+a process of its own; tests that have to be run are run in a second sandbox, where the program is only a name for calls
+that go out and values that come back.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from envs.code.answers import Answer, Result, result_of
+from envs.code.bounds import Bounds
+from envs.code.comparing import holds, same, same_approximately, same_stream
+from envs.code.conversation import Conversation, evaluate
+from envs.code.faults import GraderFaultError
+from envs.code.inside import values
+from envs.code.item import Item, ItemError, Reference, sent_arguments
+from envs.code.memory import Remembered
+from envs.code.runs import Calls, Runs, Units
+from envs.code.suites import Suite
+from envs.code.verdicts import Checked
+from sandbox.base import Sandbox
+
+_SHOWN = 500
+
+
+class Grader:
+    """Grades programs in a sandbox.
+
+    Args:
+        sandbox: Where they run.
+        bounds: What they may use, unless an item says otherwise.
+    """
+
+    def __init__(self, sandbox: Sandbox, bounds: Bounds) -> None:
+        self._sandbox = sandbox
+        self._bounds = bounds
+        self._known: Remembered[Mapping[int, Any]] = Remembered()
+
+    def grade(self, item: Item, code: str, only: Sequence[int] | None = None) -> list[Checked]:
+        """Run the tests of an item, and return what became of each of them.
+
+        Args:
+            item: The item.
+            code: The program.
+            only: The numbers of the tests to run; all if None. The others are not passed.
+
+        Raises:
+            GraderFaultError: The sandbox failed, or the item's own tests cannot be run.
+        """
+        bounds = replace(
+            self._bounds,
+            seconds=max(self._bounds.seconds, item.seconds or 0.0),
+            memory_mb=item.memory_mb or self._bounds.memory_mb,
+        )
+        runs = Runs(self._sandbox, bounds)
+        wanted = sorted(range(item.tests) if only is None else only)
+        try:
+            if item.suite is not None:
+                found = self._by_suite(runs, item, item.suite, code, frozenset(wanted))
+            elif item.reference is not None:
+                found = self._by_reference(runs, item, item.reference, code, wanted)
+            elif item.streams:
+                found = _by_streams(runs, item, code, wanted)
+            else:
+                found = _by_calls(runs, item, code, wanted)
+        except ItemError as error:
+            raise GraderFaultError(str(error)) from None
+        return [found.get(number, Checked(False, "the test was not run")) for number in range(item.tests)]
+
+    def _by_suite(
+        self, runs: Runs, item: Item, suite: Suite, code: str, wanted: frozenset[int]
+    ) -> dict[int, Checked]:
+        known = self._values_of(suite)
+        pairs = {pair.number: pair for pair in suite.pairs if pair.test in wanted}
+        names = {suite.candidate: item.entry or ""}
+        calls: Calls = {
+            number: (names.get(pair.assertion.name, pair.assertion.name), known[number][0], known[number][1])
+            for number, pair in pairs.items()
+            if number in known
+        }
+        parts: dict[int, list[Checked]] = {}
+        for number, result in runs.calls(_units(item, code), calls).items():
+            right = holds(pairs[number].assertion.relation, known[number][2], result.value)
+            parts.setdefault(pairs[number].test, []).append(_of_result(result, right))
+        unknown = frozenset(pairs) - known.keys()
+        cases = {number: test for number, test in suite.cases.items() if test in wanted}
+        cases |= {number: pairs[number].test for number in unknown}
+        if cases:
+            setup = runs.setup(_units(item, code), "solution")
+            with Conversation(self._sandbox, runs.limits()) as talk:
+                reports = talk.hold(suite.checking(unknown), suite, setup)
+            for number, test in cases.items():
+                parts.setdefault(test, []).append(reports.get(number, talk.rest))
+        return {
+            test: next((each for each in checked if not each.passed), Checked(True))
+            for test, checked in parts.items()
+        }
+
+    def _values_of(self, suite: Suite) -> dict[int, tuple[Any, ...]]:
+        """Return the arguments and the expected value of the pairs, as far as they can be known."""
+        literal = {pair.number: pair.assertion.literal() for pair in suite.pairs}
+        known = {
+            number: found for number, found in literal.items() if found is not None and _can_be_sent(found)
+        }
+        if len(known) < len(literal):
+            script = suite.evaluation()
+            content = json.dumps([script.before, script.units, script.functions]).encode()
+            written = self._known.get(content, lambda: evaluate(self._sandbox, suite))
+            # Built anew each time: an iterator can be passed on only once.
+            known |= {
+                number: tuple(values.build(each) for each in parts)
+                for number, parts in written.items()
+                if number not in known
+            }
+        return known
+
+    def _by_reference(
+        self, runs: Runs, item: Item, reference: Reference, code: str, wanted: Sequence[int]
+    ) -> dict[int, Checked]:
+        calls: Calls = {number: (reference.name, args, {}) for number, args in enumerate(reference.inputs)}
+
+        def expected() -> Mapping[int, Any]:
+            results = runs.calls([("reference", reference.source)], calls)
+            failed = next((result.failure for result in results.values() if result.failure), "")
+            if failed:
+                raise GraderFaultError(f"the item's canonical solution fails its own inputs: {failed}")
+            return {number: result.value for number, result in results.items()}
+
+        content = json.dumps([reference.source, values.plain(list(reference.inputs))]).encode()
+        answers = self._known.get(content, expected)
+
+        def right(number: int, value: Any) -> bool:
+            if reference.tolerance is not None:
+                return same_approximately(answers[number], value, reference.tolerance)
+            return same(answers[number], value)
+
+        return _judged(runs, item, code, {number: calls[number] for number in wanted}, right)
+
+
+def _by_calls(runs: Runs, item: Item, code: str, wanted: Sequence[int]) -> dict[int, Checked]:
+    def right(number: int, value: Any) -> bool:
+        return any(same(each, value, loose=item.loose) for each in item.calls[number].accepted)
+
+    calls: Calls = {number: (item.calls[number].name, item.calls[number].args, {}) for number in wanted}
+    return _judged(runs, item, code, calls, right)
+
+
+def _by_streams(runs: Runs, item: Item, code: str, wanted: Sequence[int]) -> dict[int, Checked]:
+    inputs = {number: item.streams[number].stdin for number in wanted}
+    answers = runs.programs(item.language, code, inputs)
+    return {number: _of_stream(item.streams[number].accepted, answer) for number, answer in answers.items()}
+
+
+def _judged(
+    runs: Runs, item: Item, code: str, calls: Calls, right: Callable[[int, Any], bool]
+) -> dict[int, Checked]:
+    results = runs.calls(_units(item, code), calls)
+    return {
+        number: _of_result(result, not result.failure and right(number, result.value))
+        for number, result in results.items()
+    }
+
+
+def _units(item: Item, code: str) -> Units:
+    """Return what is loaded, one after the other, as the program."""
+    if item.prompt and item.entry is not None and not defines(code, item.entry):
+        return [("program", f"{item.prompt}{code}")]
+    return [("before", item.before), ("program", code)] if item.before else [("program", code)]
+
+
+def defines(code: str, name: str) -> bool:
+    """Tell whether a program seems to define a name at its top."""
+    starts = (f"def {name}", f"async def {name}", f"class {name}", f"{name} ", f"{name}=", f"{name}:")
+    return any(line.startswith(starts) for line in code.splitlines())
+
+
+def _can_be_sent(found: tuple[Any, ...]) -> bool:
+    try:
+        sent_arguments(found[0])
+    except ItemError:
+        return False
+    return True
+
+
+def shown(value: Any) -> str:
+    """Return a value as a short text."""
+    try:
+        return repr(value)[:_SHOWN]
+    except ValueError:
+        # Python writes out no number of more than a few thousand digits.
+        return "a value with a very large number in it"
+
+
+def _of_result(result: Result, right: bool) -> Checked:
+    if result.failure:
+        return Checked(False, result.failure, unloadable=result.unloadable)
+    return (
+        Checked(True, answer=shown(result.value))
+        if right
+        else Checked(False, "wrong answer", shown(result.value))
+    )
+
+
+def _of_stream(accepted: Sequence[str], answer: Answer) -> Checked:
+    if answer.status != "ended" or answer.exit != 0:
+        return Checked(
+            False, result_of(answer).failure, answer.output[:_SHOWN], "SyntaxError" in answer.errors
+        )
+    if same_stream(accepted, answer.output):
+        return Checked(True, answer=answer.output[:_SHOWN])
+    return Checked(False, "wrong answer", answer.output[:_SHOWN])

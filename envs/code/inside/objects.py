@@ -1,0 +1,159 @@
+"""What may be asked of a loaded program: to call, and to do things with the objects that its calls have made."""
+
+import builtins
+import json
+import operator
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from envs.code.inside import execution, values
+
+CALLBACK = "callback"
+"""The kind of a stand-in for a function of the tests."""
+_TEXT = 300
+_OPERATIONS: Mapping[str, Callable[..., Any]] = {
+    "getattr": getattr,
+    "setattr": setattr,
+    "delattr": delattr,
+    "call": lambda called, *args, **kwargs: called(*args, **kwargs),
+    "len": len,
+    "iter": iter,
+    "next": next,
+    "str": str,
+    "repr": repr,
+    "bool": bool,
+    "hash": hash,
+    "abs": abs,
+    "int": int,
+    "float": float,
+    "round": round,
+    "contains": operator.contains,
+    "getitem": operator.getitem,
+    "setitem": operator.setitem,
+    "delitem": operator.delitem,
+    "eq": operator.eq,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "truediv": operator.truediv,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+    "matmul": operator.matmul,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "neg": operator.neg,
+    "pos": operator.pos,
+    "invert": operator.invert,
+    "enter": lambda manager: manager.__enter__(),
+    "exit": lambda manager: manager.__exit__(None, None, None),
+    "unlike": lambda one: one == values.Remote(0, "nothing like it"),
+}
+
+
+class World:
+    """A loaded program and the objects that were shown of it.
+
+    Args:
+        module: The program.
+        exchange: Says a line to whoever asks, and returns the next line.
+    """
+
+    def __init__(self, module: types.ModuleType, exchange: Callable[[str], str]) -> None:
+        self._module = module
+        self._exchange = exchange
+        self._kept: list[Any] = []
+
+    def do(self, request: Mapping[str, Any]) -> str:
+        """Do as asked and return the answer as text."""
+        if "name" in request:
+            return values.dump(self._look_up(request["name"]))
+        if "execute" in request:
+            return values.dump(execution.execute(request["execute"], self._module.__dict__))
+        args = self._built(request["args"])
+        kwargs = self._built(request.get("kwargs", {"dict": []}))
+        if "call" in request:
+            result = self._function(request["call"])(*args, **kwargs)
+            if isinstance(result, types.CoroutineType):
+                result = _awaited(result)
+        else:
+            result = _OPERATIONS[request["operate"]](*args, **kwargs)
+        keep = self._keep if request.get("keep") else None
+        answer: dict[str, Any] = {"value": result}
+        if request.get("changes"):
+            changed = {
+                number: value
+                for number, (value, before) in enumerate(zip(args, request["args"], strict=True))
+                if isinstance(value, list | dict | set | bytearray) and values.plain(value, keep) != before
+            }
+            answer["changed"] = changed
+        return values.dump(answer, keep)
+
+    def _built(self, data: Any) -> Any:
+        return values.build(data, self._found)
+
+    def _found(self, remote: values.Remote) -> Any:
+        number = values.Remote.number_of(remote)
+        if values.Remote.kind_of(remote) != CALLBACK:
+            return self._kept[number]
+
+        def call_back(*args: Any, **kwargs: Any) -> Any:
+            asked = {"callback": number, "args": list(args), "kwargs": kwargs}
+            answer = json.loads(self._exchange(values.dump(asked, self._keep)))
+            if "value" in answer:
+                return self._built(answer["value"])
+            raise getattr(builtins, answer["raised"], RuntimeError)(answer["text"])
+
+        return call_back
+
+    def _keep(self, value: Any) -> values.Remote:
+        self._kept.append(value)
+        return values.Remote(len(self._kept) - 1, type(value).__name__)
+
+    def _look_up(self, name: str) -> dict[str, Any]:
+        found = getattr(self._module, name)
+        if isinstance(found, type):
+            return {"class": _names(found), "error": issubclass(found, BaseException)}
+        if callable(found):
+            return {"function": name}
+        return {"value": found}
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        """Return what is called: a function of the program, or a method of its class Solution."""
+        found = getattr(self._module, name, None)
+        solution = getattr(self._module, "Solution", None)
+        if found is None and isinstance(solution, type) and hasattr(solution, name):
+            found = getattr(solution(), name)
+        if found is None:
+            raise AttributeError(f"the program defines no {name}")
+        called: Callable[..., Any] = found
+        return called
+
+
+def described(error: BaseException) -> dict[str, Any]:
+    """Say what was raised: the names of its classes and its text, with nothing of the object itself."""
+    if type(error) in (values.ValueRefusedError, values.TooLargeError):
+        # No exception of the program: a test that expects a ValueError is not met by it.
+        return {"refused": str(error)[:_TEXT]}
+    try:
+        text = str(error)[:_TEXT]
+    except BaseException:  # noqa: BLE001 - the text comes from the program, too
+        text = ""
+    return {"raised": _names(type(error)), "text": str(text)}
+
+
+def _names(kind: type) -> list[str]:
+    return [str(each.__name__) for each in type.mro(kind)][:20]
+
+
+def _awaited(coroutine: Any) -> Any:
+    # Only here: the import is slow, and hardly any program needs it.
+    import asyncio
+
+    return asyncio.run(coroutine)

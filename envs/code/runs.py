@@ -1,0 +1,146 @@
+"""Runs of a program on inputs: they go in together, and the answers come out, each of a process of its own."""
+
+import hashlib
+import json
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envs.code.answers import GIVEN_UP, Answer, Result, read_answers, result_of
+from envs.code.bounds import Bounds, Deadline
+from envs.code.bundle import program
+from envs.code.faults import GraderFaultError, raise_faults
+from envs.code.inside import values
+from envs.code.item import sent_arguments
+from sandbox.base import Sandbox
+from sandbox.limits import Limits
+from sandbox.program import Language, Program
+from sandbox.result import Outcome, RunResult
+
+Units = Sequence[tuple[str, str]]
+"""Sources that are loaded one after the other as one module, each with a file name."""
+Calls = Mapping[int, tuple[str, Sequence[Any], Mapping[str, Any]]]
+"""Calls by number: the function, positional arguments and others."""
+
+_OUTPUT_KB = 16 * 1024
+_START_SECONDS = 5.0
+_LEAST_SECONDS = 0.5
+
+
+class Runs:
+    """Runs a program under the same bounds until a deadline.
+
+    Args:
+        sandbox: Where it runs.
+        bounds: What it may use.
+    """
+
+    def __init__(self, sandbox: Sandbox, bounds: Bounds) -> None:
+        self._sandbox = sandbox
+        self._bounds = bounds
+        self._deadline = Deadline(bounds.total_seconds)
+
+    def limits(self, seconds: float | None = None) -> Limits:
+        """Return limits of a run that takes as long as this, or as long as there is time."""
+        left = max(_LEAST_SECONDS, self._deadline.left)
+        return Limits(
+            wall_seconds=left if seconds is None else min(left, seconds),
+            memory_mb=self._bounds.memory_mb,
+            output_kb=_OUTPUT_KB,
+        )
+
+    def setup(self, units: Units, module: str) -> dict[str, Any]:
+        """Return the first line for what runs the program."""
+        return {
+            "units": units,
+            "module": module,
+            "apart": True,
+            "cpu_seconds": self._bounds.seconds,
+            "wall_seconds": self._bounds.wall_seconds,
+            "patience": self._bounds.patience,
+            "answer_bytes": values.MAX_CHARACTERS,
+        }
+
+    def calls(self, units: Units, calls: Calls) -> dict[int, Result]:
+        """Make calls; return what each came to, by number."""
+        asked = [
+            {"call": name, "args": sent_arguments(args), "kwargs": values.plain(dict(kwargs))}
+            for name, args, kwargs in calls.values()
+        ]
+        answers = self._ask(self.setup(units, "solution"), asked)
+        return {number: result_of(answer) for number, answer in zip(calls, answers, strict=True)}
+
+    def programs(self, language: Language, code: str, inputs: Mapping[int, str]) -> dict[int, Answer]:
+        """Run a program that reads and writes on inputs; return what became of each, by number."""
+        if language != "python":
+            return {number: self._alone(language, code, stdin) for number, stdin in inputs.items()}
+        asked = [{"stdin": stdin} for stdin in inputs.values()]
+        answers = self._ask(self.setup([("program", code)], "__main__"), asked)
+        return dict(zip(inputs, answers, strict=True))
+
+    def _ask(self, setup: Mapping[str, Any], asked: Sequence[Mapping[str, Any]]) -> list[Answer]:
+        """Have a program answer requests, in an order that it cannot know."""
+        if not asked:
+            return []
+        if self._deadline.left < _LEAST_SECONDS:
+            return [GIVEN_UP] * len(asked)
+        order = list(range(len(asked)))
+        content = json.dumps([setup["units"], len(asked)]).encode()
+        random.Random(hashlib.blake2b(content, digest_size=8).digest()).shuffle(order)
+        requests = [{"id": number, "do": asked[number]} for number in order]
+        seconds = _START_SECONDS + len(asked) * self._bounds.wall_seconds
+        result = self._sandbox.run(
+            program("candidate"), stdin=_lines(setup, *requests), limits=self.limits(seconds)
+        )
+        raise_faults(result)
+        if not result.stdout:
+            self._see_that_it_works(setup, result)
+        return read_answers(result.stdout, len(asked))
+
+    def _see_that_it_works(self, setup: Mapping[str, Any], silent: RunResult) -> None:
+        """Tell a program that kept its server from answering from a sandbox in which nothing can answer.
+
+        Raises:
+            GraderFaultError: An empty program gets no answer either.
+        """
+        requests = {"id": 0, "do": {"call": "none", "args": []}}
+        result = self._sandbox.run(
+            program("candidate"),
+            stdin=_lines({**setup, "units": []}, requests),
+            limits=Limits(wall_seconds=_START_SECONDS, memory_mb=self._bounds.memory_mb),
+        )
+        raise_faults(result)
+        if read_answers(result.stdout, 1)[0].status != "answered":
+            said = silent.detail or silent.stderr.decode(errors="replace")
+            raise GraderFaultError(f"programs get no answer out of the sandbox: {said[-300:]}")
+
+    def _alone(self, language: Language, code: str, stdin: str) -> Answer:
+        """Run a program in a language that has no server of ours: a sandbox for each input."""
+        if self._deadline.left < _LEAST_SECONDS:
+            return GIVEN_UP
+        result = self._sandbox.run(
+            Program(language, code),
+            stdin=stdin.encode(errors="replace"),
+            limits=self.limits(self._bounds.wall_seconds),
+        )
+        raise_faults(result)
+        if result.outcome is Outcome.TIME_LIMIT:
+            return Answer("late")
+        if result.stdout_truncated:
+            return Answer("flooded")
+        ended = -result.signal if result.signal is not None else result.exit_code
+        return Answer(
+            "ended",
+            # A program that was not compiled, or that the sandbox ended, has no exit code.
+            exit=1 if ended is None or result.outcome not in _FINISHED else ended,
+            output=result.stdout.decode(errors="replace"),
+            errors=result.stderr.decode(errors="replace") or result.detail,
+        )
+
+
+_FINISHED = frozenset({Outcome.OK, Outcome.NON_ZERO_EXIT})
+
+
+def _lines(*lines: Any) -> bytes:
+    # Of the standard library: it knows numbers of any length.
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)

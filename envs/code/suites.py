@@ -1,0 +1,394 @@
+"""Test code taken apart: what can be told as calls and expected values, and what has to be run."""
+
+import ast
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from envs.code.asserts import Assertion, free_names, split_assertion, uses
+from envs.code.item import ItemError
+
+_Kind = Literal["context", "pair", "case", "bare", "dropped"]
+_MODULE = "solution"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """An assertion with its number and the number of the test that it belongs to."""
+
+    number: int
+    test: int
+    assertion: Assertion
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a checker runs.
+
+    Attributes:
+        before: Sources that the tests' names come from, each with a file name.
+        names: What the program defines, called as functions.
+        units: Sources of the tests.
+        functions: Test functions to run, each with the number of its case.
+    """
+
+    before: Sequence[tuple[str, str]]
+    names: Sequence[str]
+    units: Sequence[tuple[str, str]]
+    functions: Sequence[tuple[int, str]] = ()
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Tests of an item.
+
+    Attributes:
+        tests: How many there are; each is passed or not.
+        pairs: Assertions as data.
+        cases: The test that each case belongs to, by number; a case has to be run.
+        shared: Whether the calls of a case share a process, as those of one pytest function do.
+        evaluation: Makes the script that tells the values of pairs, without any program.
+        checking: Makes the script that runs the cases, and these pairs besides.
+        mentions_nan: Whether the tests know of numbers that are none.
+        classes: What is imported as a class.
+        candidate: What the tests call the item's function.
+        first: The text of the first test.
+    """
+
+    tests: int
+    pairs: Sequence[Pair]
+    cases: dict[int, int]
+    shared: bool
+    evaluation: Callable[[], Script]
+    checking: Callable[[frozenset[int]], Script]
+    mentions_nan: bool
+    classes: frozenset[str] = frozenset()
+    candidate: str = ""
+    first: str = ""
+
+
+@dataclass
+class _Step:
+    kind: _Kind
+    statement: ast.stmt
+    number: int = -1
+    pair: Pair | None = None
+
+
+@dataclass
+class _Numbers:
+    tests: int = 0
+    used: int = 0
+    pairs: list[Pair] = field(default_factory=list)
+    cases: dict[int, int] = field(default_factory=dict)
+
+    def pair(self, statement: ast.stmt, test: int, assertion: Assertion) -> _Step:
+        self.pairs.append(Pair(self.used, test, assertion))
+        self.used += 1
+        return _Step("pair", statement, self.used - 1, self.pairs[-1])
+
+    def case(self, statement: ast.stmt, test: int) -> _Step:
+        self.cases[self.used] = test
+        self.used += 1
+        return _Step("case", statement, self.used - 1)
+
+    def test(self) -> int:
+        self.tests += 1
+        return self.tests - 1
+
+
+def suite_of_check(source: str, entry: str, preamble: str) -> Suite:
+    """Take a `check(candidate)` apart: each of its assertions is a test.
+
+    Args:
+        source: The code with the function.
+        entry: What is checked.
+        preamble: Code whose names the tests may use: helpers that are given, and not the program's.
+
+    Raises:
+        ItemError: It cannot be read, or tests nothing.
+    """
+    tree = parsed(source, "test")
+    check = next(
+        (each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == "check"), None
+    )
+    if check is None or not check.args.args:
+        raise ItemError("the field 'test' defines no function check(candidate)")
+    before = [("preamble", preamble)] if preamble.strip() else []
+    helpers = free_names([tree], [parsed(text, name) for name, text in before]) - {entry}
+    names = frozenset({check.args.args[0].arg, entry, *helpers})
+    numbers = _Numbers()
+    steps = _steps_of_check(check.body, names, numbers)
+    others = [each for each in tree.body if each is not check and not _is_run_of(each, "check")]
+
+    def script(body: list[ast.stmt]) -> list[tuple[str, str]]:
+        made = ast.FunctionDef("check", check.args, body or [ast.Pass()], [], None, None)
+        call = ast.parse(f"check({entry})").body
+        return [("test", _text([*others, made, *call]))]
+
+    return Suite(
+        tests=numbers.tests,
+        pairs=numbers.pairs,
+        cases=numbers.cases,
+        shared=False,
+        candidate=check.args.args[0].arg,
+        first=next((_text([step.statement]) for step in steps if step.kind in ("pair", "case")), ""),
+        evaluation=lambda: Script(before, [entry, *helpers], script(_evaluating(steps))),
+        checking=lambda inline: Script(before, [entry, *helpers], script(_checking(steps, inline))),
+        mentions_nan="nan" in source.lower(),
+    )
+
+
+def suite_of_list(sources: Sequence[str], setup: str) -> Suite:
+    """Take a list of assertions apart: each entry is a test.
+
+    Raises:
+        ItemError: One cannot be read.
+    """
+    trees = [parsed(source, f"test_list[{number}]") for number, source in enumerate(sources)]
+    before = [("setup", setup)] if setup.strip() else []
+    names = free_names(trees, [parsed(text, name) for name, text in before])
+    numbers = _Numbers()
+    entries = [_steps_together(tree.body, names, numbers, numbers.test()) for tree in trees]
+    steps = [step for entry in entries for step in entry]
+    return Suite(
+        tests=numbers.tests,
+        pairs=numbers.pairs,
+        cases=numbers.cases,
+        shared=False,
+        evaluation=lambda: Script(before, (), [("tests", _text(_evaluating(steps)))]),
+        checking=lambda inline: Script(before, sorted(names), [("tests", _text(_checking(steps, inline)))]),
+        mentions_nan=any("nan" in source.lower() for source in sources),
+        first=sources[0].strip() if sources else "",
+    )
+
+
+def suite_of_pytest(source: str, solution: str) -> Suite:
+    """Take a test file apart that imports the program as `solution`: each test function is a test.
+
+    Args:
+        source: The test file.
+        solution: The item's own solution, which tells classes from functions; without one, a name with a capital is
+            taken for a class.
+
+    Raises:
+        ItemError: It cannot be read, or has no test function.
+    """
+    tree = parsed(source, "test")
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == _MODULE
+        for alias in node.names
+    }
+    free = free_names([tree])
+    renamed = any(
+        alias.asname not in (None, alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == _MODULE
+        for alias in node.names
+    )
+    names = frozenset(imported | free)
+    numbers = _Numbers()
+    steps: dict[str, list[_Step]] = {}
+    functions: list[tuple[int, str]] = []
+    module_uses_program = any(
+        uses(each, names) for each in tree.body if not isinstance(each, ast.FunctionDef | ast.ClassDef)
+    )
+    for node in tree.body:
+        for name, function in _test_functions(node):
+            test = numbers.test()
+            plain = name == function.name and not function.decorator_list and not function.args.args
+            if plain and not renamed and not module_uses_program:
+                made = _steps_together(function.body, names, numbers, test)
+                if made[0].kind != "case":
+                    steps[name] = made
+                    continue
+                functions.append((made[0].number, name))
+            else:
+                functions.append((numbers.case(function, test).number, name))
+    if not numbers.tests:
+        raise ItemError("the field 'test' has no test function, such as `def test_it(): assert f(1) == 2`")
+    owners = {step.number: name for name, made in steps.items() for step in made}
+    context = [each for each in tree.body if not _imports_program(each) and not _is_test(each)]
+
+    def evaluation() -> Script:
+        made = [
+            ast.FunctionDef(name, _no_arguments(), _evaluating(each) or [ast.Pass()], [], None, None)
+            for name, each in steps.items()
+        ]
+        runs = [(owner[0].number, name) for name, owner in steps.items() if owner]
+        return Script((), (), [("tests", _text([*context, *made]))], runs)
+
+    def checking(inline: frozenset[int]) -> Script:
+        again = {owners[number]: number for number in inline}
+        runs = [*functions, *((number, name) for name, number in again.items())]
+        return Script((), sorted(free), [("tests", source)], runs)
+
+    used = {
+        each.id
+        for node in tree.body
+        for each in ast.walk(node)
+        if isinstance(each, ast.Name) and each.id in names
+    }
+    return Suite(
+        tests=numbers.tests,
+        pairs=numbers.pairs,
+        cases=numbers.cases,
+        # What remembers over several functions, or makes objects, is tested as one program that runs on.
+        shared=len(used) > 1,
+        evaluation=evaluation,
+        checking=checking,
+        mentions_nan="nan" in source.lower(),
+        classes=_classes(solution, names),
+        first=next(ast.unparse(function) for node in tree.body for _, function in _test_functions(node)),
+    )
+
+
+def _classes(solution: str, names: frozenset[str]) -> frozenset[str]:
+    if solution.strip() and readable(solution):
+        tree = parsed(solution, "solution")
+        return frozenset(each.name for each in tree.body if isinstance(each, ast.ClassDef))
+    return frozenset(name for name in names if name[:1].isupper())
+
+
+def parsed(source: str, what: str) -> ast.Module:
+    """Return the syntax tree of a text.
+
+    Raises:
+        ItemError: It is no Python.
+    """
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ItemError(f"the field '{what}' is no Python: {error}") from None
+
+
+def readable(source: str) -> bool:
+    """Tell whether a text is Python."""
+    try:
+        parsed(source, "")
+    except ItemError:
+        return False
+    return True
+
+
+def _steps_of_check(body: Sequence[ast.stmt], names: frozenset[str], numbers: _Numbers) -> list[_Step]:
+    """Sort statements of which each assertion, or loop of assertions, is a test of its own."""
+    steps, depends = [], False
+    for statement in body:
+        mentions = uses(statement, names)
+        if not isinstance(statement, ast.Assert):
+            asserts = any(isinstance(node, ast.Assert) for node in ast.walk(statement))
+            if asserts and (mentions or depends):
+                steps.append(numbers.case(statement, numbers.test()))
+                depends = True
+            else:
+                steps.append(_Step("bare" if mentions else "context", statement))
+                depends |= mentions
+            continue
+        assertion = split_assertion(statement, names) if mentions else None
+        if assertion is not None and (not depends or assertion.literal() is not None):
+            steps.append(numbers.pair(statement, numbers.test(), assertion))
+        elif mentions or depends:
+            steps.append(numbers.case(statement, numbers.test()))
+        else:
+            # It says nothing about the program.
+            steps.append(_Step("dropped", statement))
+    return steps
+
+
+def _steps_together(
+    body: Sequence[ast.stmt], names: frozenset[str], numbers: _Numbers, test: int
+) -> list[_Step]:
+    """Sort statements that are one test: all of its assertions are data, or it is run as a whole."""
+    found = [
+        split_assertion(each, names) if isinstance(each, ast.Assert) and uses(each, names) else None
+        for each in body
+    ]
+    simple = all(
+        assertion is not None or _is_simple(statement, names)
+        for statement, assertion in zip(body, found, strict=True)
+    )
+    if not simple or not any(found):
+        whole = ast.If(ast.Constant(True), list(body) or [ast.Pass()], [])
+        return [numbers.case(whole, test)]
+    return [
+        _Step("context", statement) if assertion is None else numbers.pair(statement, test, assertion)
+        for statement, assertion in zip(body, found, strict=True)
+    ]
+
+
+def _is_simple(statement: ast.stmt, names: frozenset[str]) -> bool:
+    plain = ast.Assign | ast.AnnAssign | ast.Import | ast.ImportFrom | ast.Expr | ast.Pass | ast.FunctionDef
+    return isinstance(statement, plain) and not uses(statement, names) and not _imports_program(statement)
+
+
+def _evaluating(steps: Iterable[_Step]) -> list[ast.stmt]:
+    """Return statements that tell the values of the pairs, and call nothing of the program."""
+    made: list[ast.stmt] = []
+    for step in steps:
+        if step.kind == "context":
+            made.append(step.statement)
+        elif step.pair is not None:
+            assertion = step.pair.assertion
+            values = [ast.Constant(step.number), assertion.args, assertion.kwargs, assertion.expected]
+            tell = ast.Expr(ast.Call(ast.Name("__pair__", ast.Load()), values, []))
+            made.append(_guarded(step.number, tell))
+    return made
+
+
+def _checking(steps: Iterable[_Step], inline: frozenset[int]) -> list[ast.stmt]:
+    """Return statements that run the cases, and the pairs whose values are not known."""
+    made: list[ast.stmt] = []
+    for step in steps:
+        if step.kind in ("context", "bare"):
+            made.append(step.statement)
+        elif step.kind == "case" or (step.kind == "pair" and step.number in inline):
+            made.append(_guarded(step.number, step.statement))
+    return made
+
+
+def _guarded(number: int, statement: ast.stmt) -> ast.stmt:
+    case = ast.Call(ast.Name("__case__", ast.Load()), [ast.Constant(number)], [])
+    return ast.With([ast.withitem(case, None)], [statement])
+
+
+def _text(body: Sequence[ast.stmt]) -> str:
+    return ast.unparse(ast.fix_missing_locations(ast.Module(list(body), [])))
+
+
+def _test_functions(node: ast.stmt) -> list[tuple[str, ast.FunctionDef]]:
+    """Return the test functions of a statement of a test file, with their names."""
+    if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
+        return [(node.name, node)]
+    if isinstance(node, ast.ClassDef) and _is_test(node):
+        methods = [each for each in node.body if isinstance(each, ast.FunctionDef)]
+        return [(f"{node.name}.{each.name}", each) for each in methods if each.name.startswith("test")]
+    return []
+
+
+def _is_test(node: ast.stmt) -> bool:
+    if isinstance(node, ast.ClassDef):
+        bases = {ast.unparse(each) for each in node.bases}
+        return node.name.startswith("Test") or bool(bases & {"unittest.TestCase", "TestCase"})
+    return isinstance(node, ast.FunctionDef) and node.name.startswith("test")
+
+
+def _imports_program(node: ast.stmt) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return node.module == _MODULE
+    return isinstance(node, ast.Import) and any(alias.name == _MODULE for alias in node.names)
+
+
+def _is_run_of(node: ast.stmt, name: str) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Name)
+        and node.value.func.id == name
+    )
+
+
+def _no_arguments() -> Any:
+    return ast.arguments([], [], None, [], [], None, [])
