@@ -1,0 +1,183 @@
+"""Code-v0: one problem and several tries; the tests that may be seen say what is wrong."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from envs.code.bounds import Bounds
+from envs.code.boxes import operator_sandbox
+from envs.code.extraction import extract
+from envs.code.forms import read_question
+from envs.code.grader import Grader
+from envs.code.item import Item
+from envs.code.tasks import TaskSource
+from envs.code.turns import Turn, TurnEnv, cut
+from envs.code.verdicts import Checked
+from envs.splits import checked_split
+
+SCORINGS = ("fraction", "all")
+_SHOWN_CHARACTERS = 400
+_TOTAL_SECONDS = 20.0
+_SOLUTIONS = ("solution", "canonical_solution", "code")
+
+
+class CodeEnv(TurnEnv):
+    """A programming problem. Each turn takes a program and shows how it does on the tests that may be seen.
+
+    The episode ends with a program that passes these, or with the last turn; the hidden tests then decide. Tests of an
+    item are hidden unless it publishes them; without such, the first is seen.
+
+    Args:
+        max_turns: Programs that may be sent.
+        scoring: `fraction` for the share of the hidden tests that are passed, `all` for 1 if all of them are, or 0.
+        turn_penalty: Added to the reward of each turn after the first.
+        format_penalty: Added to the reward of a reply without a program.
+        seconds: Processor time of one test; an item's own limit counts where it is longer.
+        split: Only tasks of this split, by content.
+        data: A file of items, `.jsonl` or `.parquet`; only an operator sets it. Without it, problems of our own.
+        render_mode: "ansi".
+
+    Raises:
+        ValueError: If an argument makes no sense.
+    """
+
+    metadata: dict[str, Any] = TurnEnv.metadata | {
+        "description": "A programming problem, with several tries and tests that say what is wrong.",
+        # Chance is fixed in programs that are graded, and nothing that is shown has to do with time.
+        "deterministic": True,
+        "forkable": True,
+        "max_episode_steps": 4,
+    }
+    operator_kwargs: ClassVar[frozenset[str]] = frozenset({"data"})
+    kwargs_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "max_turns": {"type": "integer", "minimum": 1, "maximum": 100},
+            "scoring": {"enum": list(SCORINGS)},
+            "turn_penalty": {"type": "number"},
+            "format_penalty": {"type": "number"},
+            "seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": 60},
+            "split": {"enum": ["train", "valid", "test", None]},
+            "render_mode": {"enum": ["ansi", None]},
+        },
+    }
+
+    def __init__(
+        self,
+        *,
+        max_turns: int = 4,
+        scoring: str = "fraction",
+        turn_penalty: float = 0.0,
+        format_penalty: float = 0.0,
+        seconds: float = 6.0,
+        split: str | None = None,
+        data: str | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__(max_turns=max_turns, format_penalty=format_penalty, render_mode=render_mode)
+        if scoring not in SCORINGS:
+            raise ValueError(f"scoring must be one of {', '.join(SCORINGS)}, not {scoring!r}")
+        if not 0 < seconds <= 60:
+            raise ValueError(f"seconds must be above 0 and at most 60, not {seconds}")
+        self._scoring = scoring
+        self._turn_penalty = float(turn_penalty)
+        # A turn runs the visible tests and then the hidden ones, and is to end within a server's step.
+        self._bounds = Bounds(seconds=seconds, total_seconds=_TOTAL_SECONDS)
+        self._tasks = TaskSource(data, checked_split(split))
+        self._grader: Grader | None = None
+        self._fields: Mapping[str, Any] = {}
+        self._item = Item(form="", question="")
+        self._seen_passed = 0
+
+    def _begin(self, options: Mapping[str, Any]) -> str:
+        given = dict(options)
+        split = checked_split(given.pop("split", None))
+        self._fields = given or self._tasks.draw(self.np_random, split)
+        self._item = read_question(self._fields)
+        self._seen_passed = 0
+        starter = self._item.starter.strip()
+        begin = f"\n\nBegin with:\n\n```python\n{starter}\n```" if starter else ""
+        return f"{self._item.question}{begin}"
+
+    def _instruction(self) -> str:
+        return (
+            "Solve the programming problem in Python. Reply with the whole program, or the whole function, in one "
+            f"fenced block that begins with ```python. It is tested at once, and you have {self._limit} tries; hidden "
+            "tests decide in the end."
+        )
+
+    def _take(self, reply: str, *, last: bool) -> Turn:
+        extracted = extract(reply, self._item.language)
+        penalty = self._turn_penalty if self._turns > 1 else 0.0
+        if extracted is None or not extracted.fenced:
+            note = "There is no program in your reply: put it in one fenced block that begins with ```python."
+            return Turn(note, penalty, valid=False)
+        if self._grader is None:
+            self._grader = Grader(operator_sandbox(), self._bounds)
+        shown, hidden = self._parts()
+        seen = self._grader.grade(self._item, extracted.code, shown)
+        self._seen_passed = sum(seen[number].passed for number in shown)
+        passes = self._seen_passed == len(shown)
+        text = self._feedback(shown, seen)
+        if not passes and not last:
+            return Turn(text, penalty)
+        checked = self._grader.grade(self._item, extracted.code, hidden)
+        passed = sum(checked[number].passed for number in hidden)
+        success = passes and passed == len(hidden)
+        score = passed / len(hidden) if self._scoring == "fraction" else float(success)
+        text += f"\n{passed} of {len(hidden)} hidden tests passed."
+        return Turn(text, score + penalty, terminated=passes, success=success)
+
+    def _parts(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the numbers of the tests that may be seen, and of those that decide."""
+        count = self._item.visible
+        every = range(self._item.tests)
+        return every[:count], every[count:] or every
+
+    def _feedback(self, shown: Sequence[int], seen: Sequence[Checked]) -> str:
+        lines = (
+            [f"{self._seen_passed} of {len(shown)} visible tests passed."]
+            if shown
+            else ["The program was taken."]
+        )
+        for number in shown:
+            if not seen[number].passed:
+                lines += [
+                    f"Test {number + 1} failed: {seen[number].why}",
+                    *self._details(number, seen[number]),
+                ]
+        return "\n".join(lines)
+
+    def _details(self, number: int, checked: Checked) -> list[str]:
+        parts: list[tuple[str, str]] = []
+        if self._item.calls:
+            call = self._item.calls[number]
+            arguments = ", ".join(repr(each) for each in call.args)
+            parts = [("call", f"{call.name}({arguments})"), ("expected", repr(call.accepted[-1]))]
+        elif self._item.streams:
+            stream = self._item.streams[number]
+            parts = [("input", stream.stdin.rstrip("\n")), ("expected", stream.accepted[0].rstrip("\n"))]
+        elif self._item.reference is not None:
+            reference = self._item.reference
+            arguments = ", ".join(repr(each) for each in reference.inputs[number])
+            parts = [("call", f"{reference.name}({arguments})")]
+        elif self._item.suite is not None and number == 0:
+            parts = [("test", self._item.suite.first)]
+        if checked.answer:
+            parts.append(("got", checked.answer.rstrip("\n")))
+        return [f"  {name}: {cut(text, _SHOWN_CHARACTERS)}" for name, text in parts]
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "question": self._item.question,
+            "turn": self._turns,
+            "visible_tests_passed": self._seen_passed,
+        }
+
+    def _expert_action(self) -> str | None:
+        known = (self._fields.get(name) for name in _SOLUTIONS)
+        solution = next((each for each in known if isinstance(each, str) and each), None)
+        return None if solution is None else f"```python\n{solution.rstrip()}\n```"
+
+    def _optimal_steps(self) -> int:
+        return 1
