@@ -15,6 +15,10 @@ TASK_IN_STATE = {'leaks: answer in info["state"]': "warning"}
 # Gymnasium's own environments say no success.
 NO_SUCCESS = {"conduct: success": "warning"}
 
+# Each of their programs is run in a sandbox: a fraction of a second, where an audit has thousands of replies scored.
+# What matters of it is asked in tests/envs/code.
+IN_SANDBOXES = frozenset({"Code-v0", "CodeTests-v0", "PythonRepl-v0", "Shell-v0"})
+
 TEXTS = ("Blackjack-v1", "FrozenLake-v1", "CartPole-v1")
 
 
@@ -25,7 +29,7 @@ def auditor() -> Iterator[Auditor]:
         yield running
 
 
-@pytest.mark.parametrize("env_id", builtin_environments())
+@pytest.mark.parametrize("env_id", sorted(builtin_environments().keys() - IN_SANDBOXES))
 def test_a_built_in_environment(auditor: Auditor, env_id: str) -> None:
     card = auditor.audit(env_id, episodes=40)
     stateless = card.about["kind"] == "stateless"
