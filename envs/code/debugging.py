@@ -7,6 +7,7 @@ from envs.code.bounds import Bounds
 from envs.code.boxes import operator_sandbox
 from envs.code.extraction import extract
 from envs.code.forms import read_item
+from envs.code.forms import read_question
 from envs.code.grader import Grader
 from envs.code.item import Item
 from envs.code.tasks import TaskSource
@@ -94,6 +95,7 @@ class CodeEnv(TurnEnv):
         split = checked_split(given.pop("split", None))
         self._fields = given or self._tasks.draw(self.np_random, split)
         self._item = read_item(self._fields)
+        self._item = read_question(self._fields)
         self._seen_passed = 0
         starter = self._item.starter.strip()
         begin = f"\n\nBegin with:\n\n```python\n{starter}\n```" if starter else ""

@@ -24,6 +24,18 @@ _DEFINED = re.compile(r"^[ \t]*(?:async[ \t]+)?def[ \t]+(\w+)", re.MULTILINE)
 _CONTEST_LIMIT = 60.0
 
 
+def read_question(fields: Mapping[str, Any]) -> Item:
+    """Return the item that task fields describe, which must say what is asked, as none needs to that is only graded.
+
+    Raises:
+        ItemError: As `read_item`, or nothing is asked.
+    """
+    item = read_item(fields)
+    if not item.question.strip():
+        raise ItemError(f"the item, read as {item.form}, asks no question")
+    return item
+
+
 def read_item(fields: Mapping[str, Any]) -> Item:
     """Return the item that task fields describe.
 
@@ -102,6 +114,11 @@ def _mbpp(fields: Mapping[str, Any]) -> Item:
     return Item(
         form="MBPP",
         question=f"{question}\nYour function is tested like this: {sources[0].strip() if sources else ''}",
+    question = _text(fields, "text", None) or _text(fields, "prompt", "")
+    return Item(
+        form="MBPP",
+        question=question
+        and f"{question}\nYour function is tested like this: {sources[0].strip() if sources else ''}",
         before=setup,
         suite=suite,
         visible=1 if suite.tests > 1 else 0,
@@ -114,6 +131,7 @@ def _apps(fields: Mapping[str, Any]) -> Item:
     if not isinstance(tests, Mapping):
         raise ItemError("the field 'input_output' must hold an object with inputs and outputs")
     question, starter = _text(fields, "question"), _text(fields, "starter_code", "")
+    question, starter = _text(fields, "question", ""), _text(fields, "starter_code", "")
     return _inputs_and_outputs("APPS", tests, question, starter)
 
 
@@ -199,6 +217,7 @@ def _live_code_bench(fields: Mapping[str, Any]) -> Item:
     cases = [*public, *_cases(private, "private_test_cases")]
     functional = [case.get("testtype") == "functional" for case in cases]
     question, starter = _text(fields, "question_content"), _text(fields, "starter_code", "")
+    question, starter = _text(fields, "question_content", ""), _text(fields, "starter_code", "")
     visible = len(public) if private else 0
     if not any(functional):
         streams = [Stream(_text(case, "input"), [_text(case, "output")]) for case in cases]

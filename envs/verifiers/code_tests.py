@@ -8,6 +8,7 @@ from envs.code.boxes import operator_sandbox
 from envs.code.extraction import extract
 from envs.code.faults import GraderFaultError
 from envs.code.forms import read_item
+from envs.code.forms import read_item, read_question
 from envs.code.grader import Grader
 from envs.code.item import ItemError
 from envs.code.tasks import TaskSource
@@ -84,6 +85,8 @@ class CodeTestsEnv(VerifierEnv):
     def checked_task(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return an item whose tests can be read."""
         read_item(fields)
+        """Return an item that asks something, and whose tests can be read."""
+        read_question(fields)
         return fields
 
     def prompt(self, task: Mapping[str, Any]) -> str:

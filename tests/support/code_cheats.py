@@ -221,6 +221,7 @@ HONEST_FUNCTIONS = {
         "import threading\ndef largest(numbers):\n    found = []\n"
         "    thread = threading.Thread(target=lambda: found.append(max(numbers)))\n    thread.start()\n    thread.join()\n"
         "    return found[0]\n"
+        "    return found[0] if found else max(numbers)\n"
     ),
     "closes and exits later": (
         "import atexit, sys\natexit.register(print, 'bye')\ndef largest(numbers):\n    sys.stdout.close()\n"

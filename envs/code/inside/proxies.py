@@ -67,6 +67,10 @@ class Program:
         """Return a function, class, exception or value of the program."""
         found = self.request(None, {"name": name})
         if "class" in found and found.get("error") is True:
+        found = self._request(None, {"name": name})
+        if "class" in found and found.get("error") is True:
+            if not isinstance(found["class"], list) or not found["class"]:
+                raise self._failed("it answered in an unknown form")
             return self._error_class([str(each) for each in found["class"]])
         if "class" in found and name in self._classes:
             return Class(self, name)
@@ -101,6 +105,11 @@ class Program:
     def request(self, child: int | None, do: Mapping[str, Any]) -> Any:
         """Ask for a plain value."""
         answer = values.build(self._checked(self._ask(child, do)))
+    def _request(self, child: int | None, do: Mapping[str, Any]) -> Any:
+        try:
+            answer = values.build(self._checked(self._ask(child, do)))
+        except values.ValueRefusedError as error:
+            raise self._failed(str(error)) from None
         if not isinstance(answer, dict):
             raise self._failed("it answered in an unknown form")
         return answer
@@ -108,6 +117,9 @@ class Program:
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         try:
             return {"args": values.plain(list(args), self._sent), "kwargs": values.plain(kwargs, self._sent)}
+        except values.TooLargeError as error:
+            # Tests have nothing as large of their own: it was an answer before.
+            raise self._failed(str(error)) from None
         except values.ValueRefusedError as error:
             raise UnsupportedError(f"a test passes what is no plain value: {error}") from None
 
@@ -172,6 +184,7 @@ class Program:
         if "refused" in reply:
             raise self._failed(str(reply["refused"])[:200])
         if "raised" in reply:
+            self.has_raised = True
             names, text = reply["raised"], str(reply.get("text", ""))[:300]
             if not isinstance(names, list) or not names:
                 raise self._failed("it answered in an unknown form")

@@ -28,6 +28,10 @@ class ValueRefusedError(ValueError):
     """A value is no plain one, or too large."""
 
 
+class TooLargeError(ValueRefusedError):
+    """A value is too large or too deep."""
+
+
 class Remote:
     """Stands for an object that stays where it was made."""
 
@@ -62,6 +66,7 @@ def dump(value: Any, keep: Callable[[Any], Remote] | None = None) -> str:
     text = json.dumps(_Writer(keep).written(value, 0), ensure_ascii=True, check_circular=False)
     if len(text) > MAX_CHARACTERS:
         raise ValueRefusedError(f"the value is longer than {MAX_CHARACTERS} characters")
+        raise TooLargeError(f"the value is longer than {MAX_CHARACTERS} characters")
     return text
 
 
@@ -110,6 +115,9 @@ class _Writer:
             raise ValueRefusedError(f"the value is nested deeper than {MAX_DEPTH}")
         if self._left < 0:
             raise ValueRefusedError(f"the value has more than {MAX_NODES} parts")
+            raise TooLargeError(f"the value is nested deeper than {MAX_DEPTH}")
+        if self._left < 0:
+            raise TooLargeError(f"the value has more than {MAX_NODES} parts")
         kind = type(value)
         if value is None or kind is bool:
             return value
@@ -167,6 +175,9 @@ class _Reader:
             raise ValueRefusedError(f"the value is nested deeper than {MAX_DEPTH}")
         if self._left < 0:
             raise ValueRefusedError(f"the value has more than {MAX_NODES} parts")
+            raise TooLargeError(f"the value is nested deeper than {MAX_DEPTH}")
+        if self._left < 0:
+            raise TooLargeError(f"the value has more than {MAX_NODES} parts")
         if data is None or type(data) in (bool, int, float, str):
             return data
         if type(data) is list:
@@ -209,6 +220,7 @@ def _integer(value: int) -> Any:
         return value
     if value.bit_length() > _MAX_INTEGER_BITS:
         raise ValueRefusedError(f"the number has more than {_MAX_INTEGER_BITS} bits")
+        raise TooLargeError(f"the number has more than {_MAX_INTEGER_BITS} bits")
     # Hexadecimal is read in linear time, and Python bounds no number of its digits.
     return {"integer": hex(value)}
 
@@ -216,12 +228,14 @@ def _integer(value: int) -> Any:
 def _read_integer(body: Any) -> int:
     if len(_text(body)) > _MAX_INTEGER_BITS // 4 + 3:
         raise ValueRefusedError(f"the number has more than {_MAX_INTEGER_BITS} bits")
+        raise TooLargeError(f"the number has more than {_MAX_INTEGER_BITS} bits")
     return int(body, 16)
 
 
 def _read_decimal(body: Any) -> decimal.Decimal:
     if len(_text(body)) > _MAX_DIGITS:
         raise ValueRefusedError(f"the number has more than {_MAX_DIGITS} digits")
+        raise TooLargeError(f"the number has more than {_MAX_DIGITS} digits")
     return decimal.Decimal(body)
 
 
@@ -234,6 +248,7 @@ def _listed(body: Any) -> list[Any]:
 def _see_that_it_can_be_hashed(parts: list[Any]) -> None:
     if len(parts) > _MOST_HASHED:
         raise ValueRefusedError(f"a set or dictionary has more than {_MOST_HASHED} members")
+        raise TooLargeError(f"a set or dictionary has more than {_MOST_HASHED} members")
 
 
 def _text(body: Any) -> str:
@@ -245,6 +260,7 @@ def _text(body: Any) -> str:
 def _read_fraction(body: Any) -> fractions.Fraction:
     if len(_text(body)) > _MAX_DIGITS:
         raise ValueRefusedError(f"the number has more than {_MAX_DIGITS} digits")
+        raise TooLargeError(f"the number has more than {_MAX_DIGITS} digits")
     return fractions.Fraction(*(int(part, 16) for part in body.split("/")))
 
 

@@ -56,6 +56,9 @@ CASES = {
 # An audit asks for thousands of verdicts. Each of these asks an endpoint for one, or runs a program in a sandbox, which
 # takes a fraction of a second; what matters of them is asked in their own tests.
 SLOW = frozenset({"Judge-v0", "Code-v0", "CodeTests-v0", "PythonRepl-v0", "Shell-v0"})
+# Each of their programs is run in a sandbox: a fraction of a second, where an audit has thousands of replies scored.
+# What matters of it is asked in tests/envs/code.
+IN_SANDBOXES = frozenset({"Code-v0", "CodeTests-v0", "PythonRepl-v0", "Shell-v0"})
 
 TEXTS = ("Blackjack-v1", "FrozenLake-v1", "CartPole-v1")
 
@@ -68,6 +71,7 @@ def auditor() -> Iterator[Auditor]:
 
 
 @pytest.mark.parametrize("env_id", sorted(builtin_environments().keys() - SLOW))
+@pytest.mark.parametrize("env_id", sorted(builtin_environments().keys() - IN_SANDBOXES))
 def test_a_built_in_environment(auditor: Auditor, env_id: str) -> None:
     case = CASES.get(env_id, Case())
     if case.in_sandbox:

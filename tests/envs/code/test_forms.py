@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs.code.forms import read_item
+from envs.code.forms import read_item, read_question
 from envs.code.item import ItemError
 from tests.support import code_items
 from tests.support.code_items import CASES, FUNCTION_ITEMS, PROGRAM_ITEMS, packed
@@ -46,6 +47,18 @@ def test_limits_of_a_contest():
 def test_public_tests_alone_are_hidden_too():
     item = read_item({"public_tests": {"input": ["1\n"], "output": ["1\n"]}, "description": "x"})
     assert (item.tests, item.visible) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "make", [code_items.mbpp, code_items.apps, code_items.live_code_bench, code_items.kod_code]
+)
+def test_an_item_that_asks_nothing_can_be_graded_and_not_shown(make):
+    fields = {
+        name: value for name, value in make().items() if name not in ("text", "question", "question_content")
+    }
+    assert read_item(fields).tests == len(CASES)
+    with pytest.raises(ItemError, match="asks no question"):
+        read_question(fields)
 
 
 def test_assertions_become_data():
@@ -115,6 +128,7 @@ def test_private_tests_that_are_none(field, message, capsys):
         ({"test_list": ["assert f("], "prompt": "x"}, "no Python"),
         ({"test_list": [3], "prompt": "x"}, "test_list"),
         ({"test_list": ["assert f() == 1"]}, "prompt"),
+        ({"test_list": ["assert f() == 1"], "prompt": 3}, "prompt"),
         ({"question": "x", "input_output": "{"}, "no JSON"),
         ({"question": "x", "input_output": {"inputs": [1], "outputs": []}}, "1 inputs and 0 outputs"),
         ({"question": "x", "input_output": {"inputs": [1], "outputs": [1]}}, "text"),

@@ -146,6 +146,22 @@ def test_a_function_that_is_made_a_class_is_no_class():
         assert (verdict.score, verdict.outcome) == (0.0, "wrong")
 
 
+def test_answers_in_an_unknown_form_are_the_program_s_own_fault():
+    forged = (
+        "{}",
+        "3",
+        '{"dict": []}',
+        '{"class": 3}',
+        '{"dict": [["class", 3], ["error", true]]}',
+        '{"raised": []}',
+    )
+    for reply in forged:
+        code = f"import json\njson.dumps = lambda *a, **k: {reply!r}\ndef total(n): return 1\nclass Stack: pass\n"
+        test = "from solution import Stack, total\ndef test_it():\n    n = total([1])\n    assert n == 1 and Stack()\n"
+        verdict = ENVIRONMENT.score(fenced(code), {"question": "x", "test": test})
+        assert (verdict.score, verdict.outcome) == (0.0, "wrong"), (reply, verdict)
+
+
 def test_what_is_expected_is_worked_out_without_the_program():
     tests = [
         "assert f(x=2, *[1]) == sorted([3, 1])[::-1]",
