@@ -68,8 +68,8 @@ def measure(
         judge(response, task)
     rates, slowest = [], []
     outcomes: Counter[str] = Counter()
-    begun_all = time.process_time()
-    while len(rates) < rounds or (len(rates) < _MOST_ROUNDS and time.process_time() - begun_all < _FAST_S):
+    total = 0.0
+    while len(rates) < rounds or (len(rates) < _MOST_ROUNDS and total < _FAST_S):
         before = time.process_time() + child_cpu_s(pids())
         outcomes.clear()
         times = []
@@ -78,6 +78,7 @@ def measure(
             outcomes[judge(response, task)] += 1
             times.append(time.perf_counter() - begun)
         spent = time.process_time() + child_cpu_s(pids()) - before
+        total += spent
         rates.append(len(items) / spent)
         slowest.append(sorted(times)[int(0.99 * (len(times) - 1))])
     return {
@@ -92,14 +93,17 @@ def upstream(response: str, task: Mapping[str, Any]) -> str:
     """Math-Verify as it is called by itself, with its own time-outs (signals, so in the main thread only)."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
-    types = task.get("match_types", ["latex", "expr"])
+    gold, types = task["answer"], task.get("match_types", ["latex", "expr"])
+    if "question" in task:
+        # It finds bare LaTeX less often: references of its own test suite stand in dollars.
+        gold = f"${gold}$"
     targets: list[Any] = []
     if "latex" in types:
         targets.append(LatexExtractionConfig(boxed_match_priority=0))
     if "expr" in types:
         targets.append(ExprExtractionConfig())
     equal = verify(
-        parse(task["answer"], targets),
+        parse(gold, targets),
         parse(response, targets),
         float_rounding=task.get("float_rounding", 6),
         strict=task.get("strict", True),
