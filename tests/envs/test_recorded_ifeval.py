@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from envs.verifiers.instructions.following import follow, read_constraints
-from envs.verifiers.instructions.tools import DetectorName, text_tools
+from envs.verifiers.instructions.tools import DetectorName, NltkTokenizer, text_tools
 from tests.support.recorded_data import recorded
 
 # Word salad in capitals is English to us, and German or Danish to langdetect.
@@ -46,3 +46,23 @@ def test_with_langdetect_all_agree() -> None:
     total, agreed = agreement("langdetect", by_language=True)
     assert set(total) >= BY_LANGUAGE
     assert total == agreed
+
+
+def test_the_builtin_tokenizer_finds_what_punkt_and_the_treebank_find() -> None:
+    pytest.importorskip("nltk", reason="the extra ifeval is not installed")
+    try:
+        NltkTokenizer()
+    except ValueError as error:
+        assert "python -m nltk.downloader punkt_tab" in str(error)  # noqa: PT017
+        pytest.skip(str(error))
+    builtin, reference = text_tools("builtin", "builtin"), text_tools("nltk", "builtin")
+    for line in recorded("ifeval_cases.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        constraints = [
+            each
+            for each in read_constraints(row)
+            if each.name in ("length_constraints:number_sentences", "change_case:capital_word_frequency")
+        ]
+        assert follow(row["response"], constraints, builtin) == follow(
+            row["response"], constraints, reference
+        )
