@@ -35,10 +35,6 @@ _BUILTIN = (
     EnvironmentSpec("Format-v0", "envs.verifiers.format:FormatEnv", 1),
     EnvironmentSpec("Judge-v0", "envs.verifiers.judge:JudgeEnv", 1),
     EnvironmentSpec("Composite-v0", "envs.verifiers.composite:CompositeEnv", 1),
-    EnvironmentSpec("Code-v0", "envs.code.debugging:CodeEnv", 4),
-    EnvironmentSpec("PythonRepl-v0", "envs.code.python_repl:PythonReplEnv", 10),
-    EnvironmentSpec("Shell-v0", "envs.code.shell:ShellEnv", 10),
-    EnvironmentSpec("CodeTests-v0", "envs.verifiers.code_tests:CodeTestsEnv", 1),
 )
 
 

@@ -25,7 +25,6 @@ Seconds = Annotated[float, Field(gt=0, le=_MOST_SECONDS, allow_inf_nan=False)]
 class RunCodeLimits(BaseModel):
     """Limits that SandboxFusion has no words for; what is unset is as the server has it."""
 
-    model_config = ConfigDict(extra="forbid")
     model_config = ConfigDict(extra="forbid", strict=True)
 
     cpu_seconds: Seconds | None = None

@@ -16,7 +16,6 @@ class Bounds:
     """
 
     seconds: float = 6.0
-    total_seconds: float = 40.0
     total_seconds: float = 50.0
     patience: int = 3
     memory_mb: int = 512

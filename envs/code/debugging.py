@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 from envs.code.bounds import Bounds
 from envs.code.boxes import operator_sandbox
 from envs.code.extraction import extract
-from envs.code.forms import read_item
 from envs.code.forms import read_question
 from envs.code.grader import Grader
 from envs.code.item import Item
@@ -94,7 +93,6 @@ class CodeEnv(TurnEnv):
         given = dict(options)
         split = checked_split(given.pop("split", None))
         self._fields = given or self._tasks.draw(self.np_random, split)
-        self._item = read_item(self._fields)
         self._item = read_question(self._fields)
         self._seen_passed = 0
         starter = self._item.starter.strip()

@@ -110,10 +110,6 @@ def _mbpp(fields: Mapping[str, Any]) -> Item:
     imports = "\n".join(str(each) for each in _list(fields, "test_imports", []))
     setup = f"{imports}\n{_text(fields, 'test_setup_code', '')}".strip()
     suite = suite_of_list(sources, setup)
-    question = _text(fields, "text", None) or _text(fields, "prompt")
-    return Item(
-        form="MBPP",
-        question=f"{question}\nYour function is tested like this: {sources[0].strip() if sources else ''}",
     question = _text(fields, "text", None) or _text(fields, "prompt", "")
     return Item(
         form="MBPP",
@@ -130,7 +126,6 @@ def _apps(fields: Mapping[str, Any]) -> Item:
     tests = _json(tests, "input_output") if isinstance(tests, str) else tests
     if not isinstance(tests, Mapping):
         raise ItemError("the field 'input_output' must hold an object with inputs and outputs")
-    question, starter = _text(fields, "question"), _text(fields, "starter_code", "")
     question, starter = _text(fields, "question", ""), _text(fields, "starter_code", "")
     return _inputs_and_outputs("APPS", tests, question, starter)
 
@@ -216,7 +211,6 @@ def _live_code_bench(fields: Mapping[str, Any]) -> Item:
     name = metadata.get("func_name") if isinstance(metadata, Mapping) else None
     cases = [*public, *_cases(private, "private_test_cases")]
     functional = [case.get("testtype") == "functional" for case in cases]
-    question, starter = _text(fields, "question_content"), _text(fields, "starter_code", "")
     question, starter = _text(fields, "question_content", ""), _text(fields, "starter_code", "")
     visible = len(public) if private else 0
     if not any(functional):

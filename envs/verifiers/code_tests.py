@@ -7,7 +7,6 @@ from envs.code.bounds import Bounds
 from envs.code.boxes import operator_sandbox
 from envs.code.extraction import extract
 from envs.code.faults import GraderFaultError
-from envs.code.forms import read_item
 from envs.code.forms import read_item, read_question
 from envs.code.grader import Grader
 from envs.code.item import ItemError
@@ -83,8 +82,6 @@ class CodeTestsEnv(VerifierEnv):
         return self._tasks.draw(self.np_random)
 
     def checked_task(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return an item whose tests can be read."""
-        read_item(fields)
         """Return an item that asks something, and whose tests can be read."""
         read_question(fields)
         return fields

@@ -220,7 +220,6 @@ HONEST_FUNCTIONS = {
     "threads": (
         "import threading\ndef largest(numbers):\n    found = []\n"
         "    thread = threading.Thread(target=lambda: found.append(max(numbers)))\n    thread.start()\n    thread.join()\n"
-        "    return found[0]\n"
         "    return found[0] if found else max(numbers)\n"
     ),
     "closes and exits later": (

@@ -138,7 +138,6 @@ class World:
 
 def described(error: BaseException) -> dict[str, Any]:
     """Say what was raised: the names of its classes and its text, with nothing of the object itself."""
-    if type(error) is values.ValueRefusedError:
     if type(error) in (values.ValueRefusedError, values.TooLargeError):
         # No exception of the program: a test that expects a ValueError is not met by it.
         return {"refused": str(error)[:_TEXT]}

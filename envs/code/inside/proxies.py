@@ -65,8 +65,6 @@ class Program:
 
     def resolve(self, name: str) -> Any:
         """Return a function, class, exception or value of the program."""
-        found = self.request(None, {"name": name})
-        if "class" in found and found.get("error") is True:
         found = self._request(None, {"name": name})
         if "class" in found and found.get("error") is True:
             if not isinstance(found["class"], list) or not found["class"]:
@@ -102,9 +100,6 @@ class Program:
             self._ask(child, do), args, child, made=operation in _KEEPS_MADE and handle_is_made(handle)
         )
 
-    def request(self, child: int | None, do: Mapping[str, Any]) -> Any:
-        """Ask for a plain value."""
-        answer = values.build(self._checked(self._ask(child, do)))
     def _request(self, child: int | None, do: Mapping[str, Any]) -> Any:
         try:
             answer = values.build(self._checked(self._ask(child, do)))
@@ -193,7 +188,6 @@ class Program:
             error = self._error_class([str(each) for each in names])
             if error is ProgramFailedError:
                 raise self._failed(f"{names[0]}: {text}")
-            self.has_raised = True
             raise error(text)
         if "status" in reply:
             raise self._failed(f"it gave no answer ({reply['status']})")

@@ -65,7 +65,6 @@ def dump(value: Any, keep: Callable[[Any], Remote] | None = None) -> str:
     """
     text = json.dumps(_Writer(keep).written(value, 0), ensure_ascii=True, check_circular=False)
     if len(text) > MAX_CHARACTERS:
-        raise ValueRefusedError(f"the value is longer than {MAX_CHARACTERS} characters")
         raise TooLargeError(f"the value is longer than {MAX_CHARACTERS} characters")
     return text
 
@@ -112,9 +111,6 @@ class _Writer:
     def written(self, value: Any, depth: int) -> Any:
         self._left -= 1
         if depth > MAX_DEPTH:
-            raise ValueRefusedError(f"the value is nested deeper than {MAX_DEPTH}")
-        if self._left < 0:
-            raise ValueRefusedError(f"the value has more than {MAX_NODES} parts")
             raise TooLargeError(f"the value is nested deeper than {MAX_DEPTH}")
         if self._left < 0:
             raise TooLargeError(f"the value has more than {MAX_NODES} parts")
@@ -172,9 +168,6 @@ class _Reader:
     def read(self, data: Any, depth: int) -> Any:
         self._left -= 1
         if depth > MAX_DEPTH:
-            raise ValueRefusedError(f"the value is nested deeper than {MAX_DEPTH}")
-        if self._left < 0:
-            raise ValueRefusedError(f"the value has more than {MAX_NODES} parts")
             raise TooLargeError(f"the value is nested deeper than {MAX_DEPTH}")
         if self._left < 0:
             raise TooLargeError(f"the value has more than {MAX_NODES} parts")
@@ -219,7 +212,6 @@ def _integer(value: int) -> Any:
     if -_PLAIN_INTEGER < value < _PLAIN_INTEGER:
         return value
     if value.bit_length() > _MAX_INTEGER_BITS:
-        raise ValueRefusedError(f"the number has more than {_MAX_INTEGER_BITS} bits")
         raise TooLargeError(f"the number has more than {_MAX_INTEGER_BITS} bits")
     # Hexadecimal is read in linear time, and Python bounds no number of its digits.
     return {"integer": hex(value)}
@@ -227,14 +219,12 @@ def _integer(value: int) -> Any:
 
 def _read_integer(body: Any) -> int:
     if len(_text(body)) > _MAX_INTEGER_BITS // 4 + 3:
-        raise ValueRefusedError(f"the number has more than {_MAX_INTEGER_BITS} bits")
         raise TooLargeError(f"the number has more than {_MAX_INTEGER_BITS} bits")
     return int(body, 16)
 
 
 def _read_decimal(body: Any) -> decimal.Decimal:
     if len(_text(body)) > _MAX_DIGITS:
-        raise ValueRefusedError(f"the number has more than {_MAX_DIGITS} digits")
         raise TooLargeError(f"the number has more than {_MAX_DIGITS} digits")
     return decimal.Decimal(body)
 
@@ -247,7 +237,6 @@ def _listed(body: Any) -> list[Any]:
 
 def _see_that_it_can_be_hashed(parts: list[Any]) -> None:
     if len(parts) > _MOST_HASHED:
-        raise ValueRefusedError(f"a set or dictionary has more than {_MOST_HASHED} members")
         raise TooLargeError(f"a set or dictionary has more than {_MOST_HASHED} members")
 
 
@@ -259,7 +248,6 @@ def _text(body: Any) -> str:
 
 def _read_fraction(body: Any) -> fractions.Fraction:
     if len(_text(body)) > _MAX_DIGITS:
-        raise ValueRefusedError(f"the number has more than {_MAX_DIGITS} digits")
         raise TooLargeError(f"the number has more than {_MAX_DIGITS} digits")
     return fractions.Fraction(*(int(part, 16) for part in body.split("/")))
 

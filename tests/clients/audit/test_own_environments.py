@@ -56,9 +56,6 @@ CASES = {
 # An audit asks for thousands of verdicts. Each of these asks an endpoint for one, or runs a program in a sandbox, which
 # takes a fraction of a second; what matters of them is asked in their own tests.
 SLOW = frozenset({"Judge-v0", "Code-v0", "CodeTests-v0", "PythonRepl-v0", "Shell-v0"})
-# Each of their programs is run in a sandbox: a fraction of a second, where an audit has thousands of replies scored.
-# What matters of it is asked in tests/envs/code.
-IN_SANDBOXES = frozenset({"Code-v0", "CodeTests-v0", "PythonRepl-v0", "Shell-v0"})
 
 TEXTS = ("Blackjack-v1", "FrozenLake-v1", "CartPole-v1")
 
@@ -71,16 +68,12 @@ def auditor() -> Iterator[Auditor]:
 
 
 @pytest.mark.parametrize("env_id", sorted(builtin_environments().keys() - SLOW))
-@pytest.mark.parametrize("env_id", sorted(builtin_environments().keys() - IN_SANDBOXES))
 def test_a_built_in_environment(auditor: Auditor, env_id: str) -> None:
     case = CASES.get(env_id, Case())
     if case.in_sandbox:
         working_sandbox()
-    card = auditor.audit(env_id, case.kwargs, episodes=case.episodes)
-    if env_id in PROGRAMS:
-        require_sandbox()
     # What is measured needs enough episodes, also where the machine has little time for them.
-    card = auditor.audit(env_id, episodes=FEWER.get(env_id, 40), budget_s=180)
+    card = auditor.audit(env_id, case.kwargs, episodes=case.episodes, budget_s=180)
     stateless = card.about["kind"] == "stateless"
     has_reference = stateless and "reference answer" not in case.not_asked
     assert faults(card) == (TASK_IN_STATE if has_reference else {}) | case.faults

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.code.forms import read_item
 from envs.code.forms import read_item, read_question
 from envs.code.item import ItemError
 from tests.support import code_items
@@ -127,7 +126,6 @@ def test_private_tests_that_are_none(field, message, capsys):
         ({"entry_point": 3, "test": "", "prompt": ""}, "entry_point"),
         ({"test_list": ["assert f("], "prompt": "x"}, "no Python"),
         ({"test_list": [3], "prompt": "x"}, "test_list"),
-        ({"test_list": ["assert f() == 1"]}, "prompt"),
         ({"test_list": ["assert f() == 1"], "prompt": 3}, "prompt"),
         ({"question": "x", "input_output": "{"}, "no JSON"),
         ({"question": "x", "input_output": {"inputs": [1], "outputs": []}}, "1 inputs and 0 outputs"),
