@@ -21,8 +21,9 @@ _BUTTONS = {BACK: "b", NEXT: "n", PREVIOUS: "p", BUY: "$", **{page: page[0] for 
 RULES = (
     "You are in a web shop and buy what is asked for. The first line says what. Type s to search for it. Results are "
     "numbered: each line has a price (! if it is too high) and what of the request is missing after a minus. "
-    "Type a number to open a product or to choose an option (+ marks what the request names, * what is chosen), n and "
-    "p for the next and the previous page, b to go back to the start, $ to buy."
+    "Type a number to open a product or to choose an option (+ marks what the request names, * what is chosen; the "
+    "last line has what is named and not chosen yet), n and p for the next and the previous page, b to go back to the "
+    "start, $ to buy."
 )
 
 
@@ -98,6 +99,8 @@ def _options(shop: Shop) -> list[str]:
     numbers = {action.argument: code for code, action in codes(shop).items() if code.isdigit()}
     named = {stem for _, stem in _request(shop.catalogue, instruction_query(shop))}
     lines = []
+    # Once more at the end, where a small policy finds them without counting: what is named and not chosen yet.
+    missing = []
     for name, values in shop.product.options.items():
         shown = []
         for value in values:
@@ -110,5 +113,7 @@ def _options(shop: Shop) -> list[str]:
                     else ""
                 )
                 shown.append(f" {mark}{numbers[value]} {value[:_LONGEST_VALUE]}")
+                if mark == "+" and name not in shop.options:
+                    missing.append(numbers[value])
         lines.append(f"{name[:_LONGEST_VALUE]}{''.join(shown)}")
-    return lines
+    return [*lines, f"named {' '.join(missing)}"] if missing else lines
