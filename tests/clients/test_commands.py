@@ -58,7 +58,8 @@ def test_list_shows_what_a_server_offers(server: ServerProcess) -> None:
     done = in_a_process("list", "--url", server.url)
     assert done.returncode == 0, done.stderr
     assert "Walk-v0" in done.stdout
-    assert "A random walk." in done.stdout
+    # Where a table is narrow, what it says goes on in the next line.
+    assert "A random walk." in " ".join(done.stdout.split())
     listed = {
         env["env_id"]: env for env in orjson.loads(roll_env("list", "--url", server.url, "--json").stdout)
     }
