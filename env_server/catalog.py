@@ -32,8 +32,8 @@ class CatalogEntry:
     """One environment that the server offers.
 
     The spaces are those of the environment as it is made without kwargs; they are known once it was probed. What other
-    servers have registered says how many replicas there are at present, and whether those keep the sessions. `label` is
-    what metrics call it.
+    servers have registered says how many replicas there are at present, and whether those keep the sessions. What is
+    `built_in` may be made in this process to be looked at. `label` is what metrics call it.
     """
 
     env_id: str
@@ -46,6 +46,7 @@ class CatalogEntry:
     deterministic: bool
     replicas: Callable[[], int] | None = None
     relayed: bool = False
+    built_in: bool = False
     action_space: Space[Any] = field(default_factory=UnicodeText)
     observation_space: Space[Any] = field(default_factory=UnicodeText)
     read_action: ActionReader = field(init=False)
@@ -118,9 +119,10 @@ class Catalog:
         # The built-in ones are what a gateway's nodes register.
         bundled = {} if settings.gateway or not settings.builtin else builtin_environments()
         for env_id, spec in bundled.items():
-            entries[env_id] = _class_entry(
-                env_id, spec.entry_point, settings, spec.max_episode_steps, ours=True
-            )
+            entry = _class_entry(env_id, spec.entry_point, settings, spec.max_episode_steps, ours=True)
+            # Where the operator adds data to one, making it may take what a child has to give.
+            entry.built_in = not entry.source.operator_kwargs
+            entries[env_id] = entry
         for text in settings.env:
             env_id, target = named_class(text)
             _refuse_twice(entries, env_id)

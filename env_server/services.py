@@ -328,7 +328,8 @@ class Services:
         self._claims.close()
 
     async def _probe(self, entry: CatalogEntry) -> None:
-        worker = self._workplaces.get(entry.isolation)
+        # Children would import all that is built in before the first session.
+        worker = self._workplaces.get("inline" if entry.built_in else entry.isolation)
         key = f"probe-{entry.env_id}"
         try:
             spaces = await worker.make(key, entry.source, {}, timeout=self.settings.make_timeout_s)
