@@ -18,8 +18,6 @@ from sandbox.result import Guarantees, Outcome, RunResult
 from sandbox.selection import BACKENDS, LEVELS, open_sandbox, survey
 from sandbox.supervised import SupervisedSandbox
 
-HELP = "show which sandboxes work here; `sandbox run` runs a program in one"
-
 
 def main(arguments: Sequence[str]) -> int:
     """Show which sandboxes work on this machine, or run a program in one."""

@@ -6,14 +6,17 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from sandbox import command as sandbox_command
+_SANDBOX_HELP = "show which sandboxes work here; `sandbox run` runs a program in one"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Look at, play, replay, check and measure environments."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments[:1] == ["sandbox"]:
-        # One program a call: it must not wait for the client and all that it imports.
+        # One program a call: it must not wait for the client and all that it imports. And `doctor` has to work where
+        # another package is called `sandbox`.
+        from sandbox import command as sandbox_command
+
         return sandbox_command.main(arguments[1:])
     return _environments(arguments)
 
@@ -31,7 +34,7 @@ def _environments(arguments: Sequence[str]) -> int:
     for command in (listing, play, replay, verify, check, audit, bench, doctor):
         command.add_parser(commands)
     registering.add_parsers(commands)
-    commands.add_parser("sandbox", help=sandbox_command.HELP)
+    commands.add_parser("sandbox", help=_SANDBOX_HELP)
     options = parser.parse_args(arguments)
     try:
         code: int = options.run(options)

@@ -67,7 +67,8 @@ def test_list_shows_what_a_server_offers(server: ServerProcess) -> None:
     assert roll_env("list", "--url", server.url, "--kind", "stateless").stdout.count("Walk-v0") == 0
 
 
-def test_descriptions_are_shown_as_they_are_written() -> None:
+def test_descriptions_are_shown_as_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     done = roll_env("list", "--env", "Tagged=tests.support.client_envs:Tagged")
     assert done.returncode == 0, done.stderr
     assert "[/no] [bold]tags :x:" in " ".join(done.stdout.split())

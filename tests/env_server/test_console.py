@@ -29,6 +29,7 @@ def served() -> Iterator[Server]:
         *ENVS,
         *INLINE,
         *("--env", "Hostile=tests.support.hostile_env:Hostile", "--isolation", "Hostile=inline"),
+        *("--env", "tests.support.served_envs:Undrawable", "--isolation", "Undrawable=inline"),
         *("--gymnasium", "CartPole-v1", "--isolation", "CartPole-v1=inline"),
     ) as running:
         yield running
@@ -192,11 +193,10 @@ def test_numbers_are_buttons_and_arrays_are_json(page: Page) -> None:
 
 
 def test_a_drawing_that_breaks_the_episode_says_so(page: Page) -> None:
-    open_play(page, "CartPole-v1")
+    open_play(page, "Undrawable")
     expect(page.get_by_label("Draw each step")).not_to_be_checked()
     page.get_by_label("Draw each step").press("Space")
     expect(page.get_by_role("alert")).to_contain_text("env_error")
-    expect(page.get_by_role("button", name="0", exact=True)).to_be_disabled()
     open_play(page, "FrozenLake-v0")
     expect(page.get_by_role("img", name=re.compile("Picture of"))).to_be_visible()
 

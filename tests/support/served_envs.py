@@ -78,6 +78,15 @@ class Count(gymnasium.Env):
         return f"<{self.count}>"
 
 
+class Undrawable(Count):
+    """Says that it can be drawn, and cannot."""
+
+    metadata: ClassVar[dict[str, Any]] = Count.metadata | {"render_modes": ["rgb_array"]}
+
+    def render(self) -> str:
+        raise RuntimeError("no pencil")
+
+
 class SlowCount(Count):
     """The same in a child process: its class does not declare `inline`."""
 

@@ -1,5 +1,6 @@
 """Tokens between clients, gateways and nodes."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -52,11 +53,9 @@ def headers(token: str) -> dict[str, str]:
 
 
 async def wait_for(fleet: Fleet, env_id: str) -> None:
-    async with EnvClient(fleet.gateway.url, token=fleet.tokens["player"]) as client:
-        for _ in range(600):
-            if any(env.env_id == env_id for env in await client.envs()):
-                return
-    raise AssertionError(f"{env_id} was not registered")
+    async with EnvClient(fleet.gateway.url, token=fleet.tokens["player"]) as client, asyncio.timeout(90):
+        while all(env.env_id != env_id for env in await client.envs()):
+            await asyncio.sleep(0.05)
 
 
 async def test_each_uses_its_own_token(fleet: Fleet) -> None:
