@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -107,6 +108,9 @@ async def _serve(
         announcer.start()
         services.on_socket_dropped = announcer.socket_dropped
         server.on_drain = announcer.leave
+    # What is there before the first session stays; collections that looked through it would keep steps waiting.
+    gc.collect()
+    gc.freeze()
     announce()
     await serving
     await services.stop()

@@ -25,7 +25,7 @@ from contenders import OWN_SERVER
 from load import OwnSocketConnection, close, hold_sessions, run_load
 from paced import run_paced
 from rounds import Rows, progress
-from wire import Dialect, Session, rollgym, rollgym_long, rollgym_walk
+from wire import Dialect, Session, bare_walk, rollgym, rollgym_long, rollgym_walk
 
 _HERE = Path(__file__).parent
 _LAKE = "envs.frozen_lake:FrozenLakeEnv"
@@ -78,7 +78,28 @@ HELD = (
     _long(500, 1),
     _long(500, 30),
 )
-PACED = {"one socket": 1, "a socket each": 256}
+
+
+class Paced(NamedTuple):
+    """Steps that come at times of their own.
+
+    Attributes:
+        sockets: How many sockets share the sessions.
+        dialect: What each session says.
+        server: Arguments of the interpreter that start the server.
+    """
+
+    sockets: int
+    dialect: Dialect = rollgym_walk
+    server: tuple[str, ...] = _SERVER
+
+
+REFERENCE = "a socket each, bare Starlette"
+PACED = {
+    "one socket": Paced(1),
+    "a socket each": Paced(256),
+    REFERENCE: Paced(256, bare_walk, (str(_HERE / "bare.py"),)),
+}
 _PACED_SESSIONS = 256
 
 
@@ -136,7 +157,7 @@ def measure_paced(chosen: Sequence[str], options: argparse.Namespace) -> Rows:
     rows: Rows = defaultdict(list)
     for number in range(options.rounds):
         for label in chosen:
-            with processes.server((sys.executable, *_SERVER)) as server:
+            with processes.server((sys.executable, *PACED[label].server)) as server:
                 found = uvloop.run(pace(server, PACED[label], options, _SEED + number))
             found["load_average"] = processes.load_average()
             rows[label, _PACED_SESSIONS].append(found)
@@ -145,17 +166,17 @@ def measure_paced(chosen: Sequence[str], options: argparse.Namespace) -> Rows:
 
 
 async def pace(
-    server: processes.Server, sockets: int, options: argparse.Namespace, seed: int
+    server: processes.Server, paced: Paced, options: argparse.Namespace, seed: int
 ) -> dict[str, float]:
     """One measurement."""
     port, pid = server
     peak = (
-        await run_load(port, pid, OwnSocketConnection, _walkers(sockets), seconds=options.seconds)
+        await run_load(port, pid, OwnSocketConnection, _walkers(paced), seconds=options.seconds)
     ).summary()
     found = await run_paced(
         port,
         pid,
-        _walkers(sockets),
+        _walkers(paced),
         rate=_LOAD * peak["steps_per_s"],
         seconds=options.paced_seconds,
         seed=seed,
@@ -163,9 +184,9 @@ async def pace(
     return {"peak_steps_per_s": peak["steps_per_s"], "peak_p50_ms": peak["p50_ms"], **found}
 
 
-def _walkers(sockets: int) -> Sequence[Sequence[Session]]:
-    share = _PACED_SESSIONS // sockets
-    return [[rollgym_walk(index) for index in range(share)] for _ in range(sockets)]
+def _walkers(paced: Paced) -> Sequence[Sequence[Session]]:
+    share = _PACED_SESSIONS // paced.sockets
+    return [[paced.dialect(index) for index in range(share)] for _ in range(paced.sockets)]
 
 
 def find_bars(held: Sequence[dict[str, Any]], paced: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -187,6 +208,7 @@ def find_bars(held: Sequence[dict[str, Any]], paced: Sequence[dict[str, Any]]) -
         *(
             figure
             for each in paced
+            if each["who"] != REFERENCE
             for figure in (
                 # Where the server does not keep up, every step waits and the ratio says nothing.
                 rounds.bar(

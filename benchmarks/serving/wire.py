@@ -220,6 +220,16 @@ def bare(index: int) -> Session:
         expect(b'"reward":', (yield 1, step))
 
 
+def bare_walk(index: int) -> Session:
+    """Moves at random, as `rollgym_walk` makes them."""
+    generator = random.Random(index)
+    while True:
+        expect(
+            b'"reward":',
+            (yield 1, b'{"id":%d,"op":"step","action":"%b"}' % (index, generator.choice(_MOVES))),
+        )
+
+
 def bare_batch(count: int) -> Dialect:
     """One frame for `count` environments."""
 

@@ -132,7 +132,9 @@ async def test_a_step_whose_actors_are_killed_again_and_again_is_given_up(
 async def test_sessions_go_on_when_their_node_dies(cluster: Cluster, single: Server, beacon: Beacon) -> None:
     node = cluster.add_node(num_cpus=1)
     # Another server has one of the other node's CPUs, so that the third actor has to be on this one.
-    with serve(cluster, "--ray-min-actors", "3", "--ray-sessions-per-actor", "2") as server:
+    arguments = ("--ray-min-actors", "3", "--ray-sessions-per-actor", "2", "--log-level", "info")
+    with serve(cluster, *arguments) as server:
+        await asyncio.to_thread(server.wait_for, "there are 3")
         async with server.socket() as socket:
             players = await play(socket, "Fragile", "Fragile", "Fragile")
             actors = [await find_actor(player, beacon) for player in players]

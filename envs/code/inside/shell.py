@@ -1,24 +1,30 @@
 """Keeps a shell: commands come in, their output goes out, and what they leave behind is looked at from here.
 
-Where a command ends, its shell says on a descriptor of its own, so that no output can look like an end.
+Where a command ends, its shell says on a socket of its own, so that no output can look like an end. A socket, unlike
+a pipe, cannot be opened anew below /proc, and what a command says there itself is no end of the next one, as no command
+knows the ticket of another.
 """
 
 import contextlib
 import hashlib
 import json
 import os
+import re
 import resource
+import secrets
 import select
 import signal
+import socket
 import stat
 import subprocess
 import time
 from typing import Any
 
 _CHUNK = 1 << 16
+# The names are ours, so that a command may call its own variables as it likes.
 _LOOP = (
-    'while IFS= read -r -d "" -u {commands} command; do '
-    'eval "$command" </dev/null {commands}<&- {ends}>&-; printf "%d\\n" "$?" >&{ends}; done'
+    'while IFS= read -r -d "" -u {channel} _turn_ticket && IFS= read -r -d "" -u {channel} _turn_command; do '
+    'eval "$_turn_command" </dev/null {channel}<&-; printf "\\n%s %d\\n" "$_turn_ticket" "$?" >&{channel}; done'
 )
 _MOST_FILES = 2000
 
@@ -27,65 +33,50 @@ class Shell:
     """One bash. It keeps variables, functions and its directory from command to command."""
 
     def __init__(self) -> None:
-        commands, self._commands = os.pipe()
-        self._ends, ending = os.pipe()
+        self._channel, theirs = socket.socketpair()
         self._output, writing = os.pipe()
-
         self.process = subprocess.Popen(
-            ["/bin/bash", "--norc", "--noprofile", "-c", _LOOP.format(commands=commands, ends=ending)],
+            ["/bin/bash", "--norc", "--noprofile", "-c", _LOOP.format(channel=theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=writing,
             stderr=subprocess.STDOUT,
-            pass_fds=(commands, ending),
+            pass_fds=(theirs.fileno(),),
             start_new_session=True,
         )
-        for descriptor in (commands, ending, writing):
-            os.close(descriptor)
-        for descriptor in (self._ends, self._output):
-            os.set_blocking(descriptor, False)
+        theirs.close()
+        os.close(writing)
+        os.set_blocking(self._output, False)
 
     def run(self, command: str, seconds: float, most: int) -> dict[str, Any]:
         """Run a command; return its output and its exit code, or how the shell came to its end."""
-        os.write(self._commands, command.encode(errors="replace").replace(b"\0", b"") + b"\0")
+        ticket = secrets.token_hex(8).encode()
+        asked = command.encode(errors="replace").replace(b"\0", b"")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._channel.sendall(b"%s\0%s\0" % (ticket, asked))
         deadline = time.monotonic() + seconds
-        output, left_out, end = bytearray(), 0, b""
+        output, said = _Output(most), b""
+        end = re.compile(rb"^%s (\d+)$" % ticket, re.MULTILINE)
         watched = select.poll()
-        for descriptor in (self._ends, self._output):
-            watched.register(descriptor, select.POLLIN)
-        status = "late"
-        while (left := deadline - time.monotonic()) > 0:
-            ready = watched.poll(left * 1000)
-            for descriptor, _ in ready:
+        watched.register(self._channel, select.POLLIN)
+        watched.register(self._output, select.POLLIN)
+        status, code = "late", None
+        while status == "late" and (left := deadline - time.monotonic()) > 0:
+            for descriptor, _ in watched.poll(left * 1000):
                 if descriptor == self._output:
-                    part = _read(descriptor)
-                    if part == b"":
-                        watched.unregister(descriptor)
-                    kept = (part or b"")[: max(0, most - len(output))]
-                    output += kept
-                    left_out += len(part or b"") - len(kept)
-                else:
-                    part = _read(descriptor)
-                    if part == b"":
-                        status = "ended"
-                    end += part or b""
-            if b"\n" in end:
-                status = "done"
-            if status != "late":
-                break
+                    if not output.take(self._output):
+                        watched.unregister(self._output)
+                    continue
+                part = _read(descriptor)
+                # What is not yet a whole line may still become one, if it is short.
+                said = said.rpartition(b"\n")[2][-32:] + (part or b"")
+                if found := end.search(said[: said.rfind(b"\n") + 1]):
+                    status, code = "done", int(found[1])
+                elif part == b"":
+                    status = "ended"
         # What the command has written before its end may still be in the pipe.
-        while watched.poll(0) and (part := _read(self._output)):
-            kept = part[: max(0, most - len(output))]
-            output += kept
-            left_out += len(part) - len(kept)
-        code = (
-            int(end.split(b"\n")[0] or b"0") if status == "done" and end.split(b"\n")[0].isdigit() else None
-        )
-        return {
-            "status": status,
-            "exit": code,
-            "output": output.decode(errors="replace"),
-            "left_out": left_out,
-        }
+        while select.select([self._output], [], [], 0)[0] and output.take(self._output):
+            pass
+        return {"status": status, "exit": code, "output": output.text(), "left_out": output.left_out}
 
     def end(self) -> None:
         """Kill it and what it has started."""
@@ -93,8 +84,28 @@ class Shell:
             os.killpg(self.process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(5)
-        for descriptor in (self._commands, self._ends, self._output):
-            os.close(descriptor)
+        self._channel.close()
+        os.close(self._output)
+
+
+class _Output:
+    """The beginning of what is written, and how much more there was."""
+
+    def __init__(self, most: int) -> None:
+        self.left_out = 0
+        self._most = most
+        self._kept = bytearray()
+
+    def take(self, descriptor: int) -> bool:
+        """Read what is there; tell whether there may be more."""
+        part = _read(descriptor)
+        kept = (part or b"")[: max(0, self._most - len(self._kept))]
+        self._kept += kept
+        self.left_out += len(part or b"") - len(kept)
+        return part != b""
+
+    def text(self) -> str:
+        return self._kept.decode(errors="replace")
 
 
 def main() -> None:

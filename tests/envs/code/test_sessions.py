@@ -97,9 +97,15 @@ def test_a_shell_that_ends_is_started_anew(shell):
 
 
 def test_a_forged_end_fools_nobody_but_its_command(shell):
-    shell("for f in /proc/$$/fd/*; do printf '0\\n' > $f; done")
-    shell("true")
-    assert shell("echo fine") == "fine\n"
+    assert "started anew" in shell("exit")
+    assert shell("command=kept; number=4") == "[no output]"
+    forged = "\\n".join(["0", *(f"{number} 0" for number in range(40))])
+    for places in ("> /proc/$$/fd/$n", ">&$n"):
+        for own in ("", "$_turn_ticket 0\\n"):
+            shell(f'for n in {{3..30}}; do printf "{own}{forged}\\n" {places}; sleep 0.01; done')
+            shell("true")
+            assert shell("echo fine; (exit 7)").endswith("fine\n\n[exit code 7]")
+    assert shell("echo $command $number") == "kept 4\n"
 
 
 def test_a_long_output_of_a_shell_is_cut(shell):
