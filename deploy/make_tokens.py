@@ -33,6 +33,7 @@ def make_tokens(root: Path) -> bool:
     # The image of Prometheus has a user of its own, and no other container has this directory.
     _keep(root / "prometheus" / "gateway", add_token(gateway, "prometheus", ["admin"]), _ANYBODY)
     _keep(root / "prometheus" / "nodes", add_token(nodes, "prometheus", ["admin"]), _ANYBODY)
+    _keep(root / "prometheus" / "sandbox", add_token(sandbox, "prometheus", ["admin"]), _ANYBODY)
     gateway.rename(done)
     return True
 

@@ -49,13 +49,12 @@ class SupervisedSession:
         """Return what it has written since, as soon as there is something; nothing at the end or at the time-out."""
         if self._result is not None:
             return b""
-        ready, _, _ = select.select([self._from_program], [], [], max(0.0, timeout_seconds))
-        return os.read(self._from_program, _CHUNK) if ready else b""
+        return os.read(self._from_program, _CHUNK) if _readable(self._from_program, timeout_seconds) else b""
 
     @property
     def alive(self) -> bool:
         """Whether the program runs."""
-        return self._result is None and not select.select([self._connection], [], [], 0)[0]
+        return self._result is None and not _readable(self._connection.fileno(), 0.0)
 
     def close(self) -> RunResult:
         """End the program, and everything that it started; return what became of it."""
@@ -72,3 +71,10 @@ class SupervisedSession:
                 os.close(self._to_program)
                 os.close(self._from_program)
         return self._result
+
+
+def _readable(descriptor: int, timeout_seconds: float) -> bool:
+    # Servers have more descriptors than select() can look at.
+    watched = select.poll()
+    watched.register(descriptor, select.POLLIN)
+    return bool(watched.poll(1000 * max(0.0, timeout_seconds)))

@@ -60,13 +60,13 @@ def test_tokens_are_made_once_and_each_opens_what_it_is_for(tmp_path):
             "prometheus/gateway": ("admin",),
         },
         "nodes": {"nodes/play": ("play",), "prometheus/nodes": ("admin",)},
-        "sandbox": {"nodes/sandbox": ("play",)},
+        "sandbox": {"nodes/sandbox": ("play",), "prometheus/sandbox": ("admin",)},
     }
     assert sorted(made) == sorted(
         path for server, known in holders.items() for path in (*known, f"{server}/tokens.yaml")
     )
     readable = {path for path in made if (tmp_path / path).stat().st_mode & 0o077}
-    assert readable == {"prometheus/gateway", "prometheus/nodes"}
+    assert readable == {"prometheus/gateway", "prometheus/nodes", "prometheus/sandbox"}
 
     assert not make_tokens(tmp_path)
     assert made == {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.glob("*/*")}

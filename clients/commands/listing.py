@@ -15,6 +15,8 @@ from clients.client import EnvClient
 from clients.commands.arguments import CONNECT_TIMEOUT_S, add_server_arguments, server_url
 from clients.protocol.messages import EnvInfo
 
+_LEAST_DESCRIPTION = 20
+
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
@@ -33,7 +35,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(orjson.dumps([env.model_dump() for env in chosen], option=orjson.OPT_INDENT_2).decode())
     else:
-        Console(markup=False, emoji=False).print(_table(chosen))
+        console = Console(markup=False, emoji=False)
+        console.print(_table(chosen, console.width))
     return 0
 
 
@@ -42,19 +45,28 @@ async def _fetch(url: str, token: str | None) -> list[EnvInfo]:
         return await client.envs()
 
 
-def _table(envs: list[EnvInfo]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in ("id", "version", "kind", "runs", "deterministic", "steps", "description"):
-        table.add_column(heading, no_wrap=heading == "id")
-    for env in envs:
-        table.add_row(
+def _table(envs: list[EnvInfo], room: int) -> Table:
+    rows = [
+        (
             env.env_id,
             env.version,
             env.kind,
             env.isolation if env.origin == "local" else f"registered ({env.replicas})",
             "yes" if env.deterministic else "no",
             str(env.max_episode_steps or "-"),
-            # What an author wrote is no markup.
-            Text(env.description),
         )
+        for env in envs
+    ]
+    headings = ("id", "version", "kind", "runs", "deterministic", "steps")
+    table = Table(box=None, pad_edge=False)
+    for heading, *cells in zip(headings, *rows, strict=True):
+        width = max(map(len, (heading, *cells)))
+        table.add_column(heading, width=width, no_wrap=True)
+        room -= width + 2
+    # One line each, as far as there is room; --json has all of it.
+    if room >= _LEAST_DESCRIPTION:
+        table.add_column("description", width=room, no_wrap=True, overflow="ellipsis")
+    for env, row in zip(envs, rows, strict=True):
+        # What an author wrote is no markup.
+        table.add_row(*row, *([Text(env.description)] if room >= _LEAST_DESCRIPTION else []))
     return table

@@ -123,7 +123,7 @@ def test_nodes_and_third_parties_see_the_gateway_and_nothing_else(fleet: Fleet) 
         "sandbox": {"programs"},
         "guess": {"third-parties"},
         "guess-registration": {"third-parties"},
-        "prometheus": {"nodes", "monitoring"},
+        "prometheus": {"nodes", "programs", "monitoring"},
     }
     # The index that the image's packages came from: the gateway's network leads there, the others lead nowhere.
     outside = socket.gethostbyname("pypi.org")

@@ -32,7 +32,7 @@ def scraped(fleet: Fleet) -> Iterator[dict[str, Any]]:
         found = fleet.prometheus("/api/v1/targets")["activeTargets"]
         return sorted((target["labels"]["job"], target["health"]) for target in found)
 
-    expected = [("gateway", "up"), ("nodes", "up"), ("nodes", "up")]
+    expected = [("gateway", "up"), ("nodes", "up"), ("nodes", "up"), ("sandbox", "up")]
     assert eventually(lambda: targets() == expected), targets()
     env = RemoteEnv(fleet.url, "FrozenLake-v0", {"size": 4}, token=fleet.token)
     for _ in range(2):  # a rate takes two scrapes
