@@ -52,6 +52,11 @@ class Fleet:
         """Send a signal to the first process of a container."""
         _run("docker", "kill", "--signal", name, container)
 
+    def remove(self, *containers: str) -> None:
+        """Tell containers to stop, wait until they have, and remove them."""
+        _run("docker", "stop", "--time", "40", *containers)
+        _run("docker", "rm", *containers)
+
     def get(self, path: str, token: str | None) -> httpx.Response:
         """Ask the gateway."""
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}

@@ -63,6 +63,21 @@ def test_a_gateway_that_is_started_anew_goes_on_with_its_sessions(fleet: Fleet) 
     assert eventually(lambda: fleet.replicas().get("Guess") == 1)
 
 
+def test_nodes_are_replaced_while_an_episode_goes_on(fleet: Fleet) -> None:
+    env = RemoteEnv(fleet.url, "FrozenLake-v0", {"size": 4}, token=fleet.token)
+    env.reset(seed=5)
+    env.step("Left")
+    old = fleet.containers("environments")
+    fleet.scale(2 * len(old))
+    assert eventually(lambda: fleet.replicas()["FrozenLake-v0"] == 2 * len(old))
+    fleet.remove(*old)
+    env.step("Left")
+    assert env.session.step_index == 2
+    env.close()
+    assert not set(old) & set(fleet.containers("environments"))
+    assert eventually(lambda: fleet.replicas()["FrozenLake-v0"] == len(old))
+
+
 def test_training_is_the_same_step_by_step_though_a_node_is_killed(fleet: Fleet, tmp_path: Path) -> None:
     train("--config", TRAINING, f"output_dir={tmp_path}/undisturbed")
     expected = read_lines(tmp_path / "undisturbed" / "digests.jsonl")
