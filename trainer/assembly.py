@@ -181,9 +181,11 @@ async def open_players(settings: RunSettings, policy: Policy) -> AsyncIterator[P
     """Start the inference engine and what leads to it."""
     torch.set_num_threads(settings.threads)
     context = context_policy(settings.prompt)
+    if settings.prompt.tools == "template":
+        policy.renderer.require_tools()
 
     def make_prompts() -> PromptBuilder:
-        return PromptBuilder(policy.renderer, context, settings.prompt.instruction)
+        return PromptBuilder(policy.renderer, context, settings.prompt)
 
     engine = TorchEngine(
         policy.model,

@@ -23,7 +23,7 @@ class DemonstratingActor(ExpertActor):
 
     def begin(self, info: Mapping[str, Any]) -> None:
         """Start the prompts of a new episode."""
-        self._prompts.begin(info.get("instruction"))
+        self._prompts.begin(info)
 
     async def act(self, trajectory: Trajectory, view: View) -> Turn:
         """Write the prompt and the expert's reply into the record."""

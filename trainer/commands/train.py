@@ -133,7 +133,7 @@ async def _warm_start(
     shown = await collect_demonstrations(
         source,
         warm.demonstrations,
-        lambda: PromptBuilder(policy.renderer, context, settings.prompt.instruction),
+        lambda: PromptBuilder(policy.renderer, context, settings.prompt),
         warm.reply,
         pool,
         settings.rollout.max_turns,

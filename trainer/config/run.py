@@ -48,6 +48,9 @@ class PromptSettings(Settings):
     instruction: Literal["system", "first_user", "none"] = Field(
         "system", description="Where the environment's instruction goes."
     )
+    tools: Literal["none", "template"] = Field(
+        "none", description="Whether the chat template is given the environment's tools (`info['tools']`)."
+    )
     custom_context: str | None = Field(
         None, description="module:attr of a function (history, observation) -> messages; replaces `context`."
     )

@@ -78,7 +78,7 @@ class ModelActor:
 
     def begin(self, info: Mapping[str, Any]) -> None:
         """Start the prompts of a new episode."""
-        self._prompts.begin(info.get("instruction"))
+        self._prompts.begin(info)
 
     async def act(self, trajectory: Trajectory, view: View) -> Turn:
         """Sample a reply and write it into the record."""

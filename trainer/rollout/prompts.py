@@ -1,10 +1,12 @@
 """Builds each turn's prompt onto the record: the stored ids plus a tail, or a new segment."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from trainer.config.run import PromptSettings
 from trainer.records import Segment, Trajectory
 from trainer.rollout.context import ContextPolicy, Exchange, Message, with_instruction
-from trainer.rollout.rendering import ChatRenderer
+from trainer.rollout.rendering import ChatRenderer, Tool
 
 
 class PromptBuilder:
@@ -13,20 +15,27 @@ class PromptBuilder:
     Args:
         renderer: The policy's chat template.
         context: What of the episode a prompt shows.
-        placement: Where the environment's instruction goes: "system", "first_user" or "none".
+        settings: Where the environment's instruction and its tools go.
     """
 
-    def __init__(self, renderer: ChatRenderer, context: ContextPolicy, placement: str) -> None:
+    def __init__(self, renderer: ChatRenderer, context: ContextPolicy, settings: PromptSettings) -> None:
         self.renderer = renderer
         self._context = context
-        self._placement = placement
+        self._placement = settings.instruction
+        self._shows_tools = settings.tools == "template"
         self._messages: list[Message] = []
         self._history: list[Exchange] = []
         self._instruction: str | None = None
+        self._tools: Sequence[Tool] = ()
 
-    def begin(self, instruction: str | None) -> None:
-        """Start a new episode."""
-        self._instruction = instruction
+    def begin(self, info: Mapping[str, Any]) -> None:
+        """Start a new episode.
+
+        Args:
+            info: What the reset told, with the `instruction` and the `tools`, if there are any.
+        """
+        self._instruction = info.get("instruction")
+        self._tools = info.get("tools", ()) if self._shows_tools else ()
         self._messages = []
         self._history = []
 
@@ -47,7 +56,7 @@ class PromptBuilder:
             if trajectory.segments:
                 trajectory.forks += 1
             segment = Segment()
-            segment.append_context(self.renderer.prompt(messages))
+            segment.append_context(self.renderer.prompt(messages, self._tools))
             trajectory.segments.append(segment)
         self._messages = messages
         return segment.ids

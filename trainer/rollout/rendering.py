@@ -5,7 +5,7 @@ rendered to. Then the next prompt is the stored ids plus a tail, and nothing is 
 rewrite the past (some drop earlier reasoning) fail the proof, and each of their turns opens a segment of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +17,11 @@ _PROBE_TAILS: tuple[tuple[Message, ...], ...] = (
     ({"role": "user", "content": "P__\n_O_"},),
     ({"role": "user", "content": "one"}, {"role": "user", "content": "two"}),
 )
+_QUESTION: tuple[Message, ...] = ({"role": "user", "content": "x"},)
 _CACHE_SIZE = 8192
+
+Tool = Mapping[str, Any]
+"""What a tool is called, what it does and what it takes, as chat templates have it."""
 
 
 class ChatRenderer:
@@ -50,9 +54,33 @@ class ChatRenderer:
         self.stop_token_ids = tuple(sorted(stops))
         self.append_only = self._prove_append_only()
 
-    def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids of a whole conversation, ready for the policy's reply."""
-        return list(self._ids_of_text(self._render(messages, generation_prompt=True)))
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+        """Return the ids of a whole conversation, ready for the policy's reply.
+
+        Args:
+            messages: The conversation.
+            tools: Declarations that the template writes into it where it likes.
+        """
+        return list(self._ids_of_text(self._render(messages, generation_prompt=True, tools=tools)))
+
+    def require_tools(self) -> None:
+        """Make sure that the chat template writes tools into prompts.
+
+        Raises:
+            ValueError: If it passes over them.
+        """
+        function = {
+            "name": "a_probing_tool",
+            "description": "",
+            "parameters": {"type": "object", "properties": {}},
+        }
+        tool: Tool = {"type": "function", "function": function}
+        if "a_probing_tool" not in self._render(_QUESTION, generation_prompt=True, tools=[tool]):
+            raise ValueError(
+                "prompt.tools is 'template', and the tokenizer's chat template passes over tools: take a tokenizer "
+                "whose template knows them, or leave prompt.tools at 'none' and the tools in the instruction "
+                "(the environment's describe_tools)"
+            )
 
     def tail(self, messages: Sequence[Message], last_id: int) -> list[int]:
         """Return the ids that follow a reply: the closing of the policy's turn, new messages, the next opening.
@@ -75,10 +103,13 @@ class ChatRenderer:
     def _tokenize(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def _render(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
+    def _render(
+        self, messages: Sequence[Message], *, generation_prompt: bool, tools: Sequence[Tool] = ()
+    ) -> str:
         return str(
             self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] or None,
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
             )

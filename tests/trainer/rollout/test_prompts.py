@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.config.run import PromptSettings
-from trainer.models.tokenizer import build_tiny_tokenizer
+from trainer.models.tokenizer import CHAT_TEMPLATE, build_tiny_tokenizer
 from trainer.records import Trajectory
 from trainer.rollout.context import context_policy, with_instruction
 from trainer.rollout.prompts import PromptBuilder
@@ -25,10 +25,21 @@ FORGETFUL = (
 )
 
 
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}},
+    }
+]
+WITH_TOOLS = (
+    "{%- for tool in tools or [] -%}<|tool|>{{ tool.function.name }}<|end|>{%- endfor -%}" + CHAT_TEMPLATE
+)
+
+
 def play(builder: PromptBuilder, observations, replies, *, closed=True):
     """Feed observations and replies through a builder and return the record and every prompt."""
     trajectory, prompts = Trajectory(Task(0, "Any-v0", 0), 0), []
-    builder.begin("Play.")
+    builder.begin({"instruction": "Play.", "tools": TOOLS})
     for turn, (observation, reply) in enumerate(zip(observations, replies, strict=True)):
         messages = ({"role": "user", "content": observation},)
         prompts.append(list(builder.extend(trajectory, messages)))
@@ -41,7 +52,8 @@ def play(builder: PromptBuilder, observations, replies, *, closed=True):
 
 
 def builder_of(renderer=RENDERER, placement="system", **settings):
-    return PromptBuilder(renderer, context_policy(PromptSettings(**settings)), placement)
+    settings = PromptSettings(instruction=placement, **settings)
+    return PromptBuilder(renderer, context_policy(settings), settings)
 
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="<|>"), max_size=12)
@@ -100,6 +112,20 @@ def test_a_template_that_rewrites_the_past_is_found_out_and_forks():
         tokenizer.decode(prompts[1])
         == "<|system|>Play.<|end|><|user|>a<|end|><|assistant|>Up<|end|><|user|>b<|end|><|assistant|>"
     )
+
+
+@pytest.mark.parametrize("context", ["full_history", "single_turn"])
+def test_the_template_is_given_the_tools_if_it_takes_them(context):
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.chat_template = WITH_TOOLS
+    renderer = ChatRenderer(tokenizer)
+    renderer.require_tools()
+    _, told = play(builder_of(renderer, context=context, tools="template"), ["a", "b"], ["Up", "Up"])
+    _, untold = play(builder_of(renderer, context=context), ["a", "b"], ["Up", "Up"])
+    for prompt, without in zip(told, untold, strict=True):
+        assert tokenizer.decode(prompt) == "<|tool|>add<|end|>" + tokenizer.decode(without)
+    with pytest.raises(ValueError, match="passes over tools"):
+        RENDERER.require_tools()
 
 
 def test_a_tokenizer_without_a_template_is_refused():
