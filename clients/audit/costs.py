@@ -19,6 +19,8 @@ _STEPS = 300
 _LATENCY_S = 3.0
 _SLOW_S = 1.0
 _WINDOWS = 8
+_WARM_UP_WINDOWS = 3
+_LEAST_WINDOWS = 4
 _MOST_IN_A_WINDOW = 64
 _STEPS_PER_EPISODE = 20
 _GROWS = 8 * 1024
@@ -73,7 +75,10 @@ def _timed(check: str, seconds: Sequence[float]) -> Entry:
 
 
 async def _memory(subject: Subject) -> Entry:
-    """Play in windows of equal size, and take the median growth of a window: allocators grow in leaps."""
+    """Play in windows of equal size, and take the median growth of a window: allocators grow in leaps.
+
+    The first windows fill what has a limit, such as caches, and are left out where there are enough others.
+    """
     check = "memory"
     if await asyncio.to_thread(subject.resident_bytes) is None:
         return Entry(
@@ -95,9 +100,10 @@ async def _memory(subject: Subject) -> Entry:
             break
         resident.append(held)
         episodes += len(played)
-    if len(resident) < _WINDOWS // 2:
+    if len(resident) < _LEAST_WINDOWS:
         return Entry(_SECTION, check, Verdict.SKIPPED, "too few episodes were played in time")
-    growth = median(after - before for before, after in pairwise(resident)) / size
+    counted = resident[min(_WARM_UP_WINDOWS, len(resident) - _LEAST_WINDOWS) :]
+    growth = median(after - before for before, after in pairwise(counted)) / size
     numbers = {
         "episodes": episodes,
         "bytes_per_episode": growth,

@@ -58,8 +58,10 @@ def test_list_shows_what_a_server_offers(server: ServerProcess) -> None:
     done = in_a_process("list", "--url", server.url)
     assert done.returncode == 0, done.stderr
     assert "Walk-v0" in done.stdout
-    # Where a table is narrow, what it says goes on in the next line.
-    assert "A random walk." in " ".join(done.stdout.split())
+    assert "A random walk." in in_a_process("list", "--url", server.url, COLUMNS="160").stdout
+    # Where there is no room for descriptions, whole columns are left and each environment has one line.
+    narrow = in_a_process("list", "--url", server.url, COLUMNS="60").stdout.splitlines()
+    assert len(narrow) == 1 + len(orjson.loads(roll_env("list", "--url", server.url, "--json").stdout))
     listed = {
         env["env_id"]: env for env in orjson.loads(roll_env("list", "--url", server.url, "--json").stdout)
     }

@@ -73,7 +73,7 @@ def test_a_built_in_environment(auditor: Auditor, env_id: str) -> None:
     if case.in_sandbox:
         working_sandbox()
     # What is measured needs enough episodes, also where the machine has little time for them.
-    card = auditor.audit(env_id, case.kwargs, episodes=case.episodes, budget_s=180)
+    card = auditor.audit(env_id, case.kwargs, episodes=case.episodes, budget_s=400)
     stateless = card.about["kind"] == "stateless"
     has_reference = stateless and "reference answer" not in case.not_asked
     assert faults(card) == (TASK_IN_STATE if has_reference else {}) | case.faults

@@ -117,6 +117,12 @@ async def sessions_at(nodes: list[ServerProcess]) -> int:
     return sum(info["capacity"]["sessions"] for info in infos)
 
 
+async def no_sessions_at(nodes: list[ServerProcess]) -> None:
+    async with asyncio.timeout(30):
+        while await sessions_at(nodes):
+            await asyncio.sleep(0.1)
+
+
 async def test_any_gateway_goes_on_with_a_session(fleet: Fleet, players: list[Player]) -> None:
     player = await Player(fleet.one.url, risk=0.0).begin(3)
     players.append(player)
@@ -315,15 +321,15 @@ async def test_a_portable_episode_goes_on_behind_the_gateway(fleet: Fleet, playe
 
 
 async def test_sessions_of_dropped_sockets_end_at_their_nodes(fleet: Fleet) -> None:
+    # Those of the tests before were closed, but a copy on a node that had been given up takes a moment.
+    await no_sessions_at(fleet.nodes)
     async with websockets.connect(f"{fleet.one.url.replace('http', 'ws')}/v1/ws") as socket:
         await socket.send(orjson.dumps({"id": 1, "op": "make", "env_id": "Walk-v0", "count": 6}))
         assert len(orjson.loads(await socket.recv())["ok"]["sessions"]) == 6
         assert await sessions_at(fleet.nodes) == 6
         # Without a goodbye, as a client that dies.
         socket.transport.abort()
-    async with asyncio.timeout(30):
-        while await sessions_at(fleet.nodes):
-            await asyncio.sleep(0.1)
+    await no_sessions_at(fleet.nodes)
 
 
 async def test_lists_and_limits_are_the_gateways(fleet: Fleet, players: list[Player]) -> None:
@@ -346,6 +352,4 @@ async def test_lists_and_limits_are_the_gateways(fleet: Fleet, players: list[Pla
 
 async def test_nodes_have_no_session_left_of_all_of_this(fleet: Fleet) -> None:
     """A node that was away is told which of its sessions went on elsewhere."""
-    async with asyncio.timeout(30):
-        while await sessions_at(fleet.nodes):
-            await asyncio.sleep(0.1)
+    await no_sessions_at(fleet.nodes)
