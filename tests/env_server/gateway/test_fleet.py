@@ -25,7 +25,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
 
 @pytest.fixture(scope="module")
 def nodes(gateway: ServerProcess) -> Iterator[list[ServerProcess]]:
-    arguments = (*ENVS, "--register", gateway.url, *QUIET)
+    lake = ("--no-builtin", "--env", "FrozenLake-v0=envs.frozen_lake:FrozenLakeEnv")
+    arguments = (*lake, *ENVS, "--register", gateway.url, *QUIET)
     with ServerProcess(arguments) as one, ServerProcess((*arguments, "--processes", "2")) as other:
         asyncio.run(replicas(gateway, 2))
         yield [one, other]
@@ -36,7 +37,7 @@ async def replicas(gateway: ServerProcess, count: int) -> None:
     async with httpx.AsyncClient(base_url=gateway.url) as http, asyncio.timeout(60):
         while True:
             found = (await http.get("/v1/envs")).json().get("envs", [])
-            if len(found) > 5 and all(env["replicas"] == count for env in found):
+            if len(found) == 6 and all(env["replicas"] == count for env in found):
                 return
             await asyncio.sleep(0.1)
 
