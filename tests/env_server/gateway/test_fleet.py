@@ -25,8 +25,9 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
 
 @pytest.fixture(scope="module")
 def nodes(gateway: ServerProcess) -> Iterator[list[ServerProcess]]:
-    lake = ("--no-builtin", "--env", "FrozenLake-v0=envs.frozen_lake:FrozenLakeEnv")
-    arguments = (*lake, *ENVS, "--register", gateway.url, *QUIET)
+    ours = ("FrozenLake-v0=envs.frozen_lake:FrozenLakeEnv", "ToolUse-v0=envs.tools.tool_use:ToolUseEnv")
+    few = ("--no-builtin", *(part for each in ours for part in ("--env", each)))
+    arguments = (*few, *ENVS, "--register", gateway.url, *QUIET)
     with ServerProcess(arguments) as one, ServerProcess((*arguments, "--processes", "2")) as other:
         asyncio.run(replicas(gateway, 2))
         yield [one, other]
@@ -37,7 +38,7 @@ async def replicas(gateway: ServerProcess, count: int) -> None:
     async with httpx.AsyncClient(base_url=gateway.url) as http, asyncio.timeout(60):
         while True:
             found = (await http.get("/v1/envs")).json().get("envs", [])
-            if len(found) == 6 and all(env["replicas"] == count for env in found):
+            if len(found) == 7 and all(env["replicas"] == count for env in found):
                 return
             await asyncio.sleep(0.1)
 
