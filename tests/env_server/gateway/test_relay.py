@@ -253,6 +253,32 @@ async def test_what_cannot_be_rebuilt_is_lost_with_its_node(fleet: Fleet, player
                 await player.step("a")
 
 
+async def test_a_session_that_is_closed_while_it_is_rebuilt_leaves_nothing(fleet: Fleet) -> None:
+    both = [await Player(fleet.one.url, "Slow-v0", risk=0.0).begin(3) for _ in range(2)]
+    for player in both:
+        await player.step("sleep 2")
+    fleet.nodes[0].kill()
+    try:
+        steps = [asyncio.create_task(player.step("a")) for player in both]
+        # One of them was there; it is looked for and then rebuilt on the other node, which takes three seconds.
+        await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
+        for player in both:
+            await player.ask("DELETE", f"/v1/sessions/{player.session_id}")
+        outcomes = await asyncio.gather(*steps, return_exceptions=True)
+        refused = [each for each in outcomes if isinstance(each, ProblemError)]
+        assert [(problem.code, problem.extra["reason"]) for problem in refused] == [
+            ("session_gone", "closed")
+        ]
+        async with asyncio.timeout(30):
+            while await sessions_at(fleet.nodes[1:]):
+                await asyncio.sleep(0.1)
+    finally:
+        fleet.nodes[0].start()
+        await whole(fleet)
+        for player in both:
+            await player.http.aclose()
+
+
 async def test_a_gateway_before_a_gateway(fleet: Fleet, players: list[Player]) -> None:
     player = await Player(fleet.upper.url, risk=0.0).begin(7)
     players.append(player)
