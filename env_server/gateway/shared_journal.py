@@ -17,6 +17,7 @@ from typing import Any, cast
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
 
 from env_server.configuration import ConfigurationError
@@ -73,7 +74,8 @@ class SharedJournal:
                 timeout=_ANSWER_S,
                 socket_timeout=_ANSWER_S,
                 socket_connect_timeout=_ANSWER_S,
-                retry=Retry(NoBackoff(), 0),
+                # A connection that was idle while the server was started anew; each command may be repeated.
+                retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
             )
         except ValueError as error:
             raise ConfigurationError(f"journal_url cannot be read: {error}") from error

@@ -95,6 +95,8 @@ class SharedRelocation:
             if (found.generation, found.upstream_id) != (session.generation, session.upstream_id):
                 gone = False
             node = self._nodes.find(found.node)
+            # A server that registers again while it is looked for is another one than that which is away.
+            home = None if node is None else self._registry.home_at(node, session.entry.env_id)
             if node is None:
                 trouble = "its node has not registered with this gateway"
             elif not gone and found.moving_s is None:
@@ -103,12 +105,14 @@ class SharedRelocation:
                         await node.link(False).caller.pool.connection(session.process)
                 except (ConnectionError, TimeoutError, ProblemError) as error:
                     trouble = str(error) or f"{node.target.url} does not answer"
+                    if home is not None:
+                        self._registry.failed(home)
                 else:
                     self._settle(session, found)
                     return
             move: _Move = "nowhere"
             if node is not None or self._loop.time() >= self._started_at + _REGISTRATION_S:
-                move = await self._move(session, found, gone=gone)
+                move = await self._move(session, found, None if gone else home, gone=gone)
             if move == "moved":
                 return
             left = deadline - self._loop.time()
@@ -188,17 +192,15 @@ class SharedRelocation:
 
     # -- moving it -----------------------------------------------------------------------------------------------
 
-    async def _move(self, session: RelayedSession, found: SharedSession, *, gone: bool) -> _Move:
+    async def _move(
+        self, session: RelayedSession, found: SharedSession, away: Registration | None, *, gone: bool
+    ) -> _Move:
         """Begin a session anew at another node, if one takes it and no other gateway is about to do the same."""
         if found.episode >= 0 and not session.entry.deterministic:
             if gone:
                 await self._end_everywhere(session, "lost", found.generation)
             # Its node may come back with it.
             return "nowhere"
-        old = self._nodes.find(found.node)
-        away = None if old is None or gone else self._registry.home_at(old, session.entry.env_id)
-        if away is not None:
-            self._registry.failed(away)
         home = await self._registry.place(session.entry.env_id, 0.0, without=() if away is None else (away,))
         if home is None and found.moving_s is None:
             return "nowhere"
