@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 LONGEST = 200_000
 """Of what was said outside thinking, so many characters are read, from the end."""
@@ -31,6 +32,7 @@ _CLOSED = re.compile(r"</(?:think|thinking|thought)>", re.IGNORECASE)
 # Possessive throughout: a run of marks is looked at once, and not again for each way of dividing it.
 _FENCE = re.compile(r"[ ]{0,3}+(`{3,}+|~{3,}+)[ \t]*+([^\s`{]*+)[^`]*+")
 _LINE_FENCE = re.compile(r"```(\w++)[ \t]++(?=[^ \t])")
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)")
 _BRACES = re.compile(
     r"(?P<box>\\(?:boxed|fbox|framebox)\s*+(?=\{))|(?P<bare>\\boxed\s++(?=[^\s{]))"
     r"|\\(?:[{}]|\\(?!boxed|fbox|framebox))|[{}]"
@@ -135,7 +137,8 @@ def boxes(text: str) -> tuple[list[Box], int]:
     # Braces that are open: where each stands, and where its box begins, if it is one's.
     braces: list[tuple[int, int | None]] = []
     box, opened = None, 0
-    for mark in _BRACES.finditer(text):
+    first = _BOX.search(text)
+    for mark in () if first is None else _BRACES.finditer(text, first.start()):
         if mark["box"]:
             box, opened = mark.start(), opened + 1
         elif mark["bare"]:
@@ -211,8 +214,7 @@ def unfenced(text: str) -> str:
 # -- sections ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """What stands between the two marks of a section.
 
     Attributes:

@@ -25,6 +25,7 @@ _SHORT_PHRASE = re.compile(r"^[^\S\n]*+(?:\*\*)?A:", re.MULTILINE)
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n|,?\s(?:because|since|which)\b")
 _PERCENT_SIGN = re.compile(r"\s*(?:\\?%|percent(?:age)?\b|pct\b)")
 _NEAR = 32
+_LONGEST_SENTENCE = 2_000
 _LONGEST_BETWEEN = 40
 # Boxes with no more than this between them are one answer in parts: "\boxed{1} and \boxed{2}".
 _BETWEEN_BOXES = re.compile(
@@ -156,7 +157,9 @@ def _of_phrase(rest: str) -> Found:
 
 
 def numbers_in(text: str) -> list[str]:
-    """Return the numbers that stand by themselves in a text."""
+    """Return the numbers that stand by themselves in a sentence; what is longer than one has none."""
+    if len(text) > _LONGEST_SENTENCE:
+        return []
     return [match[0].strip() for match in _NUMBER.finditer(text) if not _belongs_to_more(text, match)]
 
 
