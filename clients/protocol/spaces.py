@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -240,7 +240,7 @@ def _parse_dtype(description: dict[str, Any]) -> type[np.integer[Any]]:
     kind = _known_dtype(description.get("dtype", "int64")).type
     if not issubclass(kind, np.integer):
         raise DecodeError(f"{description['dtype']} is not an integer dtype")
-    return cast("type[np.integer[Any]]", kind)
+    return kind
 
 
 def _parse_discrete(description: dict[str, Any]) -> Space[Any]:
