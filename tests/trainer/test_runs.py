@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import env_server, read_lines, start_training, train
-from trainer.ledger import read_events
 
 CONFIG = """
 seed: 3
@@ -85,7 +84,7 @@ def test_an_asynchronous_run_accounts_for_every_task_after_a_kill(tmp_path, conf
         process.communicate()
         train(*arguments)
     fates: dict[int, list[str]] = {}
-    for event in read_events(tmp_path / "run" / "ledger.jsonl"):
+    for event in read_lines(tmp_path / "run" / "ledger.jsonl"):
         fates.setdefault(event["task"], []).append(event["fate"])
     last = {task: history[-1] for task, history in fates.items()}
     assert sum(fate == "trained" for fate in last.values()) == 5 * 2
@@ -168,7 +167,7 @@ def test_a_run_that_left_no_checkpoint_begins_again(tmp_path, config):
         assert "holds a run already" in refused(*common, "checkpoint.resume=never")
         assert "it begins again" in train(*common, "seed=4")
     assert [line["step"] for line in digests(directory)] == [0, 1, 2]
-    fates = [event["fate"] for event in read_events(directory / "ledger.jsonl")]
+    fates = [event["fate"] for event in read_lines(directory / "ledger.jsonl")]
     assert "reissued" not in fates, "nothing of the other run may be in the ledger"
 
 
