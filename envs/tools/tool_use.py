@@ -1,9 +1,9 @@
 """ToolUse-v0: generated questions, and tools that find the answers out."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from envs.replies import last_tagged
 from envs.splits import checked_split, split_of_text
 from envs.tools.base import TOOL_KWARGS, Heard, ToolEnv, digest
 from envs.tools.calculator import CALCULATOR
@@ -15,7 +15,6 @@ from envs.tools.tasks import KINDS, Task, answers_agree
 from envs.tools.tool import Tool, Toolbox, ToolResult
 
 TOOL_GROUPS = ("calculator", "search", "store", "dates")
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _TRIES = 1_000
 
 
@@ -132,10 +131,10 @@ class ToolUseEnv(ToolEnv):
         return result
 
     def _hear(self, text: str) -> Heard | str:
-        answers = _ANSWER.findall(text)
-        if not answers:
+        answer = last_tagged(text, "answer")
+        if answer is None:
             return "error: there is neither a call of a tool nor an answer in answer tags, such as <answer>42</answer>."
-        right = answers_agree(answers[-1], self._task.answer)
+        right = answers_agree(answer, self._task.answer)
         kept = self._store.texts == dict(sorted(self._task.wanted.items()))
         if right and kept:
             return Heard("The answer is right.", 1.0, terminated=True, success=True)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import orjson
 
+from envs.replies import spoken
 from envs.splits import checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.judging.endpoint import Endpoint, JudgeClient, JudgeError, JudgeTimeoutError
@@ -17,7 +18,6 @@ from envs.verifiers.judging.ledger import Budget, Ledger, MemoryLedger, SharedLe
 from envs.verifiers.judging.questions import draw_question
 from envs.verifiers.judging.templates import Template, templates_of
 from envs.verifiers.judging.verdicts import UnreadableVerdictError
-from envs.verifiers.spoken import spoken
 
 _URL, _MODEL = "ROLLGYM_JUDGE_URL", "ROLLGYM_JUDGE_MODEL"
 _LONGEST_FIELD = 100_000
