@@ -20,6 +20,7 @@ import numpy as np
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ValidationError,
@@ -49,6 +50,10 @@ OPERATOR = _Mark()
 
 RENDER_MODES = _Mark()
 """Marks the kwarg that is one of the render modes that the class's metadata name, or None."""
+
+
+RenderMode = Annotated[str | None, RENDER_MODES, Field(description="What `render` gives.")]
+"""The kwarg `render_mode`."""
 
 
 class OneOf:
