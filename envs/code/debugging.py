@@ -13,7 +13,7 @@ from envs.code.grader import Grader
 from envs.code.item import Item
 from envs.code.tasks import TaskSource
 from envs.code.turns import Turn, TurnEnv, cut
-from envs.code.verdicts import Checked
+from envs.code.verdicts import NOT_RUN, Checked
 from envs.kwargs import OPERATOR, OneOf, RenderMode
 from envs.splits import SPLIT, checked_split
 
@@ -127,11 +127,18 @@ class CodeEnv(TurnEnv):
         text = self._feedback(shown, seen)
         if not passes and not last:
             return Turn(text, penalty)
-        checked = self._grader.grade(self._item, extracted.code, hidden)
+        checked = self._grader.grade(
+            self._item,
+            extracted.code,
+            hidden,
+            to_first_failure=self._scoring == "all",
+            late=sum(each.late for each in seen),
+        )
         passed = sum(checked[number].passed for number in hidden)
         success = passes and passed == len(hidden)
         score = passed / len(hidden) if self._scoring == "fraction" else float(success)
-        text += f"\n{passed} of {len(hidden)} hidden tests passed."
+        stopped = any(checked[number].why == NOT_RUN for number in hidden)
+        text += "\nA hidden test failed." if stopped else f"\n{passed} of {len(hidden)} hidden tests passed."
         return Turn(text, score + penalty, terminated=passes, success=success)
 
     def _parts(self) -> tuple[Sequence[int], Sequence[int]]:

@@ -1,6 +1,5 @@
 """What the environments share whose turns happen in one lasting sandbox session."""
 
-import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
@@ -8,16 +7,14 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from envs.code.boxes import operator_sandbox
-from envs.code.extraction import fenced_blocks, spoken
 from envs.code.goals import Goal
 from envs.code.talks import Talk
 from envs.code.turns import Turn, TurnEnv
 from envs.kwargs import RenderMode
+from envs.replies import fenced_blocks, fenced_lines, last_tagged, spoken
 from envs.splits import SPLIT, Split, checked_split
 from sandbox.base import Sandbox
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
-_LINE = re.compile(r"^```(\w+)[ \t]+(.+?)```[ \t]*$", re.MULTILINE)
 _MEMORY_MB = 512
 
 
@@ -93,14 +90,14 @@ class SessionEnv(TurnEnv):
         text = spoken(reply)
         blocks = [code for name, code in fenced_blocks(text) if name in self._blocks]
         # A person has but one line.
-        blocks = blocks or [code for name, code in _LINE.findall(text) if name in self._blocks]
+        blocks = blocks or [code for name, code in fenced_lines(text) if name in self._blocks]
         if blocks:
             return Turn(self._run(self._opened(), "\n".join(blocks)))
-        answers = _ANSWER.findall(text)
-        if not answers:
+        answer = last_tagged(text, "answer")
+        if answer is None:
             note = f"Your reply has neither a block that begins with ```{self._blocks[0]} nor an answer in answer tags."
             return Turn(note, valid=False)
-        reached = self._judge(self._opened(), answers[-1].strip())
+        reached = self._judge(self._opened(), answer.strip())
         return Turn("Right." if reached else "Wrong.", float(reached), terminated=True, success=reached)
 
     def _opened(self) -> Talk:

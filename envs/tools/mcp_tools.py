@@ -1,7 +1,6 @@
 """McpTools: tasks that are done with the tools of an MCP server."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +9,13 @@ from typing import Annotated, Any, Unpack
 from pydantic import Field
 
 from envs.kwargs import OPERATOR
+from envs.replies import last_tagged
 from envs.splits import SPLIT, checked_split, split_of_text
 from envs.tools.base import CallsPerTurn, Heard, StepLimit, ToolEnv, ToolKwargs, digest
 from envs.tools.calls import ToolCall
 from envs.tools.mcp_server import McpServer, McpServerError, chosen_tools, parse_address
 from envs.tools.tasks import answers_agree
 from envs.tools.tool import Toolbox, ToolResult
-
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +176,11 @@ class McpToolsEnv(ToolEnv):
         return result
 
     def _hear(self, text: str) -> Heard | str:
-        answers = _ANSWER.findall(text)
-        if not answers:
+        answer = last_tagged(text, "answer")
+        if answer is None:
             return "error: there is neither a call of a tool nor an answer in answer tags, such as <answer>42</answer>."
         wanted = self._task.answer
-        right = wanted is None or answers_agree(answers[-1], wanted)
+        right = wanted is None or answers_agree(answer, wanted)
         done = right and all(
             self._own_call(call).text.strip() == text.strip() for call, text in self._task.checks
         )

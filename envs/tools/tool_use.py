@@ -1,12 +1,12 @@
 """ToolUse-v0: generated questions, and tools that find the answers out."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Unpack
 
 from pydantic import Field
 
 from envs.kwargs import SomeOf
+from envs.replies import last_tagged
 from envs.splits import SPLIT, checked_split, split_of_text
 from envs.tools.base import CallsPerTurn, Heard, StepLimit, ToolEnv, ToolKwargs, digest
 from envs.tools.calculator import CALCULATOR
@@ -18,7 +18,6 @@ from envs.tools.tasks import KINDS, Task, answers_agree
 from envs.tools.tool import Tool, Toolbox, ToolResult
 
 TOOL_GROUPS = ("calculator", "search", "store", "dates")
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _TRIES = 1_000
 
 
@@ -109,10 +108,10 @@ class ToolUseEnv(ToolEnv):
         return result
 
     def _hear(self, text: str) -> Heard | str:
-        answers = _ANSWER.findall(text)
-        if not answers:
+        answer = last_tagged(text, "answer")
+        if answer is None:
             return "error: there is neither a call of a tool nor an answer in answer tags, such as <answer>42</answer>."
-        right = answers_agree(answers[-1], self._task.answer)
+        right = answers_agree(answer, self._task.answer)
         kept = self._store.texts == dict(sorted(self._task.wanted.items()))
         if right and kept:
             return Heard("The answer is right.", 1.0, terminated=True, success=True)

@@ -9,12 +9,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from envs.kwargs import RenderMode
+from envs.replies import ANSWER_WITHIN, boxes, last_tagged, spoken
 from envs.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 
-_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL | re.IGNORECASE)
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
-_BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 _INTEGER = re.compile(r"[-+−]?(?<![\d.])\d+(?:[,_ ]\d{3})*(?!\.?\d)")
 _QUESTION = re.compile(r"\d{1,9}(?: [-+*] \d{1,9}){1,15}")
 _OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
@@ -105,11 +103,13 @@ class ArithmeticEnv(VerifierEnv):
 
 def read_number(response: str) -> int | None:
     """Return the number that a response gives as its answer; None if it gives none."""
-    spoken = _THINKING.sub("", response)
-    for pattern in (_ANSWER, _BOXED):
-        if marked := pattern.findall(spoken):
-            return _whole_number(marked[-1])
-    numbers = _INTEGER.findall(spoken)
+    said = spoken(response, ANSWER_WITHIN)
+    marked = last_tagged(said, "answer")
+    if marked is None and (found := boxes(said)[0]):
+        marked = found[-1].content
+    if marked is not None:
+        return _whole_number(marked)
+    numbers = _INTEGER.findall(said)
     return _whole_number(numbers[-1]) if numbers else None
 
 

@@ -13,7 +13,7 @@ from envs.code.forms import read_item, read_question
 from envs.code.grader import Grader
 from envs.code.item import ItemError
 from envs.code.tasks import TaskSource
-from envs.code.verdicts import Checked
+from envs.code.verdicts import NOT_RUN, Checked
 from envs.kwargs import OPERATOR, OneOf, RenderMode
 from envs.splits import SPLIT, checked_split
 from envs.verifiers.base import Verdict, VerifierEnv
@@ -119,11 +119,14 @@ class CodeTestsEnv(VerifierEnv):
             if self._grader is None:
                 self._grader = Grader(operator_sandbox(), self._bounds)
             counted = range(min(item.tests, self._max_tests))
-            checked = self._grader.grade(item, extracted.code, counted)[: len(counted)]
+            checked = self._grader.grade(
+                item, extracted.code, counted, to_first_failure=self._scoring == "all"
+            )[: len(counted)]
         except (GraderFaultError, SandboxUnavailableError) as error:
             return Verdict(0.0, "error", str(error))
-        if not extracted.fenced and all(each.unloadable for each in checked):
-            return Verdict(0.0, "unparsable", f"the response is no program: {checked[0].why}")
+        ran = [each for each in checked if each.why != NOT_RUN]
+        if not extracted.fenced and ran and all(each.unloadable for each in ran):
+            return Verdict(0.0, "unparsable", f"the response is no program: {ran[0].why}")
         return verdict_of(checked, self._scoring)
 
 
@@ -133,7 +136,10 @@ def verdict_of(checked: Sequence[Checked], scoring: str) -> Verdict:
     detail = f"{passed} of {len(checked)} tests passed"
     if passed == len(checked):
         return Verdict(1.0, "correct", detail)
-    first = next(each for each in checked if not each.passed)
+    failed = [each for each in checked if not each.passed]
+    first = min(failed, key=lambda each: each.why == NOT_RUN)
+    if any(each.why == NOT_RUN for each in failed):
+        detail += ", and the next failed"
     detail += f"; the first failure: {first.why}"
     if passed == 0 or scoring == "all":
         return Verdict(0.0, "wrong", detail)

@@ -1,13 +1,13 @@
 """FunctionCalls-v0: which functions a request needs, with which arguments; graded as BFCL does."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from envs.kwargs import OneOf, RenderMode, SomeOf
+from envs.replies import tagged
 from envs.splits import SPLIT, checked_split, split_of_text
 from envs.tools.bfcl import KNOWN_TYPES, grade_calls
 from envs.tools.calls import Schemas, ToolCall, read_calls
@@ -18,7 +18,6 @@ from envs.verifiers.function_requests import FUNCTIONS, draw_requests
 CATEGORIES = ("simple", "multiple", "parallel", "irrelevance")
 _JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}
 _TRIES = 1_000
-_REFUSAL = re.compile(r"<answer>\s*none\s*</answer>", re.IGNORECASE)
 
 
 class FunctionCallsEnv(VerifierEnv):
@@ -110,7 +109,7 @@ class FunctionCallsEnv(VerifierEnv):
             return Verdict(0.0, "unparsable", reading.faults[0])
         if not reading.calls:
             # Silence is no answer: whoever says nothing at all is not to be paid for it.
-            if _REFUSAL.search(reading.content) is None:
+            if all(said.strip().lower() != "none" for said in tagged(reading.content, "answer")):
                 return Verdict(0.0, "unparsable", "there is neither a call nor <answer>none</answer>")
             if accepted:
                 return Verdict(0.0, "wrong", "nothing was called")

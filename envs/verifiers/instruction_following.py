@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from envs.kwargs import OneOf, RenderMode
+from envs.replies import spoken
 from envs.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.instructions.following import Followed, follow, read_constraints
 from envs.verifiers.instructions.prompts import draw_prompt
 from envs.verifiers.instructions.tools import DetectorName, TokenizerName, text_tools
 from envs.verifiers.patterns import TooMuchWorkError
-from envs.verifiers.spoken import spoken
 
 Mode = Literal["strict", "loose"]
 Reward = Literal["all", "fraction"]

@@ -12,6 +12,7 @@ import orjson
 from pydantic import Field
 
 from envs.kwargs import OPERATOR, RenderMode
+from envs.replies import spoken
 from envs.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.judging.endpoint import Endpoint, JudgeClient, JudgeError, JudgeTimeoutError
@@ -19,7 +20,6 @@ from envs.verifiers.judging.ledger import Budget, Ledger, MemoryLedger, SharedLe
 from envs.verifiers.judging.questions import draw_question
 from envs.verifiers.judging.templates import Template, templates_of
 from envs.verifiers.judging.verdicts import UnreadableVerdictError
-from envs.verifiers.spoken import spoken
 
 _URL, _MODEL = "ROLLGYM_JUDGE_URL", "ROLLGYM_JUDGE_MODEL"
 _LONGEST_FIELD = 100_000

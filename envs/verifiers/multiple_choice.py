@@ -18,16 +18,16 @@ _TRIES = 10_000
 
 # A letter that opens what was said, with what sets it off from a word: "B", "(B)", "B) Paris", "Option B: Paris".
 _LEADING = re.compile(
-    r"(?:the\s+)?(?:correct\s+)?(?:option|choice|answer)?\s*[(\[]?\s*(?P<letter>[A-Ja-j])(?P<mark>\s*[)\].:,;]+|\s+[-–—]|)(?P<rest>.*)",
+    r"(?:the\s++)?(?:correct\s++)?(?:option|choice|answer)?\s*+(?:[(\[]\s*+)?(?P<letter>[A-Ja-j])(?P<mark>\s*[)\].:,;]+|\s+[-–—]|)(?P<rest>.*)",
     re.DOTALL | re.IGNORECASE,
 )
-_MORE = re.compile(r"[\s,;/&]*(?:\bor\b|\band\b|/|,|&|;)?\s*[(\[]?(?P<letter>[A-J])[)\]]?(?![\w'’])")
+_MORE = re.compile(r"[\s,;/&]*+(?:\b(?:or|and)\b\s*+)?[(\[]?(?P<letter>[A-J])[)\]]?(?![\w'’])")
 # Letters that stand by themselves in prose: in brackets, in bold, or alone in a line.
 _STANDALONE = re.compile(
-    r"\((?P<round>[A-J])\)|\*\*\(?(?P<bold>[A-J])\)?[.:)]?\*\*|^\s*\(?(?P<line>[A-J])\)?[.:]?\s*$",
+    r"\((?P<round>[A-J])\)|\*\*\(?(?P<bold>[A-J])\)?[.:)]?\*\*|^[^\S\n]*+\(?(?P<line>[A-J])\)?[.:]?[^\S\n]*+$",
     re.MULTILINE,
 )
-_ALTERNATIVE = re.compile(r"\s*(?:,|/|or|and|&)\s*(?:maybe|perhaps|possibly|also)?\s*", re.IGNORECASE)
+_ALTERNATIVE = re.compile(r"\s*+(?:,|/|or|and|&)\s*+(?:(?:maybe|perhaps|possibly|also)\s*+)?", re.IGNORECASE)
 _PUNCTUATION = re.compile(r"[^\w\s.%/+-]|[.](?=\s|$)")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 

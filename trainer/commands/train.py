@@ -101,7 +101,7 @@ async def train(settings: RunSettings) -> int:
         parts = rl.Parts(
             algorithm=settings.algorithm,
             scheduler=scheduler,
-            learner=Learner(settings.algorithm, models, settings.seed),
+            learner=Learner(settings.algorithm, models, settings.seed, truncated=settings.rollout.truncates),
             models=models,
             publisher=publisher,
             engine=players.engine,
