@@ -184,7 +184,7 @@ class Confirming:
         self._again(operation, gone=False)
 
 
-def not_known(error: Exception) -> ProblemError:
+def not_known(error: Exception | str) -> ProblemError:
     """The problem that a step may have been taken, which only one that names its place can find out."""
     return ProblemError(
         "upstream_error",

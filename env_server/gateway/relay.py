@@ -68,11 +68,14 @@ class Relay:
         """Pass an operation on.
 
         Raises:
-            ProblemError: `draining`, where the journal that gateways share is away.
+            ProblemError: `draining`, where the journal that gateways share is away, or `upstream_error` to a step that
+                names no place, where only that would tell whether the node's copy is one of the past.
         """
         confirming = self._confirming
         if confirming is not None:
             confirming.require()
+        elif not session.is_proven and op == "step" and fields.get("step") is None:
+            raise not_known("the session may have gone on elsewhere before this gateway was started anew")
         passed = dict(fields)
         passed.pop("id", None)
         passed["op"] = op
@@ -171,8 +174,10 @@ class Relay:
             elif op == "reset":
                 session.take_reset(operation.fields, reply, operation.binary)
             if op == "step":
+                session.is_proven = True
                 self.count_step(session, reply)
             elif op == "reset":
+                session.is_proven = True
                 self._metrics.resets[session.entry.label] += 1
             elif op == "episode":
                 reply = {**reply, "env_id": session.entry.env_id}
@@ -270,6 +275,8 @@ class Relay:
         async with session.lock:
             if operation.fields["session_id"] == session.upstream_id:
                 await asyncio.sleep(after_s)
+                if operation.op == "step" and session.lacks_steps_before(operation.fields):
+                    session.incomplete = True
                 await self._relocation.bring_back(session, gone=gone, deadline=deadline)
             await self._ask(operation, deadline)
 

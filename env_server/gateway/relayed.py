@@ -54,6 +54,7 @@ class RelayedSession(HeldSession):
         incomplete: Whether others have used it, so that the journal lacks steps.
         lock: Held while it is looked for.
         in_flight: How many operations are on their way.
+        is_proven: Whether the copy that its node has is known to be the one that answered last.
         generation: How often it was moved, as the journal knows that gateways share; 0 without one.
         is_placed: Whether it is known to be where the session is said to be here.
         end_is_known: Whether the journal that gateways share has its end already.
@@ -71,6 +72,7 @@ class RelayedSession(HeldSession):
         "in_flight",
         "incomplete",
         "is_placed",
+        "is_proven",
         "journal",
         "lock",
         "node",
@@ -99,6 +101,7 @@ class RelayedSession(HeldSession):
         self.incomplete = False
         self.generation = 0
         self.is_placed = True
+        self.is_proven = True
         self.end_is_known = False
         self.lock: asyncio.Lock | None = None
         self.in_flight = 0
@@ -186,6 +189,11 @@ class RelayedSession(HeldSession):
         begun = reply.get("reset")
         if begun is not None:
             self.take_reset(fields.get("reset") or {}, begun, binary)
+
+    def lacks_steps_before(self, fields: Mapping[str, Any]) -> bool:
+        """Whether a step names a place that it has not come to, as far as has been seen here."""
+        step, episode = fields.get("step"), fields.get("episode", self.episode)
+        return type(step) is int and type(episode) is int and (episode, step) > (self.episode, self.step)
 
     def take_episode(self, reply: Reply) -> None:
         """Learn from the node what others have done with it."""

@@ -244,6 +244,9 @@ class Relocation:
         except UNREADABLE as error:
             raise ProblemError("upstream_error", f"the session cannot be read: {error!r}") from error
         session.lingers = name.lingers
+        # Where it has other gateways, no session of the node's goes on elsewhere. A gateway that is alone moves them,
+        # and does not know any more which ones it had moved when it was started anew.
+        session.is_proven = home.has_other_gateways
         self._sessions.reserve(owner, 1)
         self._registry.took(home)
         self._sessions.add(session)
