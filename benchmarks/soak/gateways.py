@@ -226,7 +226,10 @@ class Fleet:
         self.journal = Journal(place).start()
         shared = ("--gateway", "--allow-network", "loopback", "--linger-s", "5")
         url = f"redis://127.0.0.1:{self.journal.port}/0"
-        self.gateways = [Server([*shared, "--journal-url", url]).start() for _ in range(GATEWAYS)]
+        self.gateways = [
+            Server([*shared, "--journal-url", url, "--state-dir", f"{place}/gateway-{number}"]).start()
+            for number in range(GATEWAYS)
+        ]
         register = [part for gateway in self.gateways for part in ("--register", gateway.url)]
         # Half of the nodes come back with what they had, and half with nothing.
         states = [("--state-dir", f"{place}/node-{number}") if number % 2 else () for number in range(NODES)]
