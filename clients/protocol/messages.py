@@ -141,6 +141,36 @@ class RegisterRequest(Request):
     )
 
 
+class AnnouncedEnvironment(Request):
+    """An environment that a server says it has."""
+
+    env_id: Identifier = Field(description="What it is called at the gateway.")
+    upstream_env_id: Identifier | None = Field(
+        default=None, description="What it is called at the server; `env_id` if absent."
+    )
+    probed: bool = Field(
+        default=False,
+        strict=True,
+        description="It was registered here before and is the same since, so it is not probed again.",
+    )
+
+
+class AnnounceRequest(Request):
+    """Register the environments of a server, and say of those that are registered that it is still there."""
+
+    url: str = Field(min_length=1, max_length=2048, description="Base URL of the server.")
+    protocol: UpstreamProtocol = Field(default="rollgym", description="What that server speaks.")
+    envs: list[AnnouncedEnvironment] = Field(min_length=1, max_length=1024)
+    token: str | None = Field(
+        default=None, max_length=4096, pattern=r"^[!-~]+$", description="Bearer token for that server."
+    )
+    weight: Seconds = Field(default=1.0, description="Share of new sessions, relative to other replicas.")
+    ttl_s: Seconds | None = Field(
+        default=None, description="How long they live past the last call; 60 if absent."
+    )
+    load: float | None = Field(default=None, ge=0, allow_inf_nan=False, description="0 is idle, 1 is full.")
+
+
 class HeartbeatRequest(Request):
     """Say that a registered server is still there."""
 
@@ -154,6 +184,22 @@ class RegisterReply(Reply):
     env_id: str
     expires_at: float
     report: list[dict[str, Any]] = Field(default=[], description="The checks: `{check, ok, detail}`.")
+
+
+class AnnounceAnswer(Reply):
+    """What became of one environment: it is registered, being probed still, or refused."""
+
+    env_id: str
+    registration_id: str | None = None
+    expires_at: float | None = None
+    pending: bool = Field(default=False, description="It is being probed: say again soon that it is there.")
+    error: dict[str, Any] | None = Field(default=None, description="The problem, where it is refused.")
+
+
+class AnnounceReply(Reply):
+    """An answer for each environment, in their order."""
+
+    registrations: list[AnnounceAnswer]
 
 
 class HeartbeatReply(Reply):
