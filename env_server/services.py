@@ -17,6 +17,7 @@ from env_server.exposition import Exposition
 from env_server.forwarding import Forwarder
 from env_server.gateway.announcements import Announcements
 from env_server.gateway.farewell import Farewell
+from env_server.gateway.lineage import Lineage
 from env_server.gateway.node import Nodes
 from env_server.gateway.registering import Registering, catalog_entry
 from env_server.gateway.registry import Registration, Registry
@@ -88,6 +89,7 @@ class Services:
         catalog.absence = roster.absence
         registry = Registry(self._appeared, catalog.remove, self.metrics, roster)
         nodes = Nodes(settings.max_reply_bytes)
+        lineage = Lineage(registry)
         self._registry = registry
         self._workplaces = Workplaces(settings, RemoteWorker(registry, self.metrics))
         self._census = Census(seat)
@@ -129,7 +131,7 @@ class Services:
             self._served_sandbox = ServedSandbox(settings)
             self._running_code = RunningCode(settings, self._served_sandbox, self.metrics)
             self.programs = ProgramSessions(settings, self._served_sandbox)
-        registering = Registering(settings, catalog, registry, nodes)
+        registering = Registering(settings, catalog, registry, nodes, lineage)
         self._announcements = Announcements(registering, registry)
         operations = Operations(
             lifecycle=self.lifecycle,
@@ -144,7 +146,7 @@ class Services:
             running_code=self._running_code,
             relay=self._relay,
             shares=StepShares(self._relay, self._sessions.by_id) if settings.gateway else None,
-            information=Information(settings, seat, catalog, self._sessions, self._neighbours),
+            information=Information(settings, seat, catalog, self._sessions, self._neighbours, lineage),
             neighbours=self._neighbours,
             claims=self._claims,
             metrics=self.metrics,

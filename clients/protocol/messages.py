@@ -17,6 +17,10 @@ RequestId = Annotated[str, Field(min_length=1, max_length=128)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1024, strict=True)]
 FieldName = Annotated[str, Field(min_length=1, max_length=128)]
+Gateways = Annotated[
+    int,
+    Field(ge=1, le=4096, description="`rollgym`: how many gateways pass its sessions on, this one included."),
+]
 _LINGERS = "Whether a session made on a socket ends some time after its last socket dropped."
 Index = Annotated[int, Field(ge=0, strict=True)]
 VerifyItem = Annotated[
@@ -132,6 +136,7 @@ class RegisterRequest(Request):
     ttl_s: Seconds | None = Field(
         default=None, description="How long it lives past its last heartbeat; 60 if absent."
     )
+    gateways: Gateways = 1
     description: str | None = Field(default=None, max_length=4096)
     action_field: FieldName | None = Field(
         default=None, description="`openenv`: the field of an action that a text is for."
@@ -169,6 +174,7 @@ class AnnounceRequest(Request):
         default=None, description="How long they live past the last call; 60 if absent."
     )
     load: float | None = Field(default=None, ge=0, allow_inf_nan=False, description="0 is idle, 1 is full.")
+    gateways: Gateways = 1
 
 
 class HeartbeatRequest(Request):

@@ -94,6 +94,7 @@ class Announcements:
                 token=request.token,
                 weight=request.weight,
                 ttl_s=request.ttl_s,
+                gateways=request.gateways,
             )
             loop = asyncio.get_running_loop()
             probe = loop.create_task(self._take(caller, one, target, room, probed=each.probed))

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from clients.protocol.errors import ProblemError
 
-EndOfRegistration = Literal["left", "expired"]
+EndOfRegistration = Literal["left", "expired", "refused"]
 
 # Servers register again with a gateway that was started anew within this time, or are gone for good.
 _RETURN_S = 120.0
@@ -103,7 +103,7 @@ class Roster:
             self._expired[enrolled.env_id] = _Expired(enrolled.url, enrolled.ttl_s)
             if len(self._expired) > _MOST_EXPIRED:
                 del self._expired[next(iter(self._expired))]
-        if enrolled.returns:
+        if enrolled.returns and reason != "refused":
             self._away = {env_id: until for env_id, until in self._away.items() if until > self._loop.time()}
             self._away[enrolled.env_id] = self._loop.time() + _RESTART_S
 
