@@ -427,6 +427,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="Where progress and results are kept.")
     options = parser.parse_args()
+    # Servers in groups of their own are ended by this program, also where it is told to stop.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT
     ).stdout.strip()
