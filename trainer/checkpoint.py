@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from trainer.errors import TrainerError
+
 _MANIFEST = "manifest.json"
 _STATE = "state.json"
 _LATEST = "latest"
@@ -22,7 +24,7 @@ _STEP = "step_"
 _ASIDE = "aside_"
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(TrainerError):
     """A checkpoint is missing or damaged, or belongs to another run."""
 
 

@@ -4,8 +4,9 @@ import shutil
 from pathlib import Path
 
 from trainer.checkpoint import CheckpointError, CheckpointStore
-from trainer.config.load import ConfigError, dump_settings, load_settings
+from trainer.config.load import dump_settings, load_settings
 from trainer.config.run import RunSettings
+from trainer.errors import ConfigError
 from trainer.ledger import LEDGER_FILE
 from trainer.tracking import RECORD_FILES, TENSORBOARD_FOLDER
 

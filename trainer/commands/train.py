@@ -32,19 +32,18 @@ from trainer.models.load import save_model
 from trainer.pipelines import rl
 from trainer.pipelines.sft import supervised_rows, train_supervised
 from trainer.plots import plot_run
-from trainer.plugins import load_attribute
-from trainer.records import Trajectory
+from trainer.plugins import Plugin, load_plugin
 from trainer.resume import clear_records, keep_settings, resume_folder
 from trainer.rollout.admission import AdmissionWindow
-from trainer.rollout.agent import play_episode
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import EnvironmentPool
+from trainer.rollout.episodes import EpisodePlayer
 from trainer.rollout.prompts import PromptBuilder
-from trainer.rollout.scheduler import GroupPlan, PlayEpisode, RolloutScheduler
+from trainer.rollout.scheduler import GroupPlan, RolloutScheduler
 from trainer.rows import row_builder
 from trainer.tasks.data_check import check_streams, keep_digests
 from trainer.tasks.dataset import row_streams
-from trainer.tasks.task import Task, TaskSource
+from trainer.tasks.task import TaskSource
 from trainer.tracking import Tracker
 from trainer.weights.publisher import WeightPublisher
 
@@ -78,7 +77,7 @@ async def train(settings: RunSettings) -> int:
         if saved is None and settings.warm_start is not None:
             await _warm_start(settings, policy, pool, source, console)
         models = _models(settings, policy, saved)
-        players = await stack.enter_async_context(open_players(settings, policy))
+        players = await stack.enter_async_context(open_players(settings, policy, pool))
         publisher = WeightPublisher([players.client])
         await publisher.publish(models.policy, state.version)
         tracker = Tracker(directory, settings.tracking, state.step)
@@ -88,7 +87,7 @@ async def train(settings: RunSettings) -> int:
         ledger.roll_back(state.next_task, state.step, state.untrained)
         evaluator = Evaluator(settings, policy, players, pool, console, panels, source)
         before = await _measure_start(evaluator, tracker, resuming=folder is not None)
-        scheduler = _scheduler(settings, policy, players, pool, source, ledger, state)
+        scheduler = _scheduler(settings, policy, players, pool, source, ledger, state, console)
         stack.push_async_callback(scheduler.close)
 
         async def evaluate(step: int) -> None:
@@ -101,7 +100,13 @@ async def train(settings: RunSettings) -> int:
         parts = rl.Parts(
             algorithm=settings.algorithm,
             scheduler=scheduler,
-            learner=Learner(settings.algorithm, models, settings.seed, truncated=settings.rollout.truncates),
+            learner=Learner(
+                settings.algorithm,
+                models,
+                settings.seed,
+                max_skipped_steps=settings.optimizer.max_skipped_steps,
+                truncated=settings.rollout.truncates,
+            ),
             models=models,
             publisher=publisher,
             engine=players.engine,
@@ -148,6 +153,7 @@ async def _warm_start(
         epochs=warm.epochs,
         batch_rows=warm.batch_rows,
         seed=settings.seed,
+        max_skipped_steps=settings.optimizer.max_skipped_steps,
         report=lambda epoch, loss: console.say(
             f"warm start, epoch {epoch + 1}/{warm.epochs}: loss {loss:.4f}"
         ),
@@ -181,6 +187,7 @@ def _scheduler(
     source: TaskSource,
     ledger: Ledger,
     state: RunState,
+    console: RunConsole,
 ) -> RolloutScheduler:
     rollout_settings = settings.rollout
     window = AdmissionWindow(
@@ -195,34 +202,21 @@ def _scheduler(
         rollout_settings.extra_members,
         rollout_settings.max_attempts,
         rollout_settings.episode_timeout_s,
+        rollout_settings.max_failed_groups,
+        replace_at_once=not settings.deterministic,
     )
-    return RolloutScheduler(
-        source, window, _player(settings, policy, players, pool), plan, ledger, players.slots
+    player = EpisodePlayer(
+        pool,
+        lambda: model_actor(settings, policy, players, "train"),
+        rollout_settings.max_turns,
+        agent=_plugin(rollout_settings.agent, "rollout.agent"),
+        reward=_plugin(rollout_settings.reward, "rollout.reward"),
     )
+    return RolloutScheduler(source, window, player.play, plan, ledger, players.slots, console.say)
 
 
-def _player(settings: RunSettings, policy: Policy, players: Players, pool: EnvironmentPool) -> PlayEpisode:
-    """Return what plays one training episode: our agent or the user's, then the user's rewards, if any."""
-    agent = play_episode if settings.rollout.agent is None else load_attribute(settings.rollout.agent)
-    reward = None if settings.rollout.reward is None else load_attribute(settings.rollout.reward)
-
-    async def play(task: Task, member: int, attempt: int) -> Trajectory:
-        async with pool.session(task) as session:
-            actor = model_actor(settings, policy, players, "train")
-            trajectory: Trajectory = await agent(
-                session, task, member, actor, settings.rollout.max_turns, attempt
-            )
-        if reward is not None and trajectory.outcome.is_result:
-            rewards = reward(trajectory)
-            if len(rewards) != len(trajectory.turns):
-                raise ValueError(
-                    f"{settings.rollout.reward} returned {len(rewards)} rewards for {len(trajectory.turns)} turns"
-                )
-            for turn, value in zip(trajectory.turns, rewards, strict=True):
-                turn.reward = float(value)
-        return trajectory
-
-    return play
+def _plugin(path: str | None, setting: str) -> Plugin | None:
+    return None if path is None else load_plugin(path, setting)
 
 
 async def _measure_start(

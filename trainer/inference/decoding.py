@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from trainer.errors import ConfigError
 from trainer.inference.base import GenerationRequest, GenerationResult
 from trainer.inference.sampling import RequestStream, draw_tokens
 
@@ -174,7 +175,7 @@ def _layers_of(cache: DynamicCache) -> Layers:
     for layer in cache.layers:
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if not isinstance(keys, Tensor) or not isinstance(values, Tensor):
-            raise TypeError(
+            raise ConfigError(
                 f"the embedded engine needs a key-value cache in every layer, not {type(layer).__name__}"
             )
         layers.append((keys, values))

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainer.algorithms.objective import select_groups
@@ -12,9 +12,11 @@ from trainer.algorithms.settings import AlgorithmSettings
 from trainer.batches import episode_batch, turns_of
 from trainer.checkpoint import CheckpointStore, RunState
 from trainer.console import RunConsole
+from trainer.errors import RunError
 from trainer.inference.torch_engine import TorchEngine
 from trainer.learner import Learner, Models
 from trainer.ledger import Ledger
+from trainer.numbers import not_finite
 from trainer.records import Group, Trajectory
 from trainer.rollout.scheduler import RolloutScheduler
 from trainer.rows import RowBuilder
@@ -63,7 +65,7 @@ async def train(
 
         metrics = rollout_metrics(groups, kept, version) | updated
         version += 1
-        parts.ledger.trained([group.index for group in kept], step)
+        account_for(parts.ledger, kept, updated, step)
         for group in groups:
             parts.scheduler.release(group)
         parts.ledger.flush()
@@ -97,8 +99,21 @@ def choose_groups(parts: Parts, groups: Sequence[Group]) -> list[Group]:
     return [group for group in groups if group.index in kept]
 
 
+def account_for(ledger: Ledger, groups: Sequence[Group], updated: Mapping[str, float], step: int) -> None:
+    """Say of groups that they were trained, or that the update left all its steps out."""
+    if updated.get("policy/skipped_steps") and not updated.get("policy/optimizer_steps"):
+        for group in groups:
+            ledger.dropped(group.index, "update:not_finite")
+    else:
+        ledger.trained([group.index for group in groups], step)
+
+
 def save(parts: Parts, state: RunState) -> None:
-    """Write a checkpoint, and everything that belongs to the steps before it."""
+    """Write a checkpoint, and everything that belongs to the steps before it.
+
+    Raises:
+        RunError: If a weight, or a number of an optimizer, is not finite: then nothing is written.
+    """
     parts.tracker.flush()
     parts.ledger.flush()
     saved = {"policy": parts.models.policy.state_dict()}
@@ -106,6 +121,11 @@ def save(parts: Parts, state: RunState) -> None:
         saved["critic"] = parts.models.critic.state_dict()
     if parts.models.reference is not None:
         saved["reference"] = parts.models.reference.state_dict()
+    if broken := list(not_finite(saved)):
+        raise RunError(
+            f"no checkpoint of step {state.step} is written, because {broken[0]} is not finite (of {len(broken)} such "
+            "tensors): lower optimizer.learning_rate and go on from the newest checkpoint"
+        )
     parts.checkpoints.save(state, saved)
 
 

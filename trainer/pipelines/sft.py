@@ -1,5 +1,6 @@
 """Supervised learning on records: every reply becomes more likely, token by token."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -8,6 +9,7 @@ import torch
 from trainer.algorithms.aggregation import Denominators, aggregate
 from trainer.algorithms.metrics import Metrics, collect
 from trainer.backends.base import MicroBatch, TrainBackend, TrainRow
+from trainer.backends.skipping import SkippedSteps
 from trainer.records import Trajectory
 from trainer.rows import trajectory_rows
 from trainer.seeding import generator
@@ -28,6 +30,7 @@ def train_supervised(
     epochs: int,
     batch_rows: int,
     seed: int,
+    max_skipped_steps: int,
     report: Callable[[int, float], None],
 ) -> None:
     """Minimise the mean negative log-likelihood of the replies' tokens.
@@ -38,17 +41,24 @@ def train_supervised(
         epochs: Passes over all rows.
         batch_rows: Rows of one optimizer step.
         seed: The run's seed; the order of rows is drawn from a stream below it.
+        max_skipped_steps: Steps in a row that may be left out because loss or gradient is not finite.
         report: Told the epoch and its mean loss.
+
+    Raises:
+        RunError: If more than that are.
     """
+    skipped = SkippedSteps("warm start", max_skipped_steps)
     for epoch in range(epochs):
         order = generator(seed, "supervised", epoch).permutation(len(rows)).tolist()
         losses = []
         for start in range(0, len(order), batch_rows):
             chosen = [rows[place] for place in order[start : start + batch_rows]]
             counts = Denominators.from_lengths(int(row.mask.sum()) for row in chosen)
-            metrics, _ = backend.step(chosen, partial(_negative_log_likelihood, counts=counts))
-            losses.append(metrics["loss/supervised"][0])
-        report(epoch, sum(losses) / len(losses))
+            taken = backend.step(chosen, partial(_negative_log_likelihood, counts=counts))
+            skipped.note(applied=taken.applied)
+            if taken.applied:
+                losses.append(taken.metrics["loss/supervised"][0])
+        report(epoch, sum(losses) / len(losses) if losses else math.nan)
 
 
 def _negative_log_likelihood(micro: MicroBatch, counts: Denominators) -> tuple[torch.Tensor, Metrics]:
