@@ -1,6 +1,7 @@
 """Profiles: how a text environment is shown and how replies are read, as each framework does it.
 
 The core of an environment knows none of this. Sources: RAGEN, ROLL, verl-agent and GEM as they run; `native` is ours.
+In one thing all profiles are alike, also where a framework is not: what stands in think tags is never an action.
 """
 
 import re
@@ -9,13 +10,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL | re.IGNORECASE)
+from envs.replies import ANSWER_WITHIN, boxes, has_thought, spoken, tagged
+
 _SPECIAL = re.compile(r"<\|[^|<>]*\|>")
-_PATTERNS = {
-    "answer": re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE),
-    "action": re.compile(r"<action>(.*?)</action>", re.DOTALL | re.IGNORECASE),
-    "boxed": re.compile(r"\\boxed\{([^{}]*)\}"),
-}
 _QUOTES = "\"'`.“”‘’ \t\r\n"
 SEPARATOR = "||"
 
@@ -29,8 +26,7 @@ class Profile:
         mark: What stands around the action: `<answer>`, `<action>` or a box.
         which: Which mark counts if there are several.
         bare: Whether a reply that is nothing but an action counts too.
-        ignores_thinking: Whether marks inside think tags are passed over.
-        needs_thinking: Whether a reply without think tags is invalid.
+        needs_thinking: Whether a reply without thinking is invalid; its opening tag may stand in the prompt.
         inside: Whether the mark must hold exactly the action's name, or only contain it.
         default_penalty: Added to the reward of a turn with an unreadable reply, unless the environment says otherwise.
         invalid_costs_step: Whether such a turn counts as a step of the environment.
@@ -43,7 +39,6 @@ class Profile:
     mark: Literal["answer", "action", "boxed"]
     which: Literal["first", "last"]
     bare: bool = False
-    ignores_thinking: bool = True
     needs_thinking: bool = False
     inside: Literal["exact", "contains"] = "exact"
     default_penalty: float = 0.0
@@ -72,7 +67,6 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                 "roll",
                 "answer",
                 "first",
-                ignores_thinking=False,
                 default_penalty=-0.1,
                 template="{board}\nActions left: {left}. Choose one of: {actions}.",
             ),
@@ -80,7 +74,6 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                 "verl-agent",
                 "action",
                 "first",
-                ignores_thinking=False,
                 needs_thinking=True,
                 inside="contains",
                 default_penalty=-0.1,
@@ -118,18 +111,23 @@ def said_actions(reply: str, profile: Profile, limit: int = 1) -> list[str]:
         profile: How it is to be read.
         limit: Actions that one turn may take, separated by `||`; those beyond it are left out.
     """
-    if profile.needs_thinking and not ("<think>" in reply and "</think>" in reply):
+    if profile.needs_thinking and not has_thought(reply):
         return []
-    spoken = _THINKING.sub("", reply) if profile.ignores_thinking else reply
-    spoken = _SPECIAL.sub("", spoken)
-    marked = _PATTERNS[profile.mark].findall(spoken)
+    said = _SPECIAL.sub("", spoken(reply))
+    marked = _marked(said[-ANSWER_WITHIN:], profile)
     if marked:
         text = marked[0 if profile.which == "first" else -1]
-    elif profile.bare:
-        text = spoken
+    elif profile.bare and len(said) <= ANSWER_WITHIN:
+        text = said
     else:
         return []
     return text.split(SEPARATOR)[:limit] if limit > 1 else [text]
+
+
+def _marked(said: str, profile: Profile) -> list[str]:
+    if profile.mark == "boxed":
+        return [box.content for box in boxes(said)[0]]
+    return tagged(said, profile.mark)
 
 
 def reply_format(profile: Profile, actions: str, example: str, limit: int = 1) -> str:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.processes import running
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 EXAMPLE = (ROOT / "examples" / "custom_environment.py").read_text()
@@ -39,7 +41,7 @@ def test_the_custom_environment_is_served_from_the_working_directory():
     start = "import sys; sys.path[:] = [p for p in sys.path if p]; from env_server.cli import main; main()"
     served = "examples.custom_environment:Countdown"
     command = [sys.executable, "-P", "-c", start, "--port", "0", "--env", served]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+    with running(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)) as server:
         assert server.stdout is not None
         assert "rollgym serving on" in server.stdout.readline()
         server.terminate()

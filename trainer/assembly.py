@@ -23,6 +23,7 @@ from trainer.models.tiny import TinyPolicySettings, build_tiny_model
 from trainer.models.tokenizer import build_tiny_tokenizer
 from trainer.models.value_head import ValueModel
 from trainer.plugins import load_plugin
+from trainer.probe import probe_log_probabilities
 from trainer.rollout.actors import ModelActor
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
@@ -191,6 +192,9 @@ async def open_players(
         settings: The run.
         policy: What plays.
         pool: Where: in deterministic mode, so many episodes run at one time as every server allows.
+
+    Raises:
+        ConfigError: If engine and training do not agree on log-probabilities.
     """
     torch.set_num_threads(settings.threads)
     context = context_policy(settings.prompt)
@@ -206,6 +210,10 @@ async def open_players(
         max_length=settings.model.max_length,
     )
     async with engine:
+        prompt = policy.renderer.prompt([{"role": "user", "content": "Which way?"}])
+        await probe_log_probabilities(
+            policy.model, engine, prompt, settings.rollout.temperature, settings.model.max_length
+        )
         if settings.deterministic:
             gate = WaveGate(engine, await pool.places(_server_urls(settings)))
             yield Players(gate, engine, gate, make_prompts)

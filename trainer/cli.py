@@ -13,6 +13,7 @@ from clients.protocol.errors import ProblemError
 from trainer.config.load import dump_settings, load_settings
 from trainer.config.run import RunSettings
 from trainer.defects import described, keep_traceback
+from trainer.ending import Ending
 from trainer.errors import PluginError, TrainerError
 
 _PLAYERS = ("model", "random", "human", "recorded")
@@ -50,10 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except _MISTAKES as error:
         kept = f"; traceback in {keep_traceback(settings, error)}" if isinstance(error, PluginError) else ""
         print(f"roll-train: {error}{kept}", file=sys.stderr)
-        return 2
+        return getattr(error, "exit_code", 2)
     except KeyboardInterrupt:
-        remedy = "; go on with checkpoint.resume=auto" if command == "train" else ""
-        print(f"roll-train: interrupted{remedy}", file=sys.stderr)
+        print("roll-train: interrupted", file=sys.stderr)
         return 130
     except Exception as error:  # noqa: BLE001 - the end of the program: here every error is told
         # Not a user's mistake: a defect of ours, or of a library.
@@ -104,6 +104,12 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 
 async def _run(command: str, settings: RunSettings, options: argparse.Namespace) -> int:
+    ending = Ending()
+    with ending.watching():
+        return await _command(command, settings, options, ending)
+
+
+async def _command(command: str, settings: RunSettings, options: argparse.Namespace, ending: Ending) -> int:
     # Imported late: torch and transformers take seconds, and --dry-run and --help need neither.
     from transformers.utils.logging import disable_progress_bar
 
@@ -126,7 +132,7 @@ async def _run(command: str, settings: RunSettings, options: argparse.Namespace)
         return await evaluate(settings, checkpoint=options.checkpoint)
     from trainer.commands.train import train
 
-    return await train(settings)
+    return await train(settings, ending)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,9 @@
 import re
 from dataclasses import dataclass
 
+from envs.replies import fenced_blocks, spoken
 from sandbox.program import Language
 
-_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL | re.IGNORECASE)
-_END_OF_THINKING = re.compile(r"</think>", re.IGNORECASE)
-_FENCE = re.compile(r"^[ ]{0,3}(`{3,}|~{3,})[ \t]*([^\s`{]*)[^`]*$")
 # Hardly any program has none of these, and most other texts that are short have none: they need no sandbox.
 _PROGRAM = re.compile(r"\b(?:def|return|import|include|print|class|lambda|for|while|yield|pass)\b|[=(]")
 _NAMES: dict[Language, frozenset[str]] = {
@@ -30,12 +28,6 @@ class Extracted:
     fenced: bool
 
 
-def spoken(response: str) -> str:
-    """Return what stands outside the think tags; an opening tag may stand in the prompt already."""
-    text = _THINKING.sub("", response)
-    return _END_OF_THINKING.split(text)[-1]
-
-
 def extract(response: str, language: Language) -> Extracted | None:
     """Return the program of a response.
 
@@ -53,23 +45,3 @@ def extract(response: str, language: Language) -> Extracted | None:
         if mine:
             return Extracted(mine[-1], True)
     return None
-
-
-def fenced_blocks(text: str) -> list[tuple[str, str]]:
-    """Return the fenced blocks of a text, each with the name of its language in lower case."""
-    blocks: list[tuple[str, str]] = []
-    mark, name = "", ""
-    lines: list[str] = []
-    for line in text.splitlines(keepends=True):
-        fence = _FENCE.match(line.rstrip("\r\n"))
-        if not mark:
-            if fence:
-                mark, name, lines = fence.group(1), fence.group(2).lower(), []
-        elif fence and not fence.group(2) and fence.group(1).startswith(mark):
-            blocks.append((name, "".join(lines)))
-            mark = ""
-        else:
-            lines.append(line)
-    if mark:
-        blocks.append((name, "".join(lines)))
-    return blocks

@@ -1,19 +1,19 @@
 """What a reply calls, whatever format it is written in."""
 
 import json
-import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from envs.replies import spoken
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """JSON Schemas of the parameters of tools, by the tools' names."""
 
 _MAX_SHOWN = 120
 _MOST_FAULTS = 5
-_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL | re.IGNORECASE)
-# A prompt that ends in an opening tag leaves only the closing one for the reply.
-_REST_OF_THINKING = re.compile(r"\A(?:(?!<think>).)*?</think>", re.DOTALL | re.IGNORECASE)
+_MOST_READ = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def read_calls(reply: str, form: CallFormat, schemas: Schemas, limit: int = 16) 
         limit: Most calls of one reply; those beyond it are faults.
     """
     # Half a character (a lone surrogate) is no text that can be kept or sent.
-    text = without_thinking(reply).encode(errors="replace").decode()
+    text = spoken(reply).encode(errors="replace").decode()
     reading = form.read(text, schemas)
     faults = reading.faults[:_MOST_FAULTS]
     if len(reading.faults) > _MOST_FAULTS:
@@ -87,11 +87,6 @@ def read_calls(reply: str, form: CallFormat, schemas: Schemas, limit: int = 16) 
     if len(reading.calls) > limit:
         faults = (*faults, f"{len(reading.calls)} calls in one reply, and at most {limit} are allowed")
     return Reading(reading.calls[:limit], reading.content, faults)
-
-
-def without_thinking(reply: str) -> str:
-    """Return a reply without what stands in think tags, also where only one of the two tags was said."""
-    return _THINKING.sub("", _REST_OF_THINKING.sub("", reply))
 
 
 def parse_json(text: str) -> Any:
@@ -162,15 +157,16 @@ def collect(items: Sequence[Callable[[], ToolCall]], content: str) -> Reading:
     """Read each call by itself, and note those that cannot be read.
 
     Args:
-        items: Read one call each, or raise `CallFault`.
+        items: Read one call each, or raise `CallFault`; the first few hundred are looked at.
         content: The text beside them.
     """
     calls, faults = [], []
-    for item in items:
+    for item in items[:_MOST_READ]:
         try:
             calls.append(item())
         except CallFault as fault:
             faults.append(str(fault))
+    faults += [f"only {_MOST_READ} calls of one reply are looked at"] * (len(items) - _MOST_READ)
     return Reading(tuple(calls), content.strip(), tuple(faults))
 
 
@@ -187,8 +183,8 @@ def shown(text: str) -> str:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        times = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in times.items() if count > 1)
         raise CallFault(f"{shown(twice)} is there twice")
     return found
 

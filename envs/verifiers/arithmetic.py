@@ -4,14 +4,15 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
-from envs.splits import checked_split, split_of_text
+from pydantic import Field
+
+from envs.kwargs import RenderMode
+from envs.replies import ANSWER_WITHIN, boxes, last_tagged, spoken
+from envs.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 
-_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL | re.IGNORECASE)
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
-_BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 _INTEGER = re.compile(r"[-+−]?(?<![\d.])\d+(?:[,_ ]\d{3})*(?!\.?\d)")
 _QUESTION = re.compile(r"\d{1,9}(?: [-+*] \d{1,9}){1,15}")
 _OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
@@ -28,13 +29,6 @@ class ArithmeticEnv(VerifierEnv):
 
     A response is read outside think tags: the last `<answer>`, else the last box, else the last whole number.
 
-    Args:
-        terms: Numbers in a question.
-        digits: Most digits of a number.
-        operators: Which of `+`, `-` and `*` occur.
-        split: Only questions of this split, by content.
-        render_mode: "ansi".
-
     Raises:
         ValueError: If an argument makes no sense.
     """
@@ -42,34 +36,21 @@ class ArithmeticEnv(VerifierEnv):
     metadata: dict[str, Any] = VerifierEnv.metadata | {
         "description": "Generated sums, differences and products with exact answers."
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "terms": {"type": "integer", "minimum": 2, "maximum": 16},
-            "digits": {"type": "integer", "minimum": 1, "maximum": 9},
-            "operators": {"type": "string", "pattern": "^[-+*]+$"},
-            "split": {"enum": ["train", "valid", "test", None]},
-            "render_mode": {"enum": ["ansi", None]},
-        },
-    }
 
     def __init__(
         self,
         *,
-        terms: int = 2,
-        digits: int = 2,
-        operators: str = "+-",
-        split: str | None = None,
-        render_mode: str | None = None,
+        terms: Annotated[int, Field(ge=2, le=16, description="Numbers in a question.")] = 2,
+        digits: Annotated[int, Field(ge=1, le=9, description="Most digits of a number.")] = 2,
+        operators: Annotated[
+            str, Field(pattern="^[-+*]+$", description="Which of `+`, `-` and `*` occur.")
+        ] = "+-",
+        split: Annotated[
+            str | None, SPLIT, Field(description="Only questions of this split, by content.")
+        ] = None,
+        render_mode: RenderMode = None,
     ) -> None:
         super().__init__(render_mode=render_mode)
-        if not 2 <= terms <= 16:
-            raise ValueError(f"terms must be between 2 and 16, not {terms}")
-        if not 1 <= digits <= 9:
-            raise ValueError(f"digits must be between 1 and 9, not {digits}")
-        if not operators or set(operators) - set("+-*"):
-            raise ValueError(f"operators must be made of '+', '-' and '*', not {operators!r}")
         self._terms = terms
         self._digits = digits
         self._operators = operators
@@ -122,11 +103,13 @@ class ArithmeticEnv(VerifierEnv):
 
 def read_number(response: str) -> int | None:
     """Return the number that a response gives as its answer; None if it gives none."""
-    spoken = _THINKING.sub("", response)
-    for pattern in (_ANSWER, _BOXED):
-        if marked := pattern.findall(spoken):
-            return _whole_number(marked[-1])
-    numbers = _INTEGER.findall(spoken)
+    said = spoken(response, ANSWER_WITHIN)
+    marked = last_tagged(said, "answer")
+    if marked is None and (found := boxes(said)[0]):
+        marked = found[-1].content
+    if marked is not None:
+        return _whole_number(marked)
+    numbers = _INTEGER.findall(said)
     return _whole_number(numbers[-1]) if numbers else None
 
 

@@ -7,29 +7,25 @@ answer.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from envs import replies
+from envs.replies import ANSWER_WITHIN, Box, boxes, last_tagged
 from envs.verifiers.latex import UNITS
 
 Place = Literal["box", "tag", "phrase", "whole", "formula", "number"]
 
-_THOUGHT = re.compile(r"<(think|thinking|thought)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
-# The opening tag of a thought may stand in the prompt, where chat templates put it.
-_END_OF_THOUGHT = re.compile(r"</(?:think|thinking|thought)>", re.IGNORECASE)
-_ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
-_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)|\\boxed\s+(?=[^\s{])")
-_UNBRACED = re.compile(r"[^\s$.,]+(?:[.,]\d+)*")
 _PHRASE = re.compile(
     r"\banswer\b\W{0,4}(?:is\b|are\b|[:：=])|####",
     re.IGNORECASE | re.MULTILINE,
 )
-_SHORT_PHRASE = re.compile(r"^\s*(?:\*\*)?A:", re.MULTILINE)
+_SHORT_PHRASE = re.compile(r"^[^\S\n]*+(?:\*\*)?A:", re.MULTILINE)
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n|,?\s(?:because|since|which)\b")
 _PERCENT_SIGN = re.compile(r"\s*(?:\\?%|percent(?:age)?\b|pct\b)")
 _NEAR = 32
-_LONGEST_READ = 20_000
-_MOST_BOXES = 16
+_LONGEST_SENTENCE = 2_000
 _LONGEST_BETWEEN = 40
 # Boxes with no more than this between them are one answer in parts: "\boxed{1} and \boxed{2}".
 _BETWEEN_BOXES = re.compile(
@@ -50,12 +46,12 @@ _NOT_ALONE = re.compile(
     re.IGNORECASE,
 )
 _CONFIRMED = re.compile(
-    r"final answer is:?\s*(?P<answer>\S[^\n]{0,200}?)\.?\s+I hope it is correct", re.IGNORECASE
+    r"final answer is:?\s*(?P<answer>\S[^\n]{0,200}?)\.?\s{1,20}I hope it is correct", re.IGNORECASE
 )
 _NUMBER = re.compile(
     r"(?<![\w.,/^{}\\])[-+−]?[$€£]?"
     r"(?:\d{1,3}(?:[, \u00a0\u202f]\d{3})+(?!\d)(?:\.\d+)?|\d+(?:[.,]\d+)*|\.\d+)"
-    r"(?:\s?/\s?\d+(?!\d*\.\d))?"
+    r"(?:\s?/\s?\d++(?!\.\d))?"
     r"(?:\s?(?:\\?%|percent(?:age)?\b|pct\b))?"
     rf"(?![\d_^(]|\s*[<>≤≥≠]|(?!(?:{UNITS})\b|[a-zA-Z]+[²³])[a-zA-Z])"
 )
@@ -79,16 +75,8 @@ class Found:
 
 
 def spoken(response: str) -> str:
-    """Return what a response says outside its thoughts; of what goes on for pages, the end.
-
-    The searches for an answer may look at every place once for every other one, which is bounded in this way.
-    """
-    text = response
-    if "</" in response or "<t" in response.lower():
-        text = _THOUGHT.sub("", response)
-        ends = list(_END_OF_THOUGHT.finditer(text))
-        text = text[ends[-1].end() :] if ends else text
-    return text[-_LONGEST_READ:]
+    """Return what a response says outside its thoughts, as far as an answer is looked for in it."""
+    return replies.spoken(response, ANSWER_WITHIN)
 
 
 def marked_answer(text: str, *, short: bool = True) -> Found | None:
@@ -113,65 +101,39 @@ def marked_answer(text: str, *, short: bool = True) -> Found | None:
 
 def last_box(text: str) -> Found | None:
     """Return the last box with balanced braces, together with those side by side with it."""
-    starts = list(_BOX.finditer(text))[-_MOST_BOXES:]
-    spans = []
-    for match in starts:
-        end = _box_end(text, match.end())
-        if end is not None:
-            spans.append((match.start(), match.end(), end))
-    if not spans:
+    found, opened = boxes(text)
+    if not found:
         # A box that was opened and never closed: the response was cut off in its answer.
-        return Found("box", "", "") if starts else None
+        return Found("box", "", "") if opened else None
+    by_depth: dict[int, list[Box]] = {}
+    for box in found:
+        by_depth.setdefault(box.depth, []).append(box)
+    group = _side_by_side(text, by_depth[0])
     # A box within a box is the inner one's.
-    outer = [
-        span for span in spans if not any(o[1] <= span[0] and span[2] <= o[2] for o in spans if o != span)
-    ]
-    last = outer[-1]
-    group = [last]
-    for span in reversed(outer[:-1]):
-        between = text[span[2] : group[0][0]]
+    while len(group) == 1:
+        inner = [box for box in by_depth.get(group[0].depth + 1, ()) if box.start > group[0].start]
+        if not inner:
+            break
+        group = _side_by_side(text, inner)
+    said = ", ".join(box.content for box in group)
+    return Found("box", said.strip(), text[group[0].start : group[-1].end], len(group))
+
+
+def _side_by_side(text: str, found: Sequence[Box]) -> list[Box]:
+    """Return the last box, with those before it that belong to the same answer."""
+    group = [found[-1]]
+    for box in reversed(found[:-1]):
+        between = text[box.end : group[-1].start]
         if len(between) > _LONGEST_BETWEEN or _BETWEEN_BOXES.fullmatch(between) is None:
             break
-        group.insert(0, span)
-    parts = [_box_content(text, span[1], span[2]) for span in group]
-    inner = parts[-1] if len(parts) == 1 else ", ".join(parts)
-    nested = last_box(inner) if "\\boxed" in inner else None
-    if nested is not None and len(parts) == 1:
-        return nested
-    return Found("box", inner.strip(), text[group[0][0] : last[2]], len(parts))
-
-
-def _box_end(text: str, start: int) -> int | None:
-    """Where the box ends whose content starts here, braces and all; None if nowhere."""
-    if text[start] != "{":
-        match = _UNBRACED.match(text, start)
-        return match.end() if match else None
-    depth = 0
-    place = start
-    while place < len(text):
-        character = text[place]
-        if character == "\\":
-            place += 2
-            continue
-        if character == "{":
-            depth += 1
-        elif character == "}":
-            depth -= 1
-            if depth == 0:
-                return place + 1
-        place += 1
-    return None
-
-
-def _box_content(text: str, start: int, end: int) -> str:
-    content = text[start:end]
-    return content[1:-1] if content.startswith("{") else content
+        group.append(box)
+    return group[::-1]
 
 
 def last_tag(text: str) -> Found | None:
     """Return what stands in the last pair of answer tags."""
-    match = _last(_ANSWER, text) if "<" in text else None
-    return None if match is None else Found("tag", match[1].strip(), match[1].strip())
+    said = last_tagged(text, "answer") if "<" in text else None
+    return None if said is None else Found("tag", said.strip(), said.strip())
 
 
 def last_phrase(text: str, *, short: bool = True) -> Found | None:
@@ -195,7 +157,9 @@ def _of_phrase(rest: str) -> Found:
 
 
 def numbers_in(text: str) -> list[str]:
-    """Return the numbers that stand by themselves in a text."""
+    """Return the numbers that stand by themselves in a sentence; what is longer than one has none."""
+    if len(text) > _LONGEST_SENTENCE:
+        return []
     return [match[0].strip() for match in _NUMBER.finditer(text) if not _belongs_to_more(text, match)]
 
 
@@ -243,7 +207,7 @@ def inside_dollars(text: str) -> str:
 
 def box_count(text: str) -> int:
     """Return how many boxes a text opens."""
-    return sum(1 for _ in _BOX.finditer(text))
+    return boxes(text)[1]
 
 
 def without_formulas(text: str) -> str:

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+_BLANKS = re.compile(r"\s{2,}")
 _SPACES = re.compile(
     r"\\(?:[,;:! ]|quad\b|qquad\b|thinspace\b|left(?![a-z])|right(?![a-z])|displaystyle\b|limits\b)|~"
 )
@@ -68,7 +69,8 @@ class Plain:
 
 def plain(answer: str) -> Plain:
     """Return the plain form of an answer."""
-    text = _trimmed(answer.translate(_MINUS))
+    # One blank means what many mean, and searches for what ends in blanks would look at each of them again.
+    text = _trimmed(_BLANKS.sub(" ", answer.translate(_MINUS)))
     percent = False
     # Units and signs stand around each other: "$5.00 dollars", "28\\% \\text{ of them}".
     for _ in range(3):

@@ -1,7 +1,6 @@
 """The shop: where a customer is, what can be clicked there, and what a click or a search does."""
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -22,7 +21,7 @@ PER_PAGE = 10
 MOST_RESULTS = 50
 SEARCH, BACK, NEXT, PREVIOUS, BUY = "search", "back to search", "next >", "< prev", "buy now"
 SUB_PAGES = ("description", "features", "reviews", "attributes")
-_ACTION = re.compile(r"(.+)\[(.+)\]")
+_LONGEST_ACTION = 2_000
 _RANDOM, _BY_FACET = "<r>", MappingProxyType({"<a>": "a", "<c>": "c", "<q>": "q"})
 
 
@@ -35,8 +34,11 @@ class Action(NamedTuple):
 
 def parse_action(text: str) -> Action | None:
     """Read `name[argument]`, as greedily as WebShop, and whatever follows; None if it is not of that form."""
-    match = _ACTION.match(text)
-    return None if match is None else Action(match[1], match[2].lower())
+    line = text.partition("\n")[0][:_LONGEST_ACTION]
+    end = line.rfind("]")
+    # Something stands between the brackets.
+    begin = line.rfind("[", 0, max(end - 1, 0))
+    return Action(line[:begin], line[begin + 1 : end].lower()) if begin > 0 else None
 
 
 class Clickable(NamedTuple):

@@ -13,6 +13,7 @@ import pytest
 from tests.support.client_server import ROOT, ServerProcess
 from tests.support.foreign_gem import Gem
 from tests.support.foreign_servers import ForeignServer, scripted
+from tests.support.processes import running
 from tests.support.scripted_openenv import refusing, scripted_openenv
 
 
@@ -69,9 +70,8 @@ def test_a_registration_that_is_kept_outlives_its_time(
         "3",
         "--keep",
     )
-    with subprocess.Popen(
-        command("register", *arguments), cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as keeper:
+    keeping = command("register", *arguments)
+    with running(subprocess.Popen(keeping, cwd=ROOT, stdout=subprocess.PIPE, text=True)) as keeper:
         assert keeper.stdout is not None
         registration_id = keeper.stdout.readline().strip()
         path = f"{gateway.url}/v1/registrations/{registration_id}/heartbeat"

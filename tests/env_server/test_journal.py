@@ -17,6 +17,7 @@ from env_server.journal import EndedStep, Journal
 from env_server.journal_file import JournalError, JournalFile
 from tests.support.client_server import ROOT
 from tests.support.journals import HEAD, MAGIC, Writer, look, look_at, offsets, opened, read, writing
+from tests.support.processes import running
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.just("long " * 200)
 NUMBER = st.integers(-(2**53) + 1, 2**53 - 1)
@@ -294,7 +295,7 @@ def start(code: str, path: Path) -> subprocess.Popen[str]:
 
 def test_what_was_written_outlives_the_process(tmp_path: Path) -> None:
     path = tmp_path / "journal-0.bin"
-    with start(STEPS, path) as process:
+    with running(start(STEPS, path)) as process:
         assert process.stdout is not None
         for _ in range(200):
             written = int(process.stdout.readline())
@@ -309,7 +310,7 @@ def test_what_was_written_outlives_the_process(tmp_path: Path) -> None:
 
 def test_a_full_disk_costs_the_journal_and_not_the_server(tmp_path: Path) -> None:
     path = tmp_path / "journal-0.bin"
-    with start(FULL, path) as process:
+    with running(start(FULL, path)) as process:
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert "no journals from here on" in errors

@@ -16,6 +16,7 @@ import pytest
 
 from sandbox.base import Sandbox, SandboxUnavailableError
 from sandbox.selection import make_sandbox
+from tests.support.processes import running
 from tests.support.wire import Server
 
 # The second one counts memory itself even where control groups are writable.
@@ -152,7 +153,7 @@ def host(token: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]
     secret.chmod(0o666)
     waiting = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()", token]
     with (
-        subprocess.Popen(waiting, stdin=subprocess.PIPE) as sentinel,
+        running(subprocess.Popen(waiting, stdin=subprocess.PIPE)) as sentinel,
         socket.create_server(("0.0.0.0", 0)) as tcp,
         socket.create_server(("127.0.0.1", 0)) as reserved,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,

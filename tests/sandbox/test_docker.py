@@ -21,6 +21,7 @@ from sandbox.limits import Limits
 from sandbox.program import Program
 from sandbox.result import Outcome
 from sandbox.selection import make_sandbox
+from tests.support.processes import running
 
 Make = Callable[..., DockerSandbox]
 
@@ -170,7 +171,7 @@ print("open", flush=True)
 input()
 """
     command = [sys.executable, "-c", source]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+    with running(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)) as server:
         assert server.stdout is not None
         assert server.stdout.readline() == b"open\n"
         (left,) = containers()

@@ -19,6 +19,7 @@ from sandbox.program import Program
 from sandbox.result import Outcome, RunResult
 from tests.sandbox.conftest import Host
 from tests.support.hostile_programs import ALL, Hostile
+from tests.support.processes import running
 
 _AT_ONCE = 3
 # What another configuration has shown already of the code that they share is not shown again.
@@ -171,9 +172,8 @@ session = open_sandbox().open_session(Program("bash", "sleep {duration} & echo u
 print(session.read(20).decode(), flush=True)
 sys.stdin.read()
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as server:
+    command = [sys.executable, "-c", source]
+    with running(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)) as server:
         assert server.stdout is not None
         if server.stdout.readline() != b"up\n":
             pytest.skip("no sandbox works here")

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from tests.support.processes import end
+
 ROOT = Path(__file__).parents[2]
 INLINE = ("Walk", "Dice", "Arm")
 ENVS = (
@@ -41,7 +43,9 @@ class ServerProcess:
         )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert "serving on" in line, line
+        if "serving on" not in line:
+            self.stop()
+            raise RuntimeError(f"the server did not start: {line!r}")
         return self
 
     def children(self) -> list[int]:
@@ -58,16 +62,13 @@ class ServerProcess:
 
     def stop(self) -> None:
         """End it as an operator would."""
-        assert self._process is not None
-        self._process.terminate()
         self._finish()
 
     def _finish(self) -> None:
         assert self._process is not None
-        assert self._process.stdout is not None
-        self._process.wait(30)
-        self._process.stdout.close()
-        self._process = None
+        with self._process as process:
+            self._process = None
+            end(process)
 
     def __enter__(self) -> ServerProcess:
         return self.start()

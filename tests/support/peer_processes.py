@@ -46,8 +46,9 @@ class PeerServer:
                 socket.create_connection(("127.0.0.1", self.port), 1).close()
                 return self
             except OSError:
-                assert self._process.poll() is None, "the server has ended"
-                assert time.monotonic() < deadline, "the server does not listen"
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    self.kill()
+                    raise
                 time.sleep(0.05)
 
     def kill(self) -> None:

@@ -4,36 +4,53 @@ import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
+Text = TypeVar("Text", str, bytes)
 ROOT = Path(__file__).parents[2]
+
+
+def end(process: subprocess.Popen[Any], patience_s: float = 30.0) -> int:
+    """End a process as an operator would, and for good where that does not help; gives its exit code."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    return process.returncode
+
+
+@contextlib.contextmanager
+def running(process: subprocess.Popen[Text]) -> Iterator[subprocess.Popen[Text]]:
+    """End a process with the block, however the block ends.
+
+    `with Popen(...)` alone waits for it: after a failed assertion inside, for ever.
+    """
+    with process:
+        try:
+            yield process
+        finally:
+            end(process)
 
 
 @contextlib.contextmanager
 def env_server(*arguments: str) -> Iterator[str]:
     """Run `roll-serve` on a free loopback port and give its URL."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "env_server", "--port", "0", *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    assert process.stdout is not None
-    try:
+    command = [sys.executable, "-m", "env_server", "--port", "0", *arguments]
+    with running(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)) as process:
+        assert process.stdout is not None
         for line in process.stdout:
             if match := re.search(r"rollgym serving on (http://\S+)", line):
                 yield match.group(1)
                 break
         else:
             raise RuntimeError("the server ended before it was ready")
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=30)
-        process.stdout.close()
 
 
 def start_training(*arguments: str) -> subprocess.Popen[str]:
@@ -51,9 +68,27 @@ def start_training(*arguments: str) -> subprocess.Popen[str]:
 
 def train(*arguments: str) -> str:
     """Run `roll-train` to its end and return what it printed."""
-    process = start_training(*arguments)
-    output, _ = process.communicate(timeout=300)
+    with running(start_training(*arguments)) as process:
+        output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
+    return output
+
+
+def train_until(text: str, *arguments: str) -> None:
+    """Run `roll-train` until it prints a line with `text`, and kill it there."""
+    with running(start_training(*arguments)) as process:
+        assert process.stdout is not None
+        assert any(text in line for line in process.stdout), f"it never said {text!r}"
+        process.kill()
+        process.communicate()
+
+
+def refused(*arguments: str) -> str:
+    """Run `roll-train` on something that it refuses; gives all that it printed."""
+    with running(start_training(*arguments)) as process:
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 2, output
+    assert "Traceback" not in output
     return output
 
 

@@ -16,6 +16,8 @@ import httpx
 import msgpack
 import websockets
 
+from tests.support.processes import end
+
 ROOT = Path(__file__).parents[2]
 MODULE = "tests.support.served_envs"
 ENVS = tuple(
@@ -69,17 +71,10 @@ class Server:
 
     def stop(self) -> int:
         """End it as an operator would; gives its exit code."""
-        if self.process.poll() is None:
-            self.process.terminate()
-        try:
-            code = self.process.wait(40)
-        finally:
-            self.process.kill()
+        code = end(self.process, patience_s=40)
         self._reader.join(5)
-        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
-            assert pipe is not None
-            pipe.close()
-        return code
+        with self.process:
+            return code
 
     def __enter__(self) -> "Server":
         return self

@@ -285,6 +285,4 @@ def test_a_warm_start_that_is_never_finite_ends():
         next(iter(backend._head.model.parameters())).fill_(float("nan"))
     rows = [TrainRow(torch.tensor([1, 2, 3]), torch.tensor([False, True, True]))]
     with pytest.raises(RunError, match="2 optimizer steps of the warm start in a row"):
-        train_supervised(
-            backend, rows, epochs=3, batch_rows=1, seed=0, max_skipped_steps=1, report=lambda *_: None
-        )
+        list(train_supervised(backend, rows, epochs=3, batch_rows=1, seed=0, max_skipped_steps=1))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import read_lines, train
+from tests.support.processes import read_lines, running, train
 from tests.support.roll_train import console_script
 
 MODULE = '''
@@ -59,12 +59,10 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_rollout_plays_an_environment_in_its_own_process(directory):
-    process = console_script(
-        directory,
-        *("rollout", "--policy", "random", "--episodes", "2", "--output", "played.jsonl"),
-        *("serve=[my_environments:Who]", "tasks=[{env_id: Who}]"),
-    )
-    output, _ = process.communicate(timeout=120)
+    playing = ["rollout", "--policy", "random", "--episodes", "2", "--output", "played.jsonl"]
+    playing += ["serve=[my_environments:Who]", "tasks=[{env_id: Who}]"]
+    with running(console_script(directory, *playing)) as process:
+        output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     assert "2 episodes: success 1.000" in output
     shown = [turn["observation"] for line in read_lines(directory / "played.jsonl") for turn in line["turns"]]
@@ -72,12 +70,10 @@ def test_rollout_plays_an_environment_in_its_own_process(directory):
 
 
 def test_a_breakpoint_in_an_environment_reaches_the_terminal(directory):
-    process = console_script(
-        directory,
-        *("rollout", "--policy", "random", "--episodes", "1"),
-        *("serve=[Here=my_environments:Stopping]", "tasks=[{env_id: Here}]"),
-    )
-    output, _ = process.communicate("p action * 3\ncontinue\n", timeout=120)
+    playing = ["rollout", "--policy", "random", "--episodes", "1"]
+    playing += ["serve=[Here=my_environments:Stopping]", "tasks=[{env_id: Here}]"]
+    with running(console_script(directory, *playing)) as process:
+        output, _ = process.communicate("p action * 3\ncontinue\n", timeout=120)
     assert process.returncode == 0, output
     assert "(Pdb) 'yesyesyes'" in output
     assert "1 episodes: success 1.000" in output

@@ -1,12 +1,10 @@
 """Whole runs as a user starts them: real server, real model, killed and resumed."""
 
-import signal
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes import env_server, read_lines, start_training, train
-from trainer.ledger import read_events
+from tests.support.processes import env_server, read_lines, refused, train, train_until
 
 CONFIG = """
 seed: 3
@@ -55,12 +53,7 @@ def test_deterministic_runs_are_equal_embedded_remote_and_killed(tmp_path, confi
         assert digests(tmp_path / "remote") == expected
 
         killed = [*common, "--env-url", url, f"output_dir={tmp_path}/killed"]
-        process = start_training(*killed)
-        for line in process.stdout:
-            if "step 3:" in line:
-                break
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        train_until("step 3:", *killed)
         assert len(digests(tmp_path / "killed")) < 5
         assert "resuming" in train(*killed)
         assert digests(tmp_path / "killed") == expected
@@ -77,15 +70,10 @@ def test_an_asynchronous_run_accounts_for_every_task_after_a_kill(tmp_path, conf
             "rollout.max_staleness=1",
             "evaluation.panels={}",
         ]
-        process = start_training(*arguments)
-        for line in process.stdout:
-            if "step 2:" in line:
-                break
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        train_until("step 2:", *arguments)
         train(*arguments)
     fates: dict[int, list[str]] = {}
-    for event in read_events(tmp_path / "run" / "ledger.jsonl"):
+    for event in read_lines(tmp_path / "run" / "ledger.jsonl"):
         fates.setdefault(event["task"], []).append(event["fate"])
     last = {task: history[-1] for task, history in fates.items()}
     assert sum(fate == "trained" for fate in last.values()) == 5 * 2
@@ -109,18 +97,7 @@ def test_an_asynchronous_run_accounts_for_every_task_after_a_kill(tmp_path, conf
 def test_resuming_with_other_settings_is_refused(tmp_path, config):
     common = ["--config", str(config), f"output_dir={tmp_path}/run", "evaluation.panels={}", "steps=1"]
     train(*common)
-    process = start_training(*common, "optimizer.learning_rate=0.5", "steps=2")
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 2
-    assert "optimizer.learning_rate" in output
-
-
-def refused(*arguments: str) -> str:
-    process = start_training(*arguments)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 2, output
-    assert "Traceback" not in output
-    return output.splitlines()[-1]
+    assert "optimizer.learning_rate" in refused(*common, "optimizer.learning_rate=0.5", "steps=2")
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -158,17 +135,12 @@ def test_a_run_that_left_no_checkpoint_begins_again(tmp_path, config):
     with env_server() as url:
         common = ["--config", str(config), "--env-url", url, f"output_dir={directory}", "warm_start=null"]
         common += ["evaluation.panels={}", "checkpoint.every=0", "steps=3"]
-        process = start_training(*common)
-        for line in process.stdout:
-            if "step 2:" in line:
-                break
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        train_until("step 2:", *common)
         assert digests(directory)
         assert "holds a run already" in refused(*common, "checkpoint.resume=never")
         assert "it begins again" in train(*common, "seed=4")
     assert [line["step"] for line in digests(directory)] == [0, 1, 2]
-    fates = [event["fate"] for event in read_events(directory / "ledger.jsonl")]
+    fates = [event["fate"] for event in read_lines(directory / "ledger.jsonl")]
     assert "reissued" not in fates, "nothing of the other run may be in the ledger"
 
 

@@ -138,8 +138,7 @@ class TorchBackend:
         row, column = mask.nonzero(as_tuple=True)
         if bool((column == 0).any()):
             raise ValueError("the first token of a row cannot be trained on: nothing predicts it")
-        hidden = self._head.hidden(ids)[row, column - 1]
-        values, entropies = self._head.outputs(hidden, ids[row, column], entropy)
+        values, entropies = self._head.outputs(ids, row, column, entropy)
         names = chosen[0].fields.keys()
         return MicroBatch(
             rows=torch.tensor(bucket),

@@ -1,8 +1,8 @@
 """The format of Hermes, Qwen2.5 and Qwen3: JSON in tool_call tags."""
 
-import re
 from collections.abc import Callable, Sequence
 
+from envs.replies import Section, sections
 from envs.tools.calls import (
     CallFault,
     CallFormat,
@@ -16,22 +16,20 @@ from envs.tools.calls import (
     shown,
 )
 
-_CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
-
 
 def _read(text: str, schemas: Schemas) -> Reading:
-    found = list(_CALL.finditer(text))
-    return collect([_reader(match) for match in found], _CALL.sub("", text))
+    found, rest = sections(text, "<tool_call>", "</tool_call>")
+    return collect([_reader(section) for section in found], rest)
 
 
-def _reader(match: re.Match[str]) -> Callable[[], ToolCall]:
-    return lambda: _call(match)
+def _reader(section: Section) -> Callable[[], ToolCall]:
+    return lambda: _call(section)
 
 
-def _call(match: re.Match[str]) -> ToolCall:
-    if not match[2]:
-        raise CallFault(f"the call {shown(match[1].strip())} is not closed by </tool_call>")
-    return call_of_object(parse_json(match[1]), "arguments")
+def _call(section: Section) -> ToolCall:
+    if not section.closed:
+        raise CallFault(f"the call {shown(section.body.strip())} is not closed by </tool_call>")
+    return call_of_object(parse_json(section.body), "arguments")
 
 
 def _write(calls: Sequence[ToolCall]) -> str:

@@ -1,5 +1,6 @@
 """The JSON format of Llama 3: an object with a name and parameters after the python tag, or alone."""
 
+import re
 from collections.abc import Callable, Sequence
 from json import JSONDecodeError, JSONDecoder
 
@@ -15,6 +16,8 @@ from envs.tools.calls import (
 )
 
 _TAG = "<|python_tag|>"
+_BETWEEN = re.compile(r"\s*+;?\s*+")
+_MOST_PARTS = 1_000
 _ENDS = ("<|eom_id|>", "<|eot_id|>")
 
 
@@ -36,15 +39,17 @@ def _reader(part: str) -> Callable[[], ToolCall]:
 
 def _parts(text: str) -> list[str]:
     """Cut objects that follow one another, with a semicolon or blanks between."""
-    decoder, rest = JSONDecoder(), text.strip()
+    decoder, plain = JSONDecoder(), text.strip()
     parts: list[str] = []
-    while rest:
+    begin = 0
+    while begin < len(plain) and len(parts) < _MOST_PARTS:
         try:
-            _, end = decoder.raw_decode(rest)
+            _, end = decoder.raw_decode(plain, begin)
         except (JSONDecodeError, RecursionError, ValueError):
-            return [*parts, rest]
-        parts.append(rest[:end])
-        rest = rest[end:].lstrip().removeprefix(";").lstrip()
+            return [*parts, plain[begin:]]
+        parts.append(plain[begin:end])
+        between = _BETWEEN.match(plain, end)
+        begin = end if between is None else between.end()
     return parts or [text]
 
 

@@ -1,9 +1,9 @@
 """The format of Qwen3-Coder: a tag for the function and one for each parameter, typed by the tool's schema."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from envs.replies import sections
 from envs.tools.calls import (
     CallFault,
     CallFormat,
@@ -16,16 +16,15 @@ from envs.tools.calls import (
     parse_name,
     shown,
 )
+from envs.tools.literals import literal_of, parse_expression
 
-# A call that the end of the reply cut off counts, as it does where this format comes from.
-_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
-_FUNCTION = re.compile(r"<function=([^>\n]*)>(.*?)(?:</function>|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]*)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
+_MOST_PARAMETERS = 1_000
 
 
 def _read(text: str, schemas: Schemas) -> Reading:
-    bodies = [match[1] for match in _CALL.finditer(text)]
-    return collect([_reader(body, schemas) for body in bodies], _CALL.sub("", text))
+    # A call that the end of the reply cut off counts, as it does where this format comes from.
+    found, rest = sections(text, "<tool_call>", "</tool_call>")
+    return collect([_reader(section.body, schemas) for section in found], rest)
 
 
 def _reader(body: str, schemas: Schemas) -> Callable[[], ToolCall]:
@@ -33,34 +32,55 @@ def _reader(body: str, schemas: Schemas) -> Callable[[], ToolCall]:
 
 
 def _call(body: str, schemas: Schemas) -> ToolCall:
-    function = _FUNCTION.search(body)
-    if function is None:
+    head = _named(body.partition("<function=")[2].partition("</function>")[0])
+    if head is None:
         raise CallFault(f"the call {shown(body.strip())} has no <function=NAME>")
-    name = parse_name(function[1])
+    name, said = parse_name(head[0]), head[1]
     properties = schemas.get(name, {}).get("properties", {})
     arguments: dict[str, Any] = {}
-    for parameter in _PARAMETER.finditer(function[2]):
-        key = parse_name(parameter[1])
+    parameters, _ = sections(said, "<parameter=", "</parameter>")
+    if len(parameters) > _MOST_PARAMETERS:
+        raise CallFault(f"the call of {shown(name)} has {len(parameters)} parameters")
+    for parameter in filter(None, (_named(section.body) for section in parameters)):
+        key = parse_name(parameter[0])
         if key in arguments:
             raise CallFault(f"{shown(key)} is there twice")
-        value = parameter[2].removeprefix("\n").removesuffix("\n")
+        value = parameter[1].removeprefix("\n").removesuffix("\n")
         arguments[key] = _typed(value, properties.get(key, {}))
     return ToolCall(name, arguments)
 
 
+def _named(body: str) -> tuple[str, str] | None:
+    """Split `NAME>what it holds`; None where there is no name."""
+    name, mark, rest = body.partition(">")
+    return (name, rest) if mark and "\n" not in name else None
+
+
 def _typed(text: str, schema: Mapping[str, Any]) -> Any:
+    """Return a value as the format's reference parser reads it.
+
+    Numbers, booleans, lists and objects are JSON, or else literals of Python, as models write them. What is neither
+    stays text: whoever calls the tool says what type was wanted.
+    """
     kinds = schema.get("type", "string")
     kinds = {kinds} if isinstance(kinds, str) else set(kinds)
-    if text.strip().lower() == "null":
+    plain = text.strip()
+    if plain.lower() == "null":
         return None
-    if kinds & {"integer", "number", "boolean", "array", "object"}:
-        plain = text.strip()
+    if not kinds & {"integer", "number", "boolean", "array", "object"}:
+        return text
+    if plain.lower() in ("true", "false"):
+        return plain.lower() == "true"
+    for read in (parse_json, _python):
         try:
-            return parse_json(plain.lower() if plain.lower() in ("true", "false") else plain)
+            return read(plain)
         except CallFault:
-            # Whoever calls the tool says what type was wanted.
-            return text
+            continue
     return text
+
+
+def _python(text: str) -> Any:
+    return literal_of(parse_expression(text), text_keys=False)
 
 
 def _write(calls: Sequence[ToolCall]) -> str:

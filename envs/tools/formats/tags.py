@@ -23,24 +23,42 @@ def _read(text: str, schemas: Schemas) -> Reading:
     parameters = _only_texts(schemas)
     if not schemas:
         return Reading(content=text.strip())
-    names = "|".join(re.escape(name) for name in sorted(schemas, key=len, reverse=True))
-    code = r"|<(?P<code>code)>(?P<source>.*?)</code>" if "python" in parameters else ""
-    fence = r"|```(?:python|py)\s*\n(?P<fenced>.*?)```" if "python" in parameters else ""
-    marks = re.compile(rf"<(?P<name>{names})>(?P<body>.*?)</(?P=name)>{code}{fence}", re.DOTALL)
-    items = []
-    for match in marks.finditer(text):
-        groups = match.groupdict()
-        name, body = groups["name"], groups["body"]
-        if name is None:
-            source = groups.get("source")
-            name, body = "python", groups["fenced"] if source is None else source
-        items.append((name, body))
-    readers = [_reader(name, body, schemas.get(name, {}), parameters.get(name)) for name, body in items]
-    rest = marks.sub("", text)
-    opened = re.findall(rf"<({names})>", rest)
-    reading = collect(readers, rest)
+    found, content = _marked(text, schemas, "python" in parameters)
+    readers = [_reader(name, body, schemas.get(name, {}), parameters.get(name)) for name, body in found]
+    opened = re.findall(rf"<({_any_of(schemas)})>", content)
+    reading = collect(readers, content)
     faults = tuple(f"<{name}> is not closed by </{name}>" for name in opened)
     return Reading(reading.calls, reading.content, (*reading.faults, *faults))
+
+
+def _any_of(schemas: Schemas) -> str:
+    return "|".join(re.escape(name) for name in sorted(schemas, key=len, reverse=True))
+
+
+def _marked(text: str, schemas: Schemas, programs: bool) -> tuple[list[tuple[str, str]], str]:
+    """Return what stands in the tags of tools, and in those of programs, and the text beside them.
+
+    Each opening mark goes together with the next closing one of its own; where there is none, it stays in the text, and
+    no other of its name is looked for.
+    """
+    begin = re.compile(
+        rf"<(?P<name>{_any_of(schemas)})>"
+        + (r"|<(?P<code>code)>|```(?:python|py)[^\S\n]*+\n" if programs else "")
+    )
+    found, beside, place = [], [], 0
+    closed: dict[str, bool] = {}
+    for mark in begin.finditer(text):
+        name = mark["name"] or (mark.groupdict().get("code") or "```")
+        if mark.start() < place or not closed.get(name, True):
+            continue
+        end = text.find("```" if name == "```" else f"</{name}>", mark.end())
+        closed[name] = end >= 0
+        if end < 0:
+            continue
+        found.append((mark["name"] or "python", text[mark.end() : end]))
+        beside.append(text[place : mark.start()])
+        place = end + (3 if name == "```" else len(name) + 3)
+    return found, "".join([*beside, text[place:]])
 
 
 def _reader(name: str, body: str, schema: Mapping[str, Any], parameter: str | None) -> Callable[[], ToolCall]:

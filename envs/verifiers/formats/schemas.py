@@ -13,6 +13,7 @@ from jsonschema.validators import extend
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
+from envs.replies import unfenced
 from envs.verifiers import patterns
 from envs.verifiers.formats.reply import Reply
 
@@ -96,13 +97,6 @@ def json_schema(reply: Reply, schema: Mapping[str, Any]) -> float:
         ) from error
     finally:
         _LOOKS.reset(token)
-
-
-def unfenced(text: str) -> str:
-    """Return a text without the fence of a code block around it."""
-    if not (text.startswith("```") and text.endswith("```") and "\n" in text):
-        return text
-    return text.partition("\n")[2].removesuffix("```").strip()
 
 
 def _refuse_constant(name: str) -> NoReturn:

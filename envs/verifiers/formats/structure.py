@@ -1,11 +1,9 @@
 """Rules about tags and boxes."""
 
-import re
 from collections.abc import Mapping
 
+from envs.replies import boxes
 from envs.verifiers.formats.reply import Reply
-
-_BOX = re.compile(r"\\boxed\s*\{")
 
 
 def think_answer(reply: Reply, think: str = "think", answer: str = "answer") -> float:
@@ -35,18 +33,5 @@ def tag_counts(reply: Reply, tags: Mapping[str, int]) -> float:
 
 def single_boxed(reply: Reply) -> float:
     r"""Whether there is exactly one `\boxed{...}` outside of thinking, with something in it."""
-    boxes = list(_BOX.finditer(reply.spoken))
-    return float(len(boxes) == 1 and bool(_content(reply.spoken, boxes[0].end())))
-
-
-def _content(text: str, begin: int) -> str:
-    """Return what stands in braces of which the first one is open; nothing where they never close."""
-    depth = 1
-    for place in range(begin, len(text)):
-        if text[place] == "{":
-            depth += 1
-        elif text[place] == "}":
-            depth -= 1
-            if depth == 0:
-                return text[begin:place].strip()
-    return ""
+    found, opened = boxes(reply.spoken)
+    return float(opened == 1 and len(found) == 1 and bool(found[0].content.strip()))

@@ -17,6 +17,7 @@ _OTHERS = "vs etc e.g i.e cf al inc ltd co corp no fig vol pp p.s p.p.s u.s u.k 
 _ABBREVIATIONS = frozenset(f"{_TITLES} {_MONTHS} {_OTHERS}".split())
 _LAST_WORD = re.compile(r"[^\s\"'“‘(\[]+\Z")
 _LONGEST_ABBREVIATION = 8
+_BLANKS = re.compile(r"\s*+")
 # Words as the Penn Treebank counts them: clitics by themselves, hyphenated words as one.
 _TOKEN = re.compile(
     r"\w+(?=n't\b)|n't\b|'(?:s|m|d|ll|re|ve)\b|[\w*/\-_.&]*\w[\w*/\-_]*|[*/\-.&]++|\S", re.IGNORECASE
@@ -63,9 +64,10 @@ class BuiltinTokenizer:
         """Return what ends in `.`, `!` or `?` before a space; abbreviations and initials end nothing."""
         found, begin = [], 0
         for end in _SENTENCE_END.finditer(text):
-            if end[1] == "." and _is_abbreviation(text[begin : end.start()]) and end.end() < len(text):
+            word = text[max(begin, end.start() - _LONGEST_ABBREVIATION) : end.start()]
+            if end[1] == "." and _is_abbreviation(word) and end.end() < len(text):
                 continue
-            if end[1].startswith("..") and text[end.end() :].lstrip()[:1].islower():
+            if end[1].startswith("..") and _continues(text, end.end()):
                 continue
             found.append(text[begin : end.end()].strip())
             begin = end.end()
@@ -85,8 +87,15 @@ class BuiltinDetector:
         return guess_language(text)
 
 
+def _continues(text: str, place: int) -> bool:
+    """Whether a sentence goes on after blanks, in a small letter."""
+    after = _BLANKS.match(text, place)
+    assert after is not None
+    return text[after.end() : after.end() + 1].islower()
+
+
 def _is_abbreviation(before: str) -> bool:
-    last = _LAST_WORD.search(before[-_LONGEST_ABBREVIATION:])
+    last = _LAST_WORD.search(before)
     if last is None:
         return False
     word = last[0]

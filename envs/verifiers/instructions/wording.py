@@ -21,7 +21,7 @@ def quoted(text: Text) -> bool:
 
 def capital_words(text: Text, capital_frequency: int, capital_relation: Relation) -> bool:
     """So many words are in capital letters."""
-    return holds(sum(token.isupper() for token in text.tokens), capital_relation, capital_frequency)
+    return holds(sum(map(str.isupper, text.tokens)), capital_relation, capital_frequency)
 
 
 def _english(text: Text) -> bool:

@@ -8,10 +8,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from envs.verifiers.spoken import spoken
+from envs.replies import ANSWER_WITHIN, spoken
 
 _AROUND = " \t*_`.\"'"
 _LONGEST_SHOWN = 120
+_LONGEST_LINE = 1_000
+_MOST_OBJECTS = 1_000
 
 
 class UnreadableVerdictError(Exception):
@@ -96,7 +98,7 @@ class PatternVerdict(_Reading):
     def read(self, reply: str, weights: Sequence[float]) -> float | None:
         """Return the score of a reply. Raises like `TokenVerdict.read`."""
         lines = [line.strip(_AROUND) for line in spoken(reply).splitlines() if line.strip(_AROUND)]
-        match = re.fullmatch(self.pattern, lines[-1]) if lines else None
+        match = re.fullmatch(self.pattern, lines[-1][:_LONGEST_LINE]) if lines else None
         try:
             value = float(match[1]) if match else math.nan
         except ValueError:
@@ -131,10 +133,12 @@ Reading = Annotated[
 
 def _last_object(reply: str) -> dict[str, Any]:
     """Return the JSON object that a reply ends in, fenced or not."""
-    text = spoken(reply).strip().removesuffix("```").rstrip()
+    text = spoken(reply, ANSWER_WITHIN).strip().removesuffix("```").rstrip()
     decoder = json.JSONDecoder()
     start = text.find("{")
-    while start >= 0:
+    for _ in range(_MOST_OBJECTS):
+        if start < 0:
+            break
         try:
             value, end = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):

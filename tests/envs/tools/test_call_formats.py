@@ -177,6 +177,34 @@ def test_a_good_call_beside_a_bad_one_is_read():
     assert len(reading.faults) == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "said", "value"),
+    [
+        ("object", "{'a': 1}", {"a": 1}),
+        (
+            "object",
+            "{'a': True, 'b': None, 'c': (1, -2.5), 1: 'x'}",
+            {"a": True, "b": None, "c": [1, -2.5], "1": "x"},
+        ),
+        ("object", '{"a": "it\'s"}', {"a": "it's"}),
+        ("array", "['a', {'b': [1]}]", ["a", {"b": [1]}]),
+        (["object", "null"], "None", None),
+        ("boolean", "FALSE", False),
+        ("string", "{'a': 1}", "{'a': 1}"),
+        # What is neither JSON nor a literal stays text, and is never run.
+        ("object", "__import__('os')", "__import__('os')"),
+        ("object", "{'a': f(1)}", "{'a': f(1)}"),
+        ("object", "{" * 5_000, "{" * 5_000),
+        ("array", "['" + "a" * 100_001 + "']", "['" + "a" * 100_001 + "']"),
+    ],
+)
+def test_qwen_xml_takes_literals_of_python_as_its_reference_parser_does(kind, said, value):
+    schemas = {"put": {"properties": {"what": {"type": kind}}}}
+    reply = f"<tool_call>\n<function=put>\n<parameter=what>\n{said}\n</parameter>\n</function>\n</tool_call>"
+    (call,) = read_calls(reply, FORMATS["qwen-xml"], schemas).calls
+    assert dict(call.arguments) == {"what": value}
+
+
 def test_qwen_xml_types_by_the_schema():
     reply = (
         "<tool_call>\n<function=book>\n<parameter=city>\n\n7\n\n</parameter>\n<parameter=nights>\n7\n</parameter>\n"

@@ -16,6 +16,7 @@ from envs.tools.formats.hermes import HERMES
 from envs.tools.mcp_server import McpServer, McpServerError, parse_address
 from envs.tools.mcp_tools import McpToolsEnv
 from envs.tools.tool import ToolError
+from tests.support.processes import running
 from tests.support.wire import ROOT, Server
 
 NOTES = ROOT / "examples" / "mcp_notes.py"
@@ -41,15 +42,11 @@ def notes_url() -> Iterator[str]:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    process = subprocess.Popen([sys.executable, str(NOTES), "--port", str(port)])
-    try:
+    with running(subprocess.Popen([sys.executable, str(NOTES), "--port", str(port)])):
         connect = httpx.HTTPTransport(retries=12)
         with httpx.Client(transport=connect, timeout=30) as client:
             client.get(f"http://127.0.0.1:{port}/")
         yield f"http://127.0.0.1:{port}/mcp"
-    finally:
-        process.terminate()
-        process.wait(20)
 
 
 def test_tools_over_standard_streams_and_a_server_for_each_episode():
@@ -249,7 +246,8 @@ def test_addresses_that_make_no_sense(server, said):
         ({}, "set where it is served, by operator_kwargs"),
         ({"server": STREAMS}, "set where it is served"),
         ({"server": STREAMS, "tasks": []}, "no tasks"),
-        ({"server": STREAMS, "tasks": ["a"]}, "with a question"),
+        ({"server": STREAMS, "tasks": ["a"]}, "tasks must be a list of objects"),
+        ({"server": STREAMS, "tasks": [{}]}, "with a question"),
         ({"server": STREAMS, "tasks": [{"question": "a"}]}, "an answer or checks"),
         ({"server": STREAMS, "tasks": [{"question": "a", "anwser": "b"}]}, "no 'anwser'"),
         ({"server": STREAMS, "tasks": [READING], "timeout_seconds": 0}, "timeout_seconds"),

@@ -151,8 +151,8 @@ def test_what_cannot_be_run_leaves_the_state_and_says_why(reply, said):
 def test_a_reply_of_nothing_but_faults_gets_a_short_answer():
     env = ToolUseEnv()
     env.reset(seed=1)
-    observation, *_ = env.step("<tool_call>" * 20_000)
-    assert "and 19995 more" in observation
+    observation, *_ = env.step("<tool_call>" * 10_000)
+    assert "and 9995 more" in observation
     assert len(observation) < 2_000
 
 
@@ -216,7 +216,7 @@ def test_turns_are_alike_where_the_store_and_what_is_known_are():
         ({"tools": []}, "tools must be some of"),
         ({"tools": ["python"]}, "tools must be some of"),
         ({"kinds": ["flying"]}, "kinds must be some of"),
-        ({"kinds": []}, "at least one kind"),
+        ({"kinds": []}, "kinds must be some of"),
         ({"tools": ["dates"], "kinds": ["stock"]}, "need the tools calculator, store"),
         ({"call_format": "yaml"}, "call_format must be one of"),
         ({"split": "dev"}, "split must be"),

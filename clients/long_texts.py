@@ -1,0 +1,121 @@
+r"""What a policy says that repeats itself: one piece over and over, up to a megabyte.
+
+Language models end in such loops by themselves, and clients may mean harm. Whoever reads replies with a pattern that
+looks at a place again and again takes seconds for one of these, and whoever waits for that environment's process waits,
+too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+TEXT_BYTES = 1_000_000
+"""How long such a text is on the wire: a little under the largest request that servers take by default."""
+
+_CHARACTERS = "a0 \n\t<>[](){}`~\\\"'.,:;!?-+*/=$#|_^%é漢"
+_TAGS = ("think", "answer", "action", "tool_call", "code", "search", "python")
+_MARKS = (
+    *(
+        "\\boxed{",
+        "\\boxed{}",
+        "\\boxed ",
+        "```\n",
+        "```python\n",
+        "~~~\n",
+        "``` a ",
+        "\\(",
+        "\\[",
+        "$\n",
+        "$x$ ",
+    ),
+    *("<function=", "<parameter=", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "</", "<t", "< "),
+    *(
+        '{"a":',
+        "[[",
+        "{'a':",
+        '"a",',
+        "{} ",
+        "f(",
+        "f(a=1)",
+        "a.",
+        "x=",
+        "-1.5 ",
+        "1,",
+        "1,000",
+        "1 ",
+        "9" * 400 + " ",
+    ),
+    *(
+        "click[",
+        "search[a]",
+        "up||",
+        "(A)",
+        "A. ",
+        "(A) or ",
+        "the ",
+        "answer: ",
+        "the answer is 1. ",
+        "A:",
+        "####",
+    ),
+    *(
+        "e.g. ",
+        "a... b ",
+        "* a *",
+        "***",
+        "****** ",
+        "- ",
+        "[a]",
+        "<<",
+        ">>",
+        "\\text{",
+        "\\frac{",
+        "^{",
+        "10^",
+    ),
+)
+
+
+def long_texts(size: int = TEXT_BYTES) -> Iterator[tuple[str, str]]:
+    """Yield texts that are hard to read, each with a name for people.
+
+    Args:
+        size: Bytes of each as JSON writes it.
+    """
+    for character in _CHARACTERS:
+        yield f"{character!r} over and over", _repeated(character, size)
+    for tag in _TAGS:
+        opening, closing = f"<{tag}>", f"</{tag}>"
+        for piece in (opening, closing, opening + closing, closing + opening):
+            yield f"{piece} over and over", _repeated(piece, size)
+        yield f"{opening} around itself", _nested(opening, closing, size)
+    for mark in _MARKS:
+        yield f"{mark[:24]!r} over and over", _repeated(mark, size)
+    for opening, closing in (("[", "]"), ("(", ")"), ("{", "}"), ("\\boxed{", "}"), ('{"a":', "}")):
+        yield f"{opening} around itself", _nested(opening, closing, size)
+    for begin, piece in (
+        ("the", " "),
+        ("option", " "),
+        ("a\n", "\n"),
+        ("answer", "\n"),
+        ("final answer is", " "),
+    ):
+        yield (
+            f"{begin!r}, and then {piece!r} over and over",
+            begin + _repeated(piece, size - len(begin) - 2) + "!A:",
+        )
+
+
+def _repeated(piece: str, size: int) -> str:
+    return piece * (size // _bytes(piece))
+
+
+def _nested(opening: str, closing: str, size: int) -> str:
+    depth = size // (_bytes(opening) + _bytes(closing))
+    return opening * depth + closing * depth
+
+
+def _bytes(text: str) -> int:
+    """How long a text is within JSON."""
+    escaped = sum(text.count(character) for character in '"\\\n\t')
+    return len(text.encode()) + escaped

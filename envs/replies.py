@@ -1,0 +1,243 @@
+r"""What stands in the reply of a language model: all reading of replies begins here, and every step of it is linear.
+
+A reply is read in this order, by games, tools, verifiers and adapters alike:
+
+1. **Thinking is no reply.** What stands between `<think>` and `</think>` is passed over (`<thinking>` and `<thought>`
+   count the same, in any case). A closing tag whose opening tag is missing ends thinking, too, with everything before
+   it: chat templates put the opening tag into the prompt. An opening tag that is never closed begins thinking that was
+   cut off: what stands before it was said, what stands behind it was not. So whatever was only thought is never
+   taken as an action and never paid as an answer.
+2. **A reply counts by its end.** Of what was said, the last `LONGEST` characters are read, and an answer is looked for
+   in the last `ANSWER_WITHIN` of them.
+3. Marks are found: pairs of tags, boxes, fences, sections of calls.
+
+A policy that repeats itself writes a megabyte of open tags by itself, and an environment that runs inline reads it in
+the server's event loop. So nothing here looks at a place more than a fixed number of times, whatever stands there.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+LONGEST = 200_000
+"""Of what was said outside thinking, so many characters are read, from the end."""
+
+ANSWER_WITHIN = 20_000
+"""An answer, or an action, is looked for in so many characters at the end."""
+
+_OPENED = re.compile(r"<(?:think|thinking|thought)>", re.IGNORECASE)
+_CLOSED = re.compile(r"</(?:think|thinking|thought)>", re.IGNORECASE)
+# Possessive throughout: a run of marks is looked at once, and not again for each way of dividing it.
+_FENCE = re.compile(r"[ ]{0,3}+(`{3,}+|~{3,}+)[ \t]*+([^\s`{]*+)[^`]*+")
+_LINE_FENCE = re.compile(r"```(\w++)[ \t]++(?=[^ \t])")
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)")
+_BRACES = re.compile(
+    r"(?P<box>\\(?:boxed|fbox|framebox)\s*+(?=\{))|(?P<bare>\\boxed\s++(?=[^\s{]))"
+    r"|\\(?:[{}]|\\(?!boxed|fbox|framebox))|[{}]"
+)
+_BARE_CONTENT = re.compile(r"[^\s$.,]++(?:[.,]\d++)*+")
+
+
+# -- thinking ------------------------------------------------------------------------------------------------------
+
+
+def spoken(reply: str, longest: int = LONGEST) -> str:
+    """Return what a reply says outside its thinking; of what goes on for pages, the end.
+
+    Args:
+        reply: All of it.
+        longest: How many characters are returned at most.
+    """
+    if "<" not in reply:
+        return reply[-longest:]
+    # Each part but the last is followed by a closing tag; a part without an opening one was thought as a whole.
+    *thought, rest = _CLOSED.split(reply)
+    said = [_before_thinking(rest)]
+    for part in reversed(thought):
+        opened = _OPENED.search(part)
+        if opened is None:
+            break
+        if opened.start():
+            said.append(part[: opened.start()])
+    return "".join(reversed(said))[-longest:]
+
+
+def _before_thinking(text: str) -> str:
+    opened = _OPENED.search(text)
+    return text if opened is None else text[: opened.start()]
+
+
+def has_thought(reply: str) -> bool:
+    """Whether a reply has thinking that came to its end; the opening tag may stand in the prompt."""
+    return _CLOSED.search(reply) is not None
+
+
+# -- tags ----------------------------------------------------------------------------------------------------------
+
+
+def tagged(text: str, name: str) -> list[str]:
+    """Return what stands in the pairs of a tag, in their order.
+
+    A pair holds no opening tag of its own: of `<a>1<a>2</a>`, it is `2`.
+
+    Args:
+        text: What was said.
+        name: Of the tag, in any case.
+    """
+    found, begin = [], -1
+    for tag in _tag(name).finditer(text):
+        if tag[1]:
+            if begin >= 0:
+                found.append(text[begin : tag.start()])
+            begin = -1
+        else:
+            begin = tag.end()
+    return found
+
+
+def last_tagged(text: str, name: str) -> str | None:
+    """Return what stands in the last pair of a tag; None without a pair."""
+    found = tagged(text, name)
+    return found[-1] if found else None
+
+
+@lru_cache(maxsize=64)
+def _tag(name: str) -> re.Pattern[str]:
+    return re.compile(rf"<(/?){re.escape(name)}>", re.IGNORECASE)
+
+
+# -- boxes ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    r"""A `\boxed{...}` (or `\fbox`, `\framebox`, or `\boxed 5`) with balanced braces.
+
+    Attributes:
+        start: Where its command begins.
+        end: Where it ends, its closing brace included.
+        content: What stands in it, without its braces.
+        depth: In how many other boxes it stands.
+    """
+
+    start: int
+    end: int
+    content: str
+    depth: int
+
+
+def boxes(text: str) -> tuple[list[Box], int]:
+    """Return the boxes of a text in the order of their beginnings, and how many are opened in it.
+
+    More are opened than returned where some never close: a reply that was cut off in its answer.
+    """
+    spans: list[tuple[int, int, int]] = []
+    # Braces that are open: where each stands, and where its box begins, if it is one's.
+    braces: list[tuple[int, int | None]] = []
+    box, opened = None, 0
+    first = _BOX.search(text)
+    for mark in () if first is None else _BRACES.finditer(text, first.start()):
+        if mark["box"]:
+            box, opened = mark.start(), opened + 1
+        elif mark["bare"]:
+            opened += 1
+            content = _BARE_CONTENT.match(text, mark.end())
+            if content is not None:
+                spans.append((mark.start(), mark.end(), content.end()))
+        elif mark[0] == "{":
+            braces.append((mark.start(), box))
+            box = None
+        elif mark[0] == "}" and braces:
+            begin, of = braces.pop()
+            if of is not None:
+                spans.append((of, begin, mark.end()))
+    return list(_nested(text, sorted(spans))), opened
+
+
+def _nested(text: str, spans: list[tuple[int, int, int]]) -> Iterator[Box]:
+    """Make boxes of spans that are sorted by their beginnings; they lie within each other or side by side."""
+    around: list[int] = []
+    for start, begin, end in spans:
+        while around and around[-1] <= start:
+            around.pop()
+        content = text[begin:end]
+        yield Box(start, end, content[1:-1] if content.startswith("{") else content, len(around))
+        around.append(end)
+
+
+# -- fences --------------------------------------------------------------------------------------------------------
+
+
+def fenced_blocks(text: str) -> list[tuple[str, str]]:
+    """Return the fenced blocks of a text, each with the name of its language in lower case.
+
+    A block that is never closed ends with the text.
+    """
+    blocks: list[tuple[str, str]] = []
+    mark, name = "", ""
+    lines: list[str] = []
+    for line in text.splitlines(keepends=True):
+        fence = _FENCE.fullmatch(line.rstrip("\r\n")) if "```" in line or "~~~" in line else None
+        if not mark:
+            if fence:
+                mark, name, lines = fence[1], fence[2].lower(), []
+        elif fence and not fence[2] and fence[1].startswith(mark):
+            blocks.append((name, "".join(lines)))
+            mark = ""
+        else:
+            lines.append(line)
+    if mark:
+        blocks.append((name, "".join(lines)))
+    return blocks
+
+
+def fenced_lines(text: str) -> list[tuple[str, str]]:
+    """Return the blocks that stand in one line each, as a person types them: three backticks, a name, text, three."""
+    found = []
+    for line in text.splitlines():
+        line = line.rstrip(" \t")
+        opened = _LINE_FENCE.match(line)
+        if opened is not None and line.endswith("```") and len(line) - 3 > opened.end():
+            found.append((opened[1], line[opened.end() : -3]))
+    return found
+
+
+def unfenced(text: str) -> str:
+    """Return a text without the fence of a code block around all of it."""
+    if not (text.startswith("```") and text.endswith("```") and "\n" in text):
+        return text
+    return text.partition("\n")[2].removesuffix("```").strip()
+
+
+# -- sections ------------------------------------------------------------------------------------------------------
+
+
+class Section(NamedTuple):
+    """What stands between the two marks of a section.
+
+    Attributes:
+        body: Without the marks.
+        closed: Whether it has its closing mark; without one it ends where the next section or the end of the text is.
+    """
+
+    body: str
+    closed: bool
+
+
+def sections(text: str, opening: str, closing: str) -> tuple[list[Section], str]:
+    """Return the sections of a text, such as those between `<tool_call>` and `</tool_call>`, and what is in none.
+
+    Args:
+        text: What was said.
+        opening: Mark before a section, as it is written.
+        closing: Mark behind it.
+    """
+    outside, *parts = text.split(opening)
+    found, rest = [], [outside]
+    for part in parts:
+        body, mark, behind = part.partition(closing)
+        found.append(Section(body, bool(mark)))
+        rest.append(behind)
+    return found, "".join(rest)
