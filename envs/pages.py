@@ -94,12 +94,6 @@ def _steps(limit: int | None) -> str:
     return "1 step" if limit == 1 else f"{limit} steps by default"
 
 
-def _steps(limit: int | None) -> str:
-    if limit is None:
-        return "no limit"
-    return "1 step" if limit == 1 else f"{limit} steps by default"
-
-
 def _kwargs(kwargs: tuple[Kwarg, ...]) -> str:
     own = [kwarg for kwarg in kwargs if not kwarg.operator]
     operators = [kwarg for kwarg in kwargs if kwarg.operator]
