@@ -125,7 +125,10 @@ def _baselines(audit: Mapping[str, Any]) -> str:
 
 def _found(audit: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for entry in audit["entries"]:
-        yield entry["check"], entry["detail"] or entry["verdict"]
+        if entry["verdict"] == "skipped":
+            continue
+        told = entry["detail"] or entry["verdict"]
+        yield entry["check"], told if entry["verdict"] == "ok" else f"**{entry['verdict']}**: {told}"
 
 
 def _cell(text: Any) -> str:
