@@ -82,7 +82,7 @@ export class ActionControls {
   /** Begin a program with the last block of its language that the observation has. */
   begin(observation) {
     const { language } = this.manner;
-    if (!language || typeof observation !== "string" || this.input.value) return;
+    if (!language || typeof observation !== "string") return;
     const fence = `\`\`\`${language}\n`;
     const [from, to] = [observation.lastIndexOf(fence), observation.lastIndexOf("```")];
     if (from >= 0 && to > from) this.input.value = observation.slice(from + fence.length, to);
@@ -103,7 +103,7 @@ export class ActionControls {
 
   /** A button; of labelled actions, one that has an argument and no label is a field for the argument. */
   choiceControl(choice, index) {
-    const label = this.labels?.[choice];
+    const label = this.labels && Object.hasOwn(this.labels, choice) ? String(this.labels[choice]) : undefined;
     const argued = this.labels && label === undefined && WITH_ARGUMENT.exec(choice);
     if (argued) return this.argumentForm(argued[1], argued[2]);
     const name = String(choice);

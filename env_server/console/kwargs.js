@@ -13,7 +13,7 @@ export class FormError extends Error {
 
 /** Fields for a schema: their elements, and a function that reads the kwargs. What is left empty is not sent. */
 export function kwargsFields(schema) {
-  const needed = new Set(schema.required ?? []);
+  const needed = new Set(Array.isArray(schema.required) ? schema.required : []);
   const fields = Object.entries(schema.properties ?? {}).map(([name, part]) =>
     fieldOf(name, part ?? {}, needed.has(name)),
   );
@@ -30,7 +30,7 @@ export function kwargsFields(schema) {
 /** Say what a schema of one kwarg allows. */
 export function describeKwarg(part) {
   const words = [];
-  if (part.enum) words.push(part.enum.map((value) => JSON.stringify(value)).join(" | "));
+  if (Array.isArray(part.enum)) words.push(part.enum.map((value) => JSON.stringify(value)).join(" | "));
   else if (part.type) words.push([part.type].flat().join(" or "));
   if (part.minimum !== undefined) words.push(`≥ ${part.minimum}`);
   if (part.exclusiveMinimum !== undefined) words.push(`> ${part.exclusiveMinimum}`);
@@ -55,11 +55,11 @@ function fieldOf(name, part, needed) {
   const kind = kinds.length === 1 ? kinds[0] : null;
   const empty = emptyOf(part, needed);
   const made = () => {
-    if (part.enum) return choiceField(name, part.enum, hint, empty);
+    if (Array.isArray(part.enum)) return choiceField(name, part.enum, hint, empty);
     if (kind === "boolean") return choiceField(name, [true, false], hint, empty);
     if (kind === "integer" || kind === "number") return numberField(name, kind, part, hint, empty);
     if (kind === "string") return textField(name, part, hint, empty);
-    if (kind === "array" && part.items?.enum) return severalField(name, part.items.enum, hint);
+    if (kind === "array" && Array.isArray(part.items?.enum)) return severalField(name, part.items.enum, hint);
     return jsonField(name, hint, empty);
   };
   const field = made();

@@ -232,7 +232,7 @@ function said(name, text) {
       "div",
       { class: "observation", role: "region", "aria-label": name, tabindex: "0" },
       h("strong", {}, name),
-      showValue(text, null),
+      showValue(typeof text === "string" ? text : pretty(text ?? null), null),
     ),
   );
 }

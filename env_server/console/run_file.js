@@ -55,7 +55,8 @@ function summaryOf({ step, task, member, outcome, reward, turns }, number, start
 function parsed(text) {
   try {
     const { segments: _, ...episode } = JSON.parse(text);
-    return typeof episode.task?.env_id === "string" && Array.isArray(episode.turns) ? episode : null;
+    const played = Array.isArray(episode.turns) && episode.turns.every((turn) => turn !== null && typeof turn === "object");
+    return played && typeof episode.task?.env_id === "string" ? episode : null;
   } catch {
     return null;
   }
@@ -72,18 +73,23 @@ async function* linesOf(file) {
     end: position,
     whole,
   });
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) break;
-    let from = 0;
-    for (let at = value.indexOf(NEW_LINE); at >= 0; at = value.indexOf(NEW_LINE, from)) {
-      parts.push(value.subarray(from, at));
-      position += at + 1 - from;
-      yield line(true);
-      [parts, start, from] = [[], position, at + 1];
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) break;
+      let from = 0;
+      for (let at = value.indexOf(NEW_LINE); at >= 0; at = value.indexOf(NEW_LINE, from)) {
+        parts.push(value.subarray(from, at));
+        position += at + 1 - from;
+        yield line(true);
+        [parts, start, from] = [[], position, at + 1];
+      }
+      parts.push(value.slice(from));
+      position += value.length - from;
     }
-    parts.push(value.slice(from));
-    position += value.length - from;
+    if (position > start) yield line(false);
+  } finally {
+    // Whoever has seen enough lets the rest be.
+    await reader.cancel();
   }
-  if (position > start) yield line(false);
 }
