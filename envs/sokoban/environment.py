@@ -85,7 +85,10 @@ class SokobanEnv(GridGame):
         ] = None,
         level: Annotated[
             str | None,
-            Field(description="One level as XSB text; wins over size and difficulty, and over level files."),
+            Field(
+                json_schema_extra={"format": "multiline"},
+                description="One level as XSB text; wins over size and difficulty, and over level files.",
+            ),
         ] = None,
         levels_file: Annotated[
             str | None,
