@@ -102,6 +102,8 @@ class MathEnv(VerifierEnv):
 
     metadata: dict[str, Any] = VerifierEnv.metadata | {
         "description": "Mathematical answers: exact arithmetic first, Math-Verify behind it.",
+        "actions": "A response with the answer in a box, in answer tags, or at its end.",
+        "reward": "1 where the answer is equal to the reference, else 0.",
         # A comparison by Math-Verify may take its whole time-out.
         "inline": False,
     }
