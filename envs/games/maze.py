@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.games.maze_maps import Cell, Maze, draw_maze
+from envs.games.maze_maps import Cell, Maze, draw_maze, longest_way
 from envs.grid import GRID_KWARGS, GridGame
 from envs.splits import checked_split
 from envs.text_game import GameKwargs, Move, Refusal
@@ -15,6 +15,7 @@ ACTIONS = ("Up", "Down", "Left", "Right")
 _SHOWN = ("map", "coordinates", "both")
 _COLOURS = {"#": (70, 70, 80), " ": (235, 235, 225), "G": (244, 201, 93), "P": (60, 120, 200)}
 _CELL = 12
+_FEW_MAZES = 3
 
 
 class MazeEnv(GridGame):
@@ -72,12 +73,20 @@ class MazeEnv(GridGame):
             raise ValueError(
                 f"1 <= min_path <= max_path is needed, and a way on the maze, not {min_path} and {max_path}"
             )
+        if min_path > (most := longest_way(size, loops)):
+            raise ValueError(
+                f"mazes of size {size} with loops {loops} have ways of at most {most} steps: loosen min_path "
+                f"{min_path}, or take fewer loops"
+            )
         if show not in _SHOWN:
             raise ValueError(f"show must be one of {', '.join(_SHOWN)}, not {show!r}")
         self._size = size
         self._difficulty: dict[str, Any] = {"loops": loops, "min_path": min_path, "max_path": max_path}
         self._show = show
         self._split = checked_split(split)
+        if self._split is not None and size <= _FEW_MAZES:
+            # There are so few that a split may have none; whoever asks for one of them is told now.
+            draw_maze(np.random.default_rng(0), size, split=self._split, **self._difficulty)
         self._take(Maze(2, frozenset({frozenset({(0, 0), (0, 1)})}), (0, 0), (0, 1)))
 
     def _begin(self, options: Mapping[str, Any]) -> None:
