@@ -76,7 +76,7 @@ class Batch:
             self._results[position] = operation.take(answer["ok"], plain)
             return True
         problem = ProblemError.from_problem(answer["error"])
-        if problem.code in RETRY_LATER or operation.session.can_rebuild(problem, operation.fields["op"]):
+        if problem.code in RETRY_LATER or operation.session.can_rebuild(problem, operation.fields):
             return False
         self._results[position] = problem
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clients.protocol.episode import PortableEpisode
@@ -57,8 +58,9 @@ class EnvSession:
     """One environment on a server; made by `EnvClient.make`.
 
     Each step names its episode and index, so sending it again after a broken connection is safe. When the server
-    has lost the session (it was restarted, say) and the environment is deterministic, the session is rebuilt from
-    the seed and the actions so far, and the digests prove that it is the same; the caller sees a slower step.
+    has lost the session (it was restarted, say), or has it at an earlier step than it has answered, and the environment
+    is deterministic, the session is rebuilt from the seed and the actions so far, and the digests prove that it is the
+    same; the caller sees a slower step.
 
     Attributes:
         session_id: The server's id; another one after a rebuild.
@@ -238,22 +240,38 @@ class EnvSession:
         """
         if deadline is None:
             deadline = self._caller.deadline(fields.get("timeout_s"))
+        was_behind = False
         while True:
             fields["session_id"] = session_id = self.session_id
             try:
                 return await self._caller.call(fields, self.process, deadline)
             except ProblemError as problem:
-                if not self.can_rebuild(problem, fields["op"]):
+                is_behind = problem.code == "step_mismatch"
+                # A server that says it again of a session that it has just restored is not to be believed.
+                if not self.can_rebuild(problem, fields) or (is_behind and was_behind):
                     raise
+                was_behind = is_behind
                 await self._rebuild(session_id, fields["op"], deadline)
+                if is_behind:
+                    await self._close_behind(session_id, deadline)
             if "episode" in fields:
                 fields["episode"] = self.episode
 
-    def can_rebuild(self, problem: ProblemError, op: str) -> bool:
-        """Whether a problem says that the session is lost, and the operation can go on in a rebuilt one."""
-        if problem.code not in _GONE or problem.extra.get("reason") in _FINAL_REASONS or self._closed:
+    def can_rebuild(self, problem: ProblemError, fields: Mapping[str, Any]) -> bool:
+        """Whether a problem says that the session is lost or went back, and the operation can go on in a rebuilt one.
+
+        Args:
+            problem: What the operation was answered.
+            fields: The operation.
+        """
+        if self._closed:
+            return False
+        if problem.code == "step_mismatch":
+            return self.env.deterministic and self._is_elsewhere(problem, fields)
+        if problem.code not in _GONE or problem.extra.get("reason") in _FINAL_REASONS:
             return False
         # A reset needs nothing of the past, so it goes on in a new session of any environment.
+        op = fields["op"]
         return op == "reset" or (op not in ("cancel", "close") and self.env.deterministic)
 
     def mark_closed(self) -> None:
@@ -303,6 +321,22 @@ class EnvSession:
             else:
                 session_id, process = await self._restore(deadline)
             self.session_id, self.process = session_id, process
+
+    def _is_elsewhere(self, problem: ProblemError, fields: Mapping[str, Any]) -> bool:
+        """Whether the server has the session behind what it has answered, or past an answer that never came."""
+        episode, step = problem.extra.get("episode"), problem.extra.get("step")
+        if type(step) is not int or type(episode) not in (int, type(None)) or "step" not in fields:
+            return False
+        place = (-1 if episode is None else episode, step)
+        # A server that rebuilt the session does not know the step any more that began the episode it is in.
+        is_past = bool(fields.get("autoreset")) and place == (self.episode + 1, 0)
+        return place < (self.episode, self.step_index) or is_past
+
+    async def _close_behind(self, session_id: str, deadline: float) -> None:
+        """Leave nothing of a session that another one stands for now."""
+        # One that cannot be closed ends by its idle time-out.
+        with suppress(ProblemError):
+            await self._caller.call({"op": "close", "session_ids": [session_id]}, None, deadline)
 
     async def _restore(self, deadline: float) -> tuple[str, int]:
         mine = self._record.portable()

@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Awaitable, Mapping
 from importlib.metadata import version
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from env_server.catalog import Catalog
 from env_server.context import Context
-from env_server.fields import own_fields, refuse_fields
+from env_server.fields import own_fields
+from env_server.gateway.lineage import Lineage
 from env_server.neighbours import Neighbours
 from env_server.replies import Reply
 from env_server.seat import Seat
@@ -31,6 +32,7 @@ _LIMITS = (
 )
 _DEFAULT_PAGE = 100
 _LARGEST_PAGE = 1000
+_LONGEST_PATH = 16
 
 
 class EnvsQuery(BaseModel):
@@ -41,6 +43,14 @@ class EnvsQuery(BaseModel):
     env_id: str | None = None
     kind: str | None = Field(None, pattern="^(episodic|stateless)$")
     origin: str | None = Field(None, pattern="^(local|registered)$")
+
+
+class InfoQuery(BaseModel):
+    """Who asks, if it is a gateway that wants to know what is behind it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    path: list[Annotated[str, Field(max_length=64)]] | None = Field(None, max_length=_LONGEST_PATH)
 
 
 class SessionsQuery(BaseModel):
@@ -57,8 +67,15 @@ class Information:
     """The handlers of info, envs and of the list of sessions."""
 
     def __init__(
-        self, settings: Settings, seat: Seat, catalog: Catalog, sessions: Sessions, neighbours: Neighbours
+        self,
+        settings: Settings,
+        seat: Seat,
+        catalog: Catalog,
+        sessions: Sessions,
+        neighbours: Neighbours,
+        lineage: Lineage,
     ) -> None:
+        self._lineage = lineage
         self._settings = settings
         self._seat = seat
         self._catalog = catalog
@@ -66,9 +83,17 @@ class Information:
         self._neighbours = neighbours
         self._version = version("rollgym")
 
-    def server(self, context: Context, fields: Mapping[str, Any]) -> Reply:
-        """The server's name, limits and capacity."""
-        refuse_fields(fields)
+    def server(self, context: Context, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
+        """The server's name, limits and capacity; where a gateway asks, also the gateways behind this one."""
+        path = validate(InfoQuery, own_fields(fields)).path
+        if path is None or not self._settings.gateway:
+            return self._describe()
+        return self._with_gateways(path)
+
+    async def _with_gateways(self, path: list[str]) -> Reply:
+        return {**self._describe(), "gateways": await self._lineage.behind(path)}
+
+    def _describe(self) -> Reply:
         return {
             "name": "rollgym",
             "version": self._version,

@@ -1,6 +1,9 @@
 """Which kwargs a client may set."""
 
-from collections.abc import Iterator, Mapping
+import difflib
+import math
+from collections.abc import Iterator, Mapping, Set
+from itertools import islice
 from typing import Any
 
 import jsonschema
@@ -18,11 +21,21 @@ NO_KWARGS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalP
 """The schema of an environment that says nothing: a client sets nothing."""
 
 _MAX_ERRORS = 20
+_MOST_NAMES = 20
 _MAX_REASON = 300
 _LARGEST_SCHEMA = 64 * 1024
 _MOST_LOOKS = 20_000
 _NAMES = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})
 _VALUES = frozenset({"const", "enum", "default", "examples"})
+
+
+# JSON Schema takes 4.0 for an integer; a constructor in Python does not.
+_Strict: Any = extend(  # type: ignore[no-untyped-call]
+    Draft202012Validator,
+    type_checker=Draft202012Validator.TYPE_CHECKER.redefine(
+        "integer", lambda _, value: isinstance(value, int) and not isinstance(value, bool)
+    ),
+)
 
 
 class _TooMuch(Exception):  # noqa: N818 - never leaves this module
@@ -67,7 +80,7 @@ class KwargsRules:
         self._looks = 0
         # By itself, the library would fetch what a `$ref` names, wherever that is.
         self._validator = (
-            Draft202012Validator(schema, registry=Registry())
+            _Strict(schema, registry=Registry())
             if trusted
             else self._frugal()(_without_patterns(schema), registry=Registry())
         )
@@ -80,19 +93,20 @@ class KwargsRules:
         """
         if not kwargs:
             return
+        reserved = self._operator_kwargs & kwargs.keys()
         errors = [
             {"field": f"kwargs.{name}", "reason": "is set by the operator of the server only"}
-            for name in sorted(self._operator_kwargs & kwargs.keys())
+            for name in sorted(reserved)
         ]
         try:
             decode_value(None, kwargs)
         except DecodeError as error:
             errors.append({"field": "kwargs", "reason": str(error)})
+        errors.extend({"field": field, "reason": "is not finite"} for field in _not_finite(kwargs))
         self._looks = 0
         try:
             for misfit in self._validator.iter_errors(kwargs):
-                field = ".".join(["kwargs", *(str(part) for part in misfit.absolute_path)])
-                errors.append({"field": field, "reason": misfit.message[:_MAX_REASON]})
+                errors.extend(islice(_told(misfit, reserved), _MAX_ERRORS))
                 if len(errors) >= _MAX_ERRORS:
                     break
         except (Unresolvable, RecursionError, _TooMuch):
@@ -102,7 +116,7 @@ class KwargsRules:
             raise ProblemError(
                 "invalid_kwargs",
                 f"{self._env_id} refuses {errors[0]['field']}: {errors[0]['reason']}",
-                errors=errors,
+                errors=errors[:_MAX_ERRORS],
             )
 
     def _frugal(self) -> Any:
@@ -119,6 +133,39 @@ class KwargsRules:
 
         keywords = {name: counted(keyword) for name, keyword in Draft202012Validator.VALIDATORS.items()}
         return extend(Draft202012Validator, keywords)  # type: ignore[no-untyped-call]
+
+
+def _told(misfit: Any, reserved: Set[str]) -> Iterator[dict[str, str]]:
+    """What does not fit, as the fields and reasons of a problem; names that there are not, one by one."""
+    path = ["kwargs", *(str(part) for part in misfit.absolute_path)]
+    if misfit.validator != "additionalProperties" or "patternProperties" in misfit.schema:
+        yield {"field": ".".join(path), "reason": misfit.message[:_MAX_REASON]}
+        return
+    named = misfit.schema.get("properties", {})
+    for name in misfit.instance:
+        if name not in named and (len(path) > 1 or name not in reserved):
+            yield {"field": ".".join([*path, name])[:_MAX_REASON], "reason": _unknown(name, named)}
+
+
+def _not_finite(kwargs: Mapping[str, Any]) -> Iterator[str]:
+    """The fields of numbers that are NaN or infinite, which binary messages can have and bounds do not hold."""
+    waiting: list[tuple[str, Any]] = [("kwargs", kwargs)]
+    while waiting:
+        field, value = waiting.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            yield field[:_MAX_REASON]
+        elif isinstance(value, Mapping):
+            waiting.extend((f"{field[:_MAX_REASON]}.{name}", part) for name, part in value.items())
+        elif isinstance(value, list | tuple):
+            waiting.extend((f"{field[:_MAX_REASON]}.{place}", part) for place, part in enumerate(value))
+
+
+def _unknown(name: str, named: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(name, named, n=1) if len(name) <= _MAX_REASON else []
+    if near:
+        return f"there is no such kwarg; did you mean {near[0]!r}?"
+    names = ", ".join(list(named)[:_MOST_NAMES]) or "none"
+    return f"there is no such kwarg; there are {names}"[:_MAX_REASON]
 
 
 def _without_patterns(schema: Any, *, names: bool = False) -> Any:

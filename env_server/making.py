@@ -150,15 +150,20 @@ class Making:
         if isinstance(session, RelayedSession):
             return await self._relayed.fork(context, session, request)
         assert isinstance(session, Session)
+        self._sessions.require_open(session)
         if session.running is not None:
             raise busy(session.running)
+        if session.episode < 0 and request.reseed is not None:
+            # There is nothing random yet that a seed could change; the copies' resets name seeds of their own.
+            raise not_reset(session)
         if session.episode >= 0 and not (session.playing or session.terminated or session.truncated):
             raise not_reset(session)
-        episode = session.journal.portable(max(0, session.episode))
+        # The session may go on while it is copied.
+        episode, last = session.journal.portable(max(0, session.episode)), session.last
 
         async def copied(copy: Session, number: int) -> None:
             await self._rebuild(copy, episode)
-            copy.last = session.last
+            copy.last = last
             if request.reseed is not None:
                 seed = _copy_seed(request.reseed, number)
                 timeout = self._settings.make_timeout_s

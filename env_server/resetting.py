@@ -62,7 +62,7 @@ class Resetting:
             and not session.attached
             and (running is None or running.kind == "recovery")
         ):
-            return self._recalled(context, session, request_id)
+            return self._recalled(context, session, fields)
         if running is not None:
             if running.kind == "reset" and request_id is not None and running.action == request_id:
                 return self._later(context, session, running)
@@ -174,14 +174,11 @@ class Resetting:
             self._journal_file.began(session.session_id, record.episode)
         return record
 
-    async def _recalled(self, context: Context, session: Session, request_id: str) -> Reply:
+    async def _recalled(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Reply:
         """The answer that a process gave before it died: the replay gives it again."""
-        running = session.running
-        if running is None:
-            running = self._runner.start(session, "recovery", self._runner.attach(session))
-        await self._runner.result(running)
-        assert session.resets is not None
-        return self._encoded(context, session, session.resets[request_id])
+        await self._runner.recover(session)
+        reply = self.reset(context, session, fields)
+        return reply if isinstance(reply, dict) else await reply
 
     async def _later(self, context: Context, session: Session, running: Running) -> Reply:
         record: ResetRecord = await self._runner.result(running)
@@ -191,6 +188,9 @@ class Resetting:
         try:
             return reset_reply(session.observation_space, record, context)
         except EncodeError as error:
+            if (record.episode, 0) != (session.episode, session.step):
+                # The session has gone on since; what is wrong with an answer given again is no harm to it.
+                raise environment_error(error) from error
             raise self.broken(session, error) from error
 
     def broken(self, session: Session, error: EnvironmentRaised | EncodeError) -> ProblemError:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from clients.protocol.errors import ProblemError
@@ -16,6 +17,7 @@ from env_server.settings import Settings
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, ServerLost, StepOutcome, WorkerLost
 
 _TRIES = 2
+_ENDINGS = (EnvironmentRaised, OperationTimeout, WorkerLost, ReplayDiverged, asyncio.CancelledError)
 _Result = TypeVar("_Result")
 
 
@@ -44,12 +46,23 @@ class Runner:
         step: int = -1,
         action: Any = None,
     ) -> Running:
-        """Run an operation on a session that runs none."""
-        task = asyncio.get_running_loop().create_task(self._guard(session, kind, body))
-        running = Running(kind, task, episode, step, action)
+        """Run an operation on a session that runs none.
+
+        Raises:
+            ProblemError: `session_gone`, if the session has ended.
+        """
+        try:
+            self._sessions.require_open(session)
+        except ProblemError:
+            body.close()
+            raise
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(body)
+        running = Running(kind, task, loop.create_future(), episode, step, action)
         session.running = running
         self._tasks.add(task)
-        task.add_done_callback(self._forget)
+        # Not code within the task: one that is cancelled before its first turn runs none.
+        task.add_done_callback(partial(self._settle, session, running))
         return running
 
     async def result(self, running: Running) -> Any:
@@ -58,7 +71,19 @@ class Runner:
         Raises:
             ProblemError: What the operation ended in.
         """
-        return await asyncio.shield(running.task)
+        return await asyncio.shield(running.outcome)
+
+    async def recover(self, session: Session) -> None:
+        """Put a session's environment where its journal says, together with whoever asks for that now.
+
+        Raises:
+            ProblemError: What that ended in, or `session_gone` if the session has ended since.
+        """
+        running = session.running
+        if running is None:
+            running = self.start(session, "recovery", self.attach(session))
+        await self.result(running)
+        self._sessions.require_open(session)
 
     async def idle(self, timeout_s: float) -> None:
         """Wait until no operation runs, or the time is over."""
@@ -156,30 +181,24 @@ class Runner:
             session.last = _answered(session, journal.before, began)
         return began
 
-    def _forget(self, task: asyncio.Task[Any]) -> None:
+    def _settle(self, session: Session, running: Running, task: "asyncio.Task[Any]") -> None:
+        """Take down how an operation ended, however it did, and tell those who wait for it."""
         self._tasks.discard(task)
-        if not task.cancelled():
-            # Nobody may be waiting any more; the problem is kept by the session where it matters.
-            task.exception()
-
-    async def _guard(self, session: Session, kind: str, body: Coroutine[Any, Any, Any]) -> Any:
-        try:
-            return await body
-        except (
-            EnvironmentRaised,
-            OperationTimeout,
-            WorkerLost,
-            ReplayDiverged,
-            asyncio.CancelledError,
-        ) as error:
-            problem = self._problem(session, kind, error)
-            running = session.running
-            if running is not None and running.kind == "step":
+        session.running = None
+        session.last_used = asyncio.get_running_loop().time()
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is None:
+            running.outcome.set_result(task.result())
+            return
+        if isinstance(error, _ENDINGS):
+            problem = self._problem(session, running.kind, error)
+            problem.__cause__ = error
+            if running.kind == "step":
                 session.last = StepRecord(running.episode, running.step, running.action, problem)
-            raise problem from error
-        finally:
-            session.running = None
-            session.last_used = asyncio.get_running_loop().time()
+            error = problem
+        running.outcome.set_exception(error)
+        # Nobody may be waiting any more; the problem is kept by the session where it matters.
+        running.outcome.exception()
 
     def _problem(self, session: Session, kind: str, error: BaseException) -> ProblemError:
         """Turn a failure into a problem, and leave the session as that problem says."""

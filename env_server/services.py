@@ -16,6 +16,7 @@ from env_server.context import Context
 from env_server.exposition import Exposition
 from env_server.forwarding import Forwarder
 from env_server.gateway.farewell import Farewell
+from env_server.gateway.lineage import Lineage
 from env_server.gateway.node import Nodes
 from env_server.gateway.registering import Registering, catalog_entry
 from env_server.gateway.registry import Registration, Registry
@@ -84,6 +85,7 @@ class Services:
         self._catalog = catalog
         registry = Registry(self._appeared, catalog.remove, self.metrics)
         nodes = Nodes(settings.max_reply_bytes)
+        lineage = Lineage(registry)
         self._registry = registry
         self._workplaces = Workplaces(settings, RemoteWorker(registry, self.metrics))
         self._census = Census(seat)
@@ -133,11 +135,11 @@ class Services:
             rendering=Rendering(self._runner),
             making=self._making,
             verifying=Verifying(settings, catalog, self.metrics, self._verifier),
-            registering=Registering(settings, catalog, registry, nodes),
+            registering=Registering(settings, catalog, registry, nodes, lineage),
             running_code=self._running_code,
             relay=self._relay,
             shares=StepShares(self._relay, self._sessions.by_id) if settings.gateway else None,
-            information=Information(settings, seat, catalog, self._sessions, self._neighbours),
+            information=Information(settings, seat, catalog, self._sessions, self._neighbours, lineage),
             neighbours=self._neighbours,
             claims=self._claims,
             metrics=self.metrics,

@@ -56,7 +56,9 @@ class Running(NamedTuple):
 
     Attributes:
         kind: The operation's name.
-        task: Its task; the result is what its handler turns into a reply.
+        task: What it runs in; to cancel it is to give the operation up.
+        outcome: What its handler turns into a reply, or the problem that it ended in. Once it is there, the session
+            runs nothing any more.
         episode: For a step: the episode that it belongs to.
         step: For a step: its index.
         action: For a step: the action in JSON's encoding.
@@ -64,6 +66,7 @@ class Running(NamedTuple):
 
     kind: str
     task: "asyncio.Task[Any]"
+    outcome: "asyncio.Future[Any]"
     episode: int = -1
     step: int = -1
     action: Any = None
@@ -140,9 +143,8 @@ class Session(HeldSession):
         """Give a running operation up and close the environment."""
         if self.running is not None:
             self.running.task.cancel()
-        attached, self.attached = self.attached, False
-        if not attached:
-            return None
+        # An operation that was given up before it began has left its environment where it was.
+        self.attached = False
         if self.inline is not None:
             self.inline.close_now(self.session_id)
             return None

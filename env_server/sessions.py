@@ -146,6 +146,15 @@ class Sessions:
         if reason is not None and (owner == caller.name or caller.is_admin):
             raise session_gone(session_id, reason)
 
+    def require_open(self, session: HeldSession) -> None:
+        """Refuse a session that has ended since it was found.
+
+        Raises:
+            ProblemError: `session_gone` with the reason.
+        """
+        if self.by_id.get(session.session_id) is not session:
+            raise session_gone(session.session_id, self.end_reason(session.session_id) or "closed")
+
     @staticmethod
     def may_use(session: HeldSession, caller: Caller) -> bool:
         """Whether a session is the caller's, or the caller an admin."""

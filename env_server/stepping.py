@@ -13,7 +13,7 @@ from clients.protocol.errors import ProblemError
 from clients.protocol.messages import StepRequest
 from clients.protocol.values import EncodeError
 from env_server.context import Context
-from env_server.failures import busy, episode_over, not_reset, step_mismatch
+from env_server.failures import busy, environment_error, episode_over, not_reset, step_mismatch
 from env_server.fields import ENVELOPE, own_fields
 from env_server.journal_file import JournalFile
 from env_server.metrics import Metrics
@@ -158,10 +158,7 @@ class Stepping:
         timeout_s: float | None,
     ) -> Reply:
         """A step of a session from the journal of a process that died: its environment and its last answer first."""
-        running = session.running
-        if running is None:
-            running = self._runner.start(session, "recovery", self._runner.attach(session))
-        await self._runner.result(running)
+        await self._runner.recover(session)
         reply = self._step(context, session, wire, episode, index, then, timeout_s)
         return reply if isinstance(reply, dict) else await reply
 
@@ -212,6 +209,9 @@ class Stepping:
         try:
             return step_reply(session, record, record.outcome, context)
         except EncodeError as error:
+            if session.last is not record:
+                # The session has gone on since; what is wrong with an answer given again is no harm to it.
+                raise environment_error(error) from error
             problem = self._resetting.broken(session, error)
             session.last = StepRecord(record.episode, record.step, record.action, problem)
             raise problem from error

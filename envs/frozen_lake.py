@@ -1,11 +1,11 @@
 """FrozenLake-v0: cross a frozen lake to the goal without falling into a hole."""
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from envs.frozen_lake_maps import (
     MAX_SIDE,
@@ -16,8 +16,9 @@ from envs.frozen_lake_maps import (
     example_map,
     goal_distances,
 )
-from envs.grid import GRID_KWARGS, GridGame, Move
-from envs.splits import checked_split
+from envs.grid import GridGame, Move
+from envs.splits import SPLIT, checked_split
+from envs.text_game import GameKwargs, StepLimit
 
 ACTIONS = ("Left", "Down", "Right", "Up")
 _ICE, _HOLE, _GOAL, _PLAYER = (222, 238, 248), (28, 60, 96), (244, 201, 93), (200, 60, 60)
@@ -32,23 +33,6 @@ _FADING = 0.99
 class FrozenLakeEnv(GridGame):
     """Grid of ice and holes; rules, rewards and transition probabilities are those of Gymnasium's FrozenLake-v1.
 
-    Args:
-        size: Side of a random map.
-        hole_density: Probability that a cell of a random map is a hole.
-        map: A fixed map, rows of S, F, H and G; wins over size and difficulty.
-        is_slippery: Whether a move may go sideways.
-        success_rate: Probability that a slippery move goes where it was meant to.
-        reward_schedule: Rewards for reaching the goal, a hole, and any other cell.
-        random_start: Draw start and goal cells too.
-        max_episode_steps: Steps after which the episode is truncated.
-        min_path: Shortest safe path of a random map, at least.
-        max_path: Shortest safe path of a random map, at most.
-        split: Only maps of this split, by content.
-        profile: How boards are shown and replies are read.
-        format_penalty: Added to the reward of an unreadable reply; the profile's own if None.
-        max_actions_per_turn: Actions that one reply may name, separated by `||`.
-        render_mode: "ansi" or "rgb_array".
-
     Raises:
         ValueError: If an argument makes no sense.
     """
@@ -57,58 +41,47 @@ class FrozenLakeEnv(GridGame):
         "description": "Cross a frozen lake to the goal without falling into a hole.",
         "max_episode_steps": 100,
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "size": {"type": "integer", "minimum": 2, "maximum": MAX_SIDE},
-            "hole_density": {"type": "number", "minimum": 0, "maximum": 0.95},
-            "map": {"type": ["array", "null"], "items": {"type": "string"}},
-            "is_slippery": {"type": "boolean"},
-            "success_rate": {"type": "number", "minimum": 0, "maximum": 1},
-            "reward_schedule": {"type": "array", "items": {"type": "number"}, "minItems": 3, "maxItems": 3},
-            "random_start": {"type": "boolean"},
-            "min_path": {"type": "integer", "minimum": 1},
-            "max_path": {"type": ["integer", "null"], "minimum": 1},
-            **GRID_KWARGS,
-        },
-    }
 
     def __init__(
         self,
         *,
-        size: int = 4,
-        hole_density: float = 0.2,
-        map: Sequence[str] | None = None,
-        is_slippery: bool = False,
-        success_rate: float = 1 / 3,
-        reward_schedule: Sequence[float] = (1, 0, 0),
-        random_start: bool = False,
-        max_episode_steps: int = 100,
-        min_path: int = 1,
-        max_path: int | None = None,
-        split: str | None = None,
-        profile: str = "native",
-        format_penalty: float | None = None,
-        max_actions_per_turn: int = 1,
-        render_mode: str | None = None,
+        size: Annotated[int, Field(ge=2, le=MAX_SIDE, description="Side of a random map.")] = 4,
+        hole_density: Annotated[
+            float, Field(ge=0, le=0.95, description="Probability that a cell of a random map is a hole.")
+        ] = 0.2,
+        map: Annotated[
+            Sequence[str] | None,
+            Field(description="A fixed map, rows of S, F, H and G; wins over size and difficulty."),
+        ] = None,
+        is_slippery: Annotated[bool, Field(description="Whether a move may go sideways.")] = False,
+        success_rate: Annotated[
+            float,
+            Field(ge=0, le=1, description="Probability that a slippery move goes where it was meant to."),
+        ] = 1 / 3,
+        reward_schedule: Annotated[
+            Sequence[float],
+            Field(
+                min_length=3,
+                max_length=3,
+                description="Rewards for reaching the goal, a hole, and any other cell.",
+            ),
+        ] = (1, 0, 0),
+        random_start: Annotated[bool, Field(description="Draw start and goal cells too.")] = False,
+        max_episode_steps: StepLimit = 100,
+        min_path: Annotated[
+            int, Field(ge=1, description="Shortest safe path of a random map, at least.")
+        ] = 1,
+        max_path: Annotated[
+            int | None, Field(ge=1, description="Shortest safe path of a random map, at most.")
+        ] = None,
+        split: Annotated[str | None, SPLIT, Field(description="Only maps of this split, by content.")] = None,
+        **common: Unpack[GameKwargs],
     ) -> None:
         super().__init__(
             ACTIONS,
             max_episode_steps=max_episode_steps,
-            profile=profile,
-            format_penalty=format_penalty,
-            max_actions_per_turn=max_actions_per_turn,
-            render_mode=render_mode,
+            **common,
         )
-        if len(reward_schedule) != 3 or not all(math.isfinite(reward) for reward in reward_schedule):
-            raise ValueError("reward_schedule needs three rewards, finite numbers: goal, hole, frozen")
-        if size < 2:
-            raise ValueError(f"size must be at least 2, not {size}")
-        if not 0.0 <= hole_density <= 0.95:
-            raise ValueError(f"hole_density must be between 0 and 0.95, not {hole_density}")
-        if not 0.0 <= success_rate <= 1.0:
-            raise ValueError(f"success_rate must be between 0 and 1, not {success_rate}")
         if max_path is not None and max_path < min_path:
             raise ValueError(f"max_path {max_path} is below min_path {min_path}")
         self._fixed = None if map is None else checked_map(map)

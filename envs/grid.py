@@ -1,26 +1,18 @@
 """Base of the grid games: games of a few named actions whose board is a picture, too. Knows no game."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.text_game import GAME_KWARGS, Move, NamedGame
+from envs.text_game import Move, NamedGame
 
-__all__ = ["GRID_KWARGS", "GridGame", "Move"]
-
-GRID_KWARGS: Mapping[str, Any] = {
-    **GAME_KWARGS,
-    "render_mode": {"enum": ["ansi", "rgb_array", None]},
-    "split": {"enum": ["train", "valid", "test", None]},
-}
-"""JSON Schema of the kwargs that all grid games have."""
+__all__ = ["GridGame", "Move"]
 
 
 class GridGame(NamedGame):
-    """A game on a grid that a language model plays; the arguments are those of `NamedGame`."""
+    """A game on a grid that a language model plays."""
 
     metadata: dict[str, Any] = NamedGame.metadata | {"render_modes": ["ansi", "rgb_array"]}
 

@@ -3,7 +3,12 @@
 import hashlib
 from typing import Any, Literal
 
+from envs.kwargs import OneOf
+
 Split = Literal["train", "valid", "test"]
+
+SPLIT = OneOf("train", "valid", "test", None)
+"""Marks the kwarg of an environment that is a split, or None for any."""
 
 _SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 # Of 256 values of a digest byte: train below the first bound, valid below the second, test above.

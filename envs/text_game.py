@@ -4,29 +4,36 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 
 import gymnasium
+from pydantic import Field
 
 from clients.protocol.spaces import UnicodeText
+from envs.kwargs import DeclaredKwargs, OneOf, RenderMode
 from envs.profiles import PROFILES, name_table, named_action, profile_named, reply_format, said_actions
 
 Action = TypeVar("Action")
 
-GAME_KWARGS: Mapping[str, Any] = {
-    "max_episode_steps": {"type": "integer", "minimum": 1},
-    "profile": {"enum": list(PROFILES)},
-    "format_penalty": {"type": ["number", "null"]},
-    "max_actions_per_turn": {"type": "integer", "minimum": 1, "maximum": 100},
-    "render_mode": {"enum": ["ansi", None]},
-}
-"""JSON Schema of the kwargs that all games have."""
+StepLimit = Annotated[int, Field(ge=1, description="Steps after which an episode is truncated.")]
+ProfileName = Annotated[
+    str, OneOf(*PROFILES), Field(description="How observations are shown and replies are read.")
+]
+FormatPenalty = Annotated[
+    float | None,
+    Field(
+        description="Added to the reward of a reply that names no possible action; null: the profile's own."
+    ),
+]
+ActionsPerTurn = Annotated[
+    int, Field(ge=1, le=100, description="Actions that one reply may name, separated by `||`.")
+]
 
 _NUMBERS = re.compile(r"\d{1,9}(?:[\s,;]+\d{1,9}){0,9}", re.ASCII)
 
 
 class GameKwargs(TypedDict, total=False):
-    """The kwargs that all games have beside `max_episode_steps`, as `TextGame` describes them."""
+    """The kwargs that all games have beside `max_episode_steps`, as `TextGame` declares them."""
 
     profile: str
     format_penalty: float | None
@@ -50,17 +57,8 @@ class Refusal:
     reason: str = ""
 
 
-class TextGame(gymnasium.Env[str, str], Generic[Action]):
-    """A game that a language model plays.
-
-    Args:
-        form: What actions look like, for the policy.
-        example: One of them.
-        max_episode_steps: Steps after which an episode is truncated.
-        profile: How boards are shown and replies are read.
-        format_penalty: Added to the reward of a reply that names no possible action; the profile's own if None.
-        max_actions_per_turn: Actions that one reply may name, separated by `||`.
-        render_mode: One of the render modes that the metadata name.
+class TextGame(DeclaredKwargs, gymnasium.Env[str, str], Generic[Action]):
+    """A game that a language model plays. It tells the base `form`, what actions look like, and an `example` of one.
 
     Raises:
         ValueError: If an argument makes no sense.
@@ -83,19 +81,12 @@ class TextGame(gymnasium.Env[str, str], Generic[Action]):
         form: str,
         example: str,
         *,
-        max_episode_steps: int,
-        profile: str = "native",
-        format_penalty: float | None = None,
-        max_actions_per_turn: int = 1,
-        render_mode: str | None = None,
+        max_episode_steps: StepLimit,
+        profile: ProfileName = "native",
+        format_penalty: FormatPenalty = None,
+        max_actions_per_turn: ActionsPerTurn = 1,
+        render_mode: RenderMode = None,
     ) -> None:
-        if max_episode_steps < 1:
-            raise ValueError(f"max_episode_steps must be at least 1, not {max_episode_steps}")
-        if max_actions_per_turn < 1:
-            raise ValueError(f"max_actions_per_turn must be at least 1, not {max_actions_per_turn}")
-        modes = self.metadata["render_modes"]
-        if render_mode not in (None, *modes):
-            raise ValueError(f"render_mode must be {' or '.join(map(repr, modes))}, not {render_mode!r}")
         self.action_space = UnicodeText()
         self.observation_space = UnicodeText()
         self.render_mode = render_mode
@@ -253,36 +244,16 @@ class TextGame(gymnasium.Env[str, str], Generic[Action]):
 
 
 class NamedGame(TextGame[int]):
-    """A game whose actions are a few names, always the same.
-
-    Args:
-        actions: The names.
-        **common: As of `TextGame`.
-    """
+    """A game whose `actions` are a few names, always the same."""
 
     def __init__(
-        self,
-        actions: tuple[str, ...],
-        *,
-        max_episode_steps: int,
-        profile: str = "native",
-        format_penalty: float | None = None,
-        max_actions_per_turn: int = 1,
-        render_mode: str | None = None,
+        self, actions: tuple[str, ...], *, max_episode_steps: int, **common: Unpack[GameKwargs]
     ) -> None:
-        super().__init__(
-            ", ".join(actions),
-            actions[0],
-            max_episode_steps=max_episode_steps,
-            profile=profile,
-            format_penalty=format_penalty,
-            max_actions_per_turn=max_actions_per_turn,
-            render_mode=render_mode,
-        )
+        super().__init__(", ".join(actions), actions[0], max_episode_steps=max_episode_steps, **common)
         self._actions = actions
         self._names = name_table(actions)
         # A reply that is nothing but a name needs no search for marks.
-        self._bare_names = self.profile.bare and max_actions_per_turn == 1
+        self._bare_names = self.profile.bare and self._per_turn == 1
 
     def _best_action(self) -> int:
         """Return the expert's action; called only where the metadata promise one."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,28 @@ class Models:
     critic: TrainBackend | None = None
     reference: TrainBackend | None = None
 
+    def state_dicts(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of each model."""
+        return {name: model.state_dict() for name, model in self._named()}
+
+    def load_state_dicts(self, states: Mapping[str, Any]) -> None:
+        """Take up what a checkpoint held.
+
+        Raises:
+            ValueError: If it is of other models.
+        """
+        for name, model in self._named():
+            if name not in states:
+                raise ValueError(f"it holds no {name}")
+            try:
+                model.load_state_dict(states[name])
+            except (RuntimeError, KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"its {name} is of another shape") from error
+
+    def _named(self) -> list[tuple[str, TrainBackend]]:
+        models = {"policy": self.policy, "critic": self.critic, "reference": self.reference}
+        return [(name, model) for name, model in models.items() if model is not None]
+
 
 class Learner:
     """Updates the policy (and critic) on batches of episodes.
@@ -40,10 +63,15 @@ class Learner:
         settings: The algorithm.
         models: What is trained and read.
         seed: The run's seed; minibatches are drawn from a stream below it.
+        truncated: Whether tokens were drawn from a part of the vocabulary. Their log-probabilities then cannot be
+            compared with the policy's, and no mismatch is reported.
     """
 
-    def __init__(self, settings: AlgorithmSettings, models: Models, seed: int) -> None:
+    def __init__(
+        self, settings: AlgorithmSettings, models: Models, seed: int, *, truncated: bool = False
+    ) -> None:
         self._settings = settings
+        self._truncated = truncated
         self._models = models
         self._seed = seed
 
@@ -91,15 +119,13 @@ class Learner:
             for place, row in enumerate(rows)
         ]
         metrics = self._optimize(complete, result.scores, step)
-        if old is not None:
-            behaviour = padded([row.logprobs for row in batch.rows])
-            metrics |= mismatch_metrics(padded_tensors(old), behaviour, batch.mask)
         return metrics | result.metrics | {"batch/rows": float(len(rows))}
 
     def _optimize(self, rows: list[TrainRow], scores: Tensor, step: int) -> dict[str, float]:
         settings = self._settings
         parts: list[Metrics] = []
         norms: list[float] = []
+        mismatch = _Mismatch()
         critic_norms: list[float] = []
         for epoch in range(settings.epochs):
             for places in self._minibatches(rows, step, epoch):
@@ -107,7 +133,14 @@ class Learner:
                 counts = Denominators.from_lengths(int(row.mask.sum()) for row in chosen)
                 metrics, norm = self._models.policy.step(
                     chosen,
-                    partial(_policy_share, settings=settings, scores=scores[places], counts=counts),
+                    partial(
+                        _policy_share,
+                        settings=settings,
+                        scores=scores[places],
+                        counts=counts,
+                        # Only before the first step is the policy still the one that the update began with.
+                        mismatch=mismatch if not norms else None,
+                    ),
                     entropy="gradient" if settings.needs_entropy else "metric",
                 )
                 parts.append(metrics)
@@ -121,6 +154,8 @@ class Learner:
         numbers = means(merge(parts))
         numbers["policy/gradient_norm"] = sum(norms) / len(norms)
         numbers["policy/learning_rate"] = self._models.policy.learning_rate
+        if not self._truncated:
+            numbers |= mismatch.metrics()
         if critic_norms:
             numbers["critic/gradient_norm"] = sum(critic_norms) / len(critic_norms)
         return numbers
@@ -147,9 +182,33 @@ def _train_row(ids: list[int], mask: list[bool], fields: Mapping[str, list[float
     )
 
 
+class _Mismatch:
+    """Log-probabilities at the start of an update and at sampling, of the rows of its first optimizer step."""
+
+    def __init__(self) -> None:
+        self._old: list[Tensor] = []
+        self._behaviour: list[Tensor] = []
+
+    def add(self, micro: MicroBatch) -> None:
+        """Take in a micro-batch."""
+        self._old.append(micro.outputs.detach()[micro.mask])
+        self._behaviour.append(micro.fields["behaviour"][micro.mask])
+
+    def metrics(self) -> dict[str, float]:
+        """Describe how far the two are apart."""
+        old, behaviour = torch.cat(self._old), torch.cat(self._behaviour)
+        return mismatch_metrics(old, behaviour, torch.ones_like(old, dtype=torch.bool))
+
+
 def _policy_share(
-    micro: MicroBatch, settings: AlgorithmSettings, scores: Tensor, counts: Denominators
+    micro: MicroBatch,
+    settings: AlgorithmSettings,
+    scores: Tensor,
+    counts: Denominators,
+    mismatch: _Mismatch | None,
 ) -> tuple[Tensor, Metrics]:
+    if mismatch is not None:
+        mismatch.add(micro)
     inputs = LossInputs(
         logprobs=micro.outputs,
         behaviour_logprobs=micro.fields["behaviour"],

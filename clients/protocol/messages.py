@@ -132,6 +132,12 @@ class RegisterRequest(Request):
     ttl_s: Seconds | None = Field(
         default=None, description="How long it lives past its last heartbeat; 60 if absent."
     )
+    gateways: int = Field(
+        default=1,
+        ge=1,
+        le=4096,
+        description="`rollgym`: how many gateways pass its sessions on, this one included.",
+    )
     description: str | None = Field(default=None, max_length=4096)
     action_field: FieldName | None = Field(
         default=None, description="`openenv`: the field of an action that a text is for."

@@ -104,6 +104,8 @@ class Announcer:
 
     async def _register(self, gateway: str, env_id: str) -> str:
         body = {"env_id": env_id, "url": self._url, "protocol": "rollgym", "token": self._token}
+        if len(self._gateways) > 1:
+            body["gateways"] = len(self._gateways)
         answer = await self._client.post(f"{gateway}/v1/envs", json=body)
         reply = _reply(answer)
         if answer.status_code != 201:

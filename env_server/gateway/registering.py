@@ -14,6 +14,7 @@ from env_server.context import Context
 from env_server.fields import own_fields, refuse_fields
 from env_server.gateway.gem_upstream import GemUpstream
 from env_server.gateway.http_upstream import HttpUpstream
+from env_server.gateway.lineage import Lineage
 from env_server.gateway.node import Node, Nodes
 from env_server.gateway.openenv_upstream import OpenEnvUpstream
 from env_server.gateway.probe import probe
@@ -40,9 +41,13 @@ class Registering:
         catalog: Where registered environments are offered.
         registry: Where registrations are kept.
         nodes: The nodes that registered servers of ours are.
+        lineage: The gateways behind this one.
     """
 
-    def __init__(self, settings: Settings, catalog: Catalog, registry: Registry, nodes: Nodes) -> None:
+    def __init__(
+        self, settings: Settings, catalog: Catalog, registry: Registry, nodes: Nodes, lineage: Lineage
+    ) -> None:
+        self._lineage = lineage
         self._settings = settings
         self._nodes = nodes
         self._catalog = catalog
@@ -108,6 +113,8 @@ class Registering:
         else:
             upstream = connect(request, target)
         try:
+            if node is not None:
+                await self._lineage.refuse_circle(node)
             spec, report = await probe(upstream)
             # While the server was asked, others may have registered.
             self._refuse_local(request.env_id)
@@ -125,6 +132,7 @@ class Registering:
                     weight=request.weight,
                     ttl_s=ttl_s,
                     relay=node,
+                    has_other_gateways=request.gateways > 1,
                 )
             )
             if node is not None:
@@ -132,6 +140,13 @@ class Registering:
         except BaseException:
             await upstream.shutdown()
             raise
+        if node is not None:
+            try:
+                # Two gateways that look at each other at one time find nothing before they have taken each other in.
+                await self._lineage.refuse_circle(node)
+            except ProblemError:
+                self._registry.remove(registration)
+                raise
         return {
             "registration_id": registration.registration_id,
             "env_id": registration.env_id,

@@ -46,6 +46,7 @@ class Registration:
         rests_until: Until when it takes no new sessions because it failed, on the loop's clock.
         draining: Whether it takes no new sessions because it is leaving.
         relay: The node that operations are passed on to, where the server is one of ours.
+        has_other_gateways: Whether its sessions are passed on by other gateways, too.
         described_spaces: The environment's spaces, as answers describe them.
     """
 
@@ -66,6 +67,7 @@ class Registration:
     rests_until: float = 0.0
     draining: bool = False
     relay: Node | None = None
+    has_other_gateways: bool = False
     described_spaces: tuple[dict[str, Any], dict[str, Any]] = field(init=False)
 
     def __post_init__(self) -> None:

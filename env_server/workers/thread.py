@@ -24,12 +24,13 @@ _CLOSE_TIMEOUT_S = 10.0
 class _Home:
     """Where one environment lives, and what runs on it."""
 
-    __slots__ = ("environment", "pool", "running")
+    __slots__ = ("environment", "own", "pool", "running")
 
-    def __init__(self, pool: ThreadPool) -> None:
+    def __init__(self, pool: ThreadPool, *, own: bool = False) -> None:
         self.environment: boundary.Environment | None = None
         self.pool = pool
-        self.running: asyncio.Task[Any] | None = None
+        self.own = own
+        self.running: asyncio.Future[Any] | None = None
 
     def build(self, source: EnvSource, kwargs: Mapping[str, Any]) -> Spaces:
         """Build the environment, in a thread."""
@@ -43,6 +44,14 @@ class _Home:
             return boundary.score(self.environment, item)
         finally:
             self.clear()
+
+    def closed(self, closing: "asyncio.Future[Any]") -> None:
+        """Let go of a thread of its own."""
+        if not closing.cancelled():
+            # One that takes too long keeps its thread.
+            closing.exception()
+        if self.own:
+            self.pool.dismiss()
 
     def clear(self) -> None:
         """Close the environment, in a thread."""
@@ -84,7 +93,9 @@ class ThreadWorker(Worker):
     ) -> Spaces:
         """Build an environment under a key."""
         await self.close(key)
-        home = self._homes[key] = _Home(ThreadPool(1) if source.pinned_thread else self._pool)
+        home = self._homes[key] = (
+            _Home(ThreadPool(1), own=True) if source.pinned_thread else _Home(self._pool)
+        )
         try:
             spaces: Spaces = await self._run(key, "make", home.build, source, kwargs, timeout=timeout)
         except EnvironmentRaised:
@@ -124,24 +135,42 @@ class ThreadWorker(Worker):
         self, key: str, op: str, function: Callable[..., Any], *arguments: Any, timeout: float | None
     ) -> Any:
         home = self._homes[key]
-        home.running = asyncio.get_running_loop().create_task(
-            home.pool.run(
-                function, *arguments, timeout=timeout, given_up=home.clear, timed=partial(self._took, op)
-            )
+        running = home.running = home.pool.call(
+            function, *arguments, timeout=timeout, given_up=home.clear, timed=partial(self._took, op)
         )
         try:
-            return await home.running
+            return await running
         except EnvironmentRaised as error:
             boundary.report(error, session_id=key)
             raise
-        except (asyncio.CancelledError, OperationTimeout) as error:
+        except OperationTimeout:
+            self._forget(key, home)
+            raise
+        except asyncio.CancelledError:
+            if not _is_cancelled():
+                raise WorkerLost("the environment was closed") from None
             if self._homes.get(key) is home:
                 del self._homes[key]
-            elif isinstance(error, asyncio.CancelledError) and not _is_cancelled():
-                raise WorkerLost("the environment was closed") from None
+                self._end(home)
             raise
         finally:
             home.running = None
+
+    def _forget(self, key: str, home: _Home) -> None:
+        if self._homes.get(key) is home:
+            del self._homes[key]
+
+    @staticmethod
+    def _end(home: _Home) -> "asyncio.Future[Any] | None":
+        """Have an environment closed; gives what to wait for, if it is closed at once and not after what runs on it."""
+        running = home.running
+        if running is not None and (
+            running.cancel() or running.cancelled() or isinstance(running.exception(), OperationTimeout)
+        ):
+            return None
+        closing = home.pool.call(home.clear, timeout=_CLOSE_TIMEOUT_S, given_up=home.clear)
+        closing.add_done_callback(home.closed)
+        return closing
 
     def _took(self, op: str, waited: float, ran: float) -> None:
         self.times.waited[op].add(waited)
@@ -156,7 +185,7 @@ class ThreadWorker(Worker):
     async def _score(self, source: EnvSource, item: Mapping[str, Any], timeout: float | None) -> Verdict:
         home = _Home(self._pool)
         try:
-            verdict: Verdict = await self._pool.run(
+            verdict: Verdict = await self._pool.call(
                 home.score,
                 *(source, item),
                 timeout=timeout,
@@ -175,20 +204,10 @@ class ThreadWorker(Worker):
         home = self._homes.pop(key, None)
         if home is None:
             return
-        if home.running is not None:
-            home.running.cancel()
-        else:
-            await self._clear(home)
-
-    async def _clear(self, home: _Home) -> None:
-        try:
-            await home.pool.run(home.clear, timeout=_CLOSE_TIMEOUT_S, given_up=home.clear)
-        except OperationTimeout:
-            # Its thread is counted as stuck.
-            return
-        finally:
-            if home.pool is not self._pool:
-                home.pool.dismiss()
+        closing = self._end(home)
+        if closing is not None:
+            # One that takes too long keeps its thread, which is counted as stuck.
+            await asyncio.wait((closing,))
 
     async def shutdown(self) -> None:
         """Close the environments and let the threads go; those that are stuck end with the process."""

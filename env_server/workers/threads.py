@@ -2,66 +2,119 @@
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from env_server.workers.base import EnvironmentRaised, OperationTimeout
+
+_log = logging.getLogger(__name__)
 
 
 class _Call:
     """One call that a thread makes.
 
     Attributes:
-        future: Where the outcome goes; whoever waits may give up.
-        finished: Whether the call has been made, whoever waited.
+        future: Where the outcome goes; whoever waits may give it up.
+        timeout: How long it may take once it has a thread.
+        given_up: Called in a thread when nobody waits for it any more: after it, or instead of it.
+        timed: Told how long it waited for a thread, and how long it took then.
+        thread: Its thread, from when it has one until it is made or given up.
+        timer: Ends its time.
     """
 
-    __slots__ = ("_arguments", "_function", "_loop", "finished", "future")
+    __slots__ = (
+        "_arguments",
+        "_asked",
+        "_began",
+        "_function",
+        "_loop",
+        "_taken",
+        "future",
+        "given_up",
+        "thread",
+        "timed",
+        "timeout",
+        "timer",
+    )
 
-    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        timeout: float | None,
+        given_up: Callable[[], None],
+        timed: Callable[[float, float], None] | None,
+        taken: "Callable[[_Call], None]",
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._function = function
         self._arguments = arguments
+        self._taken = taken
+        self._asked = self._began = time.perf_counter()
         self.future: asyncio.Future[Any] = self._loop.create_future()
-        self.finished = False
+        self.timeout = timeout
+        self.given_up = given_up
+        self.timed = timed
+        self.thread: _Thread | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    def begin(self, thread: "_Thread") -> None:
+        """Have a thread make it."""
+        self.thread = thread
+        self._began = time.perf_counter()
+        thread.put(self.run)
 
     def run(self) -> None:
         """Make the call, in the thread."""
         try:
             result = self._function(*self._arguments)
         except EnvironmentRaised as error:
-            self._tell(None, error)
+            _tell(self._loop, self._finish, None, error)
         else:
-            self._tell(result, None)
-
-    def _tell(self, result: Any, error: EnvironmentRaised | None) -> None:
-        # The loop is closed when a call outlives the server; nobody asks for its outcome then.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._finish, result, error)
+            _tell(self._loop, self._finish, result, None)
 
     def _finish(self, result: Any, error: EnvironmentRaised | None) -> None:
-        self.finished = True
         if self.future.done():
+            # It was given up, and its thread knows.
             return
+        self._taken(self)
         if error is None:
             self.future.set_result(result)
         else:
             self.future.set_exception(error)
+
+    def leave_thread(self) -> "_Thread":
+        """Count its time, and let go of its thread."""
+        assert self.thread is not None
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.timed is not None:
+            self.timed(self._began - self._asked, time.perf_counter() - self._began)
+        thread, self.thread = self.thread, None
+        return thread
+
+
+def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., Any], *arguments: Any) -> None:
+    # The loop is closed when a call outlives the server; nobody asks for its outcome then.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(callback, *arguments)
 
 
 class _Thread:
     """A thread that makes calls one after another until it is dismissed."""
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         # A thread that is stuck must not keep the server from ending.
         threading.Thread(target=self._work, name="environments", daemon=True).start()
 
-    def put(self, call: _Call) -> None:
+    def put(self, call: Callable[[], None]) -> None:
         """Make a call after those before it."""
         self._calls.put(call)
 
@@ -71,14 +124,15 @@ class _Thread:
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
-            call.run()
+            call()
 
 
 class ThreadPool:
     """Makes calls in at most so many threads at a time.
 
     A call that takes too long cannot be interrupted: its thread is left to it, and a new one takes its place. When as
-    many threads are stuck as the pool is large, no new ones are started until one comes back.
+    many threads are stuck as the pool is large, no new ones are started until one comes back; calls wait for that, but
+    for no longer than they may take.
 
     Args:
         size: The largest number of threads, not counting those that are stuck.
@@ -89,51 +143,38 @@ class ThreadPool:
         self._size = size
         self._threads = 0
         self._idle: list[_Thread] = []
-        self._waiting: deque[asyncio.Future[_Thread]] = deque()
+        self._waiting: deque[_Call] = deque()
 
-    async def run(
+    def call(
         self,
         function: Callable[..., Any],
         *arguments: Any,
         timeout: float | None,
         given_up: Callable[[], None],
         timed: Callable[[float, float], None] | None = None,
-    ) -> Any:
-        """Make a call in a thread.
+    ) -> "asyncio.Future[Any]":
+        """Make a call in a thread, now or when one is free.
 
         Args:
             function: What to call; of its exceptions, only `EnvironmentRaised` is expected.
             arguments: What to call it with.
             timeout: How long it may take, once a thread is free.
-            given_up: Called in a thread where nobody waits for the call any more: after it, or instead of it.
+            given_up: Called in a thread where the call took too long or was cancelled: after it, or instead of it.
             timed: Told how long the call waited for a thread, and how long it took then.
 
-        Raises:
-            OperationTimeout: It took too long, or all threads are stuck.
+        Returns:
+            The outcome. To cancel it is to give the call up; where that is not possible any more, because the outcome
+            is there, `given_up` is not called. It raises `OperationTimeout` where the call took too long, or all
+            threads were stuck for so long.
         """
-        asked = time.perf_counter()
-        try:
-            thread = await self._borrow()
-        except (asyncio.CancelledError, OperationTimeout):
-            spare = _Thread()
-            spare.put(_Call(given_up, ()))
-            spare.dismiss()
-            raise
-        call = _Call(function, arguments)
-        began = time.perf_counter()
-        thread.put(call)
-        try:
-            async with asyncio.timeout(timeout):
-                return await call.future
-        except TimeoutError:
-            raise OperationTimeout(f"no answer within {timeout:g} s") from None
-        finally:
-            if timed is not None:
-                timed(began - asked, time.perf_counter() - began)
-            if call.finished:
-                self._give_back(thread)
-            else:
-                self._leave(thread, given_up)
+        call = _Call(function, arguments, timeout, given_up, timed, self._made)
+        call.future.add_done_callback(partial(self._cancelled, call))
+        if self._idle:
+            self._begin(call, self._idle.pop())
+        else:
+            self._waiting.append(call)
+            self._serve_waiting()
+        return call.future
 
     def dismiss(self) -> None:
         """End the threads that are idle."""
@@ -142,53 +183,91 @@ class ThreadPool:
         self._threads -= len(self._idle)
         self._idle.clear()
 
-    async def _borrow(self) -> _Thread:
-        if self._idle:
-            return self._idle.pop()
-        if self._threads < self._size:
-            return self._start_thread()
-        waiter: asyncio.Future[_Thread] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
-        try:
-            return await waiter
-        except asyncio.CancelledError:
-            if waiter.cancelled():
-                with contextlib.suppress(ValueError):
-                    self._waiting.remove(waiter)
-            elif waiter.exception() is None:
-                self._give_back(waiter.result())
-            raise
+    def _serve_waiting(self) -> None:
+        """Start threads for those that wait, where more are allowed."""
+        while self._waiting and self._threads < self._size and self.stuck < self._size:
+            call = self._waiting.popleft()
+            if call.future.done():
+                continue
+            try:
+                thread = _Thread()
+            except RuntimeError as error:
+                # The system has no more.
+                self._refuse(call, f"no thread can be started: {error}")
+                continue
+            self._threads += 1
+            self._begin(call, thread)
+        if not self._threads:
+            for call in self._waiting:
+                self._limit(call)
 
-    def _start_thread(self) -> _Thread:
-        if self.stuck >= self._size:
-            raise OperationTimeout(f"all {self.stuck} threads are stuck")
-        self._threads += 1
-        return _Thread()
+    def _begin(self, call: _Call, thread: _Thread) -> None:
+        if call.timer is not None:
+            call.timer.cancel()
+            call.timer = None
+        call.begin(thread)
+        self._limit(call)
 
-    def _give_back(self, thread: _Thread) -> None:
+    def _limit(self, call: _Call) -> None:
+        if call.timer is None and call.timeout is not None:
+            call.timer = asyncio.get_running_loop().call_later(call.timeout, self._took_too_long, call)
+
+    def _made(self, call: _Call) -> None:
+        """Take a thread back whose call was made and waited for."""
+        thread = call.leave_thread()
         while self._waiting:
-            waiter = self._waiting.popleft()
-            if not waiter.done():
-                waiter.set_result(thread)
+            waiting = self._waiting.popleft()
+            if not waiting.future.done():
+                self._begin(waiting, thread)
                 return
         self._idle.append(thread)
 
-    def _leave(self, thread: _Thread, given_up: Callable[[], None]) -> None:
+    def _took_too_long(self, call: _Call) -> None:
+        if call.future.done():
+            return
+        if call.thread is None:
+            self._waiting.remove(call)
+            self._refuse(call, f"all {self.stuck} threads are stuck")
+            return
+        self._leave(call)
+        call.future.set_exception(OperationTimeout(f"no answer within {call.timeout:g} s"))
+
+    def _cancelled(self, call: _Call, future: "asyncio.Future[Any]") -> None:
+        if not future.cancelled():
+            return
+        if call.thread is not None:
+            self._leave(call)
+            return
+        with contextlib.suppress(ValueError):
+            self._waiting.remove(call)
+        _give_up(call)
+
+    def _refuse(self, call: _Call, why: str) -> None:
+        call.future.set_exception(OperationTimeout(why))
+        _give_up(call)
+
+    def _leave(self, call: _Call) -> None:
         """Leave a thread to its call, and let another one take its place."""
+        thread = call.leave_thread()
         self._threads -= 1
         self.stuck += 1
-        last = _Call(given_up, ())
-        last.future.add_done_callback(self._come_back)
-        thread.put(last)
+        loop = asyncio.get_running_loop()
+        thread.put(call.given_up)
+        thread.put(partial(_tell, loop, self._come_back))
         thread.dismiss()
-        while self._waiting and self._threads < self._size:
-            waiter = self._waiting.popleft()
-            if waiter.done():
-                continue
-            try:
-                waiter.set_result(self._start_thread())
-            except OperationTimeout as error:
-                waiter.set_exception(error)
+        self._serve_waiting()
 
-    def _come_back(self, last: "asyncio.Future[Any]") -> None:
+    def _come_back(self) -> None:
         self.stuck -= 1
+        self._serve_waiting()
+
+
+def _give_up(call: _Call) -> None:
+    """Do what a call that will not be made is followed by; no thread of the pool may be free for that."""
+    try:
+        spare = _Thread()
+    except RuntimeError as error:
+        _log.error("what a call was to leave behind is not closed, since no thread can be started: %s", error)
+        return
+    spare.put(call.given_up)
+    spare.dismiss()

@@ -1,30 +1,22 @@
 """PettingZoo adapter: the classic games of several players, in self-play or against a scripted opponent."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from envs.adapters.extras import import_extra
 from envs.adapters.pettingzoo_sheets import SHEETS
-from envs.adapters.seats import OPPONENTS, Opponent, SeatedGame
+from envs.adapters.seats import OpponentName, Seat, SeatedGame
+from envs.kwargs import OPERATOR, OneOf, RenderMode
 from envs.profiles import bare_word
-from envs.text_game import GAME_KWARGS, Refusal
+from envs.text_game import ActionsPerTurn, FormatPenalty, ProfileName, Refusal, StepLimit
 
 _MOST_LISTED = 40
 
 
 class PettingZooAdapter(SeatedGame[int]):
-    """A classic game of PettingZoo in text; needs the extra `pettingzoo`.
-
-    Args:
-        game: The name of its module, such as `tictactoe_v3`.
-        opponent: `self`: one policy acts for all players in turn; `random`: the others act at random.
-        seat: Which player the policy is, against an opponent; drawn by the seed if None.
-        max_episode_steps: Steps after which an episode is truncated.
-        profile: How boards are shown and replies are read.
-        format_penalty: Added to the reward of a reply that names no legal action; the profile's own if None.
-        max_actions_per_turn: Actions that one reply may name, separated by `||`.
-        render_mode: "ansi".
-        **kwargs: The game's own, such as `board_size` of Go.
+    """A classic game of PettingZoo in text; needs the extra `pettingzoo`. Other kwargs are the game's own.
 
     Raises:
         ValueError: If an argument makes no sense.
@@ -35,28 +27,23 @@ class PettingZooAdapter(SeatedGame[int]):
         "description": "A classic game of PettingZoo, played in text.",
         "max_episode_steps": 1_000,
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "opponent": {"enum": list(OPPONENTS)},
-            "seat": {"type": ["integer", "null"], "minimum": 0},
-            **GAME_KWARGS,
-        },
-    }
-    operator_kwargs: ClassVar[frozenset[str]] = frozenset({"game"})
 
     def __init__(
         self,
-        game: str,
+        game: Annotated[
+            str,
+            OneOf(*SHEETS),
+            OPERATOR,
+            Field(description="The name of its module, such as `tictactoe_v3`."),
+        ],
         *,
-        opponent: str | Opponent = "self",
-        seat: int | None = None,
-        max_episode_steps: int = 1_000,
-        profile: str = "native",
-        format_penalty: float | None = None,
-        max_actions_per_turn: int = 1,
-        render_mode: str | None = None,
+        opponent: OpponentName = "self",
+        seat: Seat = None,
+        max_episode_steps: StepLimit = 1000,
+        profile: ProfileName = "native",
+        format_penalty: FormatPenalty = None,
+        max_actions_per_turn: ActionsPerTurn = 1,
+        render_mode: RenderMode = None,
         **kwargs: Any,
     ) -> None:
         if game not in SHEETS:

@@ -3,10 +3,13 @@
 import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, Unpack
+from typing import Annotated, Any, TypeVar, Unpack
 
 import numpy as np
+from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
 
+from envs.kwargs import OneOf
 from envs.text_game import GameKwargs, Move, Refusal, TextGame
 
 Opponent = Callable[[str, Sequence[str], np.random.Generator], str]
@@ -33,6 +36,18 @@ def random_opponent(observation: str, actions: Sequence[str], generator: np.rand
 
 OPPONENTS: Mapping[str, Opponent | None] = {"self": None, "random": random_opponent}
 
+OpponentName = Annotated[
+    Annotated[str, OneOf(*OPPONENTS)] | SkipJsonSchema[Opponent],
+    Field(
+        description="`self`: one policy acts for all players in turn; `random`: the others take any of the actions "
+        "that the game lists. In Python also a callable."
+    ),
+]
+Seat = Annotated[
+    int | None,
+    Field(ge=0, description="Which player the policy is, against an opponent; drawn by the seed if null."),
+]
+
 
 class SeatedGame(TextGame[Action]):
     """A game of several players, of whom one acts at a time.
@@ -43,15 +58,6 @@ class SeatedGame(TextGame[Action]):
     gained more than nothing in all.
 
     Against an opponent one policy has one seat, the others are played for it, and reward and success are its own.
-
-    Args:
-        form: What actions look like, for the policy.
-        example: One of them.
-        seats: Names of the players.
-        opponent: `self` or `random`, or a callable.
-        seat: Which player the policy is, against an opponent; drawn by the seed if None.
-        max_episode_steps: Steps after which an episode is truncated.
-        **common: As of `TextGame`.
 
     Raises:
         ValueError: If an argument makes no sense.
@@ -71,11 +77,7 @@ class SeatedGame(TextGame[Action]):
         **common: Unpack[GameKwargs],
     ) -> None:
         super().__init__(form, example, max_episode_steps=max_episode_steps, **common)
-        if isinstance(opponent, str) and opponent not in OPPONENTS:
-            raise ValueError(
-                f"opponent must be one of {', '.join(OPPONENTS)} or a callable, not {opponent!r}"
-            )
-        if seat is not None and not 0 <= seat < len(seats):
+        if seat is not None and seat >= len(seats):
             raise ValueError(f"seat must be between 0 and {len(seats) - 1}, not {seat}")
         self._opponent = OPPONENTS[opponent] if isinstance(opponent, str) else opponent
         if seat is not None and self._opponent is None:

@@ -3,17 +3,19 @@
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, SupportsFloat
+from typing import Annotated, Any, Literal, SupportsFloat
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Text
 from gymnasium.utils import seeding
+from pydantic import Field
 
 from clients.protocol.spaces import UnicodeText
 from envs.adapters.known import Sheet, sheet_of
 from envs.adapters.text_actions import action_text
 from envs.adapters.text_observations import ObservationText, plain_drawing
+from envs.kwargs import OPERATOR, DeclaredKwargs, OneOf
 from envs.profiles import PROFILES, profile_named, reply_format, said_actions
 
 DEFAULT_MAX_STEPS = 1_000
@@ -22,81 +24,100 @@ DEFAULT_MAX_STEPS = 1_000
 _SHOWN = ("observation", "render", "both")
 
 
-class TextAdapter(gymnasium.Env[str, str]):
+class TextAdapter(DeclaredKwargs, gymnasium.Env[str, str]):
     """Shows a Gymnasium environment as text and takes its actions from replies.
 
     Seeds and options go to the environment as they are, and so does each action that a reply names, so an episode is
     the same as without the adapter. A reply that names none leaves the environment as it is, counts as a step, and
     costs the format penalty.
 
-    Args:
-        env: A Gymnasium id, or an environment, which then belongs to the adapter.
-        actions: Names of a `Discrete`'s actions in their order, or actions of any space by name. Where none are given,
-            an action is said as its number or numbers.
-        observation_names: What the parts of an observation are called.
-        instruction: What the environment is about and what to do; how to reply is added.
-        show: What the policy sees: the `observation`, the environment's own `ansi` drawing (`render`) or `both`. None
-            for both where there is a drawing.
-        precision: Significant digits of numbers that are not whole.
-        success: When an episode counts as solved: `terminated` if its end is its goal, or the return that it takes. If
-            None, the reward threshold of the environment's registration decides. What the environment itself says in
-            `info["success"]` or `info["is_success"]` goes before.
-        fully_observed: Whether equal observations are equal states, so that steps can be compared by them.
-        max_episode_steps: Steps after which an episode is truncated; the environment's own limit if None.
-        profile: How observations are framed and replies are read.
-        format_penalty: Added to the reward of an unreadable reply; the profile's own if None.
-        max_actions_per_turn: Actions that one reply may name, separated by `||`.
-        render_mode: "ansi", or "rgb_array" where the environment has it.
-        **kwargs: The environment's own, where `env` is an id.
-
-    What is None is known for the environments that come with Gymnasium.
+    `env` is a Gymnasium id, or an environment, which then belongs to the adapter. Other kwargs are the environment's
+    own, where `env` is an id. What is null is known for the environments that come with Gymnasium.
 
     Raises:
         ValueError: If an argument makes no sense, or the environment cannot be played as text.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4, "kind": "episodic", "version": "0"}
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "show": {"enum": [*_SHOWN, None]},
-            "precision": {"type": "integer", "minimum": 1, "maximum": 17},
-            "max_episode_steps": {"type": ["integer", "null"], "minimum": 1},
-            "profile": {"enum": list(PROFILES)},
-            "format_penalty": {"type": ["number", "null"]},
-            "max_actions_per_turn": {"type": "integer", "minimum": 1, "maximum": 100},
-            "render_mode": {"enum": ["ansi", "rgb_array", None]},
-        },
-    }
-    operator_kwargs: ClassVar[frozenset[str]] = frozenset(
-        {"env", "actions", "observation_names", "instruction", "success", "fully_observed"}
-    )
 
     def __init__(
         self,
-        env: str | gymnasium.Env[Any, Any],
+        env: Annotated[str | gymnasium.Env[Any, Any], OPERATOR],
         *,
-        actions: Sequence[str] | Mapping[str, Any] | None = None,
-        observation_names: Sequence[str] | None = None,
-        instruction: str | None = None,
-        show: str | None = None,
-        precision: int = 4,
-        success: Literal["terminated"] | float | None = None,
-        fully_observed: bool | None = None,
-        max_episode_steps: int | None = None,
-        profile: str = "native",
-        format_penalty: float | None = None,
-        max_actions_per_turn: int = 1,
-        render_mode: str | None = None,
+        actions: Annotated[
+            Sequence[str] | Mapping[str, Any] | None,
+            OPERATOR,
+            Field(
+                description=(
+                    "Names of a `Discrete`'s actions in their order, or actions of any space by name. "
+                    "Where none are given, an action is said as its number or numbers."
+                )
+            ),
+        ] = None,
+        observation_names: Annotated[
+            Sequence[str] | None, OPERATOR, Field(description="What the parts of an observation are called.")
+        ] = None,
+        instruction: Annotated[
+            str | None,
+            OPERATOR,
+            Field(description="What the environment is about and what to do; how to reply is added."),
+        ] = None,
+        show: Annotated[
+            str | None,
+            OneOf(*_SHOWN, None),
+            Field(
+                description=(
+                    "What the policy sees: the `observation`, the environment's own `ansi` drawing "
+                    "(`render`) or `both`. null for both where there is a drawing."
+                )
+            ),
+        ] = None,
+        precision: Annotated[
+            int, Field(ge=1, le=17, description="Significant digits of numbers that are not whole.")
+        ] = 4,
+        success: Annotated[
+            Literal["terminated"] | float | None,
+            OPERATOR,
+            Field(
+                description=(
+                    "When an episode counts as solved: `terminated` if its end is its goal, or the return"
+                    " that it takes. If null, the reward threshold of the environment's registration "
+                    'decides. What the environment itself says in `info["success"]` or '
+                    '`info["is_success"]` goes before.'
+                )
+            ),
+        ] = None,
+        fully_observed: Annotated[
+            bool | None,
+            OPERATOR,
+            Field(
+                description="Whether equal observations are equal states, so that steps can be compared by them."
+            ),
+        ] = None,
+        max_episode_steps: Annotated[
+            int | None,
+            Field(
+                ge=1,
+                description="Steps after which an episode is truncated; the environment's own limit if null.",
+            ),
+        ] = None,
+        profile: Annotated[
+            str, OneOf(*PROFILES), Field(description="How observations are framed and replies are read.")
+        ] = "native",
+        format_penalty: Annotated[
+            float | None,
+            Field(description="Added to the reward of an unreadable reply; the profile's own if null."),
+        ] = None,
+        max_actions_per_turn: Annotated[
+            int, Field(ge=1, le=100, description="Actions that one reply may name, separated by `||`.")
+        ] = 1,
+        render_mode: Annotated[
+            str | None,
+            OneOf("ansi", "rgb_array", None),
+            Field(description='"ansi", or "rgb_array" where the environment has it.'),
+        ] = None,
         **kwargs: Any,
     ) -> None:
-        if max_episode_steps is not None and max_episode_steps < 1:
-            raise ValueError(f"max_episode_steps must be at least 1, not {max_episode_steps}")
-        if max_actions_per_turn < 1:
-            raise ValueError(f"max_actions_per_turn must be at least 1, not {max_actions_per_turn}")
-        if not (success is None or success == "terminated" or isinstance(success, int | float)):
-            raise ValueError(f"success must be 'terminated' or a return, not {success!r}")
         self.profile = profile_named(profile)
         self.env = _made(env, max_episode_steps, kwargs)
         spec = self.env.spec
@@ -329,8 +350,6 @@ def _checked_show(show: str | None, metadata: Mapping[str, Any]) -> str:
     draws = "ansi" in _modes(metadata)
     if show is None:
         return "both" if draws else "observation"
-    if show not in _SHOWN:
-        raise ValueError(f"show must be one of {', '.join(_SHOWN)}, not {show!r}")
     if show != "observation" and not draws:
         raise ValueError(f"show={show!r} needs an environment with an ansi rendering; this one has none")
     return show

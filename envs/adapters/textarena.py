@@ -5,13 +5,15 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from envs.adapters.extras import import_extra
-from envs.adapters.seats import OPPONENTS, Opponent, SeatedGame
-from envs.text_game import GAME_KWARGS, Refusal
+from envs.adapters.seats import OpponentName, Seat, SeatedGame
+from envs.kwargs import OPERATOR, RenderMode
+from envs.text_game import ActionsPerTurn, FormatPenalty, ProfileName, Refusal, StepLimit
 
 _MOVE = re.compile(r"'(\[[^\[\]\n]{1,40}\])'")
 _LONGEST = 20_000
@@ -22,21 +24,7 @@ class TextArenaAdapter(SeatedGame[str]):
     """A game of TextArena; needs the extra `textarena`.
 
     Its rules of conduct stay: a move that the game calls invalid may be made again, and the second one in a row loses.
-
-    Args:
-        game: Its id, such as `TicTacToe-v0`.
-        players: How many play; the fewest that the game takes if None.
-        opponent: `self`: one policy acts for all players in turn; `random`: the others take any of the moves that the
-            game lists in brackets.
-        seat: Which player the policy is, against an opponent; drawn by the seed if None.
-        history: Whether an observation is all that the player has seen, or only what is new since their last turn. If
-            None, all of it in self-play, where a conversation would tell each player what only the other may know.
-        max_episode_steps: Steps after which an episode is truncated.
-        profile: How observations are framed and replies are read.
-        format_penalty: Added to the reward of an empty reply; the profile's own if None.
-        max_actions_per_turn: Actions that one reply may name, separated by `||`.
-        render_mode: "ansi".
-        **kwargs: The game's own.
+    Other kwargs are the game's own.
 
     Raises:
         ValueError: If an argument makes no sense, or the game cannot be made here.
@@ -47,31 +35,31 @@ class TextArenaAdapter(SeatedGame[str]):
         "description": "A game of TextArena.",
         "max_episode_steps": 200,
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "opponent": {"enum": list(OPPONENTS)},
-            "seat": {"type": ["integer", "null"], "minimum": 0},
-            "history": {"type": ["boolean", "null"]},
-            **GAME_KWARGS,
-        },
-    }
-    operator_kwargs: ClassVar[frozenset[str]] = frozenset({"game", "players"})
 
     def __init__(
         self,
-        game: str,
+        game: Annotated[str, OPERATOR, Field(description="Its id, such as `TicTacToe-v0`.")],
         *,
-        players: int | None = None,
-        opponent: str | Opponent = "self",
-        seat: int | None = None,
-        history: bool | None = None,
-        max_episode_steps: int = 200,
-        profile: str = "native",
-        format_penalty: float | None = None,
-        max_actions_per_turn: int = 1,
-        render_mode: str | None = None,
+        players: Annotated[
+            int | None, OPERATOR, Field(description="How many play; the fewest that the game takes if null.")
+        ] = None,
+        opponent: OpponentName = "self",
+        seat: Seat = None,
+        history: Annotated[
+            bool | None,
+            Field(
+                description=(
+                    "Whether an observation is all that the player has seen, or only what is new since "
+                    "their last turn. If null, all of it in self-play, where a conversation would tell "
+                    "each player what only the other may know."
+                )
+            ),
+        ] = None,
+        max_episode_steps: StepLimit = 200,
+        profile: ProfileName = "native",
+        format_penalty: FormatPenalty = None,
+        max_actions_per_turn: ActionsPerTurn = 1,
+        render_mode: RenderMode = None,
         **kwargs: Any,
     ) -> None:
         self._arena = import_extra("textarena", "textarena")

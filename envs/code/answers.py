@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from envs.code.inside import values
+from envs.code.verdicts import NOT_RUN
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +37,21 @@ class Result:
         value: The answer, where there is one.
         failure: In a few words; empty where there is an answer.
         unloadable: Whether the program could not even be loaded.
+        late: Whether it ran out of time.
+        has_nan: Whether the answer is or holds a number that is not one.
     """
 
     value: Any = None
     failure: str = ""
     unloadable: bool = False
+    late: bool = False
+    has_nan: bool = False
 
 
+LATE = "late"
 MISSING = Answer("missing")
 GIVEN_UP = Answer("given up")
+NOT_ASKED = Answer("not asked")
 
 
 def read_answers(output: bytes, count: int) -> list[Answer]:
@@ -77,7 +84,7 @@ def _read(line: bytes) -> tuple[int, Answer] | None:
 def result_of(answer: Answer) -> Result:
     """Return the value that a call answered with, or why there is none."""
     if answer.status != "answered":
-        return Result(failure=_ENDS.get(answer.status, _ended(answer)))
+        return Result(failure=_ENDS.get(answer.status, _ended(answer)), late=answer.status == LATE)
     try:
         reply = values.read_json(answer.reply)
         if isinstance(reply, Mapping) and "dict" not in reply:
@@ -87,7 +94,7 @@ def result_of(answer: Answer) -> Result:
         return Result(failure=f"the answer is no value: {error}")
     if not isinstance(told, dict) or "value" not in told:
         return Result(failure="the answer is of no known form")
-    return Result(value=told["value"])
+    return Result(value=told["value"], has_nan=values.holds_nan(reply))
 
 
 def _raised(reply: Mapping[str, Any]) -> Result:
@@ -105,8 +112,9 @@ def _ended(answer: Answer) -> str:
 
 
 _ENDS = {
-    "late": "the time was over",
+    LATE: "the time was over",
     "given up": "not run, since other tests ran out of time",
+    "not asked": NOT_RUN,
     "flooded": "the answer is too large",
     "missing": "there is no answer",
     "doubled": "there are two answers",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Relation = Literal["equal", "unequal", "identical", "true", "false", "near"]
+Relation = Literal["equal", "unequal", "identical", "true", "false", "near", "within"]
 _BUILTINS = frozenset(dir(builtins)) | {"__name__", "__file__"}
 
 
@@ -19,7 +19,7 @@ class Assertion:
         args: Expression of a tuple.
         kwargs: Expression of a dictionary.
         relation: What the result has to do with what is expected.
-        expected: Expression; a pair of a value and a distance for `near`.
+        expected: Expression; a pair of a value and a distance for `near`, which is less than that, and `within`.
     """
 
     name: str
@@ -52,18 +52,20 @@ def split_assertion(statement: ast.Assert, names: frozenset[str]) -> Assertion |
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         return None
     left, right, sort = test.left, test.comparators[0], test.ops[0]
+    relation: Relation
     if isinstance(sort, ast.Eq | ast.NotEq):
-        relation: Relation = "equal" if isinstance(sort, ast.Eq) else "unequal"
+        relation = "equal" if isinstance(sort, ast.Eq) else "unequal"
         return _assertion(left, names, relation, right) or _assertion(right, names, relation, left)
     if isinstance(sort, ast.Is) and isinstance(right, ast.Constant) and right.value in (None, True, False):
         return _assertion(left, names, "identical", right)
     if isinstance(sort, ast.Lt | ast.LtE) and _is_distance(left):
         assert isinstance(left, ast.Call)
         distance = left.args[0]
+        relation = "near" if isinstance(sort, ast.Lt) else "within"
         assert isinstance(distance, ast.BinOp)
         for one, other in ((distance.left, distance.right), (distance.right, distance.left)):
             pair = ast.Tuple([other, right], ast.Load())
-            if found := _assertion(one, names, "near", pair):
+            if found := _assertion(one, names, relation, pair):
                 return found
     return None
 

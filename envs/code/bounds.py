@@ -12,18 +12,32 @@ class Bounds:
         seconds: Processor time of one test; it may take twice as long by the clock, and two seconds.
         total_seconds: Of all tests, by the clock.
         patience: Tests that may run out of time before the rest is not run any more.
+        hurried_seconds: Processor time of one test once another has run out of time, so that a program that hangs
+            costs little more than the time of one test; it may take twice as long by the clock.
         memory_mb: MiB of one test.
     """
 
     seconds: float = 6.0
     total_seconds: float = 50.0
     patience: int = 3
+    hurried_seconds: float = 1.0
     memory_mb: int = 512
 
     @property
     def wall_seconds(self) -> float:
         """How long a test may take by the clock."""
         return 2 * self.seconds + 2
+
+    def times(self, *, hurried: bool) -> dict[str, float]:
+        """Return what one test may take: processor time, and time by the clock.
+
+        Args:
+            hurried: Whether another test has run out of time before.
+        """
+        if not hurried:
+            return {"cpu_seconds": self.seconds, "wall_seconds": self.wall_seconds}
+        seconds = min(self.seconds, self.hurried_seconds)
+        return {"cpu_seconds": seconds, "wall_seconds": 2 * seconds}
 
 
 class Deadline:

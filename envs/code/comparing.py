@@ -1,9 +1,10 @@
 """Whether an answer is the expected one. Both are plain values, built by us: nothing here calls code of theirs."""
 
 import math
+import re
 from collections import deque
 from collections.abc import Mapping, Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -14,6 +15,8 @@ _STREAM_TOLERANCE = 1e-6
 _LOOSE_TOLERANCE = 1e-9
 _LONGEST_NUMBER = 400
 _LARGEST_KEY = 10**18
+# Without zeros in front: "0010" is no ten, but four digits.
+_WRITTEN_NUMBER = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,4})?")
 
 
 def holds(relation: Relation, expected: Any, answer: Any, *, loose: bool = False) -> bool:
@@ -24,9 +27,9 @@ def holds(relation: Relation, expected: Any, answer: Any, *, loose: bool = False
         return not same(expected, answer, loose=loose)
     if relation == "identical":
         return type(expected) is type(answer) and bool(expected == answer)
-    if relation == "near":
+    if relation in ("near", "within"):
         center, distance = expected
-        return near(center, answer, distance)
+        return near(center, answer, distance, ends=relation == "within")
     truth = bool(answer)
     return truth if relation == "true" else not truth
 
@@ -37,8 +40,8 @@ def same(expected: Any, answer: Any, *, loose: bool = False) -> bool:
     Args:
         expected: What is expected.
         answer: What was answered.
-        loose: Take a tuple for a list, the text of a number for the number as a key, and floats a rounding error apart
-            as equal: what JSON cannot tell apart.
+        loose: Take a tuple for a list, the text of a number for the number as a key, and a number a rounding error away
+            from a float that is expected as equal: what JSON cannot tell apart.
     """
     if isinstance(expected, bool) or isinstance(answer, bool):
         return expected is answer
@@ -63,24 +66,25 @@ def same(expected: Any, answer: Any, *, loose: bool = False) -> bool:
     return type(expected) is type(answer) and bool(expected == answer)
 
 
-def near(center: Any, answer: Any, distance: Any) -> bool:
-    """Tell whether a number lies within a distance of another."""
+def near(center: Any, answer: Any, distance: Any, *, ends: bool = True) -> bool:
+    """Tell whether a number lies within a distance of another; `ends` says whether it may be as far as that."""
     real = int | float | Decimal | Fraction
     if not all(isinstance(each, real) and not isinstance(each, bool) for each in (center, answer, distance)):
         return False
     try:
-        return bool(abs(answer - center) <= distance)
+        apart = abs(answer - center)
+        return bool(apart <= distance if ends else apart < distance)
     except (TypeError, ArithmeticError):
         return False
 
 
 def same_approximately(expected: Any, answer: Any, tolerance: float) -> bool:
-    """Tell whether two values are equal, with numbers that may be as far apart as the tolerance."""
-    if isinstance(expected, float) or (isinstance(answer, float) and isinstance(expected, int)):
+    """Tell whether two values are equal, where a float that is expected may be as far off as the tolerance."""
+    if isinstance(expected, float):
         return near(expected, answer, tolerance) or (
             isinstance(answer, int | float)
             and not isinstance(answer, bool)
-            and math.isclose(expected, answer, rel_tol=tolerance)
+            and _is_close(expected, answer, tolerance, 0.0)
         )
     if isinstance(expected, list | tuple) and type(expected) is type(answer) and len(expected) == len(answer):
         return all(same_approximately(one, two, tolerance) for one, two in zip(expected, answer, strict=True))
@@ -121,11 +125,10 @@ def _same_words(expected: list[str], written: list[str]) -> bool:
 def _same_decimal(expected: str, written: str) -> bool:
     if len(expected) > _LONGEST_NUMBER or len(written) > _LONGEST_NUMBER:
         return False
-    try:
-        one, two = Decimal(expected), Decimal(written)
-    except InvalidOperation:
+    if _WRITTEN_NUMBER.fullmatch(expected) is None or _WRITTEN_NUMBER.fullmatch(written) is None:
         return False
-    if not one.is_finite() or not two.is_finite() or max(abs(one.adjusted()), abs(two.adjusted())) > 308:
+    one, two = Decimal(expected), Decimal(written)
+    if max(abs(one.adjusted()), abs(two.adjusted())) > 308:
         return False
     if one == two:
         return True
@@ -138,15 +141,19 @@ def _same_number(expected: Any, answer: Any, loose: bool) -> bool:
     try:
         if expected == answer:
             return True
-        return (
-            loose
-            and isinstance(expected, int | float)
-            and isinstance(answer, int | float)
-            and isinstance(expected + answer, float)
-            and math.isclose(expected, answer, rel_tol=_LOOSE_TOLERANCE, abs_tol=_LOOSE_TOLERANCE)
-        )
     except (TypeError, ArithmeticError):
         # Such as an infinite decimal beside a fraction.
+        return False
+    # Where a whole number is expected, no rounding has led to it.
+    rounded = isinstance(expected, float) and isinstance(answer, int | float)
+    return loose and rounded and _is_close(expected, answer, _LOOSE_TOLERANCE, _LOOSE_TOLERANCE)
+
+
+def _is_close(expected: float, answer: float, relative: float, absolute: float) -> bool:
+    try:
+        return math.isclose(expected, answer, rel_tol=relative, abs_tol=absolute)
+    except OverflowError:
+        # A whole number that is no float any more.
         return False
 
 
@@ -167,4 +174,8 @@ def _as_key(key: Any) -> Any:
 
 
 def _truths(members: Any) -> int:
-    return sum(isinstance(member, bool) for member in members)
+    """Count the truth values among the members of a set or the keys of a mapping, and in members of members."""
+    return sum(
+        _truths(member) if isinstance(member, tuple | frozenset) else isinstance(member, bool)
+        for member in members
+    )

@@ -6,19 +6,20 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from envs.code.answers import MISSING, read_answers
+from envs.code.answers import LATE, MISSING, read_answers
 from envs.code.bundle import program
 from envs.code.faults import GraderFaultError, raise_faults
 from envs.code.inside import values
-from envs.code.inside.proxies import UNLOADABLE
+from envs.code.inside.proxies import NO_ANSWER, UNLOADABLE
 from envs.code.suites import Script, Suite
-from envs.code.verdicts import Checked
+from envs.code.verdicts import NOT_RUN, Checked
 from sandbox.base import Sandbox, SandboxSession
 from sandbox.limits import Limits
 
 _LONGEST_LINE = 2 * values.MAX_CHARACTERS
 _EVALUATION = Limits(wall_seconds=20.0, output_kb=16 * 1024)
 _MARGIN_SECONDS = 5.0
+_LATE = f"{NO_ANSWER} ({LATE})"
 
 
 class Lines:
@@ -84,8 +85,16 @@ class Conversation:
             for result in results:
                 raise_faults(result)
 
-    def hold(self, script: Script, suite: Suite, setup: Mapping[str, Any]) -> dict[int, Checked]:
+    def hold(
+        self, script: Script, suite: Suite, setup: Mapping[str, Any], *, to_first_failure: bool = False
+    ) -> dict[int, Checked]:
         """Run tests; return what became of their cases, by number.
+
+        Args:
+            script: The tests.
+            suite: Of which they are.
+            setup: The first line for what runs the program.
+            to_first_failure: Run no further case once one is failed.
 
         Raises:
             GraderFaultError: The tests cannot be run here.
@@ -111,7 +120,13 @@ class Conversation:
                 raise GraderFaultError(f"the item's tests cannot be run: {told['unsupported']}")
             elif "case" in told:
                 why = str(told.get("why", ""))
-                reports[told["case"]] = Checked(told["passed"] is True, why, unloadable=UNLOADABLE in why)
+                checked = Checked(
+                    told["passed"] is True, why, unloadable=UNLOADABLE in why, late=_LATE in why
+                )
+                reports[told["case"]] = checked
+                if to_first_failure and not checked.passed:
+                    self.rest = Checked(False, NOT_RUN)
+                    return reports
             else:
                 break
         return reports

@@ -7,10 +7,10 @@ that go out and values that come back.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from envs.code.answers import Answer, Result, result_of
+from envs.code.answers import LATE, Answer, Result, result_of
 from envs.code.bounds import Bounds
 from envs.code.comparing import holds, same, same_approximately, same_stream
 from envs.code.conversation import Conversation, evaluate
@@ -20,7 +20,7 @@ from envs.code.item import Item, ItemError, Reference, sent_arguments
 from envs.code.memory import Remembered
 from envs.code.runs import Calls, Runs, Units
 from envs.code.suites import Suite
-from envs.code.verdicts import Checked
+from envs.code.verdicts import NOT_RUN, Checked
 from sandbox.base import Sandbox
 
 _SHOWN = 500
@@ -39,13 +39,23 @@ class Grader:
         self._bounds = bounds
         self._known: Remembered[Mapping[int, Any]] = Remembered()
 
-    def grade(self, item: Item, code: str, only: Sequence[int] | None = None) -> list[Checked]:
+    def grade(
+        self,
+        item: Item,
+        code: str,
+        only: Sequence[int] | None = None,
+        *,
+        to_first_failure: bool = False,
+        late: int = 0,
+    ) -> list[Checked]:
         """Run the tests of an item, and return what became of each of them.
 
         Args:
             item: The item.
             code: The program.
             only: The numbers of the tests to run; all if None. The others are not passed.
+            to_first_failure: Run no further test once one is failed.
+            late: How many tests of this program have run out of time before.
 
         Raises:
             GraderFaultError: The sandbox failed, or the item's own tests cannot be run.
@@ -55,24 +65,23 @@ class Grader:
             seconds=max(self._bounds.seconds, item.seconds or 0.0),
             memory_mb=item.memory_mb or self._bounds.memory_mb,
         )
-        runs = Runs(self._sandbox, bounds)
+        job = _Job(Runs(self._sandbox, bounds, late), item, code, to_first_failure)
         wanted = sorted(range(item.tests) if only is None else only)
         try:
             if item.suite is not None:
-                found = self._by_suite(runs, item, item.suite, code, frozenset(wanted))
+                found = self._by_suite(job, item.suite, frozenset(wanted))
             elif item.reference is not None:
-                found = self._by_reference(runs, item, item.reference, code, wanted)
+                found = self._by_reference(job, item.reference, wanted)
             elif item.streams:
-                found = _by_streams(runs, item, code, wanted)
+                found = _by_streams(job, wanted)
             else:
-                found = _by_calls(runs, item, code, wanted)
+                found = _by_calls(job, wanted)
         except ItemError as error:
             raise GraderFaultError(str(error)) from None
-        return [found.get(number, Checked(False, "the test was not run")) for number in range(item.tests)]
+        return [found.get(number, Checked(False, NOT_RUN)) for number in range(item.tests)]
 
-    def _by_suite(
-        self, runs: Runs, item: Item, suite: Suite, code: str, wanted: frozenset[int]
-    ) -> dict[int, Checked]:
+    def _by_suite(self, job: "_Job", suite: Suite, wanted: frozenset[int]) -> dict[int, Checked]:
+        runs, item = job.runs, job.item
         known = self._values_of(suite)
         pairs = {pair.number: pair for pair in suite.pairs if pair.test in wanted}
         names = {suite.candidate: item.entry or ""}
@@ -81,17 +90,25 @@ class Grader:
             for number, pair in pairs.items()
             if number in known
         }
+
+        def right(number: int, result: Result) -> bool:
+            # A number that is none compares with everything as false, and so it is unequal to anything.
+            is_number = suite.mentions_nan or not result.has_nan
+            return is_number and holds(pairs[number].assertion.relation, known[number][2], result.value)
+
         parts: dict[int, list[Checked]] = {}
-        for number, result in runs.calls(_units(item, code), calls).items():
-            right = holds(pairs[number].assertion.relation, known[number][2], result.value)
-            parts.setdefault(pairs[number].test, []).append(_of_result(result, right))
+        for number, checked in _judged(job, calls, right).items():
+            parts.setdefault(pairs[number].test, []).append(checked)
+        failed = any(not each.passed for checked in parts.values() for each in checked)
         unknown = frozenset(pairs) - known.keys()
         cases = {number: test for number, test in suite.cases.items() if test in wanted}
         cases |= {number: pairs[number].test for number in unknown}
-        if cases:
-            setup = runs.setup(_units(item, code), "solution")
+        if cases and not (failed and job.to_first_failure):
+            setup = runs.setup(_units(item, job.code), "solution")
             with Conversation(self._sandbox, runs.limits()) as talk:
-                reports = talk.hold(suite.checking(unknown), suite, setup)
+                reports = talk.hold(
+                    suite.checking(unknown), suite, setup, to_first_failure=job.to_first_failure
+                )
             for number, test in cases.items():
                 parts.setdefault(test, []).append(reports.get(number, talk.rest))
         return {
@@ -117,13 +134,11 @@ class Grader:
             }
         return known
 
-    def _by_reference(
-        self, runs: Runs, item: Item, reference: Reference, code: str, wanted: Sequence[int]
-    ) -> dict[int, Checked]:
+    def _by_reference(self, job: "_Job", reference: Reference, wanted: Sequence[int]) -> dict[int, Checked]:
         calls: Calls = {number: (reference.name, args, {}) for number, args in enumerate(reference.inputs)}
 
         def expected() -> Mapping[int, Any]:
-            results = runs.calls([("reference", reference.source)], calls)
+            results = job.runs.calls([("reference", reference.source)], calls)
             failed = next((result.failure for result in results.values() if result.failure), "")
             if failed:
                 raise GraderFaultError(f"the item's canonical solution fails its own inputs: {failed}")
@@ -132,36 +147,55 @@ class Grader:
         content = json.dumps([reference.source, values.plain(list(reference.inputs))]).encode()
         answers = self._known.get(content, expected)
 
-        def right(number: int, value: Any) -> bool:
+        def right(number: int, result: Result) -> bool:
             if reference.tolerance is not None:
-                return same_approximately(answers[number], value, reference.tolerance)
-            return same(answers[number], value)
+                return same_approximately(answers[number], result.value, reference.tolerance)
+            return same(answers[number], result.value)
 
-        return _judged(runs, item, code, {number: calls[number] for number in wanted}, right)
+        return _judged(job, {number: calls[number] for number in wanted}, right)
 
 
-def _by_calls(runs: Runs, item: Item, code: str, wanted: Sequence[int]) -> dict[int, Checked]:
-    def right(number: int, value: Any) -> bool:
-        return any(same(each, value, loose=item.loose) for each in item.calls[number].accepted)
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A program that is graded."""
+
+    runs: Runs
+    item: Item
+    code: str
+    to_first_failure: bool
+
+
+def _by_calls(job: _Job, wanted: Sequence[int]) -> dict[int, Checked]:
+    item = job.item
+
+    def right(number: int, result: Result) -> bool:
+        return any(same(each, result.value, loose=item.loose) for each in item.calls[number].accepted)
 
     calls: Calls = {number: (item.calls[number].name, item.calls[number].args, {}) for number in wanted}
-    return _judged(runs, item, code, calls, right)
+    return _judged(job, calls, right)
 
 
-def _by_streams(runs: Runs, item: Item, code: str, wanted: Sequence[int]) -> dict[int, Checked]:
-    inputs = {number: item.streams[number].stdin for number in wanted}
-    answers = runs.programs(item.language, code, inputs)
-    return {number: _of_stream(item.streams[number].accepted, answer) for number, answer in answers.items()}
+def _by_streams(job: _Job, wanted: Sequence[int]) -> dict[int, Checked]:
+    streams = job.item.streams
+
+    def fails(number: int, answer: Answer) -> bool:
+        return not _of_stream(streams[number].accepted, answer).passed
+
+    inputs = {number: streams[number].stdin for number in wanted}
+    answers = job.runs.programs(job.item.language, job.code, inputs, fails if job.to_first_failure else None)
+    return {number: _of_stream(streams[number].accepted, answer) for number, answer in answers.items()}
 
 
-def _judged(
-    runs: Runs, item: Item, code: str, calls: Calls, right: Callable[[int, Any], bool]
-) -> dict[int, Checked]:
-    results = runs.calls(_units(item, code), calls)
-    return {
-        number: _of_result(result, not result.failure and right(number, result.value))
-        for number, result in results.items()
-    }
+def _judged(job: _Job, calls: Calls, right: Callable[[int, Result], bool]) -> dict[int, Checked]:
+    def checked(number: int, result: Result) -> Checked:
+        return _of_result(result, not result.failure and right(number, result))
+
+    def fails(number: int, answer: Answer) -> bool:
+        return not checked(number, result_of(answer)).passed
+
+    units = _units(job.item, job.code)
+    results = job.runs.calls(units, calls, fails if job.to_first_failure else None)
+    return {number: checked(number, result) for number, result in results.items()}
 
 
 def _units(item: Item, code: str) -> Units:
@@ -196,7 +230,7 @@ def shown(value: Any) -> str:
 
 def _of_result(result: Result, right: bool) -> Checked:
     if result.failure:
-        return Checked(False, result.failure, unloadable=result.unloadable)
+        return Checked(False, result.failure, unloadable=result.unloadable, late=result.late)
     return (
         Checked(True, answer=shown(result.value))
         if right
@@ -207,7 +241,11 @@ def _of_result(result: Result, right: bool) -> Checked:
 def _of_stream(accepted: Sequence[str], answer: Answer) -> Checked:
     if answer.status != "ended" or answer.exit != 0:
         return Checked(
-            False, result_of(answer).failure, answer.output[:_SHOWN], "SyntaxError" in answer.errors
+            False,
+            result_of(answer).failure,
+            answer.output[:_SHOWN],
+            unloadable="SyntaxError" in answer.errors,
+            late=answer.status == LATE,
         )
     if same_stream(accepted, answer.output):
         return Checked(True, answer=answer.output[:_SHOWN])

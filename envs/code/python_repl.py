@@ -40,6 +40,9 @@ class PythonReplEnv(SessionEnv):
             "apart": False,
             "cpu_seconds": self._seconds * self._limit,
             "wall_seconds": self._seconds,
+            # Each turn has its whole time, whatever became of those before it.
+            "late": 0,
+            "hurried": {},
             "patience": 1 << 30,
             "answer_bytes": values.MAX_CHARACTERS,
         }

@@ -3,12 +3,14 @@
 import hashlib
 import json
 import random
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from envs.code.answers import GIVEN_UP, Answer, Result, read_answers, result_of
+from envs.code.answers import GIVEN_UP, LATE, NOT_ASKED, Answer, Result, read_answers, result_of
 from envs.code.bounds import Bounds, Deadline
 from envs.code.bundle import program
+from envs.code.conversation import Lines
 from envs.code.faults import GraderFaultError, raise_faults
 from envs.code.inside import values
 from envs.code.item import sent_arguments
@@ -22,6 +24,9 @@ Units = Sequence[tuple[str, str]]
 Calls = Mapping[int, tuple[str, Sequence[Any], Mapping[str, Any]]]
 """Calls by number: the function, positional arguments and others."""
 
+Fails = Callable[[int, Answer], bool]
+"""Tells that an answer, to the request of a number, fails its test."""
+
 _OUTPUT_KB = 16 * 1024
 _START_SECONDS = 5.0
 _LEAST_SECONDS = 0.5
@@ -33,11 +38,13 @@ class Runs:
     Args:
         sandbox: Where it runs.
         bounds: What it may use.
+        late: How many tests of the program have run out of time before.
     """
 
-    def __init__(self, sandbox: Sandbox, bounds: Bounds) -> None:
+    def __init__(self, sandbox: Sandbox, bounds: Bounds, late: int = 0) -> None:
         self._sandbox = sandbox
         self._bounds = bounds
+        self._late = late
         self._deadline = Deadline(bounds.total_seconds)
 
     def limits(self, seconds: float | None = None) -> Limits:
@@ -55,30 +62,50 @@ class Runs:
             "units": units,
             "module": module,
             "apart": True,
-            "cpu_seconds": self._bounds.seconds,
-            "wall_seconds": self._bounds.wall_seconds,
+            **self._bounds.times(hurried=self._late > 0),
+            "hurried": self._bounds.times(hurried=True),
+            "late": self._late,
             "patience": self._bounds.patience,
             "answer_bytes": values.MAX_CHARACTERS,
         }
 
-    def calls(self, units: Units, calls: Calls) -> dict[int, Result]:
-        """Make calls; return what each came to, by number."""
+    def calls(self, units: Units, calls: Calls, fails: Fails | None = None) -> dict[int, Result]:
+        """Make calls; return what each came to, by number.
+
+        Args:
+            units: The program.
+            calls: What is called.
+            fails: Tells that an answer fails its test, after which no further call is made; None makes all of them.
+        """
         asked = [
             {"call": name, "args": sent_arguments(args), "kwargs": values.plain(dict(kwargs))}
             for name, args, kwargs in calls.values()
         ]
-        answers = self._ask(self.setup(units, "solution"), asked)
+        answers = self._ask(self.setup(units, "solution"), asked, _by_place(calls, fails))
         return {number: result_of(answer) for number, answer in zip(calls, answers, strict=True)}
 
-    def programs(self, language: Language, code: str, inputs: Mapping[int, str]) -> dict[int, Answer]:
-        """Run a program that reads and writes on inputs; return what became of each, by number."""
-        if language != "python":
-            return {number: self._alone(language, code, stdin) for number, stdin in inputs.items()}
+    def programs(
+        self, language: Language, code: str, inputs: Mapping[int, str], fails: Fails | None = None
+    ) -> dict[int, Answer]:
+        """Run a program that reads and writes on inputs; return what became of each, by number.
+
+        Args:
+            language: What it is written in.
+            code: The program.
+            inputs: What it reads.
+            fails: Tells that an answer fails its test, after which it is run no more; None runs it on all inputs.
+        """
         asked = [{"stdin": stdin} for stdin in inputs.values()]
-        answers = self._ask(self.setup([("program", code)], "__main__"), asked)
+        failing = _by_place(inputs, fails)
+        if language == "python":
+            answers = self._ask(self.setup([("program", code)], "__main__"), asked, failing)
+        else:
+            answers = self._one_by_one(language, code, list(inputs.values()), failing)
         return dict(zip(inputs, answers, strict=True))
 
-    def _ask(self, setup: Mapping[str, Any], asked: Sequence[Mapping[str, Any]]) -> list[Answer]:
+    def _ask(
+        self, setup: Mapping[str, Any], asked: Sequence[Mapping[str, Any]], fails: Fails | None
+    ) -> list[Answer]:
         """Have a program answer requests, in an order that it cannot know."""
         if not asked:
             return []
@@ -88,14 +115,49 @@ class Runs:
         content = json.dumps([setup["units"], len(asked)]).encode()
         random.Random(hashlib.blake2b(content, digest_size=8).digest()).shuffle(order)
         requests = [{"id": number, "do": asked[number]} for number in order]
-        seconds = _START_SECONDS + len(asked) * self._bounds.wall_seconds
-        result = self._sandbox.run(
-            program("candidate"), stdin=_lines(setup, *requests), limits=self.limits(seconds)
-        )
+        limits = self.limits(_START_SECONDS + len(asked) * self._bounds.wall_seconds)
+        if fails is None or len(asked) == 1:
+            answers = self._together(setup, requests, limits)
+        else:
+            answers = self._in_turn(setup, requests, limits, fails)
+        self._late += sum(answer.status == LATE for answer in answers)
+        return answers
+
+    def _together(
+        self, setup: Mapping[str, Any], requests: Sequence[Mapping[str, Any]], limits: Limits
+    ) -> list[Answer]:
+        """Send all requests at once."""
+        result = self._sandbox.run(program("candidate"), stdin=_lines(setup, *requests), limits=limits)
         raise_faults(result)
         if not result.stdout:
             self._see_that_it_works(setup, result)
-        return read_answers(result.stdout, len(asked))
+        return read_answers(result.stdout, len(requests))
+
+    def _in_turn(
+        self,
+        setup: Mapping[str, Any],
+        requests: Sequence[Mapping[str, Any]],
+        limits: Limits,
+        fails: Fails,
+    ) -> list[Answer]:
+        """Send one request after the other, until an answer fails its test."""
+        answers = [NOT_ASKED] * len(requests)
+        session = self._sandbox.open_session(program("candidate"), limits=limits)
+        lines = Lines(session, time.monotonic() + limits.wall_seconds)
+        lines.send(setup)
+        heard = False
+        for request in requests:
+            number = request["id"]
+            said = lines.receive() if lines.send(request) else b""
+            heard |= bool(said)
+            answers[number] = read_answers(said, len(requests))[number]
+            if fails(number, answers[number]):
+                break
+        result = session.close()
+        raise_faults(result)
+        if not heard:
+            self._see_that_it_works(setup, result)
+        return answers
 
     def _see_that_it_works(self, setup: Mapping[str, Any], silent: RunResult) -> None:
         """Tell a program that kept its server from answering from a sandbox in which nothing can answer.
@@ -114,18 +176,29 @@ class Runs:
             said = silent.detail or silent.stderr.decode(errors="replace")
             raise GraderFaultError(f"programs get no answer out of the sandbox: {said[-300:]}")
 
-    def _alone(self, language: Language, code: str, stdin: str) -> Answer:
+    def _one_by_one(
+        self, language: Language, code: str, inputs: Sequence[str], fails: Fails | None
+    ) -> list[Answer]:
         """Run a program in a language that has no server of ours: a sandbox for each input."""
-        if self._deadline.left < _LEAST_SECONDS:
+        answers = [NOT_ASKED] * len(inputs)
+        for place, stdin in enumerate(inputs):
+            answers[place] = self._alone(language, code, stdin)
+            self._late += answers[place].status == LATE
+            if fails is not None and fails(place, answers[place]):
+                break
+        return answers
+
+    def _alone(self, language: Language, code: str, stdin: str) -> Answer:
+        if self._deadline.left < _LEAST_SECONDS or self._late >= self._bounds.patience:
             return GIVEN_UP
         result = self._sandbox.run(
             Program(language, code),
             stdin=stdin.encode(errors="replace"),
-            limits=self.limits(self._bounds.wall_seconds),
+            limits=self.limits(self._bounds.times(hurried=self._late > 0)["wall_seconds"]),
         )
         raise_faults(result)
         if result.outcome is Outcome.TIME_LIMIT:
-            return Answer("late")
+            return Answer(LATE)
         if result.stdout_truncated:
             return Answer("flooded")
         ended = -result.signal if result.signal is not None else result.exit_code
@@ -136,6 +209,14 @@ class Runs:
             output=result.stdout.decode(errors="replace"),
             errors=result.stderr.decode(errors="replace") or result.detail,
         )
+
+
+def _by_place(numbers: Mapping[int, Any], fails: Fails | None) -> Fails | None:
+    """Return the same judgement for places in a list instead of numbers."""
+    if fails is None:
+        return None
+    known = list(numbers)
+    return lambda place, answer: fails(known[place], answer)
 
 
 _FINISHED = frozenset({Outcome.OK, Outcome.NON_ZERO_EXIT})

@@ -1,15 +1,19 @@
 """Test code taken apart: what can be told as calls and expected values, and what has to be run."""
 
 import ast
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from envs.code.asserts import Assertion, free_names, split_assertion, uses
+from envs.code.collecting import Leading, collect, is_test
 from envs.code.item import ItemError
 
 _Kind = Literal["context", "pair", "case", "bare", "dropped"]
 _MODULE = "solution"
+# Of its own, or as in `isnan`: a banana is none.
+_NAN = re.compile(r"(?<![a-z])(?:is)?nan(?![a-z])", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,7 @@ def suite_of_check(source: str, entry: str, preamble: str) -> Suite:
         first=next((_text([step.statement]) for step in steps if step.kind in ("pair", "case")), ""),
         evaluation=lambda: Script(before, [entry, *helpers], script(_evaluating(steps))),
         checking=lambda inline: Script(before, [entry, *helpers], script(_checking(steps, inline))),
-        mentions_nan="nan" in source.lower(),
+        mentions_nan=_mentions_nan(source),
     )
 
 
@@ -148,6 +152,7 @@ def suite_of_list(sources: Sequence[str], setup: str) -> Suite:
     trees = [parsed(source, f"test_list[{number}]") for number, source in enumerate(sources)]
     before = [("setup", setup)] if setup.strip() else []
     names = free_names(trees, [parsed(text, name) for name, text in before])
+    _see_that_each_leads(trees, names)
     numbers = _Numbers()
     entries = [_steps_together(tree.body, names, numbers, numbers.test()) for tree in trees]
     steps = [step for entry in entries for step in entry]
@@ -158,7 +163,7 @@ def suite_of_list(sources: Sequence[str], setup: str) -> Suite:
         shared=False,
         evaluation=lambda: Script(before, (), [("tests", _text(_evaluating(steps)))]),
         checking=lambda inline: Script(before, sorted(names), [("tests", _text(_checking(steps, inline)))]),
-        mentions_nan=any("nan" in source.lower() for source in sources),
+        mentions_nan=any(map(_mentions_nan, sources)),
         first=sources[0].strip() if sources else "",
     )
 
@@ -195,22 +200,22 @@ def suite_of_pytest(source: str, solution: str) -> Suite:
     module_uses_program = any(
         uses(each, names) for each in tree.body if not isinstance(each, ast.FunctionDef | ast.ClassDef)
     )
-    for node in tree.body:
-        for name, function in _test_functions(node):
-            test = numbers.test()
-            plain = name == function.name and not function.decorator_list and not function.args.args
-            if plain and not renamed and not module_uses_program:
-                made = _steps_together(function.body, names, numbers, test)
-                if made[0].kind != "case":
-                    steps[name] = made
-                    continue
-                functions.append((made[0].number, name))
-            else:
-                functions.append((numbers.case(function, test).number, name))
+    tests = collect(tree, names, _MODULE)
+    for name, function in tests:
+        test = numbers.test()
+        plain = name == function.name and not function.decorator_list and not function.args.args
+        if plain and not renamed and not module_uses_program:
+            made = _steps_together(function.body, names, numbers, test)
+            if made[0].kind != "case":
+                steps[name] = made
+                continue
+            functions.append((made[0].number, name))
+        else:
+            functions.append((numbers.case(function, test).number, name))
     if not numbers.tests:
         raise ItemError("the field 'test' has no test function, such as `def test_it(): assert f(1) == 2`")
     owners = {step.number: name for name, made in steps.items() for step in made}
-    context = [each for each in tree.body if not _imports_program(each) and not _is_test(each)]
+    context = [each for each in tree.body if not _imports_program(each) and not is_test(each)]
 
     def evaluation() -> Script:
         made = [
@@ -239,9 +244,9 @@ def suite_of_pytest(source: str, solution: str) -> Suite:
         shared=len(used) > 1,
         evaluation=evaluation,
         checking=checking,
-        mentions_nan="nan" in source.lower(),
+        mentions_nan=_mentions_nan(source),
         classes=_classes(solution, names),
-        first=next(ast.unparse(function) for node in tree.body for _, function in _test_functions(node)),
+        first=ast.unparse(tests[0][1]),
     )
 
 
@@ -250,6 +255,10 @@ def _classes(solution: str, names: frozenset[str]) -> frozenset[str]:
         tree = parsed(solution, "solution")
         return frozenset(each.name for each in tree.body if isinstance(each, ast.ClassDef))
     return frozenset(name for name in names if name[:1].isupper())
+
+
+def _mentions_nan(source: str) -> bool:
+    return _NAN.search(source) is not None
 
 
 def parsed(source: str, what: str) -> ast.Module:
@@ -274,13 +283,28 @@ def readable(source: str) -> bool:
 
 
 def _steps_of_check(body: Sequence[ast.stmt], names: frozenset[str], numbers: _Numbers) -> list[_Step]:
-    """Sort statements of which each assertion, or loop of assertions, is a test of its own."""
+    """Sort statements of which each assertion, or loop of assertions, is a test of its own.
+
+    Raises:
+        ItemError: Assertions stand in a function that is never called.
+    """
     steps, depends = [], False
+    asserting: set[str] = set()
+    waiting: set[str] = set()
     for statement in body:
         mentions = uses(statement, names)
+        waiting -= {name for name in waiting if uses(statement, frozenset({name}))}
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            # What it says of the program it says where it is called.
+            steps.append(_Step("bare" if mentions else "context", statement))
+            if mentions:
+                names |= {statement.name}
+            if mentions and _asserts(statement, asserting):
+                asserting.add(statement.name)
+                waiting.add(statement.name)
+            continue
         if not isinstance(statement, ast.Assert):
-            asserts = any(isinstance(node, ast.Assert) for node in ast.walk(statement))
-            if asserts and (mentions or depends):
+            if _asserts(statement, asserting) and (mentions or depends):
                 steps.append(numbers.case(statement, numbers.test()))
                 depends = True
             else:
@@ -293,9 +317,31 @@ def _steps_of_check(body: Sequence[ast.stmt], names: frozenset[str], numbers: _N
         elif mentions or depends:
             steps.append(numbers.case(statement, numbers.test()))
         else:
-            # It says nothing about the program.
+            # It says nothing about the program: items of HumanEval have such lines beside their tests.
             steps.append(_Step("dropped", statement))
+    if waiting:
+        raise ItemError(f"the tests in {min(waiting)} are never run: nothing calls it")
     return steps
+
+
+def _asserts(statement: ast.stmt, asserting: Collection[str]) -> bool:
+    """Tell whether a statement asserts something, by itself or by a function that does."""
+    return any(isinstance(node, ast.Assert) for node in ast.walk(statement)) or uses(
+        statement, frozenset(asserting)
+    )
+
+
+def _see_that_each_leads(trees: Sequence[ast.Module], names: frozenset[str]) -> None:
+    """Refuse a list of tests of which one says nothing about the program, and would be passed by any.
+
+    Raises:
+        ItemError: It names that entry.
+    """
+    about = Leading(names)
+    about.follow([statement for tree in trees for statement in tree.body])
+    for number, tree in enumerate(trees):
+        if not about.leads(tree):
+            raise ItemError(f"the test test_list[{number}] says nothing about the program")
 
 
 def _steps_together(
@@ -356,23 +402,6 @@ def _guarded(number: int, statement: ast.stmt) -> ast.stmt:
 
 def _text(body: Sequence[ast.stmt]) -> str:
     return ast.unparse(ast.fix_missing_locations(ast.Module(list(body), [])))
-
-
-def _test_functions(node: ast.stmt) -> list[tuple[str, ast.FunctionDef]]:
-    """Return the test functions of a statement of a test file, with their names."""
-    if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
-        return [(node.name, node)]
-    if isinstance(node, ast.ClassDef) and _is_test(node):
-        methods = [each for each in node.body if isinstance(each, ast.FunctionDef)]
-        return [(f"{node.name}.{each.name}", each) for each in methods if each.name.startswith("test")]
-    return []
-
-
-def _is_test(node: ast.stmt) -> bool:
-    if isinstance(node, ast.ClassDef):
-        bases = {ast.unparse(each) for each in node.bases}
-        return node.name.startswith("Test") or bool(bases & {"unittest.TestCase", "TestCase"})
-    return isinstance(node, ast.FunctionDef) and node.name.startswith("test")
 
 
 def _imports_program(node: ast.stmt) -> bool:

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import Annotated, Any, Unpack
 
-from envs.text_game import GAME_KWARGS, GameKwargs, Move, NamedGame, Refusal
+from pydantic import Field
+
+from envs.text_game import GameKwargs, Move, NamedGame, Refusal
 
 NAMES = ("Phoenix", "Dragon", "Tortoise", "Fox", "Raven", "Bear", "Otter", "Lynx")
 _STORIES: Mapping[float, str] = {
@@ -36,13 +38,6 @@ class BanditEnv(NamedGame):
     An episode is solved if more than half of its pulls were of the arm that pays most on average; that one pays 0.7 to
     1 a pull, the others at most 0.5.
 
-    Args:
-        arms: How many there are.
-        pulls: After so many the episode is over.
-        stories: Whether the instruction tells how often each arm pays.
-        max_episode_steps: Steps after which the episode is truncated, pulls and others.
-        **common: As of `TextGame`.
-
     Raises:
         ValueError: If an argument makes no sense.
     """
@@ -52,32 +47,22 @@ class BanditEnv(NamedGame):
         "max_episode_steps": 40,
         "metrics": {**NamedGame.metadata["metrics"], "regret": "last"},
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "arms": {"type": "integer", "minimum": 2, "maximum": len(NAMES)},
-            "pulls": {"type": "integer", "minimum": 1, "maximum": 1_000},
-            "stories": {"type": "boolean"},
-            **GAME_KWARGS,
-        },
-    }
 
     def __init__(
         self,
         *,
-        arms: int = 5,
-        pulls: int = 20,
-        stories: bool = True,
-        max_episode_steps: int = 40,
+        arms: Annotated[int, Field(ge=2, le=len(NAMES), description="How many there are.")] = 5,
+        pulls: Annotated[int, Field(ge=1, le=1000, description="After so many the episode is over.")] = 20,
+        stories: Annotated[
+            bool, Field(description="Whether the instruction tells how often each arm pays.")
+        ] = True,
+        max_episode_steps: Annotated[
+            int, Field(ge=1, description="Steps after which the episode is truncated, pulls and others.")
+        ] = 40,
         **common: Unpack[GameKwargs],
     ) -> None:
-        if not 2 <= arms <= len(NAMES):
-            raise ValueError(f"arms must be between 2 and {len(NAMES)}, not {arms}")
-        if not 1 <= pulls <= max_episode_steps:
-            raise ValueError(
-                f"pulls must be between 1 and max_episode_steps ({max_episode_steps}), not {pulls}"
-            )
+        if pulls > max_episode_steps:
+            raise ValueError(f"pulls must be at most max_episode_steps ({max_episode_steps}), not {pulls}")
         super().__init__(NAMES[:arms], max_episode_steps=max_episode_steps, **common)
         self._pulls = pulls
         self._tells_stories = stories

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, ClassVar, Unpack
+from typing import Annotated, Any, Unpack
 
-from envs.text_game import GAME_KWARGS, GameKwargs, Move, NamedGame
+from pydantic import Field
+
+from envs.text_game import GameKwargs, Move, NamedGame, StepLimit
 
 ACTIONS = ("Hit", "Stick")
 _HIT = 0
@@ -16,12 +18,6 @@ _DEALER_STANDS = 17
 class BlackjackEnv(NamedGame):
     """Cards from an infinite deck; the dealer draws to 17. The defaults are those of the registered Blackjack-v1.
 
-    Args:
-        natural: Whether a win with an ace and a ten pays 1.5.
-        sab: The rules of Sutton and Barto: a natural wins against all but another; `natural` plays no part then.
-        max_episode_steps: Steps after which the episode is truncated.
-        **common: As of `TextGame`.
-
     Raises:
         ValueError: If an argument makes no sense.
     """
@@ -30,18 +26,21 @@ class BlackjackEnv(NamedGame):
         "description": "One hand of blackjack against the dealer.",
         "max_episode_steps": 20,
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {"natural": {"type": "boolean"}, "sab": {"type": "boolean"}, **GAME_KWARGS},
-    }
 
     def __init__(
         self,
         *,
-        natural: bool = False,
-        sab: bool = True,
-        max_episode_steps: int = 20,
+        natural: Annotated[bool, Field(description="Whether a win with an ace and a ten pays 1.5.")] = False,
+        sab: Annotated[
+            bool,
+            Field(
+                description=(
+                    "The rules of Sutton and Barto: a natural wins against all but another; `natural` "
+                    "plays no part then."
+                )
+            ),
+        ] = True,
+        max_episode_steps: StepLimit = 20,
         **common: Unpack[GameKwargs],
     ) -> None:
         super().__init__(ACTIONS, max_episode_steps=max_episode_steps, **common)

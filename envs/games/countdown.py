@@ -1,16 +1,17 @@
 """Countdown-v0: make a target out of some numbers, each used once."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple, Unpack
+from typing import Annotated, Any, NamedTuple, Unpack
 
 import numpy as np
+from pydantic import Field
 
 from envs.games.countdown_numbers import ExpressionError, draw_sum, evaluate, solve, take_apart
-from envs.splits import Split, checked_split, split_of_text
-from envs.text_game import GAME_KWARGS, GameKwargs, Move, Refusal, TextGame
+from envs.splits import SPLIT, Split, checked_split, split_of_text
+from envs.text_game import GameKwargs, Move, Refusal, TextGame
 
 # About twenty milliseconds: whoever shares the process waits.
 _TRIES, _BUILT = 400, 200
@@ -23,15 +24,6 @@ class CountdownEnv(TextGame[str]):
 
     Values are exact: a division need not come out even on the way. Each task has a solution.
 
-    Args:
-        count: Numbers of a task.
-        largest: The largest number.
-        target: Least and greatest target.
-        use_all: Whether each number has to be used, or some may be left.
-        split: Only tasks of this split, by content.
-        max_episode_steps: Attempts.
-        **common: As of `TextGame`.
-
     Raises:
         ValueError: If an argument makes no sense.
     """
@@ -40,33 +32,23 @@ class CountdownEnv(TextGame[str]):
         "description": "Make a target out of given numbers with + - * / and parentheses.",
         "max_episode_steps": 5,
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "count": {"type": "integer", "minimum": 2, "maximum": _MOST_NUMBERS},
-            "largest": {"type": "integer", "minimum": 2, "maximum": _LARGEST},
-            "target": {
-                "type": "array",
-                "items": {"type": "integer", "minimum": 1, "maximum": _LARGEST},
-                "minItems": 2,
-                "maxItems": 2,
-            },
-            "use_all": {"type": "boolean"},
-            "split": {"enum": ["train", "valid", "test", None]},
-            **GAME_KWARGS,
-        },
-    }
 
     def __init__(
         self,
         *,
-        count: int = 4,
-        largest: int = 20,
-        target: tuple[int, int] | list[int] = (10, 100),
-        use_all: bool = True,
-        split: str | None = None,
-        max_episode_steps: int = 5,
+        count: Annotated[int, Field(ge=2, le=_MOST_NUMBERS, description="Numbers of a task.")] = 4,
+        largest: Annotated[int, Field(ge=2, le=_LARGEST, description="The largest number.")] = 20,
+        target: Annotated[
+            Sequence[Annotated[int, Field(ge=1, le=_LARGEST)]],
+            Field(min_length=2, max_length=2, description="Least and greatest target."),
+        ] = (10, 100),
+        use_all: Annotated[
+            bool, Field(description="Whether each number has to be used, or some may be left.")
+        ] = True,
+        split: Annotated[
+            str | None, SPLIT, Field(description="Only tasks of this split, by content.")
+        ] = None,
+        max_episode_steps: Annotated[int, Field(ge=1, description="Attempts.")] = 5,
         **common: Unpack[GameKwargs],
     ) -> None:
         super().__init__(
@@ -75,14 +57,8 @@ class CountdownEnv(TextGame[str]):
             max_episode_steps=max_episode_steps,
             **common,
         )
-        if not 2 <= count <= _MOST_NUMBERS:
-            raise ValueError(f"count must be between 2 and {_MOST_NUMBERS}, not {count}")
-        if not 2 <= largest <= _LARGEST:
-            raise ValueError(f"largest must be between 2 and {_LARGEST}, not {largest}")
-        if len(target) != 2 or not 1 <= target[0] <= target[1] <= _LARGEST:
-            raise ValueError(
-                f"target must be its least and its greatest value, from 1 to {_LARGEST}, not {target}"
-            )
+        if target[0] > target[1]:
+            raise ValueError(f"target must be its least and its greatest value, not {target}")
         self._count = count
         self._largest = largest
         self._targets = (int(target[0]), int(target[1]))

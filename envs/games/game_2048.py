@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar, Unpack
+from typing import Annotated, Any, Unpack
 
-from envs.text_game import GAME_KWARGS, GameKwargs, Move, NamedGame, Refusal
+from pydantic import Field
+
+from envs.kwargs import OneOf
+from envs.text_game import GameKwargs, Move, NamedGame, Refusal
 
 ACTIONS = ("Up", "Down", "Left", "Right")
 _FOUR_PROBABILITY = 0.1
@@ -16,12 +19,6 @@ Grid = tuple[tuple[int, ...], ...]
 class Game2048Env(NamedGame):
     """The rules and points of 2048: a merge pays the tile that it makes.
 
-    Args:
-        size: Rows and columns.
-        target: The tile that ends the game with success; a power of two.
-        max_episode_steps: Moves, after which the episode is truncated.
-        **common: As of `TextGame`.
-
     Raises:
         ValueError: If an argument makes no sense.
     """
@@ -32,29 +29,22 @@ class Game2048Env(NamedGame):
         "expert": False,
         "metrics": {**NamedGame.metadata["metrics"], "largest_tile": "last"},
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "size": {"type": "integer", "minimum": 2, "maximum": 6},
-            "target": {"enum": [2**power for power in range(3, 18)]},
-            **GAME_KWARGS,
-        },
-    }
 
     def __init__(
         self,
         *,
-        size: int = 4,
-        target: int = 2048,
-        max_episode_steps: int = 2_000,
+        size: Annotated[int, Field(ge=2, le=6, description="Rows and columns.")] = 4,
+        target: Annotated[
+            int,
+            OneOf(*[2**power for power in range(3, 18)]),
+            Field(description="The tile that ends the game with success; a power of two."),
+        ] = 2048,
+        max_episode_steps: Annotated[
+            int, Field(ge=1, description="Moves, after which the episode is truncated.")
+        ] = 2000,
         **common: Unpack[GameKwargs],
     ) -> None:
         super().__init__(ACTIONS, max_episode_steps=max_episode_steps, **common)
-        if not 2 <= size <= 6:
-            raise ValueError(f"size must be between 2 and 6, not {size}")
-        if target not in [2**power for power in range(3, 18)]:
-            raise ValueError(f"target must be a power of two from 8 to 131072, not {target}")
         self._target = target
         self._grid: Grid = ((0,) * size,) * size
         self._size = size

@@ -1,21 +1,17 @@
 """GuessNumber-v0: find a hidden number; each guess is told higher or lower."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Unpack
+from typing import Annotated, Any, Unpack
 
-from envs.text_game import GAME_KWARGS, GameKwargs, Move, Refusal, TextGame, read_numbers
+from pydantic import Field
+
+from envs.text_game import GameKwargs, Move, Refusal, TextGame, read_numbers
 
 _LARGEST = 10**9
 
 
 class GuessNumberEnv(TextGame[int]):
     """A hidden whole number. Who always guesses the middle needs no more than `optimal_steps` guesses.
-
-    Args:
-        low: The least number that it may be.
-        high: The greatest.
-        max_episode_steps: Guesses.
-        **common: As of `TextGame`.
 
     Raises:
         ValueError: If an argument makes no sense.
@@ -25,24 +21,20 @@ class GuessNumberEnv(TextGame[int]):
         "description": "Find a hidden number; each guess is told higher or lower.",
         "max_episode_steps": 10,
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "low": {"type": "integer", "minimum": 0, "maximum": _LARGEST - 1},
-            "high": {"type": "integer", "minimum": 1, "maximum": _LARGEST - 1},
-            **GAME_KWARGS,
-        },
-    }
 
     def __init__(
-        self, *, low: int = 1, high: int = 100, max_episode_steps: int = 10, **common: Unpack[GameKwargs]
+        self,
+        *,
+        low: Annotated[int, Field(ge=0, le=_LARGEST - 1, description="The least number that it may be.")] = 1,
+        high: Annotated[int, Field(ge=1, le=_LARGEST - 1, description="The greatest.")] = 100,
+        max_episode_steps: Annotated[int, Field(ge=1, description="Guesses.")] = 10,
+        **common: Unpack[GameKwargs],
     ) -> None:
         super().__init__(
             f"a number from {low} to {high}", str(high), max_episode_steps=max_episode_steps, **common
         )
-        if not 0 <= low < high < _LARGEST:
-            raise ValueError(f"low and high must be 0 <= low < high < {_LARGEST}, not {low} and {high}")
+        if low >= high:
+            raise ValueError(f"low must be below high, not {low} and {high}")
         self._bounds = (low, high)
         self._low, self._high = low, high
         self._secret = low

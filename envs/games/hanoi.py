@@ -1,10 +1,12 @@
 """TowerOfHanoi-v0: bring all disks to peg C, one at a time, none on a smaller one; from any start."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Unpack
+from typing import Annotated, Any, Unpack
 
-from envs.splits import checked_split, split_of_text
-from envs.text_game import GAME_KWARGS, GameKwargs, Move, Refusal, TextGame
+from pydantic import Field
+
+from envs.splits import SPLIT, checked_split, split_of_text
+from envs.text_game import GameKwargs, Move, Refusal, TextGame
 
 PEGS = "ABC"
 _TARGET = 2
@@ -17,14 +19,6 @@ Pegs = tuple[int, ...]
 class TowerOfHanoiEnv(TextGame[tuple[int, int]]):
     """Disks on three pegs.
 
-    Args:
-        disks: How many there are.
-        random_start: Begin with the disks anywhere, rather than all on peg A.
-        min_moves: Fewest moves from the start to the goal, at least.
-        split: Only random starts of this split, by content.
-        max_episode_steps: Moves, after which the episode is truncated.
-        **common: As of `TextGame`.
-
     Raises:
         ValueError: If an argument makes no sense.
     """
@@ -33,35 +27,28 @@ class TowerOfHanoiEnv(TextGame[tuple[int, int]]):
         "description": "Bring all disks to peg C, one at a time, none on a smaller one.",
         "max_episode_steps": 50,
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "disks": {"type": "integer", "minimum": 1, "maximum": 10},
-            "random_start": {"type": "boolean"},
-            "min_moves": {"type": "integer", "minimum": 1},
-            "split": {"enum": ["train", "valid", "test", None]},
-            **GAME_KWARGS,
-        },
-    }
 
     def __init__(
         self,
         *,
-        disks: int = 3,
-        random_start: bool = True,
-        min_moves: int = 1,
-        split: str | None = None,
-        max_episode_steps: int = 50,
+        disks: Annotated[int, Field(ge=1, le=10, description="How many there are.")] = 3,
+        random_start: Annotated[
+            bool, Field(description="Begin with the disks anywhere, rather than all on peg A.")
+        ] = True,
+        min_moves: Annotated[
+            int, Field(ge=1, description="Fewest moves from the start to the goal, at least.")
+        ] = 1,
+        split: Annotated[
+            str | None, SPLIT, Field(description="Only random starts of this split, by content.")
+        ] = None,
+        max_episode_steps: Annotated[
+            int, Field(ge=1, description="Moves, after which the episode is truncated.")
+        ] = 50,
         **common: Unpack[GameKwargs],
     ) -> None:
         super().__init__("two pegs, from and to", "A C", max_episode_steps=max_episode_steps, **common)
-        if not 1 <= disks <= 10:
-            raise ValueError(f"disks must be between 1 and 10, not {disks}")
-        if not 1 <= min_moves < 2**disks:
-            raise ValueError(
-                f"min_moves must be between 1 and {2**disks - 1} for {disks} disks, not {min_moves}"
-            )
+        if min_moves >= 2**disks:
+            raise ValueError(f"min_moves must be at most {2**disks - 1} for {disks} disks, not {min_moves}")
         if split is not None and not random_start:
             raise ValueError("split is for random starts: set random_start to true, or leave split out")
         self._disks = disks

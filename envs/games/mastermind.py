@@ -3,12 +3,13 @@
 import re
 from collections.abc import Mapping, Sequence
 from itertools import permutations, product
-from typing import Any, ClassVar, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from envs.text_game import GAME_KWARGS, GameKwargs, Move, Refusal, TextGame
+from envs.text_game import GameKwargs, Move, Refusal, TextGame
 
 _MOST_CODES = 100_000
 _CODE = re.compile(r"[1-9](?:[\s,;]?\s?[1-9]){0,7}", re.ASCII)
@@ -19,13 +20,6 @@ Code = tuple[int, ...]
 class MastermindEnv(TextGame[Code]):
     """A hidden code of digits.
 
-    Args:
-        length: Digits of the code.
-        colours: The digits are 1 to this.
-        duplicates: Whether a digit may occur more than once.
-        max_episode_steps: Guesses.
-        **common: As of `TextGame`.
-
     Raises:
         ValueError: If an argument makes no sense.
     """
@@ -34,24 +28,14 @@ class MastermindEnv(TextGame[Code]):
         "description": "Find a hidden code from what each guess has right.",
         "max_episode_steps": 12,
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "length": {"type": "integer", "minimum": 1, "maximum": 8},
-            "colours": {"type": "integer", "minimum": 2, "maximum": 9},
-            "duplicates": {"type": "boolean"},
-            **GAME_KWARGS,
-        },
-    }
 
     def __init__(
         self,
         *,
-        length: int = 4,
-        colours: int = 6,
-        duplicates: bool = True,
-        max_episode_steps: int = 12,
+        length: Annotated[int, Field(ge=1, le=8, description="Digits of the code.")] = 4,
+        colours: Annotated[int, Field(ge=2, le=9, description="The digits are 1 to this.")] = 6,
+        duplicates: Annotated[bool, Field(description="Whether a digit may occur more than once.")] = True,
+        max_episode_steps: Annotated[int, Field(ge=1, description="Guesses.")] = 12,
         **common: Unpack[GameKwargs],
     ) -> None:
         super().__init__(
@@ -60,10 +44,10 @@ class MastermindEnv(TextGame[Code]):
             max_episode_steps=max_episode_steps,
             **common,
         )
-        if not 1 <= length <= 8 or not 2 <= colours <= 9 or colours**length > _MOST_CODES:
+        if colours**length > _MOST_CODES:
             raise ValueError(
-                f"length must be from 1 to 8 and colours from 2 to 9, with at most {_MOST_CODES} codes, not {length} "
-                f"and {colours}: shorten the code, or take fewer colours"
+                f"length {length} and colours {colours} make more than {_MOST_CODES} codes: shorten the code, or take "
+                "fewer colours"
             )
         if not duplicates and colours < length:
             raise ValueError(f"{length} different digits need as many colours; there are {colours}")

@@ -1,15 +1,17 @@
 """Maze-v0: find the way through a maze that is drawn, or told by coordinates."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from envs.games.maze_maps import Cell, Maze, draw_maze, longest_way
-from envs.grid import GRID_KWARGS, GridGame
-from envs.splits import checked_split
-from envs.text_game import GameKwargs, Move, Refusal
+from envs.grid import GridGame
+from envs.kwargs import OneOf
+from envs.splits import SPLIT, checked_split
+from envs.text_game import GameKwargs, Move, Refusal, StepLimit
 
 ACTIONS = ("Up", "Down", "Left", "Right")
 _SHOWN = ("map", "coordinates", "both")
@@ -21,16 +23,6 @@ _FEW_MAZES = 3
 class MazeEnv(GridGame):
     """Cells with walls between them.
 
-    Args:
-        size: Rows and columns of cells.
-        loops: Share of the walls that are broken through, so that there are several ways; 0 for exactly one.
-        min_path: Shortest way from start to goal, at least.
-        max_path: And at most.
-        show: What the policy sees: the `map`, `coordinates` with the open ways, or `both`.
-        split: Only mazes of this split, by content.
-        max_episode_steps: Steps after which the episode is truncated.
-        **common: As of `TextGame`.
-
     Raises:
         ValueError: If an argument makes no sense.
     """
@@ -39,37 +31,39 @@ class MazeEnv(GridGame):
         "description": "Find the way through a maze.",
         "max_episode_steps": 100,
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "size": {"type": "integer", "minimum": 2, "maximum": 20},
-            "loops": {"type": "number", "minimum": 0, "maximum": 1},
-            "min_path": {"type": "integer", "minimum": 1},
-            "max_path": {"type": ["integer", "null"], "minimum": 1},
-            "show": {"enum": list(_SHOWN)},
-            **GRID_KWARGS,
-        },
-    }
 
     def __init__(
         self,
         *,
-        size: int = 5,
-        loops: float = 0.0,
-        min_path: int = 3,
-        max_path: int | None = None,
-        show: str = "map",
-        split: str | None = None,
-        max_episode_steps: int = 100,
+        size: Annotated[int, Field(ge=2, le=20, description="Rows and columns of cells.")] = 5,
+        loops: Annotated[
+            float,
+            Field(
+                ge=0,
+                le=1,
+                description=(
+                    "Share of the walls that are broken through, so that there are several ways; 0 for "
+                    "exactly one."
+                ),
+            ),
+        ] = 0.0,
+        min_path: Annotated[int, Field(ge=1, description="Shortest way from start to goal, at least.")] = 3,
+        max_path: Annotated[int | None, Field(ge=1, description="And at most.")] = None,
+        show: Annotated[
+            str,
+            OneOf(*_SHOWN),
+            Field(
+                description="What the policy sees: the `map`, `coordinates` with the open ways, or `both`."
+            ),
+        ] = "map",
+        split: Annotated[
+            str | None, SPLIT, Field(description="Only mazes of this split, by content.")
+        ] = None,
+        max_episode_steps: StepLimit = 100,
         **common: Unpack[GameKwargs],
     ) -> None:
         super().__init__(ACTIONS, max_episode_steps=max_episode_steps, **common)
-        if not 2 <= size <= 20:
-            raise ValueError(f"size must be between 2 and 20, not {size}")
-        if not 0.0 <= loops <= 1.0:
-            raise ValueError(f"loops must be between 0 and 1, not {loops}")
-        if not 1 <= min_path < size * size or (max_path is not None and max_path < min_path):
+        if not min_path < size * size or (max_path is not None and max_path < min_path):
             raise ValueError(
                 f"1 <= min_path <= max_path is needed, and a way on the maze, not {min_path} and {max_path}"
             )
@@ -78,8 +72,6 @@ class MazeEnv(GridGame):
                 f"mazes of size {size} with loops {loops} have ways of at most {most} steps: loosen min_path "
                 f"{min_path}, or take fewer loops"
             )
-        if show not in _SHOWN:
-            raise ValueError(f"show must be one of {', '.join(_SHOWN)}, not {show!r}")
         self._size = size
         self._difficulty: dict[str, Any] = {"loops": loops, "min_path": min_path, "max_path": max_path}
         self._show = show

@@ -1,12 +1,14 @@
 """Minesweeper-v0: open all cells without mines; numbers say how many mines are beside a cell."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Unpack
+from typing import Annotated, Any, Unpack
+
+from pydantic import Field
 
 from envs.games.minefield import Minefield, draw_minefield
 from envs.games.minesweeper_solver import Effort, TooHardError, guessed_chances, mine_chances
-from envs.splits import checked_split
-from envs.text_game import GAME_KWARGS, GameKwargs, Move, Refusal, TextGame, read_numbers
+from envs.splits import SPLIT, checked_split
+from envs.text_game import GameKwargs, Move, Refusal, StepLimit, TextGame, read_numbers
 
 _VERBS = ("reveal", "flag")
 _MOST = 16
@@ -18,15 +20,6 @@ _DENSEST = {True: 0.2, False: 0.5}
 class MinesweeperEnv(TextGame[tuple[str, int]]):
     """A minefield that is laid when the first cell is revealed, which therefore is safe, and so are those beside it.
 
-    Args:
-        rows: Rows of the field.
-        columns: Columns of the field.
-        mines: Mines in it.
-        solvable: Only fields that can be cleared by reasoning alone from the first cell on, without a guess.
-        split: Only fields of this split, by content.
-        max_episode_steps: Steps after which the episode is truncated.
-        **common: As of `TextGame`.
-
     Raises:
         ValueError: If an argument makes no sense.
     """
@@ -35,39 +28,35 @@ class MinesweeperEnv(TextGame[tuple[str, int]]):
         "description": "Open all cells without mines.",
         "max_episode_steps": 100,
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "rows": {"type": "integer", "minimum": 4, "maximum": _MOST},
-            "columns": {"type": "integer", "minimum": 4, "maximum": _MOST},
-            "mines": {"type": "integer", "minimum": 1},
-            "solvable": {"type": "boolean"},
-            "split": {"enum": ["train", "valid", "test", None]},
-            **GAME_KWARGS,
-        },
-    }
 
     def __init__(
         self,
         *,
-        rows: int = 6,
-        columns: int = 6,
-        mines: int = 5,
-        solvable: bool = True,
-        split: str | None = None,
-        max_episode_steps: int = 100,
+        rows: Annotated[int, Field(ge=4, le=_MOST, description="Rows of the field.")] = 6,
+        columns: Annotated[int, Field(ge=4, le=_MOST, description="Columns of the field.")] = 6,
+        mines: Annotated[int, Field(ge=1, description="Mines in it.")] = 5,
+        solvable: Annotated[
+            bool,
+            Field(
+                description=(
+                    "Only fields that can be cleared by reasoning alone from the first cell on, without a"
+                    " guess."
+                )
+            ),
+        ] = True,
+        split: Annotated[
+            str | None, SPLIT, Field(description="Only fields of this split, by content.")
+        ] = None,
+        max_episode_steps: StepLimit = 100,
         **common: Unpack[GameKwargs],
     ) -> None:
         super().__init__(
             "reveal ROW COLUMN, flag ROW COLUMN", "reveal 2 3", max_episode_steps=max_episode_steps, **common
         )
-        if not (4 <= rows <= _MOST and 4 <= columns <= _MOST):
-            raise ValueError(f"rows and columns must be between 4 and {_MOST}, not {rows} and {columns}")
         most = int(rows * columns * _DENSEST[solvable])
-        if not 1 <= mines <= most:
+        if mines > most:
             raise ValueError(
-                f"mines must be between 1 and {most} on {rows}x{columns} cells with solvable={solvable}, not {mines}"
+                f"mines must be at most {most} on {rows}x{columns} cells with solvable={solvable}, not {mines}"
             )
         self._height, self._width = rows, columns
         self._mines = mines

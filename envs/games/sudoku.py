@@ -1,7 +1,9 @@
 """Sudoku-v0: fill a grid so that each number stands once in every row, column and box."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Unpack
+from typing import Annotated, Any, Unpack
+
+from pydantic import Field
 
 from envs.games.sudoku_grids import (
     BOXES,
@@ -14,8 +16,9 @@ from envs.games.sudoku_grids import (
     peers,
     shuffled,
 )
-from envs.splits import checked_split, split_of_text
-from envs.text_game import GAME_KWARGS, GameKwargs, Move, Refusal, TextGame, read_numbers
+from envs.kwargs import OneOf
+from envs.splits import SPLIT, checked_split, split_of_text
+from envs.text_game import GameKwargs, Move, Refusal, TextGame, read_numbers
 
 _CLUES = {4: (4, 15, 8), 9: (24, 80, 40)}
 _TRIES = {4: 40, 9: 1}
@@ -27,13 +30,6 @@ _SHUFFLES = 60
 class SudokuEnv(TextGame[tuple[int, int]]):
     """A puzzle with one solution. Any number may be written into any cell that is not given, and over another one.
 
-    Args:
-        size: Side of the grid, 4 or 9.
-        clues: Numbers that are given, the fewer the harder; 8 of 16 or 40 of 81 if None.
-        split: Only puzzles of this split, by content.
-        max_episode_steps: Numbers written, after which the episode is truncated.
-        **common: As of `TextGame`.
-
     Raises:
         ValueError: If an argument makes no sense.
     """
@@ -42,29 +38,28 @@ class SudokuEnv(TextGame[tuple[int, int]]):
         "description": "Fill a grid so that each number stands once in every row, column and box.",
         "max_episode_steps": 100,
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "size": {"enum": list(BOXES)},
-            "clues": {"type": ["integer", "null"], "minimum": 4, "maximum": 80},
-            "split": {"enum": ["train", "valid", "test", None]},
-            **GAME_KWARGS,
-        },
-    }
 
     def __init__(
         self,
         *,
-        size: int = 4,
-        clues: int | None = None,
-        split: str | None = None,
-        max_episode_steps: int = 100,
+        size: Annotated[int, OneOf(*BOXES), Field(description="Side of the grid, 4 or 9.")] = 4,
+        clues: Annotated[
+            int | None,
+            Field(
+                ge=4,
+                le=80,
+                description="Numbers that are given, the fewer the harder; 8 of 16 or 40 of 81 if null.",
+            ),
+        ] = None,
+        split: Annotated[
+            str | None, SPLIT, Field(description="Only puzzles of this split, by content.")
+        ] = None,
+        max_episode_steps: Annotated[
+            int, Field(ge=1, description="Numbers written, after which the episode is truncated.")
+        ] = 100,
         **common: Unpack[GameKwargs],
     ) -> None:
         super().__init__("row column number", "1 2 3", max_episode_steps=max_episode_steps, **common)
-        if size not in BOXES:
-            raise ValueError(f"size must be 4 or 9, not {size}")
         fewest, most, usual = _CLUES[size]
         self._clues = usual if clues is None else clues
         if not fewest <= self._clues <= most:

@@ -1,17 +1,20 @@
 """Sokoban-v0: push every box onto a target. Rules and rewards are those of gym-sokoban."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from envs.grid import GRID_KWARGS, GridGame, Move
+from envs.grid import GridGame, Move
+from envs.kwargs import OPERATOR, OneOf
 from envs.sokoban.bank import LevelBank, load_bank
 from envs.sokoban.board import ACTIONS, Level, parse_level
 from envs.sokoban.generator import Difficulty, GeneratedLevel, example_level, generate
 from envs.sokoban.solver import SearchLimitError, push_distances, solve
-from envs.splits import checked_split
+from envs.splits import SPLIT, checked_split
+from envs.text_game import GameKwargs, StepLimit
 
 VOCABULARIES: Mapping[str, Mapping[str, str]] = {
     "xsb": {symbol: symbol for symbol in "#@+$*. "},
@@ -41,28 +44,11 @@ _COLOURS = {
 }
 _CELL = 16
 # About thirty milliseconds. A level may come from a client, and whoever shares the process waits meanwhile.
-_MAX_STATES = 5_000
+_MAX_STATES = 8_000
 
 
 class SokobanEnv(GridGame):
     """Boxes, targets and one who can only push.
-
-    Args:
-        size: Rows and columns of a generated level, walls included.
-        boxes: Boxes of a generated level.
-        min_moves: Fewest moves of an optimal solution.
-        max_moves: Most moves of an optimal solution.
-        level: One level as XSB text; wins over size and difficulty, and over level files.
-        levels_file: A level file, which levels are drawn from in place of the generator; wins over size and difficulty.
-        data_dir: A directory of level files, in the same way.
-        split: Only levels of this split, by content up to symmetry; None for any.
-        vocabulary: How cells are drawn: "xsb", "ragen" or "letters"; the profile's own if None.
-        dead_squares: Report in `info` the cells that a box can never leave for a target.
-        max_episode_steps: Steps after which the episode is truncated.
-        profile: How boards are shown and replies are read.
-        format_penalty: Added to the reward of an unreadable reply; the profile's own if None.
-        max_actions_per_turn: Actions that one reply may name, separated by `||`.
-        render_mode: "ansi" or "rgb_array".
 
     Raises:
         ValueError: If an argument makes no sense.
@@ -72,63 +58,68 @@ class SokobanEnv(GridGame):
         "description": "Push every box onto a target; boxes cannot be pulled.",
         "max_episode_steps": 120,
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "size": {
-                "type": "array",
-                "items": {"type": "integer", "minimum": 4, "maximum": 20},
-                "minItems": 2,
-                "maxItems": 2,
-            },
-            "boxes": {"type": "integer", "minimum": 1, "maximum": 6},
-            "min_moves": {"type": "integer", "minimum": 1},
-            "max_moves": {"type": ["integer", "null"], "minimum": 1},
-            "level": {"type": ["string", "null"]},
-            "vocabulary": {"enum": [*VOCABULARIES, None]},
-            "dead_squares": {"type": "boolean"},
-            **GRID_KWARGS,
-        },
-    }
-    operator_kwargs: ClassVar[frozenset[str]] = frozenset({"levels_file", "data_dir"})
 
     def __init__(
         self,
         *,
-        size: Sequence[int] = (6, 6),
-        boxes: int = 1,
-        min_moves: int = 1,
-        max_moves: int | None = None,
-        level: str | None = None,
-        levels_file: str | None = None,
-        data_dir: str | None = None,
-        split: str | None = "train",
-        vocabulary: str | None = None,
-        dead_squares: bool = False,
-        max_episode_steps: int = 120,
-        profile: str = "native",
-        format_penalty: float | None = None,
-        max_actions_per_turn: int = 1,
-        render_mode: str | None = None,
+        size: Annotated[
+            Sequence[Annotated[int, Field(ge=4, le=20)]],
+            Field(
+                min_length=2,
+                max_length=2,
+                description="Rows and columns of a generated level, walls included.",
+            ),
+        ] = (6, 6),
+        boxes: Annotated[int, Field(ge=1, le=6, description="Boxes of a generated level.")] = 1,
+        min_moves: Annotated[int, Field(ge=1, description="Fewest moves of an optimal solution.")] = 1,
+        max_moves: Annotated[
+            int | None, Field(ge=1, description="Most moves of an optimal solution.")
+        ] = None,
+        level: Annotated[
+            str | None,
+            Field(description="One level as XSB text; wins over size and difficulty, and over level files."),
+        ] = None,
+        levels_file: Annotated[
+            str | None,
+            OPERATOR,
+            Field(
+                description=(
+                    "A level file, which levels are drawn from in place of the generator; wins over size "
+                    "and difficulty."
+                )
+            ),
+        ] = None,
+        data_dir: Annotated[
+            str | None, OPERATOR, Field(description="A directory of level files, in the same way.")
+        ] = None,
+        split: Annotated[
+            str | None,
+            SPLIT,
+            Field(description="Only levels of this split, by content up to symmetry; null for any."),
+        ] = "train",
+        vocabulary: Annotated[
+            str | None,
+            OneOf(*VOCABULARIES, None),
+            Field(
+                description='How cells are drawn: "xsb", "ragen" or "letters"; the profile\'s own if None.'
+            ),
+        ] = None,
+        dead_squares: Annotated[
+            bool, Field(description="Report in `info` the cells that a box can never leave for a target.")
+        ] = False,
+        max_episode_steps: StepLimit = 120,
+        **common: Unpack[GameKwargs],
     ) -> None:
         super().__init__(
             ACTIONS,
             max_episode_steps=max_episode_steps,
-            profile=profile,
-            format_penalty=format_penalty,
-            max_actions_per_turn=max_actions_per_turn,
-            render_mode=render_mode,
+            **common,
         )
-        if len(size) != 2 or min(size) < 4:
-            raise ValueError(f"size must be two numbers, rows and columns, of at least 4, not {list(size)}")
         if max_moves is not None and max_moves < min_moves:
             raise ValueError(f"max_moves {max_moves} is below min_moves {min_moves}")
         if levels_file is not None and data_dir is not None:
             raise ValueError("levels_file and data_dir exclude each other: put the file into the directory")
         symbols = vocabulary or self.profile.legend
-        if symbols not in VOCABULARIES:
-            raise ValueError(f"vocabulary must be one of {', '.join(VOCABULARIES)}, not {symbols!r}")
         self._fixed = None if level is None else parse_level(level)
         path = levels_file or data_dir
         self._bank = None if path is None else load_bank(str(path))

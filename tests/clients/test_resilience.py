@@ -199,3 +199,54 @@ async def test_sessions_whose_player_thinks_are_kept_when_the_socket_drops() -> 
             proxy.cut()
             await asyncio.sleep(1.5)
             assert await session.step("right") == local_episode(4, ["left", "right"])[2]
+
+
+@pytest.fixture
+async def behind(server: ServerProcess) -> AsyncIterator[tuple[EnvClient, Any, list[Any]]]:
+    """A session whose server has it three steps behind what was answered, and what was answered."""
+    async with EnvClient(server.url) as client:
+        session = await client.make("Walk-v0", {"risk": 0.0})
+        seen: list[Any] = [await session.reset(4)]
+        for action in ACTIONS[:3]:
+            seen.append(await session.step(action))
+        early = await client.restore(await session.episode_record())
+        for action in ACTIONS[3:6]:
+            seen.append(await session.step(action))
+        session.session_id = early.session_id
+        early.mark_closed()
+        yield client, session, seen
+
+
+async def test_a_session_that_went_back_is_restored_where_the_client_is(
+    behind: tuple[EnvClient, Any, list[Any]], server: ServerProcess
+) -> None:
+    client, session, seen = behind
+    before = session.session_id
+    seen.append(await session.step(ACTIONS[6]))
+    assert seen == local_episode(4, ACTIONS[:7])
+    assert session.session_id != before
+    with pytest.raises(ProblemError, match="session_gone"):
+        await client._caller.call({"op": "session", "session_id": before}, None, client._caller.deadline())
+
+
+async def test_a_batch_restores_a_session_that_went_back(behind: tuple[EnvClient, Any, list[Any]]) -> None:
+    client, session, seen = behind
+    seen += await client.step_many([(session, ACTIONS[6])])
+    seen += await client.step_many([(session, ACTIONS[7])])
+    assert seen == local_episode(4, ACTIONS[:8])
+
+
+async def test_a_step_that_another_action_was_taken_for_is_no_reason_to_restore(
+    server: ServerProcess,
+) -> None:
+    async with EnvClient(server.url) as client:
+        session = await client.make("Walk-v0", {"risk": 0.0})
+        await session.reset(4)
+        await session.step("left")
+        session_id = session.session_id
+        again = {"op": "step", "action": "right", "episode": 0, "step": 0}
+        for fields in (again, again | {"step": 7}, again | {"episode": 3}):
+            with pytest.raises(ProblemError, match="step_mismatch"):
+                await session.call(dict(fields))
+        assert session.session_id == session_id
+        assert await session.step("") == local_episode(4, ["left", ""])[2]

@@ -101,3 +101,51 @@ def test_a_stranger_s_schema_works_again_and_again() -> None:
     rules = KwargsRules("Game", schema, frozenset(), trusted=False)
     for _ in range(100):
         rules.check({"x": list(range(1000))})
+
+
+STRICT = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "size": {"type": "integer"},
+        "share": {"type": "number", "minimum": 0},
+        "part": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {"weight": {"type": "number"}},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "field", "reason"),
+    [
+        ({"size": True}, "kwargs.size", "True is not of type 'integer'"),
+        ({"size": 4.0}, "kwargs.size", "4.0 is not of type 'integer'"),
+        ({"share": True}, "kwargs.share", "True is not of type 'number'"),
+        ({"share": float("nan")}, "kwargs.share", "is not finite"),
+        ({"part": {"weight": float("-inf")}}, "kwargs.part.weight", "is not finite"),
+        ({"sise": 4}, "kwargs.sise", "there is no such kwarg; did you mean 'size'?"),
+        ({"zzz": 4}, "kwargs.zzz", "there is no such kwarg; there are size, share, part"),
+        ({"part": {"age": 1}}, "kwargs.part.age", "there is no such kwarg; there are weight"),
+    ],
+)
+def test_what_is_refused_is_named(kwargs: dict[str, Any], field: str, reason: str) -> None:
+    with pytest.raises(ProblemError) as caught:
+        KwargsRules("Game", STRICT, frozenset()).check(kwargs)
+    assert caught.value.extra["errors"][0] == {"field": field, "reason": reason}
+
+
+def test_what_belongs_to_the_operator_is_refused_once() -> None:
+    with pytest.raises(ProblemError) as caught:
+        KwargsRules("Game", STRICT, frozenset({"path"})).check({"path": "/etc"})
+    assert caught.value.extra["errors"] == [
+        {"field": "kwargs.path", "reason": "is set by the operator of the server only"}
+    ]
+
+
+def test_many_unknown_names_are_told_in_part() -> None:
+    with pytest.raises(ProblemError) as caught:
+        KwargsRules("Game", STRICT, frozenset()).check({f"sise{number}": 1 for number in range(50_000)})
+    assert len(caught.value.extra["errors"]) == 20

@@ -209,7 +209,7 @@ def test_games_draw_from_a_state_of_their_own():
         ({"game": "TicTacToe-v0", "players": 5}, "takes no 5 players"),
         ({"game": "TicTacToe-v0", "seat": 1}, "seat is for play against"),
         ({"game": "TowerOfHanoi-v0", "opponent": "random"}, "is for one player"),
-        ({"game": "TicTacToe-v0", "opponent": "minimax"}, "opponent must be one of"),
+        ({"game": "TicTacToe-v0", "opponent": "minimax"}, "opponent must be 'self' or 'random'"),
     ],
 )
 def test_bad_kwargs_name_the_remedy(kwargs, message):

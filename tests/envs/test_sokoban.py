@@ -169,7 +169,7 @@ def test_the_checker_is_content():
         ({"level": "#x#"}, "only"),
         ({"level": "####\n#@.#\n####"}, "as many boxes"),
         ({"level": "####\n#$.#\n####"}, "one player"),
-        ({"size": [3, 3]}, "at least 4"),
+        ({"size": [3, 3]}, "a list of 2 whole numbers from 4 to 20"),
         ({"vocabulary": "emoji"}, "vocabulary"),
         ({"split": "dev"}, "split must be one of"),
         ({"min_moves": 5, "max_moves": 2}, "below min_moves"),

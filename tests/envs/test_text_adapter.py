@@ -234,7 +234,7 @@ def test_the_limit_may_be_longer_than_the_registration_says():
         (lambda: TextAdapter(LAKE, actions=["a", "b", "c", "A"]), "upper and lower case"),
         (lambda: TextAdapter(LAKE, actions=["a", "b", "c", "'d'"]), "cannot be the name"),
         (lambda: TextAdapter(LAKE, actions={"Jump": 7}), "'Jump' is not in Discrete"),
-        (lambda: TextAdapter(LAKE, actions="Left"), "list of names"),
+        (lambda: TextAdapter(LAKE, actions="Left"), "actions must be a list of texts"),
         (lambda: TextAdapter("Pendulum-v1", actions=["a"]), "fits Discrete only"),
         (lambda: TextAdapter(Echo(spaces.Text(3))), "takes text already"),
         (lambda: TextAdapter(Echo(spaces.Box(0, 1, (2, 2)))), "name those that the policy may take"),

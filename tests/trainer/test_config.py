@@ -32,6 +32,11 @@ def test_overrides_are_laid_over_the_file(tmp_path):
         (["steps"], "not key=value"),
         (["steps.x=1"], "unknown key 'x'|goes through|steps"),
         (["deterministic=true", "rollout.max_staleness=1"], "needs rollout.max_staleness: 0"),
+        (
+            ["rollout.top_p=0.9", "algorithm.proximal=behaviour"],
+            "rollout.top_p and rollout.top_k draw from a part",
+        ),
+        (["rollout.top_k=5", "algorithm.correction={kind: band}"], "leave top_p at 1 and top_k at 0"),
         (["deterministic=true", "rollout.extra_members=1"], "needs rollout.extra_members: 0"),
         (["tasks=[]"], "'tasks' is empty"),
         (["tasks.3.env_id=X"], "not an index"),

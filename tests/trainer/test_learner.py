@@ -119,3 +119,36 @@ def test_groups_of_equal_returns_give_no_gradient():
                 turn.reward = 0.0
     metrics = Learner(settings, models, seed=0).update(episode_batch(groups, row_builder("step")), 0)
     assert metrics["policy/gradient_norm"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"proximal": "behaviour"},
+        {"proximal": "behaviour", "minibatches": 3},
+        {"minibatches": 3, "epochs": 2},
+    ],
+)
+def test_mismatch_is_reported_whether_old_logprobs_are_computed_or_not(overrides):
+    _, metrics = updated(resolve_preset("grpo", overrides), "trajectory")
+    assert metrics["mismatch/k3"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["mismatch/weight_mean"] == pytest.approx(1.0, abs=1e-4)
+    assert metrics["mismatch/weight_ess"] == pytest.approx(1.0, abs=1e-4)
+
+
+def test_an_engine_that_computes_other_logprobs_shows_in_the_mismatch():
+    settings = resolve_preset("grpo", {})
+    groups = played_groups(sharp_model())
+    for group in groups:
+        for trajectory in group.trajectories:
+            for segment in trajectory.segments:
+                segment.logprobs = [value - 0.5 if value else 0.0 for value in segment.logprobs]
+    batch = episode_batch(groups, row_builder("trajectory"))
+    metrics = Learner(settings, models_of(settings), seed=1).update(batch, step=0)
+    assert metrics["mismatch/k1"] == pytest.approx(-0.5, abs=1e-3)
+    assert metrics["mismatch/weight_mean"] == pytest.approx(np.exp(0.5), abs=1e-2)
+    truncated = Learner(settings, models_of(settings), seed=1, truncated=True).update(batch, step=0)
+    assert not [name for name in truncated if name.startswith("mismatch/")], (
+        "two distributions, no comparison"
+    )

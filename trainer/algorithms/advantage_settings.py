@@ -15,7 +15,9 @@ _CLIP = "Bound the magnitude of every advantage, at the very end; absent: no bou
 _UNIT = (
     "What counts once in the statistics: a trajectory, or each of its steps (long episodes then weigh more)."
 )
-_SINGLETON = "Advantage in a group of one: 0 (ROLL), or the bare score (verl)."
+_SINGLETON = (
+    "Advantage in a group of one: 0 (ROLL), or the bare score (verl). With unit 'step' that is a single step."
+)
 _EPSILON = "Added to the standard deviation (verl, ROLL: 1e-6)."
 
 
@@ -101,7 +103,8 @@ class CustomAdvantage(Settings):
 
     kind: Literal["custom"]
     function: str = Field(
-        description="module:attr of a function TrajectoryBatch -> a list of turn advantages per trajectory."
+        description="module:attr of a function TrajectoryBatch -> a list of turn advantages per trajectory. The "
+        "batch's rewards are those that every advantage reads: penalties, bounds, scale and KL applied."
     )
     whiten: bool = Field(False, description=_WHITEN)
     clip: PositiveFloat | None = Field(None, description=_CLIP)

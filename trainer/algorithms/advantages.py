@@ -62,7 +62,7 @@ def group_advantages(
         baseline: What is subtracted.
         scale: What the difference is divided by.
         singleton: Advantage in a group of one: 0, or the score as it is. Without a baseline groups of one are
-            no special case.
+            no special case. A score that counts several times is no group of one.
         epsilon: Added to the deviation.
         counts: How often each score counts in the statistics; once if None.
     """
@@ -80,8 +80,7 @@ def group_advantages(
     if scale != "none":
         advantages = torch.where(std > NO_DEVIATION, advantages / (std + epsilon), 0.0)
     if baseline != "none":
-        _, group, members = torch.unique(groups, return_inverse=True, return_counts=True)
-        advantages = torch.where(members[group] == 1, scores if singleton == "raw" else 0.0, advantages)
+        advantages = torch.where(size == 1, scores if singleton == "raw" else 0.0, advantages)
     return advantages
 
 

@@ -1,7 +1,7 @@
 """The composition: advantages of a batch, and the losses of a micro-batch, as the settings name their parts."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 import torch
@@ -34,6 +34,7 @@ from trainer.algorithms.rewards import (
     discounted_return,
     discounted_turn_returns,
     placed_rewards,
+    turn_charges,
     turn_rewards,
 )
 from trainer.algorithms.settings import AlgorithmSettings
@@ -62,7 +63,7 @@ class AdvantageResult:
 
 def select_groups(settings: AlgorithmSettings, batch: TrajectoryBatch) -> FilterResult:
     """Choose the groups that are trained on, before advantages are computed."""
-    returns = [sum(turns) for turns in turn_rewards(settings.reward, batch)]
+    returns = _scores(turn_rewards(settings.reward, batch), turn_charges(settings.reward, batch))
     return filter_groups(settings.filter, batch.groups, returns)
 
 
@@ -81,7 +82,8 @@ def compute_advantages(
             log-probabilities where it has a KL penalty in the reward.
     """
     rewards = turn_rewards(settings.reward, batch)
-    scores = torch.tensor([sum(turns) for turns in rewards], dtype=torch.float64)
+    charges = turn_charges(settings.reward, batch)
+    scores = torch.tensor(_scores(rewards, charges), dtype=torch.float64)
     stream = TokenStream.from_rows(rows, len(batch))
     _check_turns(stream, rewards)
     penalty = _reward_kl(settings, rows)
@@ -94,7 +96,7 @@ def compute_advantages(
     else:
         if penalty is not None:
             rewards = _penalised(rewards, stream, penalty)
-        advantages = _spread(_turn_advantages(settings, batch, rewards), stream, rows.mask)
+        advantages = _spread(_turn_advantages(settings, batch, rewards, charges), stream, rows.mask)
     if settings.advantage.whiten:
         advantages = whitened(advantages, rows.mask)
     if settings.advantage.clip is not None:
@@ -197,15 +199,25 @@ def critic_loss(
     return loss, collect(parts)
 
 
-def _turn_advantages(settings: AlgorithmSettings, batch: TrajectoryBatch, rewards: TurnValues) -> TurnValues:
+def _scores(rewards: TurnValues, charges: TurnValues | None) -> list[float]:
+    """Return what each trajectory scored in all."""
+    scores = [sum(turns) for turns in rewards]
+    if charges is None:
+        return scores
+    return [score + sum(turns) for score, turns in zip(scores, charges, strict=True)]
+
+
+def _turn_advantages(
+    settings: AlgorithmSettings, batch: TrajectoryBatch, rewards: TurnValues, charges: TurnValues | None
+) -> TurnValues:
     advantage = settings.advantage
     groups = torch.tensor(batch.groups, dtype=torch.int64)
     lengths = torch.tensor([len(turns) for turns in rewards], dtype=torch.int64)
     match advantage.kind:
         case "group":
-            returns = [discounted_return(turns, advantage.turn_discount) for turns in rewards]
+            returns = [[discounted_return(turns, advantage.turn_discount)] for turns in rewards]
             episode = group_advantages(
-                torch.tensor(returns, dtype=torch.float64),
+                torch.tensor(_scores(returns, charges), dtype=torch.float64),
                 groups,
                 baseline=advantage.baseline,
                 scale=advantage.scale,
@@ -216,6 +228,11 @@ def _turn_advantages(settings: AlgorithmSettings, batch: TrajectoryBatch, reward
             return [[value] * len(turns) for value, turns in zip(episode, rewards, strict=True)]
         case "turn":
             steps = [discounted_turn_returns(turns, advantage.turn_discount) for turns in rewards]
+            if charges is not None:
+                steps = [
+                    [value + charge for value, charge in zip(*pair, strict=True)]
+                    for pair in zip(steps, charges, strict=True)
+                ]
             flat = group_advantages(
                 torch.tensor([value for turns in steps for value in turns], dtype=torch.float64),
                 groups.repeat_interleave(lengths),
@@ -231,6 +248,7 @@ def _turn_advantages(settings: AlgorithmSettings, batch: TrajectoryBatch, reward
                 rewards,
                 batch.groups,
                 anchor_groups(batch.anchors, batch.groups, advantage.similarity),
+                charges=charges,
                 normalise_std=advantage.normalisation == "mean_std_norm",
                 step_weight=advantage.step_weight,
                 turn_discount=advantage.turn_discount,
@@ -240,7 +258,7 @@ def _turn_advantages(settings: AlgorithmSettings, batch: TrajectoryBatch, reward
             )
         case "custom":
             function: TurnAdvantageFunction = load_attribute(advantage.function)
-            turns = function(batch)
+            turns = function(replace(batch, rewards=rewards))
             if [len(part) for part in turns] != lengths.tolist():
                 raise ValueError(
                     f"{advantage.function} must return one advantage per turn of each trajectory"
@@ -343,7 +361,8 @@ def _surrogate(
         case "weighted":
             applies = None
             if surrogate.applies_to == "negative_scores":
-                applies = (_required(inputs.scores, "scores") < 0)[:, None]
+                scores = _required(inputs.scores, "scores")
+                applies = (scores <= surrogate.score_threshold)[:, None]
             return weighted_surrogate(
                 logprobs,
                 ratio,

@@ -13,16 +13,20 @@ TurnValues = list[list[float]]
 
 
 def turn_rewards(settings: RewardSettings, batch: TrajectoryBatch) -> TurnValues:
-    """Return the reward of each turn: penalty for unreadable replies, clip, penalty for overlong episodes, scale."""
+    """Return the reward of each turn: penalty for unreadable replies, clip, penalty for overlong episodes, scale.
+
+    With `penalty_in: return` the penalties for unreadable replies are left out: see `turn_charges`.
+    """
     composed = []
-    for rewards, penalties, valid, tokens in zip(
-        batch.rewards, batch.format_penalties, batch.valid, batch.tokens, strict=True
+    for rewards, penalties, charges, tokens in zip(
+        batch.rewards, batch.format_penalties, _penalties(settings, batch), batch.tokens, strict=True
     ):
         turns = list(rewards)
-        if (penalty := settings.invalid_action_penalty) is not None:
+        if settings.penalty_in == "return":
+            turns = [reward - theirs for reward, theirs in zip(turns, penalties, strict=True)]
+        elif settings.invalid_action_penalty is not None:
             turns = [
-                reward - theirs - (0.0 if readable else penalty)
-                for reward, theirs, readable in zip(turns, penalties, valid, strict=True)
+                reward - theirs + ours for reward, theirs, ours in zip(turns, penalties, charges, strict=True)
             ]
         turns = [clipped(reward, settings.turn_low, settings.turn_high) for reward in turns]
         if (overlong := settings.overlong) is not None and turns:
@@ -31,6 +35,25 @@ def turn_rewards(settings: RewardSettings, batch: TrajectoryBatch) -> TurnValues
             )
         composed.append([settings.scale * reward for reward in turns])
     return composed
+
+
+def turn_charges(settings: RewardSettings, batch: TrajectoryBatch) -> TurnValues | None:
+    """Return what is added to each turn's own return after discounting (zero or negative); None if nothing is.
+
+    verl-agent takes the penalty of an unreadable reply off that step's score after its returns are discounted, so
+    that the turns before it do not pay for it.
+    """
+    if settings.penalty_in == "reward":
+        return None
+    return [[settings.scale * charge for charge in turns] for turns in _penalties(settings, batch)]
+
+
+def _penalties(settings: RewardSettings, batch: TrajectoryBatch) -> TurnValues:
+    """Return the penalty for each turn's reply, zero or negative: the settings', or else the environment's own."""
+    ours = settings.invalid_action_penalty
+    if ours is None:
+        return [list(turns) for turns in batch.format_penalties]
+    return [[0.0 if readable else -ours for readable in turns] for turns in batch.valid]
 
 
 def clipped(reward: float, low: float | None, high: float | None) -> float:

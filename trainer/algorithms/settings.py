@@ -50,7 +50,12 @@ class WeightedSurrogate(Settings):
     weight_low: NonNegativeFloat = Field(0.0, description="Smallest weight.")
     weight_high: PositiveFloat = Field(1.28, description="Largest weight.")
     applies_to: Literal["all", "negative_scores"] = Field(
-        "all", description="Weigh every token, or only those of episodes that scored below 0 (TOPR)."
+        "all", description="Weigh every token, or only those of negative episodes (TOPR)."
+    )
+    score_threshold: float = Field(
+        0.0,
+        allow_inf_nan=False,
+        description="An episode is negative if its return is at most this: with rewards of 0 and 1, a failed one.",
     )
 
     @model_validator(mode="after")
@@ -220,6 +225,11 @@ class RewardSettings(Settings):
         None,
         description="Taken off a turn with an unreadable reply, in place of the environment's own penalty.",
     )
+    penalty_in: Literal["reward", "return"] = Field(
+        "reward",
+        description="Where that penalty (or the environment's own) is charged: in the turn's reward, so that the "
+        "returns of earlier turns hold it, discounted; or off the turn's own return after discounting (verl-agent).",
+    )
     turn_low: float | None = Field(None, description="Smallest reward of a turn.")
     turn_high: float | None = Field(None, description="Largest reward of a turn.")
     overlong: OverlongSettings | None = Field(
@@ -284,6 +294,11 @@ class AlgorithmSettings(Settings):
                 raise ValueError(
                     "surrogate 'reinforce' has no ratio: only its first step on a batch is on-policy"
                 )
+        if self.reward.penalty_in == "return" and self.advantage.kind not in ("group", "turn", "gigpo"):
+            raise ValueError(
+                f"reward.penalty_in 'return' has no meaning for advantage '{self.advantage.kind}', which makes its own "
+                "returns: use 'reward'"
+            )
         if self.proximal == "behaviour" and self.correction.kind != "off":
             raise ValueError("proximal 'behaviour' leaves nothing to correct: set correction.kind to off")
         return self
@@ -306,6 +321,11 @@ class AlgorithmSettings(Settings):
         """
         penalised = self.kl.coefficient > 0 and self.kl.placement == "reward"
         return penalised or (self.proximal == "recomputed" and self.updates > 1)
+
+    @property
+    def reads_behaviour(self) -> bool:
+        """Whether log-probabilities at sampling are compared with the policy's."""
+        return self.proximal == "behaviour" or self.correction.kind != "off"
 
     @property
     def needs_reference(self) -> bool:

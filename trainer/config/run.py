@@ -62,15 +62,39 @@ class RolloutSettings(Settings):
     groups_per_step: PositiveInt = 8
     group_size: PositiveInt = 8
     extra_members: int = Field(
-        0, ge=0, description="Episodes started beyond group_size; the last ones are cancelled."
+        0,
+        ge=0,
+        description="Episodes started beyond group_size; the last ones are cancelled. Groups then hold the episodes "
+        "that end first, which are the short ones: training sees fewer long episodes than the policy plays.",
     )
     max_turns: PositiveInt = 30
     max_new_tokens: PositiveInt = 64
     temperature: PositiveFloat = 1.0
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
-    top_k: int = Field(0, ge=0, description="0 is off.")
-    max_staleness: int = Field(0, ge=0, description="0 trains on-policy; k lets rollouts run k steps ahead.")
-    window_fraction: float = Field(0.3, ge=0.0, le=1.0)
+    top_p: float = Field(
+        1.0,
+        gt=0.0,
+        le=1.0,
+        description="Draw from the most likely tokens of this mass; 1 is off. Not with proximal 'behaviour' or a "
+        "correction: see top_k.",
+    )
+    top_k: int = Field(
+        0,
+        ge=0,
+        description="Draw from so many most likely tokens; 0 is off. What was drawn then has another distribution "
+        "than what is trained, so log-probabilities at sampling cannot be compared with the policy's.",
+    )
+    max_staleness: int = Field(
+        0,
+        ge=0,
+        description="Most updates that a group may be behind when it is trained; 0 trains on-policy. Rollouts run "
+        "ahead by as many steps.",
+    )
+    window_fraction: float = Field(
+        0.3,
+        ge=0.0,
+        le=1.0,
+        description="Share of the groups under way that may overtake an unfinished one, where max_staleness allows.",
+    )
     episode_timeout_s: PositiveFloat = Field(
         300.0, description="A hung episode is cancelled and played again."
     )
@@ -88,6 +112,11 @@ class RolloutSettings(Settings):
     task_source: str | None = Field(
         None, description="module:attr of a function (settings, seed) -> TaskSource."
     )
+
+    @property
+    def truncates(self) -> bool:
+        """Whether tokens are drawn from a part of the vocabulary."""
+        return self.top_p < 1.0 or self.top_k > 0
 
 
 class WarmStartSettings(Settings):
@@ -259,6 +288,12 @@ class RunSettings(Settings):
             raise ValueError(
                 f"model.max_length {self.model.max_length} leaves no room for a prompt beside replies of "
                 f"rollout.max_new_tokens {self.rollout.max_new_tokens}: raise the one or lower the other"
+            )
+        if self.rollout.truncates and self.algorithm.reads_behaviour:
+            raise ValueError(
+                "rollout.top_p and rollout.top_k draw from a part of the vocabulary, so log-probabilities at sampling "
+                "are not those of the policy in training, and algorithm.proximal 'behaviour' and algorithm.correction "
+                "compare the two: leave top_p at 1 and top_k at 0, or take proximal 'recomputed' without correction"
             )
         if self.deterministic and self.rollout.max_staleness > 0:
             raise ValueError("deterministic: true needs rollout.max_staleness: 0")

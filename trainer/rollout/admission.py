@@ -1,15 +1,20 @@
-"""Windowed first-in-first-out admission: how old training data may be, decided when a group starts.
+"""Windowed first-in-first-out admission: how old training data may be, decided when groups start and are taken.
 
 Of the groups that are admitted and not yet trained there are never more than `(max_staleness + 1) * groups_per_step`.
 Finished groups are taken oldest first, from a window anchored at the oldest group that is still unfinished: a slow
-group can be overtaken by at most `window - 1` later ones and is never thrown away. Together:
+group can be overtaken by at most `window - 1` later ones and is never thrown away. And a group is due: it is overtaken
+only as long as all that are due before the overtaking one can still be trained in time. Together:
 
-    lag = version trained on - version at admission  <=  max_staleness + ceil((window - 1) / groups_per_step)
+    lag = version trained on - version at admission  <=  max_staleness
 
-Proof. When group g is admitted, at most `budget - 1` untrained groups stand before it, the ones already taken for the
-running step included; after those, at most `window - 1` later groups overtake it. So g is at the latest the
-`budget + window - 1`-th group taken, counted from the start of the step in which it was admitted, and
-`ceil((budget + window - 1) / P) - 1 = max_staleness + ceil((window - 1) / P)` steps pass before it is trained.
+Proof. Let P be `groups_per_step` and S `max_staleness`. A group that is admitted at version a is due at a + S. Write
+w(d) for the groups that wait (are admitted and not taken) and are due at d or before, and f(d) = free + (d - v) * P for
+the places until then, `free` being those that are left in the running step v. The invariant is w(d) <= f(d) for all
+d >= v; for d = v it says that whatever is due now still fits into this step.
+Admission concerns d >= v + S only, and there the budget gives w(d) <= (S + 1) * P - taken = free + S * P <= f(d).
+Taking a group that is due at e lowers `free` by one; for d >= e it lowers w(d), too, and for d < e `take` allows it
+only if w(d) < f(d) was true. Between two steps `free` goes from 0 to P and v up by one: f(d) stays. So when step v is
+full, w(v) <= f(v) = 0: nothing that was due at v is left behind.
 
 This is a pure state machine: no clock, no tasks, no I/O.
 """
@@ -30,7 +35,7 @@ class AdmissionWindow:
 
     Args:
         groups_per_step: Groups that one training step consumes (P).
-        max_staleness: Allowed lag in steps before overtaking is counted (S); 0 trains on-policy.
+        max_staleness: Largest lag in steps (S); 0 trains on-policy.
         window_fraction: Share of the budget that may overtake an unfinished group.
         start: Index of the first group.
         reissue: Indices that were admitted before a restart and never trained; they are admitted again first.
@@ -50,9 +55,9 @@ class AdmissionWindow:
                 "groups_per_step >= 1, max_staleness >= 0 and 0 <= window_fraction <= 1 are needed"
             )
         self.groups_per_step = groups_per_step
+        self.max_staleness = max_staleness
         self.budget = (max_staleness + 1) * groups_per_step
         self.window = max(1, math.floor(window_fraction * self.budget))
-        self.max_lag = max_staleness + math.ceil((self.window - 1) / groups_per_step)
         self._next = start
         self._reissue = deque(sorted(reissue))
         self._active: dict[int, _State] = {}
@@ -96,14 +101,16 @@ class AdmissionWindow:
             raise ValueError(f"group {index} is not running")
         self._active[index] = _State.FINISHED
 
-    def take(self) -> int | None:
-        """Return the oldest finished group inside the window, or None if training has to wait."""
+    def take(self, version: int) -> int | None:
+        """Return the oldest finished group that the step of `version` may train, or None if it has to wait."""
         # Dictionaries keep insertion order, which here is the order of admission.
         waiting = [index for index, state in self._active.items() if state is not _State.TAKEN]
         for index in waiting:
             if self._turn[index] >= self._turn[waiting[0]] + self.window:
                 return None
             if self._active[index] is _State.FINISHED:
+                if self._makes_another_late(index, waiting, version):
+                    return None
                 self._active[index] = _State.TAKEN
                 return index
         return None
@@ -113,3 +120,13 @@ class AdmissionWindow:
         del self._active[index]
         del self._admitted_version[index]
         del self._turn[index]
+
+    def _makes_another_late(self, index: int, waiting: list[int], version: int) -> bool:
+        """Whether taking a group leaves too few places for those that are due before it."""
+        due = [self._admitted_version[each] + self.max_staleness for each in waiting]
+        free = self.groups_per_step - (len(self._active) - len(waiting))
+        own = self._admitted_version[index] + self.max_staleness
+        return any(
+            sum(each <= day for each in due) >= free + (day - version) * self.groups_per_step
+            for day in {each for each in due if each < own}
+        )

@@ -86,7 +86,7 @@ class RolloutScheduler:
             task.add_done_callback(self._group_ended)
 
     async def next_groups(self, version: int) -> list[Group]:
-        """Return the groups of the next training step, oldest finished first within the window.
+        """Return the groups of the next training step, chosen oldest finished first, in the order of the stream.
 
         Raises:
             Exception: Whatever a playing group raised that playing again cannot mend.
@@ -95,7 +95,7 @@ class RolloutScheduler:
         groups: list[Group] = []
         started = asyncio.get_running_loop().time()
         while len(groups) < self.window.groups_per_step:
-            index = self.window.take()
+            index = self.window.take(version)
             if index is None:
                 self._progress.clear()
                 await self._progress.wait()
@@ -104,6 +104,8 @@ class RolloutScheduler:
                 self.admit(version)
                 continue
             groups.append(self._finished.pop(index))
+        # Who of them ended first is a matter of time; what is trained on must not be.
+        groups.sort(key=lambda group: group.index)
         self._waited_s = asyncio.get_running_loop().time() - started
         return groups
 

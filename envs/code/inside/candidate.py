@@ -113,16 +113,22 @@ class Server:
 
     def serve(self) -> None:
         """Answer until there are no more requests, or too many ran out of time."""
-        late = 0
         for line in self._lines:
             request = json.loads(line)
-            answer = self._answer(request) if late < self.setup["patience"] else {"status": "given up"}
-            late += answer["status"] == "late"
+            in_time = self.setup["late"] < self.setup["patience"]
+            answer = self._answer(request) if in_time else {"status": "given up"}
+            if answer["status"] == "late":
+                self._hurry()
             data = json.dumps({"id": request["id"], **answer}).encode() + b"\n"
             while data:
                 data = data[os.write(self._channel, data) :]
         for number in list(self._kept):
             self._end(self._kept.pop(number))
+
+    def _hurry(self) -> None:
+        """Give less time to what follows on a request that has run out of it."""
+        self.setup |= self.setup["hurried"]
+        self.setup["late"] += 1
 
     def forget(self) -> None:
         """Let go, in a child, of all that is the server's."""

@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from envs.code.inside import proxies, pytest_stand_in, values
+from envs.code.inside import proxies, pytest_stand_in, stops, values
 
 
 class Line:
@@ -47,14 +47,21 @@ class Case:
         number: Of the case.
         reporter: Told how it ended.
         program: What is tested.
+        alone: Whether it must ask the program itself, and not build on what earlier cases have asked.
     """
 
     def __init__(
-        self, number: int, reporter: Callable[[Mapping[str, Any]], None], program: proxies.Program
+        self,
+        number: int,
+        reporter: Callable[[Mapping[str, Any]], None],
+        program: proxies.Program,
+        *,
+        alone: bool = False,
     ) -> None:
         self._number = number
         self._tell = reporter
         self._program = program
+        self._alone = alone
 
     def __enter__(self) -> "Case":
         self._program.begin()
@@ -66,11 +73,15 @@ class Case:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
         failure = self._program.end()
+        asked = self._program.asked
+        says_something = asked.in_case + asked.outside if self._alone else asked.ever
         if isinstance(error, proxies.UnsupportedError):
             self._tell({"case": self._number, "unsupported": str(error)[:300]})
         elif failure or error is not None:
             why = failure or f"{type(error).__name__}: {str(error)[:200]}"
             self._tell({"case": self._number, "passed": False, "why": why})
+        elif not says_something:
+            self._tell({"case": self._number, "unsupported": "a test asks nothing of the program"})
         else:
             self._tell({"case": self._number, "passed": True})
         return True
@@ -104,15 +115,16 @@ def _run(line: Line, program: proxies.Program) -> None:
     names["__pair__"] = lambda number, args, kwargs, expected: _tell_pair(
         line, number, args, kwargs, expected
     )
+    names |= stops.names()
     for file, text in setup["before"]:
-        exec(compile(text, file, "exec", dont_inherit=True), names)
+        exec(stops.compiled(file, text), names)
     for name in setup["names"]:
         kind = proxies.Class if name in setup["classes"] else proxies.Function
         names[name] = kind(program, name)
     for file, text in setup["units"]:
-        exec(compile(text, file, "exec", dont_inherit=True), names)
+        exec(stops.compiled(file, text), names)
     for number, name in setup["functions"]:
-        pytest_stand_in.run(names, name, Case(number, line.tell, program))
+        pytest_stand_in.run(names, name, Case(number, line.tell, program, alone=True))
 
 
 def _tell_pair(line: Line, number: int, args: Any, kwargs: Any, expected: Any) -> None:

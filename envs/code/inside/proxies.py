@@ -5,10 +5,12 @@ import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from envs.code.inside import objects, values
+from envs.code.inside import objects, stops, values
 
 UNLOADABLE = "it cannot be loaded"
 """How the failure of a program begins that could not even be loaded."""
+NO_ANSWER = "it gave no answer"
+"""How the failure of a program begins that did not answer; the status follows."""
 _Ask = Callable[[int | None, Mapping[str, Any]], dict[str, Any]]
 
 
@@ -18,6 +20,32 @@ class UnsupportedError(BaseException):
 
 class ProgramFailedError(BaseException):
     """The program gave no answer: nothing that a test catches."""
+
+
+class Asked:
+    """How often a program was asked.
+
+    Attributes:
+        ever: In all.
+        in_case: In the case that runs, or ran last.
+        outside: Outside of cases.
+        is_in_case: Whether a case runs.
+    """
+
+    def __init__(self) -> None:
+        self.ever = self.in_case = self.outside = 0
+        self.is_in_case = False
+
+    def begin(self) -> None:
+        """Begin a case."""
+        self.in_case = 0
+        self.is_in_case = True
+
+    def count(self) -> None:
+        """Count once more."""
+        self.ever += 1
+        self.in_case += self.is_in_case
+        self.outside += not self.is_in_case
 
 
 class Program:
@@ -33,6 +61,7 @@ class Program:
 
     Attributes:
         has_raised: Whether it has raised anything, or failed, so far.
+        asked: How often tests have asked it for something besides the names of its functions and classes.
     """
 
     def __init__(self, ask: _Ask, *, shared: bool, classes: Collection[str], allows_nan: bool) -> None:
@@ -46,10 +75,12 @@ class Program:
         self._callbacks: list[Callable[..., Any]] = []
         self._errors: dict[str, type[BaseException]] = {}
         self.has_raised = False
+        self.asked = Asked()
 
     def begin(self) -> None:
         """Begin a case: with a clean process, and no failure yet."""
         self._failure = ""
+        self.asked.begin()
 
     def let_go(self) -> None:
         """End the processes of a case."""
@@ -61,6 +92,7 @@ class Program:
     def end(self) -> str:
         """End a case, and its processes; return what the program failed with."""
         self.let_go()
+        self.asked.is_in_case = False
         return self._failure
 
     def resolve(self, name: str) -> Any:
@@ -72,10 +104,14 @@ class Program:
             return self._error_class([str(each) for each in found["class"]])
         if "class" in found and name in self._classes:
             return Class(self, name)
-        return found["value"] if "value" in found else Function(self, name)
+        if "value" not in found:
+            return Function(self, name)
+        self.asked.count()
+        return found["value"]
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, made: bool = False) -> Any:
         """Call a function or class of the program."""
+        self.asked.count()
         do = {"call": name, **self._arguments(args, kwargs), "changes": True}
         child = next(
             (self._child_of(each) for each in (*args, *kwargs.values()) if isinstance(each, Handle)), None
@@ -93,6 +129,7 @@ class Program:
         self, handle: "Handle", operation: str, *args: Any, is_last: bool = False, **kwargs: Any
     ) -> Any:
         """Do something with an object of the program; `is_last` puts it behind the other operand."""
+        self.asked.count()
         operands = (*args, handle) if is_last else (handle, *args)
         do = {"operate": operation, **self._arguments(operands, kwargs), "keep": True}
         child = self._child_of(handle)
@@ -165,8 +202,6 @@ class Program:
             raise self._failed(str(error)) from None
         if not isinstance(told, dict) or "value" not in told:
             raise self._failed("it answered in an unknown form")
-        if not self._allows_nan and values.has_nan(told["value"]):
-            raise self._failed("it answered with a number that is none")
         changed = told.get("changed")
         for number, value in changed.items() if isinstance(changed, dict) else ():
             if isinstance(number, int) and 0 <= number < len(args):
@@ -190,7 +225,9 @@ class Program:
                 raise self._failed(f"{names[0]}: {text}")
             raise error(text)
         if "status" in reply:
-            raise self._failed(f"it gave no answer ({reply['status']})")
+            raise self._failed(f"{NO_ANSWER} ({reply['status']})")
+        if not self._allows_nan and values.holds_nan(reply):
+            raise self._failed("it answered with a number that is none")
         return reply
 
     def _failed(self, why: str) -> ProgramFailedError:
@@ -206,6 +243,7 @@ class Program:
         base = next((each for each in known if isinstance(each, type) and issubclass(each, Exception)), None)
         if base is None:
             return ProgramFailedError
+        base = stops.STAND_INS.get(base, base)
         if base.__name__ == names[0]:
             return base
         parents = [self._errors[name] for name in names[1:] if name in self._errors]
@@ -278,7 +316,11 @@ class Handle(values.Remote):
         return iter(parts)
 
     def __next__(self) -> Any:
-        return self._program.operate(self, "next")
+        try:
+            return self._program.operate(self, "next")
+        except stops.STAND_INS[StopIteration] as end:
+            # Here the end was asked for.
+            raise StopIteration(*end.args) from None
 
     def __enter__(self) -> Any:
         return self._program.operate(self, "enter")

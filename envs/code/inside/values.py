@@ -304,16 +304,21 @@ _ATOMS: Mapping[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = 
 }
 
 
-def has_nan(value: Any) -> bool:
-    """Tell whether a plain value is or holds a number that is not one."""
-    if isinstance(value, float):
-        return math.isnan(value)
-    if isinstance(value, complex):
-        return value != value
-    if isinstance(value, decimal.Decimal):
-        return value.is_nan()
-    if isinstance(value, dict):
-        return any(has_nan(key) or has_nan(each) for key, each in value.items())
-    if isinstance(value, list | tuple | set | frozenset | deque):
-        return any(has_nan(each) for each in value)
+def holds_nan(data: Any) -> bool:
+    """Tell whether what `plain` has written is or holds, at any depth, a number that is not one.
+
+    The written form is looked at, since an iterator that was built from it can be gone through only once.
+    """
+    waiting = [data]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, float) and math.isnan(each):
+            return True
+        if isinstance(each, dict):
+            number = each.get("decimal")
+            if isinstance(number, str) and "nan" in number.lower():
+                return True
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
     return False

@@ -17,7 +17,7 @@ from envs.code.inside.values import (
     ValueRefusedError,
     build,
     dump,
-    has_nan,
+    holds_nan,
     plain,
     read_json,
 )
@@ -199,11 +199,15 @@ def test_objects_stay_where_they_are():
         ([1, {"a": (math.nan,)}], True),
         ({1.0}, False),
         (Decimal("nan"), True),
+        (iter([math.nan]), True),
+        ([complex(1, math.nan)], True),
+        ([Decimal("-sNaN12")], True),
+        (iter([{"decimal": "nan"}]), False),
         ("nan", False),
     ],
 )
 def test_numbers_that_are_none_are_found(value, expected):
-    assert has_nan(value) is expected
+    assert holds_nan(plain(value)) is expected
 
 
 def test_dates_and_fractions():

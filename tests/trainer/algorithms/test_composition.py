@@ -10,6 +10,8 @@ from trainer.algorithms.aggregation import Denominators
 from trainer.algorithms.batch import RowBatch, TrajectoryBatch
 from trainer.algorithms.objective import compute_advantages, critic_loss, policy_loss
 from trainer.algorithms.presets import resolve_preset
+from trainer.algorithms.rewards import turn_charges, turn_rewards
+from trainer.algorithms.settings import RewardSettings
 
 # Group 0: returns 1 (three turns) and 0 (one turn). Group 1: one episode of return 2.
 BATCH = TrajectoryBatch(
@@ -146,6 +148,83 @@ def test_the_weight_of_negative_scores_leaves_the_others_alone():
     inputs = one_token(logprobs=-1.0, old_logprobs=-2.0)
     assert loss_of(inputs, surrogate=surrogate) == pytest.approx(1.5)
     assert loss_of(replace(inputs, scores=torch.tensor([1.0])), surrogate=surrogate) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("score", "threshold", "expected"),
+    # TOPR on rewards of 0 and 1: a failed episode is a negative one.
+    [(0.0, 0.0, 1.5), (0.01, 0.0, 1.0), (1.0, 0.5, 1.0), (0.5, 0.5, 1.5), (-1.0, -2.0, 1.0)],
+)
+def test_an_episode_is_negative_up_to_the_threshold(score, threshold, expected):
+    surrogate = {
+        "kind": "weighted",
+        "weight_high": 1.5,
+        "applies_to": "negative_scores",
+        "score_threshold": threshold,
+    }
+    inputs = replace(one_token(logprobs=-1.0, old_logprobs=-2.0), scores=torch.tensor([score]))
+    assert loss_of(inputs, surrogate=surrogate) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "before", "after"),
+    [
+        # One episode of two turns, the second unreadable: 0.5 off, with discount 0.5.
+        ({"kind": "turn", "baseline": "none", "scale": "none"}, [0.25, 0.5], [0.5, 0.5]),
+        ({"kind": "group", "baseline": "none", "scale": "none"}, [0.25, 0.25], [0.0, 0.0]),
+    ],
+)
+def test_a_penalty_is_charged_before_or_after_discounting(advantage, before, after):
+    batch = TrajectoryBatch(
+        groups=[0],
+        rewards=[[0.0, 1.0]],
+        format_penalties=[[0.0, 0.0]],
+        valid=[[True, False]],
+        anchors=[[None, None]],
+        tokens=[[1, 1]],
+    )
+    mask = torch.tensor([[True, True]])
+    rows = RowBatch(torch.tensor([0]), mask, torch.tensor([[0, 1]]))
+    for place, expected in (("reward", before), ("return", after)):
+        settings = resolve_preset(
+            "grpo",
+            {
+                "advantage": {**advantage, "turn_discount": 0.5},
+                "reward": {"invalid_action_penalty": 0.5, "penalty_in": place},
+            },
+        )
+        result = compute_advantages(settings, batch, rows)
+        assert result.advantages[mask].tolist() == pytest.approx(expected)
+        assert result.scores.tolist() == [0.5], "what the episode scored does not hang on it"
+
+
+def test_the_environments_own_penalty_is_charged_in_the_same_way():
+    batch = replace(BATCH, format_penalties=[[-0.25 for _ in turns] for turns in BATCH.rewards])
+    reward = RewardSettings(penalty_in="return", scale=2.0)
+    assert turn_rewards(reward, batch) == [[2 * (value + 0.25) for value in turns] for turns in BATCH.rewards]
+    assert turn_charges(reward, batch) == [[-0.5 for _ in turns] for turns in BATCH.rewards]
+
+
+def test_returns_of_a_critic_have_no_place_for_charges():
+    with pytest.raises(ValueError, match="penalty_in 'return' has no meaning for advantage 'gae'"):
+        resolve_preset("ppo", {"reward": {"penalty_in": "return"}})
+
+
+def own_rewards(batch):
+    return [list(turns) for turns in batch.rewards]
+
+
+def test_a_custom_advantage_reads_the_shaped_rewards():
+    algorithm = resolve_preset(
+        "grpo",
+        {
+            "advantage": {"kind": "custom", "function": f"{__name__}:own_rewards"},
+            "reward": {"turn_high": 0.5, "scale": 2.0},
+        },
+    )
+    result = compute_advantages(algorithm, BATCH, ROWS)
+    shaped = [min(value, 0.5) * 2.0 for turns in BATCH.rewards for value in turns]
+    assert result.advantages[MASK].tolist() == pytest.approx(shaped)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The staleness bound, no starvation, and oldest-first order, under a simulated clock."""
 
 import heapq
-import math
 
 import pytest
 from hypothesis import given, settings
@@ -28,7 +27,7 @@ def simulate(window: AdmissionWindow, steps: int, duration_of, train_duration: f
         admit()
         while len(taken) < window.groups_per_step:
             peak = max(peak, len(window.untrained))
-            index = window.take()
+            index = window.take(version)
             if index is None:
                 clock, finished = heapq.heappop(running)
                 window.finish(finished)
@@ -55,8 +54,7 @@ def simulate(window: AdmissionWindow, steps: int, duration_of, train_duration: f
 def test_lag_is_bounded_and_no_group_starves(groups, staleness, fraction, durations):
     window = AdmissionWindow(groups, staleness, fraction)
     trained, peak = simulate(window, steps=25, duration_of=lambda index: durations[index % len(durations)])
-    assert max(lag for _, lag in trained) <= window.max_lag
-    assert window.max_lag == staleness + math.ceil((window.window - 1) / groups)
+    assert max(lag for _, lag in trained) <= staleness
     assert peak <= window.budget
     indices = [index for index, _ in trained]
     assert len(set(indices)) == len(indices)
@@ -81,6 +79,34 @@ def test_lengths_of_trained_episodes_are_those_of_started_ones():
     trained, _ = simulate(window, 80, lambda index: durations[index])
     long_share = sum(durations[index] == 10.0 for index, _ in trained) / len(trained)
     assert long_share == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 3])
+def test_the_bound_is_reached_and_never_passed_however_wide_the_window(staleness):
+    lags = []
+    for slow in range(8):
+        window = AdmissionWindow(4, staleness, window_fraction=1.0)
+        trained, _ = simulate(window, 30, lambda index, slow=slow: 40.0 if index % 8 == slow else 0.1)
+        lags += [lag for _, lag in trained]
+    assert max(lags) == staleness
+
+
+def test_a_group_that_is_due_is_waited_for():
+    window = AdmissionWindow(2, max_staleness=1, window_fraction=1.0)
+    assert window.admit(0) == [0, 1, 2, 3]
+    for index in (1, 2, 3):
+        window.finish(index)
+    # 0, 1, 2 and 3 are due at version 1. Step 0 takes two of them, whichever.
+    assert [window.take(0), window.take(0)] == [1, 2]
+    window.release(1)
+    window.release(2)
+    assert window.admit(1) == [4, 5]
+    window.finish(4)
+    # Step 1 has two places left, for 3 and for 0: nothing that is due later may have one of them.
+    assert window.take(1) == 3
+    assert window.take(1) is None
+    window.finish(0)
+    assert window.take(1) == 0
 
 
 def test_synchronous_training_is_on_policy():

@@ -55,6 +55,29 @@ async def test_groups_hold_equal_tasks_in_member_order():
     await scheduler.close()
 
 
+async def test_a_batch_is_in_the_order_of_the_stream_whoever_ended_first():
+    first_is_taken = asyncio.Event()
+
+    async def play(task, member, attempt):
+        if task.index == 0:
+            await first_is_taken.wait()
+        elif task.index == 1:
+            asyncio.get_running_loop().call_soon(asyncio.get_running_loop().call_soon, first_is_taken.set)
+        return await solved(task, member, attempt)
+
+    scheduler = RolloutScheduler(
+        CountingSource(),
+        AdmissionWindow(4, 0, window_fraction=1.0),
+        play,
+        GroupPlan(1, 0, 1, 5.0),
+        Ledger(),
+        EpisodeSlots(),
+    )
+    groups = await scheduler.next_groups(version=0)
+    assert [group.index for group in groups] == [0, 1, 2, 3]
+    await scheduler.close()
+
+
 async def test_a_failed_episode_is_played_again_and_counted():
     async def play(task, member, attempt):
         if member == 1 and attempt == 0:
