@@ -7,17 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from envs.games.maze_maps import Cell, Maze, draw_maze, longest_way
+from envs.games.maze_maps import Cell, Maze, draw_maze, example_maze, longest_way
 from envs.grid import GridGame
 from envs.kwargs import OneOf
-from envs.splits import SPLIT, checked_split
+from envs.splits import SPLIT, Split, checked_split
 from envs.text_game import GameKwargs, Move, Refusal, StepLimit
 
 ACTIONS = ("Up", "Down", "Left", "Right")
 _SHOWN = ("map", "coordinates", "both")
 _COLOURS = {"#": (70, 70, 80), " ": (235, 235, 225), "G": (244, 201, 93), "P": (60, 120, 200)}
 _CELL = 12
-_FEW_MAZES = 3
 
 
 class MazeEnv(GridGame):
@@ -76,14 +75,22 @@ class MazeEnv(GridGame):
         self._difficulty: dict[str, Any] = {"loops": loops, "min_path": min_path, "max_path": max_path}
         self._show = show
         self._split = checked_split(split)
-        if self._split is not None and size <= _FEW_MAZES:
-            # There are so few that a split may have none; whoever asks for one of them is told now.
-            draw_maze(np.random.default_rng(0), size, split=self._split, **self._difficulty)
+        if self._example(self._split) is None:
+            raise ValueError(
+                f"no maze of size {size} with a way of {min_path} to {max_path} steps and split {split} was found: "
+                "loosen min_path or max_path, or take fewer loops"
+            )
         self._take(Maze(2, frozenset({frozenset({(0, 0), (0, 1)})}), (0, 0), (0, 1)))
 
     def _begin(self, options: Mapping[str, Any]) -> None:
         split = checked_split(options.get("split", self._split))
-        self._take(draw_maze(self.np_random, self._size, split=split, **self._difficulty))
+        maze = draw_maze(self.np_random, self._size, split=split, **self._difficulty) or self._example(split)
+        if maze is None:
+            raise ValueError(f"no maze of split {split} was found: loosen min_path or max_path")
+        self._take(maze)
+
+    def _example(self, split: Split | None) -> Maze | None:
+        return example_maze(self._size, split=split, **self._difficulty)
 
     def _take(self, maze: Maze) -> None:
         self._maze = maze

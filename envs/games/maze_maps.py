@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -75,7 +76,7 @@ def draw_maze(
     min_path: int,
     max_path: int | None,
     split: Split | None,
-) -> Maze:
+) -> Maze | None:
     """Draw mazes until one has a shortest way of the wanted length and belongs to the split; or else wind one.
 
     Long ways are rare in mazes that are drawn at random. After a few tries a way of the wanted length is laid first,
@@ -89,8 +90,8 @@ def draw_maze(
         max_path: And at most; None for no bound.
         split: Only mazes of this split, by content; None for any.
 
-    Raises:
-        ValueError: If no such maze turns up: the wishes contradict each other.
+    Returns:
+        The maze; None if none turned up soon.
     """
     for _ in range(max(1, _CELLS // size**2)):
         passages = _carved(generator, size, loops)
@@ -112,10 +113,16 @@ def draw_maze(
         for form in _turned(maze):
             if split is None or _split_of(form) == split:
                 return form
-    raise ValueError(
-        f"no maze of size {size} with a way of {min_path} to {max_path} steps and split {split} was found: loosen "
-        "min_path or max_path, or take fewer loops"
-    )
+    return None
+
+
+@lru_cache(maxsize=256)
+def example_maze(
+    size: int, loops: float, min_path: int, max_path: int | None, split: Split | None
+) -> Maze | None:
+    """Return a maze that fits, always the same one; None where wishes contradict each other, or nearly do."""
+    generator = np.random.default_rng(0)
+    return draw_maze(generator, size, loops=loops, min_path=min_path, max_path=max_path, split=split)
 
 
 def longest_way(size: int, loops: float) -> int:
