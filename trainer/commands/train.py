@@ -119,12 +119,13 @@ async def _train(
     elif clear_records(directory):
         console.say(f"the run in {directory} left no checkpoint: it begins again, and its records with it")
     policy = build_policy(settings)
+    policy.renderer.template.say = console.say
     serve = partial(embedded_server, on_end=ending.end)
     pool = await stack.enter_async_context(open_environments(settings, console, serve))
     await check_streams(streams, pool)
     panels = await build_panels(settings, pool)
     models, state = await _start(settings, store, checkpoint, policy, pool, source, console)
-    players = await stack.enter_async_context(open_players(settings, policy, pool))
+    players = await stack.enter_async_context(open_players(settings, policy, pool, console))
     publisher = WeightPublisher([players.client])
     await publisher.publish(models.policy, state.version)
     tracker = Tracker(directory, settings.tracking, state.step)

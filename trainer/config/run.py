@@ -13,6 +13,8 @@ from trainer.config.strict import Settings
 _SERVED = re.compile(r"([A-Za-z0-9._-]{1,128}=)?[\w.]+:\w+")
 
 
+_SET_BY_US = frozenset({"conversation", "tools", "tokenize", "add_generation_prompt", "return_dict"})
+
 PLAIN_REPLY = "{action}"
 """A reply that is the action and nothing else."""
 
@@ -51,9 +53,21 @@ class PromptSettings(Settings):
     tools: Literal["none", "template"] = Field(
         "none", description="Whether the chat template is given the environment's tools (`info['tools']`)."
     )
+    template_kwargs: dict[str, Any] = Field(
+        {},
+        description="Further variables of the chat template, such as enable_thinking: false (Qwen3), or date_string "
+        "where a template writes today's date (Llama-3).",
+    )
     custom_context: str | None = Field(
         None, description="module:attr of a function (history, observation) -> messages; replaces `context`."
     )
+
+    @field_validator("template_kwargs")
+    @classmethod
+    def _variables_are_the_templates(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if ours := sorted(_SET_BY_US & set(value)):
+            raise ValueError(f"{', '.join(ours)}: set by the run itself")
+        return value
 
 
 class RolloutSettings(Settings):
