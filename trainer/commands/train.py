@@ -28,7 +28,7 @@ from trainer.console import RunConsole
 from trainer.demonstrations import collect_demonstrations
 from trainer.embedded_server import embedded_server
 from trainer.ending import Ending
-from trainer.errors import TrainerError
+from trainer.errors import RunError, TrainerError
 from trainer.evaluate import Score
 from trainer.evaluation import Evaluator, as_metrics, build_panels
 from trainer.learner import Learner, Models
@@ -71,7 +71,8 @@ async def train(settings: RunSettings, ending: Ending) -> int:
         ending: Ends the run before its time, in order.
 
     Raises:
-        RunStoppedError: If it was interrupted, or lost its environments or its disk, once what was learnt is saved.
+        RunStoppedError: If it was interrupted, lost its environments or its disk, or cannot go on, once what was learnt
+            is saved.
     """
     check_plugins(settings)
     directory = Path(settings.output_dir)
@@ -87,7 +88,7 @@ async def train(settings: RunSettings, ending: Ending) -> int:
             if ending.reason is None:
                 raise
             raise _stopped(ending.reason, store) from None
-        except (ConnectionError, TimeoutError, WriteError) as error:
+        except (ConnectionError, TimeoutError, WriteError, RunError) as error:
             raise _stopped(error, store) from error
     return 0
 
@@ -294,7 +295,7 @@ def _scheduler(
         agent=_plugin(rollout_settings.agent, "rollout.agent"),
         reward=_plugin(rollout_settings.reward, "rollout.reward"),
     )
-    return RolloutScheduler(source, window, player.play, plan, ledger, players.slots, console.say)
+    return RolloutScheduler(source, window, player.play, plan, ledger, players.slots, console.explain)
 
 
 def _plugin(path: str | None, setting: str) -> Plugin | None:
