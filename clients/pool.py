@@ -78,6 +78,7 @@ class ConnectionPool:
     Attributes:
         info: What the server said about itself when it was last connected to.
         on_lost: Called with the index of a process when the connection to it breaks.
+        on_outage: Called when no process can be reached, once, with why; and with None when one can again.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class ConnectionPool:
         self.backoff = Backoff(jitter)
         self.info: dict[str, Any] = {}
         self.on_lost: Callable[[int], None] | None = None
+        self.on_outage: Callable[[Exception | None], None] | None = None
         self.max_request_bytes = _DEFAULT_MAX_REQUEST_BYTES
         self.max_batch = _DEFAULT_MAX_BATCH
         self._socket_url = socket_url(url)
@@ -207,7 +209,11 @@ class ConnectionPool:
                 error = lost
                 delay = self.backoff.delay(attempt)
             else:
+                if attempt and self.on_outage is not None:
+                    self.on_outage(None)
                 return
+            if not attempt and self.on_outage is not None:
+                self.on_outage(error)
             if loop.time() + delay > give_up_at:
                 raise ConnectionError(f"no server answers at {self.url}: {error}") from error
             await asyncio.sleep(delay)

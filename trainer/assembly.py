@@ -27,6 +27,7 @@ from trainer.rollout.actors import ModelActor
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
 from trainer.rollout.gate import WaveGate
+from trainer.rollout.outages import OutageReport
 from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.rendering import ChatRenderer
 from trainer.rollout.scheduler import EpisodeSlots
@@ -172,7 +173,9 @@ async def open_environments(
             console.say(f"no --env-url: started an embedded environment server on {url}")
         # In the settings it would be written to the run's directory with all the others.
         token = settings.env_token or os.environ.get(TOKEN_VARIABLE)
-        pool = EnvironmentPool(url, token, settings.rollout.encoding, timeout_s)
+        patience_s = settings.rollout.server_timeout_s
+        outages = OutageReport(console, patience_s)
+        pool = EnvironmentPool(url, token, settings.rollout.encoding, timeout_s, outages, patience_s)
         yield await stack.enter_async_context(pool)
 
 

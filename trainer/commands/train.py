@@ -276,8 +276,9 @@ def _scheduler(
         rollout_settings.max_attempts,
         rollout_settings.episode_timeout_s,
     )
+    play = _player(settings, policy, players, pool)
     return RolloutScheduler(
-        source, window, _player(settings, policy, players, pool), plan, ledger, players.slots
+        source, window, play, plan, ledger, players.slots, disconnected=lambda: pool.disconnected
     )
 
 

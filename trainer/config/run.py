@@ -98,6 +98,9 @@ class RolloutSettings(Settings):
     episode_timeout_s: PositiveFloat = Field(
         300.0, description="A hung episode is cancelled and played again."
     )
+    server_timeout_s: PositiveFloat = Field(
+        300.0, description="A server that is gone is waited for so long; then the run is saved and ends."
+    )
     max_attempts: PositiveInt = Field(3, description="Attempts at an episode before its group is dropped.")
     max_concurrent_sequences: PositiveInt = Field(
         256, description="Rows that the embedded engine decodes at once."

@@ -51,6 +51,7 @@ class RolloutScheduler:
         plan: How a group is played.
         ledger: Told of every task that is issued or dropped.
         slots: Told of every episode's start and end.
+        disconnected: Whether an environment server is gone now. Time that episodes wait for it is not theirs.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class RolloutScheduler:
         plan: GroupPlan,
         ledger: Ledger,
         slots: EpisodeSlots,
+        disconnected: Callable[[], bool] = lambda: False,
     ) -> None:
         self.window = window
         self.counters: Counter[str] = Counter()
@@ -69,6 +71,7 @@ class RolloutScheduler:
         self._plan = plan
         self._ledger = ledger
         self._slots = slots
+        self._disconnected = disconnected
         self._tasks: set[asyncio.Task[None]] = set()
         self._finished: dict[int, Group] = {}
         self._progress = asyncio.Event()
@@ -178,10 +181,13 @@ class RolloutScheduler:
             self._slots.leave()
 
     async def _attempt(self, task: Task, member: int, attempt: int) -> Trajectory:
-        try:
-            async with asyncio.timeout(self._plan.episode_timeout_s):
-                return await self._play(task, member, attempt)
-        except TimeoutError:
+        while True:
+            try:
+                async with asyncio.timeout(self._plan.episode_timeout_s):
+                    return await self._play(task, member, attempt)
+            except TimeoutError:
+                if self._disconnected():
+                    continue  # it was not the episode that hung
             hung = Trajectory(task, member, attempt, outcome=Outcome.TIMEOUT)
             hung.detail = f"no end within {self._plan.episode_timeout_s} s"
             return hung
