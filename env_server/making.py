@@ -153,6 +153,9 @@ class Making:
         self._sessions.require_open(session)
         if session.running is not None:
             raise busy(session.running)
+        if session.episode < 0 and request.reseed is not None:
+            # There is nothing random yet that a seed could change; the copies' resets name seeds of their own.
+            raise not_reset(session)
         if session.episode >= 0 and not (session.playing or session.terminated or session.truncated):
             raise not_reset(session)
         # The session may go on while it is copied.

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
 import time
@@ -11,6 +12,8 @@ from functools import partial
 from typing import Any
 
 from env_server.workers.base import EnvironmentRaised, OperationTimeout
+
+_log = logging.getLogger(__name__)
 
 
 class _Call:
@@ -128,7 +131,8 @@ class ThreadPool:
     """Makes calls in at most so many threads at a time.
 
     A call that takes too long cannot be interrupted: its thread is left to it, and a new one takes its place. When as
-    many threads are stuck as the pool is large, no new ones are started until one comes back.
+    many threads are stuck as the pool is large, no new ones are started until one comes back; calls wait for that, but
+    for no longer than they may take.
 
     Args:
         size: The largest number of threads, not counting those that are stuck.
@@ -161,19 +165,15 @@ class ThreadPool:
         Returns:
             The outcome. To cancel it is to give the call up; where that is not possible any more, because the outcome
             is there, `given_up` is not called. It raises `OperationTimeout` where the call took too long, or all
-            threads are stuck.
+            threads were stuck for so long.
         """
         call = _Call(function, arguments, timeout, given_up, timed, self._made)
         call.future.add_done_callback(partial(self._cancelled, call))
-        try:
-            thread = self._free_thread()
-        except OperationTimeout as error:
-            self._refuse(call, error)
-            return call.future
-        if thread is None:
-            self._waiting.append(call)
+        if self._idle:
+            self._begin(call, self._idle.pop())
         else:
-            self._begin(call, thread)
+            self._waiting.append(call)
+            self._serve_waiting()
         return call.future
 
     def dismiss(self) -> None:
@@ -183,25 +183,33 @@ class ThreadPool:
         self._threads -= len(self._idle)
         self._idle.clear()
 
-    def _free_thread(self) -> _Thread | None:
-        if self._idle:
-            return self._idle.pop()
-        return self._start_thread() if self._threads < self._size else None
-
-    def _start_thread(self) -> _Thread:
-        if self.stuck >= self._size:
-            raise OperationTimeout(f"all {self.stuck} threads are stuck")
-        try:
-            thread = _Thread()
-        except RuntimeError as error:
-            # The system has no more.
-            raise OperationTimeout(f"no thread can be started: {error}") from error
-        self._threads += 1
-        return thread
+    def _serve_waiting(self) -> None:
+        """Start threads for those that wait, where more are allowed."""
+        while self._waiting and self._threads < self._size and self.stuck < self._size:
+            call = self._waiting.popleft()
+            if call.future.done():
+                continue
+            try:
+                thread = _Thread()
+            except RuntimeError as error:
+                # The system has no more.
+                self._refuse(call, f"no thread can be started: {error}")
+                continue
+            self._threads += 1
+            self._begin(call, thread)
+        if not self._threads:
+            for call in self._waiting:
+                self._limit(call)
 
     def _begin(self, call: _Call, thread: _Thread) -> None:
+        if call.timer is not None:
+            call.timer.cancel()
+            call.timer = None
         call.begin(thread)
-        if call.timeout is not None:
+        self._limit(call)
+
+    def _limit(self, call: _Call) -> None:
+        if call.timer is None and call.timeout is not None:
             call.timer = asyncio.get_running_loop().call_later(call.timeout, self._took_too_long, call)
 
     def _made(self, call: _Call) -> None:
@@ -215,9 +223,14 @@ class ThreadPool:
         self._idle.append(thread)
 
     def _took_too_long(self, call: _Call) -> None:
-        if not call.future.done():
-            self._leave(call)
-            call.future.set_exception(OperationTimeout(f"no answer within {call.timeout:g} s"))
+        if call.future.done():
+            return
+        if call.thread is None:
+            self._waiting.remove(call)
+            self._refuse(call, f"all {self.stuck} threads are stuck")
+            return
+        self._leave(call)
+        call.future.set_exception(OperationTimeout(f"no answer within {call.timeout:g} s"))
 
     def _cancelled(self, call: _Call, future: "asyncio.Future[Any]") -> None:
         if not future.cancelled():
@@ -229,8 +242,8 @@ class ThreadPool:
             self._waiting.remove(call)
         _give_up(call)
 
-    def _refuse(self, call: _Call, error: OperationTimeout) -> None:
-        call.future.set_exception(error)
+    def _refuse(self, call: _Call, why: str) -> None:
+        call.future.set_exception(OperationTimeout(why))
         _give_up(call)
 
     def _leave(self, call: _Call) -> None:
@@ -242,21 +255,19 @@ class ThreadPool:
         thread.put(call.given_up)
         thread.put(partial(_tell, loop, self._come_back))
         thread.dismiss()
-        while self._waiting and self._threads < self._size:
-            waiting = self._waiting.popleft()
-            if waiting.future.done():
-                continue
-            try:
-                self._begin(waiting, self._start_thread())
-            except OperationTimeout as error:
-                self._refuse(waiting, error)
+        self._serve_waiting()
 
     def _come_back(self) -> None:
         self.stuck -= 1
+        self._serve_waiting()
 
 
 def _give_up(call: _Call) -> None:
     """Do what a call that will not be made is followed by; no thread of the pool may be free for that."""
-    spare = _Thread()
+    try:
+        spare = _Thread()
+    except RuntimeError as error:
+        _log.error("what a call was to leave behind is not closed, since no thread can be started: %s", error)
+        return
     spare.put(call.given_up)
     spare.dismiss()
