@@ -22,7 +22,7 @@ from trainer.assembly import (
 )
 from trainer.backends.torch_backend import TorchBackend
 from trainer.checkpoint import Checkpoint, CheckpointError, CheckpointStore, RunState
-from trainer.config.plugins import check_plugins
+from trainer.config.checks import check_settings
 from trainer.config.run import RunSettings, WarmStartSettings
 from trainer.console import RunConsole
 from trainer.demonstrations import collect_demonstrations
@@ -73,7 +73,7 @@ async def train(settings: RunSettings, ending: Ending) -> int:
     Raises:
         RunStoppedError: If it was interrupted, or lost its environments or its disk, once what was learnt is saved.
     """
-    check_plugins(settings)
+    check_settings(settings)
     directory = Path(settings.output_dir)
     store = CheckpointStore(directory / "checkpoints", settings.checkpoint.keep)
     with run_lock(directory):

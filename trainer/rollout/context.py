@@ -11,6 +11,7 @@ from typing import Any
 from trainer.config.run import PromptSettings
 from trainer.plugins import load_attribute
 
+_LAST_TURNS = 3
 Message = Mapping[str, Any]
 """A chat message: `role`, `content`, and whatever else the chat template reads."""
 
@@ -51,7 +52,7 @@ def context_policy(settings: PromptSettings) -> ContextPolicy:
         return policy
     if settings.context == "full_history":
         return full_history
-    return last_turns(1 if settings.context == "single_turn" else settings.turns)
+    return last_turns(1 if settings.context == "single_turn" else settings.turns or _LAST_TURNS)
 
 
 def observation_messages(observation: Any, info: Mapping[str, Any]) -> tuple[Message, ...]:

@@ -78,6 +78,7 @@ class EnvironmentPool:
         timeout_s: How long one operation may take, with all that clients do to have it answered.
         outages: Told of servers that cannot be reached.
         patience_s: How long a server that is gone is waited for.
+        connect_s: How long a server that was never reached is waited for.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class EnvironmentPool:
         timeout_s: float = OPERATION_TIMEOUT_S,
         outages: OutageReport | None = None,
         patience_s: float = 300.0,
+        connect_s: float = 15.0,
     ) -> None:
         self._default_url = default_url
         self._token = token
@@ -95,6 +97,7 @@ class EnvironmentPool:
         self._timeout_s = timeout_s
         self._outages = outages
         self._patience_s = patience_s
+        self._connect_s = connect_s
         self._servers: dict[str, _Server] = {}
         self._connecting = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()
@@ -138,6 +141,7 @@ class EnvironmentPool:
             token=self._token,
             encoding=self._encoding,
             timeout_s=max(self._timeout_s, 2 * self._patience_s),
+            connect_timeout_s=self._connect_s,
             reconnect_timeout_s=self._patience_s,
             on_outage=None
             if self._outages is None
