@@ -63,6 +63,11 @@ class RunConsole:
         """Print a long sentence that stays, broken between words."""
         self._console.print(text, markup=False)
 
+    @property
+    def live(self) -> bool:
+        """Whether there is a terminal, where a line can be changed once it is drawn."""
+        return self._live is not None
+
     def begin(self, title: str, total: int, done: int = 0) -> None:
         """Show a bar for what begins now, in place of the one before it."""
         if self._bar is not None:

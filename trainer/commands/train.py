@@ -22,7 +22,7 @@ from trainer.assembly import (
 )
 from trainer.backends.torch_backend import TorchBackend
 from trainer.checkpoint import Checkpoint, CheckpointError, CheckpointStore, RunState
-from trainer.config.plugins import check_plugins
+from trainer.config.checks import check_settings
 from trainer.config.run import RunSettings, WarmStartSettings
 from trainer.console import RunConsole
 from trainer.demonstrations import collect_demonstrations
@@ -74,7 +74,7 @@ async def train(settings: RunSettings, ending: Ending) -> int:
         RunStoppedError: If it was interrupted, lost its environments or its disk, or cannot go on, once what was learnt
             is saved.
     """
-    check_plugins(settings)
+    check_settings(settings)
     directory = Path(settings.output_dir)
     store = CheckpointStore(directory / "checkpoints", settings.checkpoint.keep)
     with run_lock(directory):
@@ -295,7 +295,16 @@ def _scheduler(
         agent=_plugin(rollout_settings.agent, "rollout.agent"),
         reward=_plugin(rollout_settings.reward, "rollout.reward"),
     )
-    return RolloutScheduler(source, window, player.play, plan, ledger, players.slots, console.explain)
+    return RolloutScheduler(
+        source,
+        window,
+        player.play,
+        plan,
+        ledger,
+        players.slots,
+        report=console.explain,
+        disconnected=lambda: pool.disconnected,
+    )
 
 
 def _plugin(path: str | None, setting: str) -> Plugin | None:

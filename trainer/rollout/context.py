@@ -11,6 +11,7 @@ from typing import Any
 from trainer.config.run import PromptSettings
 from trainer.plugins import Plugin, load_plugin
 
+_LAST_TURNS = 3
 Message = Mapping[str, Any]
 """A chat message: `role`, `content`, and whatever else the chat template reads."""
 
@@ -50,7 +51,7 @@ def context_policy(settings: PromptSettings) -> ContextPolicy:
         return _checked_policy(load_plugin(settings.custom_context, "prompt.custom_context"))
     if settings.context == "full_history":
         return full_history
-    return last_turns(1 if settings.context == "single_turn" else settings.turns)
+    return last_turns(1 if settings.context == "single_turn" else settings.turns or _LAST_TURNS)
 
 
 def _checked_policy(plugin: Plugin) -> ContextPolicy:
