@@ -3,7 +3,7 @@
 import re
 
 from clients.protocol.errors import ProblemError
-from clients.protocol.values import EncodeError
+from clients.protocol.values import DecodeError, EncodeError
 from env_server.session import Running, Session
 from env_server.workers.base import EnvironmentRaised
 
@@ -12,7 +12,7 @@ _MAX_MESSAGE = 500
 _MOST_READ = 10_000
 
 
-def environment_error(error: EnvironmentRaised | EncodeError) -> ProblemError:
+def environment_error(error: EnvironmentRaised | EncodeError | DecodeError) -> ProblemError:
     """The problem that an environment raised, or gave something that the wire has no form for.
 
     File paths are taken out of the message; the log has them.

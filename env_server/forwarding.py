@@ -13,6 +13,8 @@ import msgpack
 from clients.protocol.errors import ProblemError
 from env_server.configuration import ConfigurationError
 from env_server.envelope import as_problem
+from env_server.lifecycle import going_away
+from env_server.pending import is_given_up
 
 Handler = Callable[[Mapping[str, Any], str, dict[str, Any], bool], Awaitable[Any]]
 """Answers a call: from whom it is, the operation, its fields, and whether values are for MessagePack."""
@@ -223,6 +225,11 @@ class Forwarder:
             if self._connecting.get(index) is connecting:
                 del self._connecting[index]
             raise _away(index) from None
+        except asyncio.CancelledError:
+            if is_given_up():
+                raise
+            # This process ends, and connects to nobody any more.
+            raise going_away() from None
 
     async def _connect(self, index: int, deadline: float) -> _Link:
         loop = asyncio.get_running_loop()

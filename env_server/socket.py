@@ -314,11 +314,16 @@ class Socket:
             for result in reply:
                 if "error" in result:
                     self._problems[result["error"]["code"]] += 1
-            return encode_results(number, reply, self._reply_limit, binary=self._binary)
+            return encode_results(
+                number, reply, self._reply_limit, binary=self._binary, take_back=self._take_back
+            )
         content = dumps({"id": number, "ok": reply}, binary=self._binary)
         if len(content) > self._reply_limit:
-            raise too_large_reply(len(content), self._reply_limit)
+            raise too_large_reply(len(content), self._reply_limit, self._take_back(reply))
         return content
+
+    def _take_back(self, reply: Reply) -> int:
+        return self._services.operations.take_back(self._context, reply)
 
     def _encode_problem(self, number: FrameId, problem: ProblemError) -> bytes:
         self._problems[problem.code] += 1

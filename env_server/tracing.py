@@ -79,6 +79,10 @@ class TracedOperations:
         """Close a session that no client has named."""
         self._operations.end(context, session_id)
 
+    def take_back(self, context: Context, reply: Reply) -> int:
+        """Close the sessions that an answer has opened which cannot be sent."""
+        return self._operations.take_back(context, reply)
+
     async def _later(self, span: Span, reply: Awaitable[Reply]) -> Reply:
         token = CURRENT.set(_traceparent(span))
         try:

@@ -7,6 +7,7 @@ given a task, which looks for the session and asks again.
 import asyncio
 import time
 from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from clients.protocol.errors import ProblemError
@@ -17,6 +18,7 @@ from env_server.gateway.relayed import UNREADABLE, RelayedSession
 from env_server.gateway.relocation import PATIENCE_S, Relocation, renamed
 from env_server.gateway.session_names import parse_session_name
 from env_server.held import END_REASONS
+from env_server.lifecycle import going_away
 from env_server.metrics import Metrics
 from env_server.replies import Reply
 from env_server.sessions import Sessions
@@ -191,7 +193,13 @@ class Relay:
     # -- sessions that have to be found first --------------------------------------------------------------------
 
     def _ask_again(self, operation: "OnItsWay", *, gone: bool, after_s: float = 0.0) -> None:
-        self._spawn(self._find_and_ask(operation, gone, after_s))
+        task = self._spawn(self._find_and_ask(operation, gone, after_s))
+        # Not code within the task: one that is cancelled before its first turn runs none.
+        task.add_done_callback(partial(self._given_up, operation))
+
+    def _given_up(self, operation: "OnItsWay", task: "asyncio.Task[None]") -> None:
+        if task.cancelled():
+            self._finish(operation, going_away())
 
     async def _find_and_ask(self, operation: "OnItsWay", gone: bool, after_s: float) -> None:
         """Ask the node again, once it is known that it answers and has the session."""
@@ -207,11 +215,6 @@ class Relay:
                 await self._ask(operation, deadline)
         except ProblemError as problem:
             self._finish(operation, problem)
-        except asyncio.CancelledError:
-            self._finish(
-                operation, ProblemError("draining", "the gateway is going away", retry_after=_RETRY_S)
-            )
-            raise
 
     async def _ask(self, operation: "OnItsWay", deadline: float) -> None:
         session = operation.session
@@ -254,10 +257,11 @@ class Relay:
         except (ConnectionError, TimeoutError, ProblemError, *UNREADABLE):
             session.incomplete = True
 
-    def _spawn(self, body: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, body: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = self._loop.create_task(body)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        return task
 
 
 class OnItsWay(Passage):

@@ -236,7 +236,9 @@ async def test_a_batch_restores_a_session_that_went_back(behind: tuple[EnvClient
     assert seen == local_episode(4, ACTIONS[:8])
 
 
-async def test_a_step_that_another_action_was_taken_for_is_no_reason_to_restore(server: ServerProcess) -> None:
+async def test_a_step_that_another_action_was_taken_for_is_no_reason_to_restore(
+    server: ServerProcess,
+) -> None:
     async with EnvClient(server.url) as client:
         session = await client.make("Walk-v0", {"risk": 0.0})
         await session.reset(4)

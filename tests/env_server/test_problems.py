@@ -241,6 +241,39 @@ async def test_a_reply_over_the_limit() -> None:
             assert results[2]["ok"]["step"] == 5, "what was asked for was done all the same"
 
 
+async def test_sessions_that_nobody_can_be_told_of_are_closed_again() -> None:
+    unsendable = ("--env", "Unsendable=tests.support.served_envs:Unsendable")
+    with Server(*ENVS, *INLINE, *unsendable, "--max-reply-bytes", "2000") as server:
+        async with server.http() as client, server.socket() as socket:
+
+            async def sessions() -> int:
+                return (await client.get("/v1/info")).json()["capacity"]["sessions"]
+
+            kept = await socket.make(kwargs={"length": 9})
+            many = {"env_id": "Count", "count": 40}
+            for _ in range(2):
+                # One that came before does not come again with sessions that are no more.
+                answer = await client.post("/v1/sessions", json=many | {"request_id": "many"})
+                check(answer, "too_large")
+                assert "closed" in answer.json()["detail"]
+            assert (await socket.ask("make", **many))["error"]["code"] == "too_large"
+            assert (await socket.ask("fork", session_id=kept, count=60))["error"]["code"] == "too_large"
+            mcp = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
+            assert (await client.post("/mcp/Arrays", json=mcp)).status_code == 413
+            results = await socket.batch(
+                {"op": "make", "env_id": "Count"},
+                {"op": "make", **many},
+                {"op": "step", "session_id": kept, "action": "on"},
+            )
+            assert ["ok" in result for result in results] == [True, False, True]
+            assert await sessions() == 2
+            undescribable = await client.post(
+                "/v1/sessions", json={"env_id": "Unsendable", "reset": {}, "request_id": "one"}
+            )
+            check(undescribable, "env_error")
+            assert await sessions() == 2
+
+
 def test_the_table_is_complete() -> None:
     elsewhere = {"unauthorized", "draining"}  # test_auth, test_drain
     provoked = {code for code, _ in ON_SOCKET} | {code for code, *_ in OVER_HTTP}
