@@ -72,9 +72,18 @@ def _list(schema: Mapping[str, Any], none: str) -> str:
     items = schema.get("items", {})
     if "enum" in items:
         return f"some of {', '.join(repr(value) for value in items['enum'])}"
-    fewest, most = schema.get("minItems"), schema.get("maxItems")
-    count = f"{most} " if most is not None and fewest == most else ""
+    count = _count(schema.get("minItems"), schema.get("maxItems"))
     kind = items.get("type")
     if not isinstance(kind, str) or kind not in _NAMES:
         return f"a list of {count}values" if count else "a list"
     return f"a list of {count}{_NAMES[kind][1]}{_bounds(items)}"
+
+
+def _count(fewest: int | None, most: int | None) -> str:
+    if fewest is None and most is None:
+        return ""
+    if most is None:
+        return f"at least {fewest} "
+    if fewest is None:
+        return f"at most {most} "
+    return f"{most} " if fewest == most else f"{fewest} to {most} "

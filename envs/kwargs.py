@@ -18,15 +18,17 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar, Unpack, get_args,
 import gymnasium
 import numpy as np
 from pydantic import (
-    BaseModel,
     ConfigDict,
+    Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    TypeAdapter,
     ValidationError,
     create_model,
 )
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from typing_extensions import TypedDict
 
 from clients.schema_words import wanted
 
@@ -49,6 +51,10 @@ OPERATOR = _Mark()
 
 RENDER_MODES = _Mark()
 """Marks the kwarg that is one of the render modes that the class's metadata name, or None."""
+
+
+RenderMode = Annotated[str | None, RENDER_MODES, Field(description="What `render` gives.")]
+"""The kwarg `render_mode`."""
 
 
 class OneOf:
@@ -276,22 +282,18 @@ def _validator(env_class: type) -> Callable[[Any], Any]:
     """Holds kwargs against all parameters, of which none is required: what is missing, Python's own call says."""
     parameters = _parameters(env_class)
     marked = parameters.marked()
-    fields: dict[str, Any] = {
-        name: (
-            parameter.annotation if name in marked else Any,
-            None if parameter.default is _NO_DEFAULT else parameter.default,
-        )
-        for name, parameter in parameters.named.items()
+    types: Any = {
+        name: parameter.annotation if name in marked else Any for name, parameter in parameters.named.items()
     }
-    config = ConfigDict(
+    # Not a model: it would fill in all the defaults each time.
+    dictionary: Any = TypedDict(env_class.__name__, types, total=False)  # type: ignore[operator]
+    dictionary.__pydantic_config__ = ConfigDict(
         strict=True,
         allow_inf_nan=False,
         arbitrary_types_allowed=True,
         extra="allow" if parameters.takes_any else "forbid",
-        protected_namespaces=(),
     )
-    model: type[BaseModel] = create_model(env_class.__name__, __config__=config, **fields)
-    return model.__pydantic_validator__.validate_python
+    return TypeAdapter(dictionary).validator.validate_python
 
 
 @cache

@@ -10,7 +10,7 @@ import gymnasium
 from pydantic import Field
 
 from clients.protocol.spaces import UnicodeText
-from envs.kwargs import RENDER_MODES, DeclaredKwargs, OneOf
+from envs.kwargs import DeclaredKwargs, OneOf, RenderMode
 from envs.profiles import PROFILES, name_table, named_action, profile_named, reply_format, said_actions
 
 Action = TypeVar("Action")
@@ -28,7 +28,6 @@ FormatPenalty = Annotated[
 ActionsPerTurn = Annotated[
     int, Field(ge=1, le=100, description="Actions that one reply may name, separated by `||`.")
 ]
-RenderMode = Annotated[str | None, RENDER_MODES, Field(description="What `render` gives.")]
 
 _NUMBERS = re.compile(r"\d{1,9}(?:[\s,;]+\d{1,9}){0,9}", re.ASCII)
 

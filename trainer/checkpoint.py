@@ -3,23 +3,32 @@
 A checkpoint holds the model, the optimizers, the step, the policy version and the data cursor at the *trained*
 frontier: tasks that were admitted and not yet trained are issued again. There is no generator state to keep, because
 every random number is drawn from a stream that is named by what it is for.
+
+A process may be killed at any moment. A checkpoint is written beside the others under a name that nothing reads, and
+takes its own name when all of it is on disk; one of the same step that it replaces steps aside first, and stands in for
+it until then. So there is a whole checkpoint at every moment after the first one was written.
 """
 
 import hashlib
 import json
 import os
+import pickle
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from trainer.run_files import write_errors
+
 _MANIFEST = "manifest.json"
 _STATE = "state.json"
 _LATEST = "latest"
 _STEP = "step_"
 _ASIDE = "aside_"
+_PART = ".pt"
 
 
 class CheckpointError(RuntimeError):
@@ -43,8 +52,23 @@ class RunState:
     untrained: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint that was read and found whole.
+
+    Attributes:
+        folder: Where it lies.
+        state: Where the run stood.
+        parts: State dictionaries by name, such as `policy` and `critic`.
+    """
+
+    folder: Path
+    state: RunState
+    parts: dict[str, Any]
+
+
 class CheckpointStore:
-    """The checkpoints of one run.
+    """The checkpoints of one run. One process writes them, any may read them.
 
     Args:
         directory: Where they are kept, one folder each.
@@ -64,38 +88,63 @@ class CheckpointStore:
 
         Returns:
             Its folder.
+
+        Raises:
+            WriteError: If the disk is full, or does not take it for another reason. Older checkpoints stay.
         """
-        self._directory.mkdir(parents=True, exist_ok=True)
-        name = f"{_STEP}{state.step:06d}"
-        scratch = self._directory / f".{name}.partial"
-        if scratch.exists():
-            shutil.rmtree(scratch)
-        scratch.mkdir()
-        for part, content in parts.items():
-            torch.save(content, scratch / f"{part}.pt")
-        (scratch / _STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
-        hashes = {file.name: _hash(file) for file in sorted(scratch.iterdir())}
-        (scratch / _MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
-        for file in scratch.iterdir():
-            _sync(file)
-        final = self._directory / name
-        # `latest` may point at a checkpoint of this step: it goes only once the new one can take its place.
-        replaced = self._directory / f".{name}.replaced"
-        if final.exists():
-            final.rename(replaced)
-        scratch.rename(final)
-        self._point_at(final)
-        if replaced.exists():
-            shutil.rmtree(replaced)
-        self._remove_old(state.step)
+        final = self._directory / _name(state.step)
+        scratch = _scratch(final)
+        try:
+            with write_errors(scratch):
+                scratch.parent.mkdir(parents=True, exist_ok=True)
+                _remove(scratch)
+                scratch.mkdir()
+                _write(scratch, state, parts)
+        except BaseException:
+            _remove(scratch)  # what is only half there is of no use, and takes room on a full disk
+            raise
+        with write_errors(self._directory):
+            self._take_place(scratch, final)
+            self._remove_old(state.step)
         return final
 
     def latest(self) -> Path | None:
-        """The newest whole checkpoint, or None if there is none yet."""
-        pointer = self._directory / _LATEST
-        if not pointer.exists():
-            return None
-        return self._directory / pointer.read_text(encoding="utf-8").strip()
+        """The newest checkpoint, or None if there is none yet."""
+        return next(iter(self._candidates()), None)
+
+    def highest_step(self) -> int:
+        """The highest step of a checkpoint, sound or not; 0 if there is none."""
+        return max(self._steps(), default=0)
+
+    def load_newest(self, say: Callable[[str], None]) -> Checkpoint | None:
+        """Read the newest checkpoint that is whole, or return None if there is none yet.
+
+        Args:
+            say: Told of every newer one that is damaged.
+
+        Raises:
+            CheckpointError: If there are checkpoints and none of them can be read.
+        """
+        candidates = self._candidates()
+        problems: list[str] = []
+        pointed = self._pointed_step()
+        if pointed is not None and pointed not in self._steps():
+            problems.append(f"{self._directory / _name(pointed)} is missing")
+            say(f"passing over a checkpoint: {problems[0]}")
+        for folder in candidates:
+            try:
+                checkpoint = load_checkpoint(folder)
+            except CheckpointError as error:
+                problems.append(str(error))
+                say(f"passing over a damaged checkpoint: {error}")
+            else:
+                return checkpoint
+        if problems or self._steps():
+            raise CheckpointError(
+                f"no checkpoint in {self._directory} can be read ({'; '.join(problems)}): bring one back from a "
+                "copy, or begin again in another output_dir"
+            )
+        return None
 
     def holds(self, folder: Path) -> bool:
         """Whether `folder` is one of these checkpoints."""
@@ -103,20 +152,54 @@ class CheckpointStore:
 
     def go_back_to(self, folder: Path, step: int) -> None:
         """Make the checkpoint of step `step` the newest; later ones are kept under names that nothing reads."""
+        if self._pointed_step() != step:
+            self._point_at(folder)
         for later, other in self._steps().items():
             if later > step:
-                aside = self._directory / f"{_ASIDE}{other.name}"
-                if aside.exists():
-                    shutil.rmtree(aside)
-                other.rename(aside)
-        self._point_at(folder)
+                self._set_aside(other)
+
+    def set_all_aside(self) -> None:
+        """Keep all checkpoints under names that nothing reads: a run begins anew beside them."""
+        (self._directory / _LATEST).unlink(missing_ok=True)
+        for folder in self._steps().values():
+            self._set_aside(folder)
+
+    def _set_aside(self, folder: Path) -> None:
+        aside = self._directory / f"{_ASIDE}{_plain_name(folder)}"
+        _remove(aside)
+        folder.rename(aside)
+
+    def _candidates(self) -> list[Path]:
+        """The folders that may hold the newest checkpoint: the one that is pointed at, then those before it."""
+        steps = self._steps()
+        newest = self._pointed_step()
+        return [steps[step] for step in sorted(steps, reverse=True) if newest is None or step <= newest]
+
+    def _pointed_step(self) -> int | None:
+        """The step that the pointer names; None where there is none, or nobody can read it."""
+        try:
+            name = (self._directory / _LATEST).read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return None
+        return _step_of(name.strip())
+
+    def _take_place(self, scratch: Path, final: Path) -> None:
+        """Give a whole checkpoint its name. One of the same step stands in for it (see `_steps`) until it has it."""
+        replaced = _replaced(final)
+        if final.exists():
+            _remove(replaced)
+            final.rename(replaced)
+        scratch.rename(final)
+        self._point_at(final)
+        _remove(replaced)
 
     def _point_at(self, folder: Path) -> None:
         _sync(self._directory)
         pointer = self._directory / f".{_LATEST}.partial"
-        pointer.write_text(folder.name, encoding="utf-8")
+        pointer.write_text(_plain_name(folder), encoding="utf-8")
         _sync(pointer)
         pointer.rename(self._directory / _LATEST)
+        _sync(self._directory)
 
     def _remove_old(self, newest: int) -> None:
         """Keep the checkpoint of step `newest` and those next below it; nothing above it is touched."""
@@ -124,35 +207,123 @@ class CheckpointStore:
             ((step, folder) for step, folder in self._steps().items() if step < newest), reverse=True
         )
         for _, folder in older[self._keep - 1 :]:
-            shutil.rmtree(folder)
+            _remove(folder)
+        kept = set(self._steps().values())
+        for leftover in self._directory.glob(f".{_STEP}*"):  # of processes that were killed
+            if leftover not in kept:
+                _remove(leftover)
 
     def _steps(self) -> dict[int, Path]:
-        found = {folder: _step_of(folder) for folder in self._directory.glob(f"{_STEP}*")}
-        return {step: folder for folder, step in found.items() if step is not None}
+        """All checkpoints by step; one that was about to be replaced when its process was killed is among them."""
+        stand_ins = {
+            step: folder
+            for folder in self._directory.glob(f".{_STEP}*.replaced")
+            if (step := _step_of(_plain_name(folder))) is not None
+        }
+        named = {
+            step: folder
+            for folder in self._directory.glob(f"{_STEP}*")
+            if (step := _step_of(folder.name)) is not None
+        }
+        return stand_ins | named
 
 
-def load_checkpoint(folder: Path) -> tuple[RunState, dict[str, Any]]:
+def load_checkpoint(folder: Path) -> Checkpoint:
     """Read a checkpoint and check it against its manifest.
 
     Raises:
-        CheckpointError: If a file is missing or differs from what was written.
+        CheckpointError: If a file is missing, differs from what was written, or cannot be understood.
     """
+    try:
+        names = _checked_names(folder)
+        state = _read_state(folder / _STATE)
+        parts = {
+            name.removesuffix(_PART): _read_part(folder / name)
+            for name in sorted(names)
+            if name.endswith(_PART)
+        }
+    except OSError as error:
+        raise CheckpointError(f"cannot read {error.filename or folder}: {error.strerror}") from error
+    return Checkpoint(folder, state, parts)
+
+
+def _write(folder: Path, state: RunState, parts: dict[str, Any]) -> None:
+    for part, content in parts.items():
+        with (folder / f"{part}{_PART}").open("wb") as file:
+            torch.save(content, file)
+    (folder / _STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
+    hashes = {file.name: _hash(file) for file in sorted(folder.iterdir())}
+    (folder / _MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
+    for path in [*folder.iterdir(), folder]:
+        _sync(path)
+
+
+def _checked_names(folder: Path) -> set[str]:
+    """Return the names of a checkpoint's files, each of which is there and as it was written."""
     manifest = folder / _MANIFEST
     if not manifest.exists():
         raise CheckpointError(f"{folder} is no checkpoint: it has no {_MANIFEST}")
-    for name, digest in json.loads(manifest.read_text(encoding="utf-8")).items():
+    hashes = _read_json(manifest)
+    if not isinstance(hashes, dict) or _STATE not in hashes:
+        raise CheckpointError(f"{manifest} is damaged: it does not list {_STATE}")
+    for name, digest in hashes.items():
         file = folder / name
-        if not file.exists() or _hash(file) != digest:
-            raise CheckpointError(f"{file} is damaged or missing; resume from an older checkpoint")
-    raw = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-    state = RunState(raw["step"], raw["version"], raw["next_task"], tuple(raw["untrained"]))
-    parts = {file.stem: torch.load(file, weights_only=True) for file in sorted(folder.glob("*.pt"))}
-    return state, parts
+        if file.parent != folder or not file.is_file() or _hash(file) != digest:
+            raise CheckpointError(f"{file} is damaged or missing")
+    return set(hashes)
 
 
-def _step_of(folder: Path) -> int | None:
-    number = folder.name.removeprefix(_STEP)
-    return int(number) if number.isdecimal() else None
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: it is not JSON") from error
+
+
+def _read_state(path: Path) -> RunState:
+    raw = _read_json(path)
+    try:
+        numbers = [raw["step"], raw["version"], raw["next_task"], *raw["untrained"]]
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError("a number is none")
+        return RunState(raw["step"], raw["version"], raw["next_task"], tuple(raw["untrained"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} does not say where the run stands") from error
+
+
+def _read_part(path: Path) -> Any:
+    try:
+        return torch.load(path, weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {type(error).__name__}") from error
+
+
+def _name(step: int) -> str:
+    return f"{_STEP}{step:06d}"
+
+
+def _scratch(final: Path) -> Path:
+    return final.with_name(f".{final.name}.partial")
+
+
+def _replaced(final: Path) -> Path:
+    return final.with_name(f".{final.name}.replaced")
+
+
+def _plain_name(folder: Path) -> str:
+    """The name of a checkpoint, also of one that stands in for another."""
+    return folder.name.removeprefix(".").removesuffix(".replaced")
+
+
+def _step_of(name: str) -> int | None:
+    """The step in a checkpoint's name; None if it is not the name of one."""
+    number = name.removeprefix(_STEP)
+    return int(number) if number != name and number.isdecimal() and number.isascii() else None
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
 
 
 def _hash(file: Path) -> str:

@@ -12,6 +12,7 @@ from clients.protocol.errors import ProblemError
 from trainer.checkpoint import CheckpointError
 from trainer.config.load import ConfigError, dump_settings, load_settings
 from trainer.config.run import RunSettings
+from trainer.ending import Ending
 
 _PLAYERS = ("model", "random", "human", "recorded")
 _MISTAKES = (
@@ -52,10 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return asyncio.run(_run(command, settings, options))
     except _MISTAKES as error:
         print(f"roll-train: {error}", file=sys.stderr)
-        return 2
+        return getattr(error, "exit_code", 2)
     except KeyboardInterrupt:
-        remedy = "; go on with checkpoint.resume=auto" if command == "train" else ""
-        print(f"roll-train: interrupted{remedy}", file=sys.stderr)
+        print("roll-train: interrupted", file=sys.stderr)
         return 130
 
 
@@ -101,6 +101,12 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 
 async def _run(command: str, settings: RunSettings, options: argparse.Namespace) -> int:
+    ending = Ending()
+    with ending.watching():
+        return await _command(command, settings, options, ending)
+
+
+async def _command(command: str, settings: RunSettings, options: argparse.Namespace, ending: Ending) -> int:
     # Imported late: torch and transformers take seconds, and --dry-run and --help need neither.
     from transformers.utils.logging import disable_progress_bar
 
@@ -123,7 +129,7 @@ async def _run(command: str, settings: RunSettings, options: argparse.Namespace)
         return await evaluate(settings, checkpoint=options.checkpoint)
     from trainer.commands.train import train
 
-    return await train(settings)
+    return await train(settings, ending)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,13 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 _SHOWN = (
     ("rollout/success", "success", "{:.3f}"),
@@ -43,7 +45,9 @@ class RunConsole:
             TimeRemainingColumn(),
             console=self._console,
         )
-        self._bar = self._progress.add_task("training", total=steps)
+        self._steps = steps
+        self._bar: TaskID | None = None
+        self._status: Text | None = None
         self._latest: dict[str, float] = {}
         self._live: Live | None = None
         self._started = time.monotonic()
@@ -55,13 +59,33 @@ class RunConsole:
         """Print text that stays, as it is: an observation may hold what elsewhere means a colour or a picture."""
         self._console.print(text, markup=False, soft_wrap=True)
 
+    def begin(self, title: str, total: int, done: int = 0) -> None:
+        """Show a bar for what begins now, in place of the one before it."""
+        if self._bar is not None:
+            self._progress.remove_task(self._bar)
+        self._bar = self._progress.add_task(title, total=total, completed=done)
+        self._redraw()
+
+    def advance(self, done: int) -> None:
+        """Say how much is done of what was begun."""
+        if self._bar is not None:
+            self._progress.update(self._bar, completed=done)
+            self._redraw()
+
+    def begin_training(self, step: int) -> None:
+        """Show the bar of training steps, of which `step` are done."""
+        self.begin("training", self._steps, step)
+
+    def status(self, text: str | None) -> None:
+        """Show a line below the table until another takes its place; only in a terminal."""
+        self._status = None if text is None else Text(text)
+        self._redraw()
+
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the numbers of a finished step."""
         self._latest = dict(metrics)
-        self._progress.update(self._bar, completed=step + 1)
-        if self._live is not None:
-            self._live.update(self._draw())
-        else:
+        self.advance(step + 1)
+        if self._live is None:
             shown = "  ".join(
                 f"{label} {form.format(metrics[key])}" for key, label, form in _SHOWN if key in metrics
             )
@@ -69,9 +93,13 @@ class RunConsole:
 
     def close(self) -> None:
         """Leave the terminal as it was."""
+        self._redraw()
+        if self._live is not None:
+            self._live.stop()
+
+    def _redraw(self) -> None:
         if self._live is not None:
             self._live.update(self._draw())
-            self._live.stop()
 
     def _draw(self) -> Group:
         table = Table(show_header=True, box=None, pad_edge=False)
@@ -80,4 +108,4 @@ class RunConsole:
             table.add_column(label, justify="right")
         if present:
             table.add_row(*(form.format(self._latest[key]) for key, _, form in present))
-        return Group(self._progress, table)
+        return Group(self._progress, table, *([self._status] if self._status is not None else []))

@@ -5,7 +5,7 @@ import logging
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 _READY = re.compile(r"rollgym serving on (http://\S+)")
@@ -16,7 +16,9 @@ _log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def embedded_server(environments: Sequence[str]) -> AsyncIterator[str]:
+async def embedded_server(
+    environments: Sequence[str], on_end: Callable[[Exception], None] | None = None
+) -> AsyncIterator[str]:
     """Run `roll-serve` on a free loopback port while the context is open, and give its URL.
 
     It is a process of its own, so its environments never share an interpreter lock with the training. Clients may ask
@@ -24,6 +26,7 @@ async def embedded_server(environments: Sequence[str]) -> AsyncIterator[str]:
 
     Args:
         environments: What it serves beside the built-in ones, as `module:Class` or `name=module:Class`.
+        on_end: Told where the server ends by itself: nobody need wait for it to come back.
 
     Raises:
         RuntimeError: If the server does not come up; the message holds what it printed.
@@ -39,14 +42,18 @@ async def embedded_server(environments: Sequence[str]) -> AsyncIterator[str]:
         *arguments,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        # A Ctrl-C goes to all processes of the terminal's group; this one is still needed to end in order.
+        start_new_session=True,
     )
     assert process.stdout is not None
-    drain: asyncio.Task[None] | None = None
+    watch: asyncio.Task[None] | None = None
+    stopping = asyncio.Event()
     try:
         url = await _wait_until_ready(process.stdout)
-        drain = asyncio.get_running_loop().create_task(_drain(process.stdout))
+        watch = asyncio.get_running_loop().create_task(_watch(process, stopping, on_end))
         yield url
     finally:
+        stopping.set()
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
             try:
@@ -56,8 +63,8 @@ async def embedded_server(environments: Sequence[str]) -> AsyncIterator[str]:
                 await process.wait()
         if process.returncode:
             _log.error("the embedded environment server ended with code %d", process.returncode)
-        if drain is not None:
-            drain.cancel()
+        if watch is not None:
+            watch.cancel()
 
 
 async def _wait_until_ready(output: asyncio.StreamReader) -> str:
@@ -76,7 +83,13 @@ async def _wait_until_ready(output: asyncio.StreamReader) -> str:
     raise RuntimeError(f"the embedded environment server did not start: {said}")
 
 
-async def _drain(output: asyncio.StreamReader) -> None:
-    """Read on, so that the server never blocks on a full pipe."""
-    async for _ in output:
+async def _watch(
+    process: asyncio.subprocess.Process, stopping: asyncio.Event, on_end: Callable[[Exception], None] | None
+) -> None:
+    """Read on, so that the server never blocks on a full pipe, and tell if it ends before it is stopped."""
+    assert process.stdout is not None
+    async for _ in process.stdout:
         pass
+    code = await process.wait()
+    if on_end is not None and not stopping.is_set():
+        on_end(ConnectionError(f"the embedded environment server ended by itself, with code {code}"))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +32,28 @@ class Models:
     policy: TrainBackend
     critic: TrainBackend | None = None
     reference: TrainBackend | None = None
+
+    def state_dicts(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of each model."""
+        return {name: model.state_dict() for name, model in self._named()}
+
+    def load_state_dicts(self, states: Mapping[str, Any]) -> None:
+        """Take up what a checkpoint held.
+
+        Raises:
+            ValueError: If it is of other models.
+        """
+        for name, model in self._named():
+            if name not in states:
+                raise ValueError(f"it holds no {name}")
+            try:
+                model.load_state_dict(states[name])
+            except (RuntimeError, KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"its {name} is of another shape") from error
+
+    def _named(self) -> list[tuple[str, TrainBackend]]:
+        models = {"policy": self.policy, "critic": self.critic, "reference": self.reference}
+        return [(name, model) for name, model in models.items() if model is not None]
 
 
 class Learner:

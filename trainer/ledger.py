@@ -4,12 +4,13 @@ The last event of a task is its fate. After a crash the tasks that were trained 
 are issued again and say so, hence every task that a finished run counts as trained is in the weights exactly once.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+from trainer.run_files import LineFile, read_lines
 
 LEDGER_FILE = "ledger.jsonl"
 """The ledger's name in a run's directory."""
@@ -35,14 +36,12 @@ class Ledger:
         self._fates: dict[int, Fate] = {}
         self._drop_reasons: dict[int, str] = {}
         self._reissues = 0
-        self._file: TextIO | None = None
+        self._file: LineFile | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists():
-                cut_torn_line(path)
-                for event in read_events(path):
-                    self._apply(event)
-            self._file = path.open("a", encoding="utf-8")
+            self._file = LineFile(path)
+            for event in read_lines(path):
+                self._apply(event)
 
     def issued(self, index: int, version: int) -> None:
         """A task was handed to a group of episodes."""
@@ -101,7 +100,7 @@ class Ledger:
     def _write(self, event: dict[str, Any]) -> None:
         self._apply(event)
         if self._file is not None:
-            self._file.write(json.dumps(event) + "\n")
+            self._file.write(event)
 
     def _apply(self, event: dict[str, Any]) -> None:
         fate = Fate(event["fate"])
@@ -111,17 +110,3 @@ class Ledger:
             self._drop_reasons[event["task"]] = event["reason"]
         elif fate is Fate.REISSUED:
             self._reissues += 1
-
-
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """Read the events of a ledger's file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def cut_torn_line(path: Path) -> None:
-    """Cut off a last line that a crash left without its end, so that the next one starts on a line of its own."""
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        with path.open("r+b") as file:
-            file.truncate(whole)

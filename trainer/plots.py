@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.tracking import read_metrics
+from trainer.run_files import read_lines
 
 _TRAIN_CURVES = (
     ("rollout/success", "success, training episodes"),
@@ -25,7 +25,7 @@ def plot_run(directory: Path, title: str) -> Path:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = read_metrics(directory / "metrics.jsonl")
+    rows = read_lines(directory / "metrics.jsonl")
     panels = sorted({key.split("/")[1] for row in rows for key in row if key.startswith("evaluate/")})
     figure, axes = pyplot.subplots(
         1 + (len(_TRAIN_CURVES) + 1) // 2, 2, figsize=(11, 10), constrained_layout=True

@@ -1,13 +1,18 @@
 """Where a run goes on, and that it never mixes with another one: its checkpoint, its directory and its settings."""
 
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
-from trainer.checkpoint import CheckpointError, CheckpointStore
+from trainer.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
 from trainer.config.load import ConfigError, dump_settings, load_settings
 from trainer.config.run import RunSettings
 from trainer.ledger import LEDGER_FILE
-from trainer.tracking import RECORD_FILES, TENSORBOARD_FOLDER
+from trainer.tracking import METRICS_FILE, RECORD_FILES, TENSORBOARD_FOLDER
+
+CONFIG_FILE = "config.yaml"
+"""The resolved settings' name in a run's directory."""
 
 _FREE_TO_CHANGE = (
     "steps",
@@ -24,55 +29,101 @@ _FREE_TO_CHANGE = (
 _RECORDS = (*RECORD_FILES, LEDGER_FILE)
 
 
-def resume_folder(settings: RunSettings, store: CheckpointStore) -> Path | None:
-    """Return the checkpoint to go on from, or None to begin anew.
+def find_checkpoint(
+    settings: RunSettings, store: CheckpointStore, say: Callable[[str], None]
+) -> Checkpoint | None:
+    """Read the checkpoint to go on from, or return None to begin anew.
+
+    A directory belongs to a run from its first training step on; what is there before it is no reason to refuse.
+
+    Args:
+        settings: The run.
+        store: The checkpoints of its directory.
+        say: Told of every checkpoint that is passed over.
 
     Raises:
         ConfigError: If the output directory holds another run, which this one would write into.
-        CheckpointError: If the settings name a folder that is not there.
+        CheckpointError: If the settings name a folder that is not there or no checkpoint, or none can be read.
     """
     resume = settings.checkpoint.resume
     directory = Path(settings.output_dir)
     if resume == "auto":
-        newest = store.latest()
-        if newest is None and (directory / "model").exists():
-            raise ConfigError(
-                f"output_dir {directory} holds a finished run without checkpoints to go on from; "
-                "another output_dir starts anew"
-            )
-        return newest
+        return _newest(settings, store, say)
     if resume == "never":
         if _holds_a_run(directory, store):
             raise ConfigError(
                 f"output_dir {directory} holds a run already: checkpoint.resume=auto goes on with it, another "
                 "output_dir starts anew"
             )
+        _begin_anew(store, say)
         return None
     folder = Path(resume)
     if not folder.is_dir():
-        raise CheckpointError(f"checkpoint.resume: there is no folder {folder}")
-    if _holds_a_run(directory, store) and not store.holds(folder):
-        raise ConfigError(
-            f"output_dir {directory} holds a run already, which {folder} is no checkpoint of; name another output_dir"
+        raise CheckpointError(
+            f"checkpoint.resume: '{resume}' is neither auto, nor never, nor a checkpoint's folder"
         )
-    return folder
+    checkpoint = load_checkpoint(folder)
+    if not store.holds(folder):
+        if _holds_a_run(directory, store):
+            raise ConfigError(
+                f"output_dir {directory} holds a run already, which {folder} is no checkpoint of; name another "
+                "output_dir"
+            )
+        _begin_anew(store, say)
+    return checkpoint
+
+
+def _newest(settings: RunSettings, store: CheckpointStore, say: Callable[[str], None]) -> Checkpoint | None:
+    directory = Path(settings.output_dir)
+    if store.latest() is None and (directory / "model").exists():
+        raise ConfigError(
+            f"output_dir {directory} holds a finished run without checkpoints to go on from; "
+            "another output_dir starts anew"
+        )
+    checkpoint = store.load_newest(say)
+    if checkpoint is None:
+        return None
+    changed = changed_settings(settings, directory)
+    if changed and not _holds_a_run(directory, store):
+        say(f"{', '.join(changed)} differ from the settings of the warm start, and no step was trained since")
+        _begin_anew(store, say)
+        return None
+    return checkpoint
+
+
+def _begin_anew(store: CheckpointStore, say: Callable[[str], None]) -> None:
+    """Set aside the warm start of a run that never took a step."""
+    if store.latest() is not None:
+        say("the warm start that an earlier run left here is set aside, and made again")
+        store.set_all_aside()
 
 
 def _holds_a_run(directory: Path, store: CheckpointStore) -> bool:
-    return store.latest() is not None or (directory / "model").exists() or _has_records(directory)
+    return store.highest_step() > 0 or (directory / "model").exists() or _has_trained(directory)
 
 
-def _has_records(directory: Path) -> bool:
-    # A run that stopped at its first request leaves empty files.
-    return any((directory / name).exists() and (directory / name).stat().st_size for name in _RECORDS)
+def _has_trained(directory: Path) -> bool:
+    """Whether the metrics tell of a training step; those of step 0 are measured before it."""
+    path = directory / METRICS_FILE
+    if not path.exists():
+        return False
+    # A line that nobody can read may tell of one.
+    return any(_step_of(line) != 0 for line in path.read_bytes().splitlines())
+
+
+def _step_of(line: bytes) -> object:
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def clear_records(directory: Path) -> bool:
-    """Remove what a run wrote that ended before its first checkpoint, and return whether there was anything.
+    """Remove what a run wrote that ended before its first checkpoint, and return whether it had trained.
 
     Its tasks are played again from the first one on, by weights that have learnt nothing from it.
     """
-    found = _has_records(directory)
+    found = _has_trained(directory)
     for name in _RECORDS:
         (directory / name).unlink(missing_ok=True)
     board = directory / TENSORBOARD_FOLDER
@@ -88,20 +139,16 @@ def keep_settings(settings: RunSettings, directory: Path, *, resuming: bool) -> 
         CheckpointError: If a setting that touches what is learnt has changed.
         ConfigError: If the directory cannot be written.
     """
-    path = directory / "config.yaml"
-    if resuming and path.exists():
-        before = load_settings(path)
-        changes = _changes(before.model_dump(mode="json"), settings.model_dump(mode="json"))
-        free = [key for key in _FREE_TO_CHANGE if key != "steps" or before.optimizer.schedule == "constant"]
-        changed = [key for key in changes if key.split(".")[0] not in free]
-        if changed:
-            why = ""
-            if "steps" in changed:
-                why = f" (the learning rate's {before.optimizer.schedule} schedule ends at the last of the steps)"
-            raise CheckpointError(
-                f"cannot resume: {', '.join(changed)} differ from the settings of the run in {directory}{why}; use "
-                "another output_dir, or the settings it began with"
-            )
+    if resuming and (changed := changed_settings(settings, directory)):
+        why = ""
+        if "steps" in changed:
+            schedule = settings.optimizer.schedule
+            why = f" (the learning rate's {schedule} schedule ends at the last of the steps)"
+        raise CheckpointError(
+            f"cannot resume: {', '.join(changed)} differ from the settings of the run in {directory}{why}; use "
+            "another output_dir, or the settings it began with"
+        )
+    path = directory / CONFIG_FILE
     try:
         directory.mkdir(parents=True, exist_ok=True)
         path.write_text(dump_settings(settings), encoding="utf-8")
@@ -109,6 +156,22 @@ def keep_settings(settings: RunSettings, directory: Path, *, resuming: bool) -> 
         raise ConfigError(
             f"cannot write to output_dir {directory}: {error.strerror}; name another output_dir"
         ) from error
+
+
+def changed_settings(settings: RunSettings, directory: Path) -> list[str]:
+    """The settings that touch what is learnt and differ from those of the run in `directory`."""
+    path = directory / CONFIG_FILE
+    if not path.exists():
+        return []
+    try:
+        before = load_settings(path)
+    except ConfigError as error:
+        raise CheckpointError(
+            f"cannot resume: {path} cannot be read, which holds the settings that the run began with: {error}"
+        ) from error
+    changes = _changes(before.model_dump(mode="json"), settings.model_dump(mode="json"))
+    free = [key for key in _FREE_TO_CHANGE if key != "steps" or before.optimizer.schedule == "constant"]
+    return [key for key in changes if key.split(".")[0] not in free]
 
 
 def _changes(before: object, now: object, prefix: str = "") -> list[str]:

@@ -1,19 +1,22 @@
 """Where a run reports to: metrics.jsonl, TensorBoard, and every episode as text and ids."""
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING
 
 from trainer.config.run import TrackingSettings
-from trainer.ledger import cut_torn_line
 from trainer.records import Trajectory
+from trainer.run_files import LineFile, read_lines, write_errors
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-_METRICS, _EPISODES, _DIGESTS = RECORD_FILES = ("metrics.jsonl", "episodes.jsonl", "digests.jsonl")
+METRICS_FILE, _EPISODES, _DIGESTS = RECORD_FILES = ("metrics.jsonl", "episodes.jsonl", "digests.jsonl")
 """The files of a run's directory that grow by a line at a time."""
+EVALUATION_PREFIX = "evaluate/"
+"""Begins the names of all metrics of evaluations."""
 TENSORBOARD_FOLDER = "tensorboard"
 """The folder of a run's directory that TensorBoard reads."""
 
@@ -31,7 +34,8 @@ class Tracker:
     def __init__(self, directory: Path, settings: TrackingSettings, resume_step: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         # Metrics are filed under the number of updates behind them: those of step k under k + 1.
-        self._metrics = _open_from(directory / _METRICS, resume_step + 1 if resume_step else 0)
+        self._metrics = _open_from(directory / METRICS_FILE, resume_step + 1)
+        self._evaluated = _evaluated_steps(directory / METRICS_FILE)
         self._episodes = _open_from(directory / _EPISODES, resume_step) if settings.episodes else None
         self._digests = _open_from(directory / _DIGESTS, resume_step) if settings.digests else None
         self._board: SummaryWriter | None = None
@@ -39,12 +43,12 @@ class Tracker:
             from torch.utils import tensorboard  # Imported late: it takes seconds.
 
             self._board = tensorboard.SummaryWriter(
-                str(directory / TENSORBOARD_FOLDER), purge_step=resume_step
+                str(directory / TENSORBOARD_FOLDER), purge_step=resume_step + 1
             )
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Record numbers of a step."""
-        self._metrics.write(json.dumps({"step": step, **values}) + "\n")
+        self._metrics.write({"step": step, **values})
         self._metrics.flush()
         if self._board is not None:
             for name, value in values.items():
@@ -54,14 +58,17 @@ class Tracker:
         """Record the episodes that a step trained on or dropped."""
         if self._episodes is not None:
             for trajectory in trajectories:
-                line = {"step": step, **trajectory.as_text()}
-                self._episodes.write(json.dumps(line, ensure_ascii=False) + "\n")
+                self._episodes.write({"step": step, **trajectory.as_text()})
 
     def digest(self, step: int, values: Mapping[str, str]) -> None:
         """Record digests of a step, for comparing two runs."""
         if self._digests is not None:
-            self._digests.write(json.dumps({"step": step, **values}) + "\n")
+            self._digests.write({"step": step, **values})
             self._digests.flush()
+
+    def evaluated(self, step: int) -> bool:
+        """Whether earlier processes of the run recorded an evaluation after `step` training steps."""
+        return step in self._evaluated
 
     @property
     def wants_digests(self) -> bool:
@@ -83,17 +90,21 @@ class Tracker:
             self._board.close()
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read metrics.jsonl."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def _evaluated_steps(path: Path) -> set[int]:
+    return {
+        line["step"] for line in read_lines(path) if any(name.startswith(EVALUATION_PREFIX) for name in line)
+    }
 
 
-def _open_from(path: Path, step: int) -> TextIO:
-    """Open `path` for appending, with all lines of `step` and later cut off."""
-    if path.exists():
-        cut_torn_line(path)
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if json.loads(line)["step"] < step]
-        if len(kept) < len(lines):
-            path.write_text("".join(kept), encoding="utf-8")
-    return path.open("a", encoding="utf-8")
+def _open_from(path: Path, step: int) -> LineFile:
+    """Open `path` for appending, cut off at the first line of `step` or later."""
+    file = LineFile(path)
+    kept = 0
+    with write_errors(path):
+        with path.open("rb") as lines:
+            for line in lines:
+                if json.loads(line)["step"] >= step:
+                    break
+                kept += len(line)
+        os.truncate(path, kept)
+    return file

@@ -5,8 +5,8 @@ import json
 import subprocess
 from pathlib import Path
 
+from trainer.run_files import read_lines
 from trainer.statistics import Interval, rate_difference, success_rate
-from trainer.tracking import read_metrics
 
 
 def scores(rows, panel, mode):
@@ -31,7 +31,7 @@ def main():
     options = parser.parse_args()
     table = []
     for run in options.runs:
-        rows = read_metrics(run / "metrics.jsonl")
+        rows = read_lines(run / "metrics.jsonl")
         steps = max(row["step"] for row in rows)
         panels = sorted({key.split("/")[1] for row in rows for key in row if key.startswith("evaluate/")})
         for panel in panels:

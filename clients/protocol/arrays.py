@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,11 @@ _DTYPES = {
 DTYPES = frozenset(_DTYPES)
 """The names of the dtypes that have a form on the wire."""
 _NAMES = {np.dtype(name): name for name in _DTYPES}
+MAX_DIMENSIONS = 32
+"""Arrays on the wire have at most so many dimensions, which all releases of NumPy can hold."""
+
+_SHOWN = 40
+_SMALL = 32
 _SPECIAL_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -82,10 +88,13 @@ def _name_special(plain: Any) -> Any:
 def decode_array(wire: Any, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Array:
     """Decode a list, a number or `__nd__` to a fresh array of exactly this dtype (and shape, if given).
 
+    What a stranger sent is looked at before anything is built of it: types, depth and number of elements cost no more
+    than a look at each part, and lists that do not have the shape are left at the first of them.
+
     Raises:
         DecodeError: It is something else, ragged, of another shape, or a value does not fit the dtype.
     """
-    array = decode_nd(wire) if isinstance(wire, dict) else _from_lists(wire, dtype)
+    array = decode_nd(wire) if isinstance(wire, dict) else _from_lists(wire, dtype, shape)
     if shape is not None and array.shape != shape:
         # A list cannot say what the inner shape of an empty array is.
         if array.size or math.prod(shape):
@@ -106,15 +115,17 @@ def decode_nd(wire: dict[str, Any]) -> Array:
     name, shape, content = fields
     dtype = _DTYPES.get(name) if isinstance(name, str) else None
     if dtype is None:
-        raise DecodeError(f"unknown dtype {name!r}")
-    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise DecodeError(f"unknown dtype {shown(name)}")
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
+        raise DecodeError(f"the shape of an array is a list of at most {MAX_DIMENSIONS} sizes")
+    if not all(type(size) is int and size >= 0 for size in shape):
         raise DecodeError("the shape of an array is a list of sizes")
     content = decode_bytes(content)
     if math.prod(shape) * dtype.itemsize != len(content):
         raise DecodeError(f"{len(content)} bytes do not hold {name} of shape {shape}")
     try:
         return np.frombuffer(content, dtype=dtype).reshape(shape).astype(np.dtype(name))
-    except ValueError as error:  # more dimensions than numpy has, for one
+    except (ValueError, OverflowError) as error:  # sizes beside a zero that no array can have, for one
         raise DecodeError(str(error)) from error
 
 
@@ -134,43 +145,62 @@ def decode_bytes(content: Any) -> bytes:
         raise DecodeError(f"bad base64: {error}") from error
 
 
-def _from_lists(wire: Any, dtype: np.dtype[Any]) -> Array:
-    if type(wire) is not list and type(wire) not in (int, float, str, bool):
-        raise DecodeError(f"expected numbers in nested lists, not {type(wire).__name__}")
+def shown(value: Any) -> str:
+    """Return what a stranger sent for a message: cut, so that refusing a megabyte does not send it back."""
+    text = repr(value[:_SHOWN] if isinstance(value, str | bytes | list) else value)
+    return text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _from_lists(wire: Any, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Array:
+    if type(wire) is list and len(wire) <= _SMALL and set(map(type, wire)) == {float}:
+        return np.array(wire, dtype=np.float64)  # the commonest action; whoever called looks at its shape
+    sizes, elements = _flattened(wire, shape)
+    return _of_elements(elements, dtype).reshape(sizes)
+
+
+def _flattened(wire: Any, shape: tuple[int, ...] | None) -> tuple[list[int], list[Any]]:
+    """Return the shape of nested lists and their elements; one level after the other, and each part once."""
+    sizes: list[int] = []
+    parts = [wire]
+    while parts and type(parts[0]) is list:
+        if len(sizes) == MAX_DIMENSIONS:
+            raise DecodeError(f"lists are nested more than {MAX_DIMENSIONS} deep")
+        if set(map(type, parts)) != {list} or len(set(map(len, parts))) != 1:
+            raise DecodeError("expected numbers in nested lists of equal lengths")
+        size = len(parts[0])
+        # A list cannot say what the inner shape of an empty array is.
+        if shape is not None and size and (len(sizes) >= len(shape) or size != shape[len(sizes)]):
+            raise DecodeError(f"shape begins with {[*sizes, size]}, expected {list(shape)}")
+        sizes.append(size)
+        parts = list(chain.from_iterable(parts))
+    return sizes, parts
+
+
+def _of_elements(elements: list[Any], dtype: np.dtype[Any]) -> Array:
+    """Make an array of plain numbers, in the dtype that they have themselves."""
+    kinds = set(map(type, elements))
+    if str in kinds and dtype.kind == "f":
+        elements = [_number(each) if type(each) is str else each for each in elements]
+        kinds = kinds - {str} | {float}
+    if not kinds <= {int, float, bool}:
+        other = next(iter(kinds - {int, float, bool}))
+        raise DecodeError(f"expected numbers in nested lists, not {other.__name__}")
+    if bool in kinds and len(kinds) > 1:
+        raise DecodeError("a boolean is not a number")
+    own = np.bool_ if bool in kinds else np.int64 if kinds == {int} else np.float64
     try:
-        array: Array = np.array(wire)
-        if array.dtype.kind in "UO" and dtype.kind == "f":
-            array = np.array(_parse_special(wire), dtype=np.float64)
-    except (ValueError, OverflowError, RecursionError) as error:
+        array: Array = np.array(elements, dtype=own)
+    except OverflowError as error:
         raise DecodeError(f"not an array of numbers: {error}") from error
-    if array.dtype.kind not in "biuf":
-        raise DecodeError("expected numbers in nested lists")
     if _has_big_integers(array):
         raise DecodeError("integers in lists stay below 2**53; larger ones go as __nd__")
-    if array.dtype.kind in "iuf" and _has_booleans(wire):
-        raise DecodeError("a boolean is not a number")
     return array
 
 
-def _has_booleans(wire: Any) -> bool:
-    """Whether numpy took a boolean among numbers for one of them."""
-    if type(wire) is not list:
-        return False
-    if wire and type(wire[0]) is list:
-        return any(map(_has_booleans, wire))
-    return any(type(part) is bool for part in wire)
-
-
-def _parse_special(wire: Any) -> Any:
-    if isinstance(wire, list):
-        return [_parse_special(part) for part in wire]
-    if isinstance(wire, str):
-        if wire not in _SPECIAL_FLOATS:
-            raise DecodeError(f"{wire!r} is not a number")
-        return _SPECIAL_FLOATS[wire]
-    if type(wire) not in (int, float):
-        raise DecodeError(f"{type(wire).__name__} is not a number")
-    return wire
+def _number(name: str) -> float:
+    if name not in _SPECIAL_FLOATS:
+        raise DecodeError(f"{shown(name)} is not a number")
+    return _SPECIAL_FLOATS[name]
 
 
 def _cast(array: Array, dtype: np.dtype[Any]) -> Array:

@@ -36,7 +36,7 @@ def loads(data: bytes | str, *, binary: bool) -> Any:
         return orjson.loads(data)
     except DecodeError:
         raise
-    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+    except (ValueError, TypeError, MemoryError, RecursionError, msgpack.exceptions.UnpackException) as error:
         kind = "MessagePack" if binary else "JSON"
         raise DecodeError(f"not a valid {kind} frame: {error}") from error
 

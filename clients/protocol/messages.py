@@ -133,7 +133,10 @@ class RegisterRequest(Request):
         default=None, description="How long it lives past its last heartbeat; 60 if absent."
     )
     gateways: int = Field(
-        default=1, ge=1, le=4096, description="`rollgym`: how many gateways pass its sessions on, this one included."
+        default=1,
+        ge=1,
+        le=4096,
+        description="`rollgym`: how many gateways pass its sessions on, this one included.",
     )
     description: str | None = Field(default=None, max_length=4096)
     action_field: FieldName | None = Field(

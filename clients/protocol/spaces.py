@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
-from clients.protocol.arrays import DTYPES, DecodeError, decode_array, encode_array
+from clients.protocol.arrays import DTYPES, MAX_DIMENSIONS, DecodeError, decode_array, encode_array, shown
 
 _SAMPLE_ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,<>/\n\"'{}é√漢😀"
 _SAMPLE_MAX_LENGTH = 16
+_LONGEST_MESSAGE = 200
 
 MAX_ELEMENTS = 2**24
 """A space that is read from the wire has at most so many elements; its observations would fit no reply."""
+
+MAX_BYTES = 2**26
+"""Its bounds take at most so much memory, each of the two."""
+
+MAX_SPACES = 2**14
+"""It has at most so many parts, all those within others counted."""
+
+MAX_SPACE_DEPTH = 64
+"""Parts stand in at most so many others."""
 
 
 class UnicodeText(Space[str]):
@@ -98,18 +108,31 @@ def parse_space(description: Any) -> Space[Any]:
 
 def _check_size(description: Any) -> None:
     """Refuse what is small to describe and large to build or to sample, before anything is built."""
-    size = 0
-    parts = [description]
+    size, size_in_bytes, seen = 0, 0, 0
+    parts = [(description, 0)]
     while parts:
-        part = parts.pop()
+        part, depth = parts.pop()
         if not isinstance(part, dict):
             continue
-        size += _elements(part)
-        if size > MAX_ELEMENTS:
-            raise DecodeError(f"the space has more than {MAX_ELEMENTS} elements")
+        seen += 1
+        elements = _elements(part)
+        size += elements
+        size_in_bytes += elements * _item_size(part)
+        if size > MAX_ELEMENTS or size_in_bytes > MAX_BYTES:
+            raise DecodeError(f"the space has more than {MAX_ELEMENTS} elements, or {MAX_BYTES} bytes")
+        if depth > MAX_SPACE_DEPTH or seen > MAX_SPACES:
+            raise DecodeError(
+                f"the space has more than {MAX_SPACES} parts, or {MAX_SPACE_DEPTH} within each other"
+            )
         inner = part.get("spaces", ())
-        parts.extend(inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ())
-        parts.extend(part.get(name) for name in ("space", "node_space", "edge_space"))
+        within = list(inner.values()) if isinstance(inner, dict) else inner if isinstance(inner, list) else []
+        parts.extend((each, depth + 1) for each in within)
+        parts.extend((part.get(name), depth + 1) for name in ("space", "node_space", "edge_space"))
+
+
+def _item_size(description: dict[str, Any]) -> int:
+    name = description.get("dtype")
+    return np.dtype(name).itemsize if isinstance(name, str) and name in DTYPES else 1
 
 
 def _elements(description: dict[str, Any]) -> int:
@@ -141,16 +164,17 @@ def _parse(description: Any) -> Space[Any]:
     kind = description.get("type", "")
     parse = _PARSERS.get(kind) if isinstance(kind, str) else None
     if parse is None:
-        raise DecodeError(f"unknown space type {kind!r}")
+        raise DecodeError(f"unknown space type {shown(kind)}")
     try:
         return parse(description)
     except DecodeError:
         raise
     except (
-        *(KeyError, TypeError, ValueError, AssertionError, AttributeError),
+        *(KeyError, IndexError, TypeError, ValueError, AssertionError, AttributeError),
         *(RecursionError, OverflowError, MemoryError),
     ) as error:
-        raise DecodeError(f"bad description of a {description['type']} space: {error}") from error
+        message = str(error)[:_LONGEST_MESSAGE]
+        raise DecodeError(f"bad description of a {kind} space: {message}") from error
 
 
 def _describe_bound(bound: np.ndarray[Any, Any]) -> Any:
@@ -162,9 +186,12 @@ def _describe_bound(bound: np.ndarray[Any, Any]) -> Any:
 
 
 def _parse_bound(wire: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    if isinstance(wire, list) or (isinstance(wire, dict) and wire.get("__nd__", [0, 0])[1] != []):
+    if isinstance(wire, list):
         return decode_array(wire, dtype, shape)
-    return np.full(shape, decode_array(wire, dtype, ()), dtype=dtype)
+    bound = decode_array(wire, dtype, None)
+    if bound.shape not in ((), shape):
+        raise DecodeError(f"a bound has the shape {list(bound.shape)}, expected {list(shape)}")
+    return np.broadcast_to(bound, shape).copy()
 
 
 def _describe_box(space: spaces.Box) -> dict[str, Any]:
@@ -177,21 +204,27 @@ def _describe_box(space: spaces.Box) -> dict[str, Any]:
 
 
 def _parse_shape(wire: Any) -> tuple[int, ...]:
-    if not isinstance(wire, list) or not all(type(size) is int and 0 <= size < 2**31 for size in wire):
+    if not isinstance(wire, list) or len(wire) > MAX_DIMENSIONS:
+        raise DecodeError(f"a shape is a list of at most {MAX_DIMENSIONS} sizes")
+    if not all(type(size) is int and 0 <= size < 2**31 for size in wire):
         raise DecodeError("a shape is a list of sizes")
     return tuple(wire)
 
 
 def _parse_box(description: dict[str, Any]) -> Space[Any]:
-    if description["dtype"] not in DTYPES:
-        raise DecodeError(f"unknown dtype {description['dtype']!r}")
-    shape, dtype = _parse_shape(description["shape"]), np.dtype(description["dtype"])
+    shape, dtype = _parse_shape(description["shape"]), _known_dtype(description["dtype"])
     return spaces.Box(
         low=_parse_bound(description["low"], shape, dtype),
         high=_parse_bound(description["high"], shape, dtype),
         shape=shape,
         dtype=dtype.type,
     )
+
+
+def _known_dtype(name: Any) -> np.dtype[Any]:
+    if not isinstance(name, str) or name not in DTYPES:
+        raise DecodeError(f"unknown dtype {shown(name)}")
+    return np.dtype(name)
 
 
 def _describe_discrete(space: spaces.Discrete[Any]) -> dict[str, Any]:
@@ -204,10 +237,10 @@ def _unusual_dtype(space: Space[Any]) -> dict[str, str]:
 
 
 def _parse_dtype(description: dict[str, Any]) -> type[np.integer[Any]]:
-    kind = np.dtype(description.get("dtype", "int64")).type
+    kind = _known_dtype(description.get("dtype", "int64")).type
     if not issubclass(kind, np.integer):
         raise DecodeError(f"{description['dtype']} is not an integer dtype")
-    return cast("type[np.integer[Any]]", kind)
+    return kind
 
 
 def _parse_discrete(description: dict[str, Any]) -> Space[Any]:
@@ -222,8 +255,13 @@ def _describe_multi_discrete(space: spaces.MultiDiscrete[Any]) -> dict[str, Any]
 
 
 def _parse_multi_discrete(description: dict[str, Any]) -> Space[Any]:
-    nvec = np.asarray(description["nvec"], dtype=np.int64)
-    start = np.asarray(description.get("start", np.zeros_like(nvec)), dtype=np.int64)
+    whole = np.dtype(np.int64)
+    nvec = decode_array(description["nvec"], whole, None)
+    start = (
+        decode_array(description["start"], whole, nvec.shape)
+        if "start" in description
+        else np.zeros_like(nvec)
+    )
     return spaces.MultiDiscrete(nvec, start=start, dtype=_parse_dtype(description))
 
 

@@ -91,18 +91,14 @@ class TextAdapter(DeclaredKwargs, gymnasium.Env[str, str]):
             bool | None,
             OPERATOR,
             Field(
-                description=(
-                    "Whether equal observations are equal states, so that steps can be compared by them."
-                )
+                description="Whether equal observations are equal states, so that steps can be compared by them."
             ),
         ] = None,
         max_episode_steps: Annotated[
             int | None,
             Field(
                 ge=1,
-                description=(
-                    "Steps after which an episode is truncated; the environment's own limit if null."
-                ),
+                description="Steps after which an episode is truncated; the environment's own limit if null.",
             ),
         ] = None,
         profile: Annotated[

@@ -1,7 +1,9 @@
 """Code-v0: one problem and several tries; the tests that may be seen say what is wrong."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from envs.code.bounds import Bounds
 from envs.code.boxes import operator_sandbox
@@ -12,7 +14,8 @@ from envs.code.item import Item
 from envs.code.tasks import TaskSource
 from envs.code.turns import Turn, TurnEnv, cut
 from envs.code.verdicts import NOT_RUN, Checked
-from envs.splits import checked_split
+from envs.kwargs import OPERATOR, OneOf, RenderMode
+from envs.splits import SPLIT, checked_split
 
 SCORINGS = ("fraction", "all")
 _SHOWN_CHARACTERS = 400
@@ -26,16 +29,6 @@ class CodeEnv(TurnEnv):
     The episode ends with a program that passes these, or with the last turn; the hidden tests then decide. Tests of an
     item are hidden unless it publishes them; without such, the first is seen.
 
-    Args:
-        max_turns: Programs that may be sent.
-        scoring: `fraction` for the share of the hidden tests that are passed, `all` for 1 if all of them are, or 0.
-        turn_penalty: Added to the reward of each turn after the first.
-        format_penalty: Added to the reward of a reply without a program.
-        seconds: Processor time of one test; an item's own limit counts where it is longer.
-        split: Only tasks of this split, by content.
-        data: A file of items, `.jsonl` or `.parquet`; only an operator sets it. Without it, problems of our own.
-        render_mode: "ansi".
-
     Raises:
         ValueError: If an argument makes no sense.
     """
@@ -47,38 +40,51 @@ class CodeEnv(TurnEnv):
         "forkable": True,
         "max_episode_steps": 4,
     }
-    operator_kwargs: ClassVar[frozenset[str]] = frozenset({"data"})
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "max_turns": {"type": "integer", "minimum": 1, "maximum": 100},
-            "scoring": {"enum": list(SCORINGS)},
-            "turn_penalty": {"type": "number"},
-            "format_penalty": {"type": "number"},
-            "seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": 60},
-            "split": {"enum": ["train", "valid", "test", None]},
-            "render_mode": {"enum": ["ansi", None]},
-        },
-    }
 
     def __init__(
         self,
         *,
-        max_turns: int = 4,
-        scoring: str = "fraction",
-        turn_penalty: float = 0.0,
-        format_penalty: float = 0.0,
-        seconds: float = 6.0,
-        split: str | None = None,
-        data: str | None = None,
-        render_mode: str | None = None,
+        max_turns: Annotated[int, Field(ge=1, le=100, description="Programs that may be sent.")] = 4,
+        scoring: Annotated[
+            str,
+            OneOf(*SCORINGS),
+            Field(
+                description=(
+                    "`fraction` for the share of the hidden tests that are passed, `all` for 1 if all of "
+                    "them are, or 0."
+                )
+            ),
+        ] = "fraction",
+        turn_penalty: Annotated[
+            float, Field(description="Added to the reward of each turn after the first.")
+        ] = 0.0,
+        format_penalty: Annotated[
+            float, Field(description="Added to the reward of a reply without a program.")
+        ] = 0.0,
+        seconds: Annotated[
+            float,
+            Field(
+                gt=0,
+                le=60,
+                description="Processor time of one test; an item's own limit counts where it is longer.",
+            ),
+        ] = 6.0,
+        split: Annotated[
+            str | None, SPLIT, Field(description="Only tasks of this split, by content.")
+        ] = None,
+        data: Annotated[
+            str | None,
+            OPERATOR,
+            Field(
+                description=(
+                    "A file of items, `.jsonl` or `.parquet`; only an operator sets it. Without it, "
+                    "problems of our own."
+                )
+            ),
+        ] = None,
+        render_mode: RenderMode = None,
     ) -> None:
         super().__init__(max_turns=max_turns, format_penalty=format_penalty, render_mode=render_mode)
-        if scoring not in SCORINGS:
-            raise ValueError(f"scoring must be one of {', '.join(SCORINGS)}, not {scoring!r}")
-        if not 0 < seconds <= 60:
-            raise ValueError(f"seconds must be above 0 and at most 60, not {seconds}")
         self._scoring = scoring
         self._turn_penalty = float(turn_penalty)
         # A turn runs the visible tests and then the hidden ones, and is to end within a server's step.

@@ -2,14 +2,17 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from envs.code.boxes import operator_sandbox
 from envs.code.goals import Goal
 from envs.code.talks import Talk
 from envs.code.turns import Turn, TurnEnv
+from envs.kwargs import RenderMode
 from envs.replies import fenced_blocks, fenced_lines, last_tagged, spoken
-from envs.splits import Split, checked_split
+from envs.splits import SPLIT, Split, checked_split
 from sandbox.base import Sandbox
 
 _MEMORY_MB = 512
@@ -17,14 +20,6 @@ _MEMORY_MB = 512
 
 class SessionEnv(TurnEnv):
     """Base of an interpreter or a shell with a goal.
-
-    Args:
-        max_turns: Turns after which the episode is truncated.
-        seconds: How long one turn may run.
-        output_characters: Most characters of an output that are shown.
-        format_penalty: Added to the reward of a reply that cannot be read.
-        split: Only goals of this split, by content.
-        render_mode: "ansi".
 
     Raises:
         ValueError: If an argument makes no sense.
@@ -35,36 +30,28 @@ class SessionEnv(TurnEnv):
         "deterministic": False,
         "max_episode_steps": 10,
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "max_turns": {"type": "integer", "minimum": 1, "maximum": 200},
-            "seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": 120},
-            "output_characters": {"type": "integer", "minimum": 100, "maximum": 100000},
-            "format_penalty": {"type": "number"},
-            "split": {"enum": ["train", "valid", "test", None]},
-            "render_mode": {"enum": ["ansi", None]},
-        },
-    }
     _blocks: ClassVar[tuple[str, ...]]
     _program: ClassVar[str]
 
     def __init__(
         self,
         *,
-        max_turns: int = 10,
-        seconds: float = 10.0,
-        output_characters: int = 4000,
-        format_penalty: float = 0.0,
-        split: str | None = None,
-        render_mode: str | None = None,
+        max_turns: Annotated[
+            int, Field(ge=1, le=200, description="Turns after which the episode is truncated.")
+        ] = 10,
+        seconds: Annotated[float, Field(gt=0, le=120, description="How long one turn may run.")] = 10.0,
+        output_characters: Annotated[
+            int, Field(ge=100, le=100000, description="Most characters of an output that are shown.")
+        ] = 4000,
+        format_penalty: Annotated[
+            float, Field(description="Added to the reward of a reply that cannot be read.")
+        ] = 0.0,
+        split: Annotated[
+            str | None, SPLIT, Field(description="Only goals of this split, by content.")
+        ] = None,
+        render_mode: RenderMode = None,
     ) -> None:
         super().__init__(max_turns=max_turns, format_penalty=format_penalty, render_mode=render_mode)
-        if not 0 < seconds <= 120:
-            raise ValueError(f"seconds must be above 0 and at most 120, not {seconds}")
-        if output_characters < 100:
-            raise ValueError(f"output_characters must be at least 100, not {output_characters}")
         self._seconds = float(seconds)
         self._characters = output_characters
         self._split = checked_split(split)

@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 
 from clients.protocol.spaces import UnicodeText
+from envs.kwargs import DeclaredKwargs
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +31,8 @@ class Turn:
     valid: bool = True
 
 
-class TurnEnv(gymnasium.Env[str, str]):
-    """Base of environments in which programs are run turn by turn.
-
-    Args:
-        max_turns: Turns after which the episode is truncated.
-        format_penalty: Added to the reward of a reply that cannot be read.
-        render_mode: "ansi".
-
-    Raises:
-        ValueError: If an argument makes no sense.
-    """
+class TurnEnv(DeclaredKwargs, gymnasium.Env[str, str]):
+    """Base of environments in which programs are run turn by turn."""
 
     metadata: dict[str, Any] = {
         "render_modes": ["ansi"],
@@ -52,10 +44,6 @@ class TurnEnv(gymnasium.Env[str, str]):
     }
 
     def __init__(self, *, max_turns: int, format_penalty: float, render_mode: str | None) -> None:
-        if max_turns < 1:
-            raise ValueError(f"max_turns must be at least 1, not {max_turns}")
-        if render_mode not in (None, "ansi"):
-            raise ValueError(f"render_mode must be 'ansi' or None, not {render_mode!r}")
         self.action_space = UnicodeText()
         self.observation_space = UnicodeText()
         self.render_mode = render_mode

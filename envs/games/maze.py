@@ -52,7 +52,7 @@ class MazeEnv(GridGame):
             str,
             OneOf(*_SHOWN),
             Field(
-                description=("What the policy sees: the `map`, `coordinates` with the open ways, or `both`.")
+                description="What the policy sees: the `map`, `coordinates` with the open ways, or `both`."
             ),
         ] = "map",
         split: Annotated[

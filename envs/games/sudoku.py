@@ -35,7 +35,7 @@ class SudokuEnv(TextGame[tuple[int, int]]):
             Field(
                 ge=4,
                 le=80,
-                description=("Numbers that are given, the fewer the harder; 8 of 16 or 40 of 81 if null."),
+                description="Numbers that are given, the fewer the harder; 8 of 16 or 40 of 81 if null.",
             ),
         ] = None,
         split: Annotated[

@@ -77,9 +77,7 @@ class SokobanEnv(GridGame):
         ] = None,
         level: Annotated[
             str | None,
-            Field(
-                description=("One level as XSB text; wins over size and difficulty, and over level files.")
-            ),
+            Field(description="One level as XSB text; wins over size and difficulty, and over level files."),
         ] = None,
         levels_file: Annotated[
             str | None,
@@ -103,7 +101,7 @@ class SokobanEnv(GridGame):
             str | None,
             OneOf(*VOCABULARIES, None),
             Field(
-                description=('How cells are drawn: "xsb", "ragen" or "letters"; the profile\'s own if None.')
+                description='How cells are drawn: "xsb", "ragen" or "letters"; the profile\'s own if None.'
             ),
         ] = None,
         dead_squares: Annotated[

@@ -5,25 +5,30 @@ import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import gymnasium
+from pydantic import Field
 
 from clients.protocol.spaces import UnicodeText
+from envs.kwargs import DeclaredKwargs, OneOf, RenderMode
 from envs.tools.calls import Reading, ToolCall, read_calls
 from envs.tools.formats.table import FORMATS, format_named
 from envs.tools.tool import Toolbox, ToolResult, text_of_tools
 
-TOOL_KWARGS: Mapping[str, Any] = {
-    "call_format": {"enum": list(FORMATS)},
-    "max_calls_per_turn": {"type": "integer", "minimum": 1, "maximum": 64},
-    "max_episode_steps": {"type": "integer", "minimum": 1, "maximum": 1000},
-    "format_penalty": {"type": "number"},
-    "describe_tools": {"type": "boolean"},
-    "result_role": {"enum": ["tool", "user"]},
-    "render_mode": {"enum": ["ansi", None]},
-}
-"""JSON Schema of the kwargs that all tool environments have."""
+CallFormat = Annotated[str, OneOf(*FORMATS), Field(description="How the policy writes calls.")]
+CallsPerTurn = Annotated[int, Field(ge=1, le=64, description="Calls that one reply may hold.")]
+StepLimit = Annotated[int, Field(ge=1, le=1000, description="Steps after which an episode is truncated.")]
+
+
+class ToolKwargs(TypedDict, total=False):
+    """The kwargs that all environments with tools have beside their limits, as `ToolEnv` declares them."""
+
+    call_format: str
+    format_penalty: float
+    describe_tools: bool
+    result_role: str
+    render_mode: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +48,12 @@ class Heard:
     success: bool = False
 
 
-class ToolEnv(gymnasium.Env[str, str]):
+class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     """An environment whose actions are calls of tools, or text.
 
     A reply is read outside think tags. Where one of its calls cannot be read or makes no sense, none is run: the state
     stays as it is, the turn counts as a step, and the observation says what is wrong. A tool that cannot do what a good
     call asks for says so in its result.
-
-    Args:
-        toolbox: What can be called.
-        call_format: How the policy writes calls.
-        max_calls_per_turn: Calls that one reply may hold.
-        max_episode_steps: Steps after which an episode is truncated.
-        format_penalty: Added to the reward of a reply that cannot be read.
-        describe_tools: Whether the instruction lists the tools; `info["tools"]` always does.
-        result_role: Role of results in `info["messages"]`; `user` for chat templates that know no tools.
-        render_mode: "ansi".
-
-    Raises:
-        ValueError: If an argument makes no sense.
     """
 
     metadata: dict[str, Any] = {
@@ -80,22 +72,24 @@ class ToolEnv(gymnasium.Env[str, str]):
         self,
         toolbox: Toolbox,
         *,
-        call_format: str,
-        max_calls_per_turn: int,
-        max_episode_steps: int,
-        format_penalty: float,
-        describe_tools: bool,
-        result_role: str,
-        render_mode: str | None,
+        max_calls_per_turn: CallsPerTurn,
+        max_episode_steps: StepLimit,
+        call_format: CallFormat = "hermes",
+        format_penalty: Annotated[
+            float, Field(description="Added to the reward of a reply that cannot be read.")
+        ] = 0.0,
+        describe_tools: Annotated[
+            bool, Field(description='Whether the instruction lists the tools; `info["tools"]` always does.')
+        ] = True,
+        result_role: Annotated[
+            str,
+            OneOf("tool", "user"),
+            Field(
+                description='Role of results in `info["messages"]`; `user` for chat templates that know no tools.'
+            ),
+        ] = "tool",
+        render_mode: RenderMode = None,
     ) -> None:
-        if max_episode_steps < 1:
-            raise ValueError(f"max_episode_steps must be at least 1, not {max_episode_steps}")
-        if max_calls_per_turn < 1:
-            raise ValueError(f"max_calls_per_turn must be at least 1, not {max_calls_per_turn}")
-        if result_role not in ("tool", "user"):
-            raise ValueError(f"result_role must be 'tool' or 'user', not {result_role!r}")
-        if render_mode not in (None, "ansi"):
-            raise ValueError(f"render_mode must be 'ansi' or None, not {render_mode!r}")
         self.action_space = UnicodeText()
         self.observation_space = UnicodeText()
         self.render_mode = render_mode

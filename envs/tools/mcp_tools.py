@@ -4,11 +4,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, Unpack
 
+from pydantic import Field
+
+from envs.kwargs import OPERATOR
 from envs.replies import last_tagged
-from envs.splits import checked_split, split_of_text
-from envs.tools.base import TOOL_KWARGS, Heard, ToolEnv, digest
+from envs.splits import SPLIT, checked_split, split_of_text
+from envs.tools.base import CallsPerTurn, Heard, StepLimit, ToolEnv, ToolKwargs, digest
 from envs.tools.calls import ToolCall
 from envs.tools.mcp_server import McpServer, McpServerError, chosen_tools, parse_address
 from envs.tools.tasks import answers_agree
@@ -38,24 +41,6 @@ class McpToolsEnv(ToolEnv):
     The answer stands in `<answer>` tags of a reply without calls, and ends the episode: reward 1 where it is right and
     every check of the task gives what it should, else 0.
 
-    Args:
-        server: The server: `command`, `args`, `env` and `cwd` of a program, or `url` and `headers`.
-        tasks: Objects with a `question`, and `answer`, `setup` (calls: `name`, `arguments`) or `checks` (calls with the
-            text that they give, `equals`).
-        tasks_file: The same as JSON lines, in place of `tasks`.
-        tools: Names of the server's tools that the policy may use; None for all. Setup and checks may use any.
-        instruction: What is said to the policy before the question.
-        restart: Whether each episode has a connection of its own, and so a server that was started anew.
-        timeout_seconds: How long a start of the server, and each call, may take.
-        split: Only tasks of this split, by content.
-        call_format: How the policy writes calls.
-        max_calls_per_turn: Calls that one reply may hold.
-        max_episode_steps: Steps after which an episode is truncated.
-        format_penalty: Added to the reward of a reply that cannot be read.
-        describe_tools: Whether the instruction lists the tools; `info["tools"]` always does.
-        result_role: Role of results in `info["messages"]`; `user` for chat templates that know no tools.
-        render_mode: "ansi".
-
     Raises:
         ValueError: If an argument makes no sense.
         McpServerError: If the server cannot be reached.
@@ -70,41 +55,67 @@ class McpToolsEnv(ToolEnv):
         "forkable": False,
         "expert": False,
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {"split": {"enum": ["train", "valid", "test", None]}, **TOOL_KWARGS},
-    }
-    operator_kwargs: ClassVar[frozenset[str]] = frozenset(
-        {"server", "tasks", "tasks_file", "tools", "instruction", "restart", "timeout_seconds"}
-    )
 
     def __init__(
         self,
         *,
-        server: Mapping[str, Any] | None = None,
-        tasks: Sequence[Mapping[str, Any]] | None = None,
-        tasks_file: str | None = None,
-        tools: Sequence[str] | None = None,
-        instruction: str = "Do the task with the help of the tools.",
-        restart: bool = True,
-        timeout_seconds: float = 30.0,
-        split: str | None = None,
-        call_format: str = "hermes",
-        max_calls_per_turn: int = 8,
-        max_episode_steps: int = 16,
-        format_penalty: float = 0.0,
-        describe_tools: bool = True,
-        result_role: str = "tool",
-        render_mode: str | None = None,
+        server: Annotated[
+            Mapping[str, Any] | None,
+            OPERATOR,
+            Field(
+                description="The server: `command`, `args`, `env` and `cwd` of a program, or `url` and `headers`."
+            ),
+        ] = None,
+        tasks: Annotated[
+            Sequence[Mapping[str, Any]] | None,
+            OPERATOR,
+            Field(
+                description=(
+                    "Objects with a `question`, and `answer`, `setup` (calls: `name`, `arguments`) or "
+                    "`checks` (calls with the text that they give, `equals`)."
+                )
+            ),
+        ] = None,
+        tasks_file: Annotated[
+            str | None, OPERATOR, Field(description="The same as JSON lines, in place of `tasks`.")
+        ] = None,
+        tools: Annotated[
+            Sequence[str] | None,
+            OPERATOR,
+            Field(
+                description=(
+                    "Names of the server's tools that the policy may use; null for all. Setup and checks "
+                    "may use any."
+                )
+            ),
+        ] = None,
+        instruction: Annotated[
+            str, OPERATOR, Field(description="What is said to the policy before the question.")
+        ] = "Do the task with the help of the tools.",
+        restart: Annotated[
+            bool,
+            OPERATOR,
+            Field(
+                description="Whether each episode has a connection of its own, and so a server that was started anew."
+            ),
+        ] = True,
+        timeout_seconds: Annotated[
+            float,
+            OPERATOR,
+            Field(gt=0, description="How long a start of the server, and each call, may take."),
+        ] = 30.0,
+        split: Annotated[
+            str | None, SPLIT, Field(description="Only tasks of this split, by content.")
+        ] = None,
+        max_calls_per_turn: CallsPerTurn = 8,
+        max_episode_steps: StepLimit = 16,
+        **common: Unpack[ToolKwargs],
     ) -> None:
         if server is None or (tasks is None) == (tasks_file is None):
             raise ValueError(
                 "an environment of MCP tools needs `server`, and `tasks` or `tasks_file`; "
                 "they are set where it is served, by operator_kwargs"
             )
-        if timeout_seconds <= 0:
-            raise ValueError(f"timeout_seconds must be above 0, not {timeout_seconds}")
         self._address = parse_address(server)
         self._tasks = _wanted_tasks(_parse_tasks(tasks, tasks_file), checked_split(split))
         self._names = tools
@@ -119,13 +130,9 @@ class McpToolsEnv(ToolEnv):
         try:
             super().__init__(
                 Toolbox(chosen_tools(self._server.tools, tools)),
-                call_format=call_format,
                 max_calls_per_turn=max_calls_per_turn,
                 max_episode_steps=max_episode_steps,
-                format_penalty=format_penalty,
-                describe_tools=describe_tools,
-                result_role=result_role,
-                render_mode=render_mode,
+                **common,
             )
             opened = True
         finally:

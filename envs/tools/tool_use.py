@@ -1,11 +1,14 @@
 """ToolUse-v0: generated questions, and tools that find the answers out."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Unpack
 
+from pydantic import Field
+
+from envs.kwargs import SomeOf
 from envs.replies import last_tagged
-from envs.splits import checked_split, split_of_text
-from envs.tools.base import TOOL_KWARGS, Heard, ToolEnv, digest
+from envs.splits import SPLIT, checked_split, split_of_text
+from envs.tools.base import CallsPerTurn, Heard, StepLimit, ToolEnv, ToolKwargs, digest
 from envs.tools.calculator import CALCULATOR
 from envs.tools.calls import ToolCall
 from envs.tools.dates import DATE_TOOLS
@@ -18,23 +21,19 @@ TOOL_GROUPS = ("calculator", "search", "store", "dates")
 _TRIES = 1_000
 
 
+class ToolUseKwargs(ToolKwargs, total=False):
+    """The kwargs of `ToolUseEnv` that those made from it have, too, but for the tools and the kinds of tasks."""
+
+    split: str | None
+    max_calls_per_turn: int
+    max_episode_steps: int
+
+
 class ToolUseEnv(ToolEnv):
     """Questions about arithmetic, a made-up world, dates, and a store that may have to be changed.
 
     The answer stands in `<answer>` tags of a reply without calls, and ends the episode: reward 1 where it is right and
     the store holds what it should, else 0.
-
-    Args:
-        tools: Groups of tools that are there.
-        kinds: Kinds of tasks that are drawn; None for all that the tools are enough for.
-        split: Only tasks of this split, by content.
-        call_format: How the policy writes calls.
-        max_calls_per_turn: Calls that one reply may hold.
-        max_episode_steps: Steps after which an episode is truncated.
-        format_penalty: Added to the reward of a reply that cannot be read.
-        describe_tools: Whether the instruction lists the tools; `info["tools"]` always does.
-        result_role: Role of results in `info["messages"]`; `user` for chat templates that know no tools.
-        render_mode: "ansi".
 
     Raises:
         ValueError: If an argument makes no sense.
@@ -45,44 +44,26 @@ class ToolUseEnv(ToolEnv):
         "max_episode_steps": 16,
     }
     groups: ClassVar[tuple[str, ...]] = TOOL_GROUPS
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "tools": {
-                "type": "array",
-                "items": {"enum": list(TOOL_GROUPS)},
-                "minItems": 1,
-                "uniqueItems": True,
-            },
-            "kinds": {
-                "type": ["array", "null"],
-                "items": {"enum": [name for name, kind in KINDS.items() if kind.needs <= set(TOOL_GROUPS)]},
-                "minItems": 1,
-                "uniqueItems": True,
-            },
-            "split": {"enum": ["train", "valid", "test", None]},
-            **TOOL_KWARGS,
-        },
-    }
 
     def __init__(
         self,
         *,
-        tools: Sequence[str] | None = None,
-        kinds: Sequence[str] | None = None,
-        split: str | None = None,
-        call_format: str = "hermes",
-        max_calls_per_turn: int = 8,
-        max_episode_steps: int = 16,
-        format_penalty: float = 0.0,
-        describe_tools: bool = True,
-        result_role: str = "tool",
-        render_mode: str | None = None,
+        tools: Annotated[
+            Sequence[str] | None, SomeOf(*TOOL_GROUPS), Field(description="Groups of tools that are there.")
+        ] = None,
+        kinds: Annotated[
+            Sequence[str] | None,
+            SomeOf(*[name for name, kind in KINDS.items() if kind.needs <= set(TOOL_GROUPS)]),
+            Field(description="Kinds of tasks that are drawn; null for all that the tools are enough for."),
+        ] = None,
+        split: Annotated[
+            str | None, SPLIT, Field(description="Only tasks of this split, by content.")
+        ] = None,
+        max_calls_per_turn: CallsPerTurn = 8,
+        max_episode_steps: StepLimit = 16,
+        **common: Unpack[ToolKwargs],
     ) -> None:
         chosen = self.groups if tools is None else tuple(tools)
-        if not chosen or set(chosen) - set(self.groups):
-            raise ValueError(f"tools must be some of {', '.join(self.groups)}, not {list(chosen)}")
         self._kinds = _checked_kinds(kinds, frozenset(chosen))
         self._split = checked_split(split)
         self._store = Store()
@@ -91,13 +72,9 @@ class ToolUseEnv(ToolEnv):
         self._found: dict[str, str] = {}
         super().__init__(
             Toolbox([tool for group in self.groups if group in chosen for tool in self._group(group)]),
-            call_format=call_format,
             max_calls_per_turn=max_calls_per_turn,
             max_episode_steps=max_episode_steps,
-            format_penalty=format_penalty,
-            describe_tools=describe_tools,
-            result_role=result_role,
-            render_mode=render_mode,
+            **common,
         )
 
     def _group(self, name: str) -> Sequence[Tool]:
@@ -176,11 +153,7 @@ def _checked_kinds(kinds: Sequence[str] | None, tools: frozenset[str]) -> tuple[
     if kinds is None:
         return possible
     for name in kinds:
-        if name not in KINDS:
-            raise ValueError(f"kinds must be some of {', '.join(KINDS)}, not {name!r}")
         if name not in possible:
             needed = ", ".join(sorted(KINDS[name].needs))
             raise ValueError(f"tasks of the kind {name!r} need the tools {needed}; add them to tools")
-    if not kinds:
-        raise ValueError("kinds must name at least one kind, or be None for all")
     return tuple(kinds)

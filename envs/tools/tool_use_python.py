@@ -1,13 +1,16 @@
 """ToolUsePython-v0: ToolUse-v0 with a Python interpreter in a sandbox among the tools."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Unpack
+
+from pydantic import Field
 
 from envs.code.boxes import operator_sandbox
+from envs.kwargs import SomeOf
 from envs.tools.python_tool import python_tool
 from envs.tools.tasks import KINDS
 from envs.tools.tool import Tool
-from envs.tools.tool_use import TOOL_GROUPS, ToolUseEnv
+from envs.tools.tool_use import TOOL_GROUPS, ToolUseEnv, ToolUseKwargs
 from sandbox.limits import Limits
 
 PYTHON_GROUPS = (*TOOL_GROUPS, "python")
@@ -18,11 +21,6 @@ class ToolUsePythonEnv(ToolUseEnv):
 
     Every call is a program of its own, in the sandbox that the operator has chosen. Programs can tell the time, so it
     is not said to be deterministic.
-
-    Args:
-        python_seconds: How long one program may run.
-        python_memory_mb: MiB that one program may use.
-        **kwargs: Those of `ToolUseEnv`; `tools` may name `python`, and `kinds` those tasks that need it.
 
     Raises:
         ValueError: If an argument makes no sense.
@@ -35,25 +33,28 @@ class ToolUsePythonEnv(ToolUseEnv):
         "forkable": False,
     }
     groups: ClassVar[tuple[str, ...]] = PYTHON_GROUPS
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        **ToolUseEnv.kwargs_schema,
-        "properties": {
-            **ToolUseEnv.kwargs_schema["properties"],
-            "tools": {
-                "type": "array",
-                "items": {"enum": list(PYTHON_GROUPS)},
-                "minItems": 1,
-                "uniqueItems": True,
-            },
-            "kinds": {**ToolUseEnv.kwargs_schema["properties"]["kinds"], "items": {"enum": list(KINDS)}},
-            "python_seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": 10},
-            "python_memory_mb": {"type": "integer", "minimum": 64, "maximum": 1024},
-        },
-    }
 
-    def __init__(self, *, python_seconds: float = 5.0, python_memory_mb: int = 256, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        tools: Annotated[
+            Sequence[str] | None, SomeOf(*PYTHON_GROUPS), Field(description="Groups of tools that are there.")
+        ] = None,
+        kinds: Annotated[
+            Sequence[str] | None,
+            SomeOf(*KINDS),
+            Field(description="Kinds of tasks that are drawn; null for all that the tools are enough for."),
+        ] = None,
+        python_seconds: Annotated[
+            float, Field(gt=0, le=10, description="How long one program may run.")
+        ] = 5.0,
+        python_memory_mb: Annotated[
+            int, Field(ge=64, le=1024, description="MiB that one program may use.")
+        ] = 256,
+        **common: Unpack[ToolUseKwargs],
+    ) -> None:
         self._limits = Limits(wall_seconds=python_seconds, memory_mb=python_memory_mb)
-        super().__init__(**kwargs)
+        super().__init__(tools=tools, kinds=kinds, **common)
 
     def _group(self, name: str) -> Sequence[Tool]:
         return (python_tool(operator_sandbox, self._limits),) if name == "python" else super()._group(name)

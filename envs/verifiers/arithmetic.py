@@ -4,10 +4,13 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from envs.kwargs import RenderMode
 from envs.replies import ANSWER_WITHIN, boxes, last_tagged, spoken
-from envs.splits import checked_split, split_of_text
+from envs.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 
 _INTEGER = re.compile(r"[-+−]?(?<![\d.])\d+(?:[,_ ]\d{3})*(?!\.?\d)")
@@ -26,13 +29,6 @@ class ArithmeticEnv(VerifierEnv):
 
     A response is read outside think tags: the last `<answer>`, else the last box, else the last whole number.
 
-    Args:
-        terms: Numbers in a question.
-        digits: Most digits of a number.
-        operators: Which of `+`, `-` and `*` occur.
-        split: Only questions of this split, by content.
-        render_mode: "ansi".
-
     Raises:
         ValueError: If an argument makes no sense.
     """
@@ -40,34 +36,21 @@ class ArithmeticEnv(VerifierEnv):
     metadata: dict[str, Any] = VerifierEnv.metadata | {
         "description": "Generated sums, differences and products with exact answers."
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "terms": {"type": "integer", "minimum": 2, "maximum": 16},
-            "digits": {"type": "integer", "minimum": 1, "maximum": 9},
-            "operators": {"type": "string", "pattern": "^[-+*]+$"},
-            "split": {"enum": ["train", "valid", "test", None]},
-            "render_mode": {"enum": ["ansi", None]},
-        },
-    }
 
     def __init__(
         self,
         *,
-        terms: int = 2,
-        digits: int = 2,
-        operators: str = "+-",
-        split: str | None = None,
-        render_mode: str | None = None,
+        terms: Annotated[int, Field(ge=2, le=16, description="Numbers in a question.")] = 2,
+        digits: Annotated[int, Field(ge=1, le=9, description="Most digits of a number.")] = 2,
+        operators: Annotated[
+            str, Field(pattern="^[-+*]+$", description="Which of `+`, `-` and `*` occur.")
+        ] = "+-",
+        split: Annotated[
+            str | None, SPLIT, Field(description="Only questions of this split, by content.")
+        ] = None,
+        render_mode: RenderMode = None,
     ) -> None:
         super().__init__(render_mode=render_mode)
-        if not 2 <= terms <= 16:
-            raise ValueError(f"terms must be between 2 and 16, not {terms}")
-        if not 1 <= digits <= 9:
-            raise ValueError(f"digits must be between 1 and 9, not {digits}")
-        if not operators or set(operators) - set("+-*"):
-            raise ValueError(f"operators must be made of '+', '-' and '*', not {operators!r}")
         self._terms = terms
         self._digits = digits
         self._operators = operators

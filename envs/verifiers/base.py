@@ -9,6 +9,7 @@ from typing import Any, Literal
 import gymnasium
 
 from clients.protocol.spaces import UnicodeText
+from envs.kwargs import DeclaredKwargs, RenderMode
 
 Outcome = Literal["correct", "wrong", "partial", "unparsable", "timeout", "error"]
 
@@ -28,7 +29,7 @@ class Verdict:
     detail: str
 
 
-class VerifierEnv(gymnasium.Env[str, str]):
+class VerifierEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     """Base of all verifiers. One instance can score any number of responses, each by itself."""
 
     metadata: dict[str, Any] = {
@@ -43,9 +44,7 @@ class VerifierEnv(gymnasium.Env[str, str]):
         "max_episode_steps": 1,
     }
 
-    def __init__(self, *, render_mode: str | None = None) -> None:
-        if render_mode not in (None, "ansi"):
-            raise ValueError(f"render_mode must be 'ansi' or None, not {render_mode!r}")
+    def __init__(self, *, render_mode: RenderMode = None) -> None:
         self.action_space = UnicodeText()
         self.observation_space = UnicodeText()
         self.render_mode = render_mode

@@ -1,7 +1,9 @@
 """CodeTests-v0: a program is scored by hidden tests, in a sandbox."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from envs.code.bounds import Bounds
 from envs.code.boxes import operator_sandbox
@@ -12,7 +14,8 @@ from envs.code.grader import Grader
 from envs.code.item import ItemError
 from envs.code.tasks import TaskSource
 from envs.code.verdicts import NOT_RUN, Checked
-from envs.splits import checked_split
+from envs.kwargs import OPERATOR, OneOf, RenderMode
+from envs.splits import SPLIT, checked_split
 from envs.verifiers.base import Verdict, VerifierEnv
 from sandbox.base import SandboxUnavailableError
 
@@ -25,14 +28,6 @@ class CodeTestsEnv(VerifierEnv):
     A task has the fields of a HumanEval, EvalPlus, MBPP, APPS, CodeContests, LiveCodeBench, KodCode or SandboxFusion
     item. The program is the last fenced block of a response, outside think tags.
 
-    Args:
-        scoring: `fraction` for the share of the tests that are passed, `all` for 1 if all of them are, and 0 otherwise.
-        seconds: Processor time of one test; an item's own limit counts where it is longer.
-        max_tests: Of an item with more tests, only the first so many count.
-        split: Only tasks of this split, by content.
-        data: A file of items, `.jsonl` or `.parquet`; only an operator sets it. Without it, problems of our own.
-        render_mode: "ansi".
-
     Raises:
         ValueError: If an argument makes no sense.
     """
@@ -41,36 +36,47 @@ class CodeTestsEnv(VerifierEnv):
         "description": "Programs, scored by hidden tests in a sandbox.",
         "inline": False,
     }
-    operator_kwargs: ClassVar[frozenset[str]] = frozenset({"data"})
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "scoring": {"enum": list(SCORINGS)},
-            "seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": 60},
-            "max_tests": {"type": "integer", "minimum": 1, "maximum": 1000},
-            "split": {"enum": ["train", "valid", "test", None]},
-            "render_mode": {"enum": ["ansi", None]},
-        },
-    }
 
     def __init__(
         self,
         *,
-        scoring: str = "fraction",
-        seconds: float = 6.0,
-        max_tests: int = 100,
-        split: str | None = None,
-        data: str | None = None,
-        render_mode: str | None = None,
+        scoring: Annotated[
+            str,
+            OneOf(*SCORINGS),
+            Field(
+                description=(
+                    "`fraction` for the share of the tests that are passed, `all` for 1 if all of them "
+                    "are, and 0 otherwise."
+                )
+            ),
+        ] = "fraction",
+        seconds: Annotated[
+            float,
+            Field(
+                gt=0,
+                le=60,
+                description="Processor time of one test; an item's own limit counts where it is longer.",
+            ),
+        ] = 6.0,
+        max_tests: Annotated[
+            int, Field(ge=1, le=1000, description="Of an item with more tests, only the first so many count.")
+        ] = 100,
+        split: Annotated[
+            str | None, SPLIT, Field(description="Only tasks of this split, by content.")
+        ] = None,
+        data: Annotated[
+            str | None,
+            OPERATOR,
+            Field(
+                description=(
+                    "A file of items, `.jsonl` or `.parquet`; only an operator sets it. Without it, "
+                    "problems of our own."
+                )
+            ),
+        ] = None,
+        render_mode: RenderMode = None,
     ) -> None:
         super().__init__(render_mode=render_mode)
-        if scoring not in SCORINGS:
-            raise ValueError(f"scoring must be one of {', '.join(SCORINGS)}, not {scoring!r}")
-        if not 0 < seconds <= 60:
-            raise ValueError(f"seconds must be above 0 and at most 60, not {seconds}")
-        if not 1 <= max_tests <= 1000:
-            raise ValueError(f"max_tests must be between 1 and 1000, not {max_tests}")
         self._scoring = scoring
         self._max_tests = max_tests
         self._bounds = Bounds(seconds=seconds)

@@ -3,10 +3,12 @@
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 import jsonschema
+from pydantic import Field
 
+from envs.kwargs import OPERATOR, RenderMode
 from envs.verifiers.base import Outcome, Verdict, VerifierEnv
 
 _FULL = 1.0 - 1e-9
@@ -32,16 +34,23 @@ class _Part:
     task: Mapping[str, Any]
 
 
+_PART: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["verifier"],
+    "properties": {
+        "verifier": {"type": "string"},
+        "kwargs": {"type": "object"},
+        "weight": {"type": "number", "minimum": 0},
+        "gate": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        "task": {"type": "object"},
+    },
+}
+"""JSON Schema of a part."""
+
+
 class CompositeEnv(VerifierEnv):
     """Built-in verifiers together: a weighted mean of their scores, and gates that must be passed first.
-
-    Args:
-        parts: Each has a `verifier` (a built-in id), and may have `kwargs` of it, a `weight` (1 without; 0 for a gate),
-            a `gate` (the least score it must give, or nothing is paid) and `task` (fields that every task has for it).
-            Gates are asked first, in their order, and the first that is not passed decides.
-        operator_parts: In place of `parts`, of an operator: only here may `kwargs` be those that operators set.
-        tasks: Which part draws and shows the tasks, by its place; the first that is no gate without.
-        render_mode: "ansi".
 
     Raises:
         ValueError: If an argument makes no sense.
@@ -52,40 +61,39 @@ class CompositeEnv(VerifierEnv):
         # As slow as the slowest of its parts.
         "inline": False,
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "parts": {
-                "type": "array",
-                "minItems": 1,
-                "maxItems": 16,
-                "items": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "required": ["verifier"],
-                    "properties": {
-                        "verifier": {"type": "string"},
-                        "kwargs": {"type": "object"},
-                        "weight": {"type": "number", "minimum": 0},
-                        "gate": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-                        "task": {"type": "object"},
-                    },
-                },
-            },
-            "tasks": {"type": ["integer", "null"], "minimum": 0},
-            "render_mode": {"enum": ["ansi", None]},
-        },
-    }
-    operator_kwargs: ClassVar[frozenset[str]] = frozenset({"operator_parts"})
 
     def __init__(
         self,
         *,
-        parts: Sequence[Mapping[str, Any]] = _DEFAULT,
-        operator_parts: Sequence[Mapping[str, Any]] | None = None,
-        tasks: int | None = None,
-        render_mode: str | None = None,
+        parts: Annotated[
+            Sequence[Mapping[str, Any]],
+            Field(
+                min_length=1,
+                max_length=16,
+                json_schema_extra={"items": _PART},
+                description=(
+                    "Each has a `verifier` (a built-in id), and may have `kwargs` of it, a `weight` (1 "
+                    "without; 0 for a gate), a `gate` (the least score it must give, or nothing is paid) "
+                    "and `task` (fields that every task has for it). Gates are asked first, in their "
+                    "order, and the first that is not passed decides."
+                ),
+            ),
+        ] = _DEFAULT,
+        operator_parts: Annotated[
+            Sequence[Mapping[str, Any]] | None,
+            OPERATOR,
+            Field(
+                description="In place of `parts`, of an operator: only here may `kwargs` be those that operators set."
+            ),
+        ] = None,
+        tasks: Annotated[
+            int | None,
+            Field(
+                ge=0,
+                description="Which part draws and shows the tasks, by its place; the first that is no gate without.",
+            ),
+        ] = None,
+        render_mode: RenderMode = None,
     ) -> None:
         super().__init__(render_mode=render_mode)
         trusted = operator_parts is not None
@@ -95,7 +103,7 @@ class CompositeEnv(VerifierEnv):
             raise ValueError("parts needs at least one with a weight above 0: gates alone pay nothing")
         if tasks is None:
             tasks = next((place for place, part in enumerate(self._parts) if part.gate is None), 0)
-        if not 0 <= tasks < len(self._parts):
+        if tasks >= len(self._parts):
             raise ValueError(f"tasks must be the place of a part, 0 to {len(self._parts) - 1}, not {tasks}")
         self._source = self._parts[tasks].verifier
 

@@ -2,9 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from envs.splits import checked_split, split_of_text
+from pydantic import Field
+
+from envs.kwargs import OneOf, RenderMode, SomeOf
+from envs.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.arguments import count
 from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.formats.prompts import FAMILIES, draw_form
@@ -24,12 +27,6 @@ class FormatEnv(VerifierEnv):
 
     A task has `rules`; how well each is kept is between 0 and 1. A task may say `reward` for itself.
 
-    Args:
-        reward: `product` pays nothing where a rule is broken altogether; `mean` weighs rules by their `weight`.
-        families: Which kinds of tasks are drawn: thinking, boxed, record, code, description, foreign; all if unset.
-        split: Only tasks of this split, by content.
-        render_mode: "ansi".
-
     Raises:
         ValueError: If an argument makes no sense.
     """
@@ -39,34 +36,37 @@ class FormatEnv(VerifierEnv):
         # Schemas and patterns come from whoever wrote the task.
         "inline": False,
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "reward": {"enum": list(_REWARDS)},
-            "families": {
-                "type": "array",
-                "items": {"enum": list(FAMILIES)},
-                "minItems": 1,
-                "uniqueItems": True,
-            },
-            "split": {"enum": ["train", "valid", "test", None]},
-            "render_mode": {"enum": ["ansi", None]},
-        },
-    }
 
     def __init__(
         self,
         *,
-        reward: Reward = "product",
-        families: Sequence[str] = tuple(FAMILIES),
-        split: str | None = None,
-        render_mode: str | None = None,
+        reward: Annotated[
+            Reward,
+            OneOf(*_REWARDS),
+            Field(
+                description=(
+                    "`product` pays nothing where a rule is broken altogether; `mean` weighs rules by "
+                    "their `weight`."
+                )
+            ),
+        ] = "product",
+        families: Annotated[
+            Sequence[str],
+            SomeOf(*FAMILIES),
+            Field(
+                description=(
+                    "Which kinds of tasks are drawn: thinking, boxed, record, code, description, foreign;"
+                    " all if unset."
+                )
+            ),
+        ] = tuple(FAMILIES),
+        split: Annotated[
+            str | None, SPLIT, Field(description="Only tasks of this split, by content.")
+        ] = None,
+        render_mode: RenderMode = None,
     ) -> None:
         super().__init__(render_mode=render_mode)
-        if not families or set(families) - FAMILIES.keys():
-            raise ValueError(f"families must be of {', '.join(FAMILIES)}, not {families!r}")
-        self._reward = _checked_reward(reward)
+        self._reward: str = reward
         self._families = tuple(families)
         self._split = checked_split(split)
 

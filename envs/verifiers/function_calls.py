@@ -2,10 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from envs.kwargs import OneOf, RenderMode, SomeOf
 from envs.replies import tagged
-from envs.splits import checked_split, split_of_text
+from envs.splits import SPLIT, checked_split, split_of_text
 from envs.tools.bfcl import KNOWN_TYPES, grade_calls
 from envs.tools.calls import Schemas, ToolCall, read_calls
 from envs.tools.formats.table import FORMATS, format_named
@@ -23,13 +26,6 @@ class FunctionCallsEnv(VerifierEnv):
     Tasks are generated, or are rows of BFCL's: `question`, `functions`, `accepted` (each call with the values that its
     arguments may have) and `category`.
 
-    Args:
-        categories: Which are drawn: `simple` (one function is there), `multiple` (one of several is needed), `parallel`
-            (several calls, in any order) and `irrelevance` (none fits).
-        call_format: How the policy writes calls.
-        split: Only tasks of this split, by content.
-        render_mode: "ansi".
-
     Raises:
         ValueError: If an argument makes no sense.
     """
@@ -37,33 +33,29 @@ class FunctionCallsEnv(VerifierEnv):
     metadata: dict[str, Any] = VerifierEnv.metadata | {
         "description": "Call the functions that a request needs; graded by the rules of BFCL."
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "categories": {
-                "type": "array",
-                "items": {"enum": list(CATEGORIES)},
-                "minItems": 1,
-                "uniqueItems": True,
-            },
-            "call_format": {"enum": list(FORMATS)},
-            "split": {"enum": ["train", "valid", "test", None]},
-            "render_mode": {"enum": ["ansi", None]},
-        },
-    }
 
     def __init__(
         self,
         *,
-        categories: Sequence[str] = CATEGORIES,
-        call_format: str = "hermes",
-        split: str | None = None,
-        render_mode: str | None = None,
+        categories: Annotated[
+            Sequence[str],
+            SomeOf(*CATEGORIES),
+            Field(
+                description=(
+                    "Which are drawn: `simple` (one function is there), `multiple` (one of several is "
+                    "needed), `parallel` (several calls, in any order) and `irrelevance` (none fits)."
+                )
+            ),
+        ] = CATEGORIES,
+        call_format: Annotated[
+            str, OneOf(*FORMATS), Field(description="How the policy writes calls.")
+        ] = "hermes",
+        split: Annotated[
+            str | None, SPLIT, Field(description="Only tasks of this split, by content.")
+        ] = None,
+        render_mode: RenderMode = None,
     ) -> None:
         super().__init__(render_mode=render_mode)
-        if not categories or set(categories) - set(CATEGORIES):
-            raise ValueError(f"categories must be some of {', '.join(CATEGORIES)}, not {list(categories)}")
         self._categories = tuple(categories)
         self._form = format_named(call_format)
         self._split = checked_split(split)

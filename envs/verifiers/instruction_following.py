@@ -1,10 +1,13 @@
 """InstructionFollowing-v0: instructions whose following can be checked, as in IFEval."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from envs.kwargs import OneOf, RenderMode
 from envs.replies import spoken
-from envs.splits import checked_split, split_of_text
+from envs.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.instructions.following import Followed, follow, read_constraints
 from envs.verifiers.instructions.prompts import draw_prompt
@@ -26,16 +29,6 @@ class InstructionFollowingEnv(VerifierEnv):
 
     Thinking is not looked at. A task may say `mode` and `reward` for itself.
 
-    Args:
-        mode: `strict` looks at the response as it is; `loose` also without its first line, last line and asterisks.
-        reward: `all` pays for following all instructions; `fraction`, for the share of them.
-        least: Instructions in a drawn prompt at least.
-        most: Instructions in a drawn prompt at most.
-        tokenizer: `builtin`, or `nltk` for IFEval's own sentences and words.
-        language_detector: `builtin`, or `langdetect` for IFEval's own.
-        split: Only prompts of this split, by content.
-        render_mode: "ansi".
-
     Raises:
         ValueError: If an argument makes no sense, or a library is not installed.
     """
@@ -52,38 +45,53 @@ class InstructionFollowingEnv(VerifierEnv):
             "instruction_loose": "last",
         },
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "mode": {"enum": list(_MODES)},
-            "reward": {"enum": list(_REWARDS)},
-            "least": {"type": "integer", "minimum": 1, "maximum": _MOST},
-            "most": {"type": "integer", "minimum": 1, "maximum": _MOST},
-            "tokenizer": {"enum": ["builtin", "nltk"]},
-            "language_detector": {"enum": ["builtin", "langdetect"]},
-            "split": {"enum": ["train", "valid", "test", None]},
-            "render_mode": {"enum": ["ansi", None]},
-        },
-    }
 
     def __init__(
         self,
         *,
-        mode: Mode = "strict",
-        reward: Reward = "all",
-        least: int = 1,
-        most: int = 3,
-        tokenizer: TokenizerName = "builtin",
-        language_detector: DetectorName = "builtin",
-        split: str | None = None,
-        render_mode: str | None = None,
+        mode: Annotated[
+            Mode,
+            OneOf(*_MODES),
+            Field(
+                description=(
+                    "`strict` looks at the response as it is; `loose` also without its first line, last "
+                    "line and asterisks."
+                )
+            ),
+        ] = "strict",
+        reward: Annotated[
+            Reward,
+            OneOf(*_REWARDS),
+            Field(
+                description="`all` pays for following all instructions; `fraction`, for the share of them."
+            ),
+        ] = "all",
+        least: Annotated[
+            int, Field(ge=1, le=_MOST, description="Instructions in a drawn prompt at least.")
+        ] = 1,
+        most: Annotated[
+            int, Field(ge=1, le=_MOST, description="Instructions in a drawn prompt at most.")
+        ] = 3,
+        tokenizer: Annotated[
+            TokenizerName,
+            OneOf("builtin", "nltk"),
+            Field(description="`builtin`, or `nltk` for IFEval's own sentences and words."),
+        ] = "builtin",
+        language_detector: Annotated[
+            DetectorName,
+            OneOf("builtin", "langdetect"),
+            Field(description="`builtin`, or `langdetect` for IFEval's own."),
+        ] = "builtin",
+        split: Annotated[
+            str | None, SPLIT, Field(description="Only prompts of this split, by content.")
+        ] = None,
+        render_mode: RenderMode = None,
     ) -> None:
         super().__init__(render_mode=render_mode)
-        if not 1 <= least <= most <= _MOST:
-            raise ValueError(f"least and most must be 1 <= least <= most <= {_MOST}, not {least} and {most}")
-        self._mode = _one_of("mode", mode, _MODES)
-        self._reward = _one_of("reward", reward, _REWARDS)
+        if least > most:
+            raise ValueError(f"least must be at most most, not {least} and {most}")
+        self._mode: str = mode
+        self._reward: str = reward
         self._least = least
         self._most = most
         self._tools = text_tools(tokenizer, language_detector)

@@ -6,12 +6,14 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 import orjson
+from pydantic import Field
 
+from envs.kwargs import OPERATOR, RenderMode
 from envs.replies import spoken
-from envs.splits import checked_split, split_of_text
+from envs.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.judging.endpoint import Endpoint, JudgeClient, JudgeError, JudgeTimeoutError
 from envs.verifiers.judging.ledger import Budget, Ledger, MemoryLedger, SharedLedger
@@ -47,27 +49,6 @@ class JudgeEnv(VerifierEnv):
 
     Where the judge is, what its key is and what it may cost is the operator's alone; a task only says what is judged.
 
-    Args:
-        template: How it is asked where a task does not say: `match`, `equivalence`, `score`, `rubric`, or one of the
-            operator's own.
-        split: Only drawn questions of this split, by content.
-        render_mode: "ansi".
-        url: Base URL of the endpoint; the environment variable ROLLGYM_JUDGE_URL if unset.
-        model: The judge; ROLLGYM_JUDGE_MODEL if unset.
-        key_env: Name of the environment variable that has the key.
-        temperature: Of the judge's replies.
-        max_output_tokens: Longest reply of the judge.
-        retries: How often a request is repeated after 429, 5xx or a lost connection. After a reply
-            without a verdict, the judge is asked once more.
-        timeout_s: How long a judgement may take, with all its requests.
-        abstain: Score where the judge abstains or contradicts itself; unset, that is an `error`, which scores nothing.
-        max_response_chars: A longer response is not judged.
-        templates_file: YAML file with templates of one's own.
-        shared_dir: Directory for what all processes share: scores found before, the budget, the places.
-        max_calls: Requests in all, for as long as `shared_dir` is kept.
-        max_total_tokens: Tokens in all.
-        max_concurrent: Requests under way at a time.
-
     Raises:
         ValueError: If an argument makes no sense.
     """
@@ -80,61 +61,91 @@ class JudgeEnv(VerifierEnv):
         "deterministic": False,
         "forkable": False,
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "template": {"type": "string"},
-            "split": {"enum": ["train", "valid", "test", None]},
-            "render_mode": {"enum": ["ansi", None]},
-        },
-    }
-    operator_kwargs: ClassVar[frozenset[str]] = frozenset(
-        {
-            *(
-                "url",
-                "model",
-                "key_env",
-                "temperature",
-                "max_output_tokens",
-                "retries",
-                "timeout_s",
-                "abstain",
-            ),
-            *("max_response_chars", "templates_file", "shared_dir", "max_calls", "max_total_tokens"),
-            "max_concurrent",
-        }
-    )
 
     def __init__(
         self,
         *,
-        template: str = "match",
-        split: str | None = None,
-        render_mode: str | None = None,
-        url: str | None = None,
-        model: str | None = None,
-        key_env: str = "ROLLGYM_JUDGE_KEY",
-        temperature: float = 0.0,
-        max_output_tokens: int = 1024,
-        retries: int = 3,
-        timeout_s: float = 50.0,
-        abstain: float | None = None,
-        max_response_chars: int = 20_000,
-        templates_file: str | None = None,
-        shared_dir: str | None = None,
-        max_calls: int | None = None,
-        max_total_tokens: int | None = None,
-        max_concurrent: int | None = None,
+        template: Annotated[
+            str,
+            Field(
+                description=(
+                    "How it is asked where a task does not say: `match`, `equivalence`, `score`, "
+                    "`rubric`, or one of the operator's own."
+                )
+            ),
+        ] = "match",
+        split: Annotated[
+            str | None, SPLIT, Field(description="Only drawn questions of this split, by content.")
+        ] = None,
+        render_mode: RenderMode = None,
+        url: Annotated[
+            str | None,
+            OPERATOR,
+            Field(
+                description="Base URL of the endpoint; the environment variable ROLLGYM_JUDGE_URL if unset."
+            ),
+        ] = None,
+        model: Annotated[
+            str | None, OPERATOR, Field(description="The judge; ROLLGYM_JUDGE_MODEL if unset.")
+        ] = None,
+        key_env: Annotated[
+            str, OPERATOR, Field(description="Name of the environment variable that has the key.")
+        ] = "ROLLGYM_JUDGE_KEY",
+        temperature: Annotated[float, OPERATOR, Field(ge=0, description="Of the judge's replies.")] = 0.0,
+        max_output_tokens: Annotated[
+            int, OPERATOR, Field(ge=1, description="Longest reply of the judge.")
+        ] = 1024,
+        retries: Annotated[
+            int,
+            OPERATOR,
+            Field(
+                ge=0,
+                description=(
+                    "How often a request is repeated after 429, 5xx or a lost connection. After a reply "
+                    "without a verdict, the judge is asked once more."
+                ),
+            ),
+        ] = 3,
+        timeout_s: Annotated[
+            float, OPERATOR, Field(gt=0, description="How long a judgement may take, with all its requests.")
+        ] = 50.0,
+        abstain: Annotated[
+            float | None,
+            OPERATOR,
+            Field(
+                ge=0,
+                le=1,
+                description=(
+                    "Score where the judge abstains or contradicts itself; unset, that is an `error`, "
+                    "which scores nothing."
+                ),
+            ),
+        ] = None,
+        max_response_chars: Annotated[
+            int, OPERATOR, Field(ge=1, description="A longer response is not judged.")
+        ] = 20000,
+        templates_file: Annotated[
+            str | None, OPERATOR, Field(description="YAML file with templates of one's own.")
+        ] = None,
+        shared_dir: Annotated[
+            str | None,
+            OPERATOR,
+            Field(
+                description="Directory for what all processes share: scores found before, the budget, the places."
+            ),
+        ] = None,
+        max_calls: Annotated[
+            int | None,
+            OPERATOR,
+            Field(ge=1, description="Requests in all, for as long as `shared_dir` is kept."),
+        ] = None,
+        max_total_tokens: Annotated[int | None, OPERATOR, Field(ge=1, description="Tokens in all.")] = None,
+        max_concurrent: Annotated[
+            int | None, OPERATOR, Field(ge=1, description="Requests under way at a time.")
+        ] = None,
     ) -> None:
         super().__init__(render_mode=render_mode)
-        if abstain is not None and not 0 <= abstain <= 1:
-            raise ValueError(f"abstain must be between 0 and 1, or unset, not {abstain}")
-        if timeout_s <= 0 or max_response_chars < 1:
-            raise ValueError("timeout_s and max_response_chars must be more than 0")
         limits = (max_calls, max_total_tokens, max_concurrent)
-        if any(limit is not None and limit < 1 for limit in limits):
-            raise ValueError("max_calls, max_total_tokens and max_concurrent must be at least 1, or unset")
         if shared_dir is None and any(limit is not None for limit in limits):
             raise ValueError(
                 "max_calls, max_total_tokens and max_concurrent must be counted for all processes together: set "

@@ -4,9 +4,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, ClassVar, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
-from envs.splits import checked_split, split_of_text
+from pydantic import Field
+
+from envs.kwargs import OPERATOR, OneOf, RenderMode, SomeOf
+from envs.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Outcome, Verdict, VerifierEnv
 from envs.verifiers.comparison import UNDECIDED, Comparison, compare
 from envs.verifiers.extraction import (
@@ -74,14 +77,6 @@ class MathEnv(VerifierEnv):
     compared exactly and at once. What is left goes to Math-Verify, where it is installed, in a process of its own and
     under a wall clock; where it is not, the outcome is `error`, which trainers leave out, and never a guess.
 
-    Args:
-        kinds: Kinds of generated tasks.
-        split: Only generated tasks of this split, by content.
-        backend: "auto" asks Math-Verify where it is installed, "math-verify" insists on it, "none" never asks.
-        timeout_s: Wall clock of one comparison by Math-Verify.
-        processes: Comparisons by Math-Verify that may run at a time, in all verifiers of this process.
-        render_mode: "ansi".
-
     Raises:
         ValueError: If an argument makes no sense.
     """
@@ -91,38 +86,40 @@ class MathEnv(VerifierEnv):
         # A comparison by Math-Verify may take its whole time-out.
         "inline": False,
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "kinds": {"type": "array", "items": {"enum": list(KINDS)}, "minItems": 1, "uniqueItems": True},
-            "split": {"enum": ["train", "valid", "test", None]},
-            "backend": {"enum": ["auto", "math-verify", "none"]},
-            "timeout_s": {"type": "number", "minimum": 0.1, "maximum": 30},
-            "render_mode": {"enum": ["ansi", None]},
-        },
-    }
-    operator_kwargs: ClassVar[frozenset[str]] = frozenset({"processes"})
 
     def __init__(
         self,
         *,
-        kinds: Sequence[str] = KINDS,
-        split: str | None = None,
-        backend: Literal["auto", "math-verify", "none"] = "auto",
-        timeout_s: float = 5.0,
-        processes: int = 1,
-        render_mode: str | None = None,
+        kinds: Annotated[
+            Sequence[str], SomeOf(*KINDS), Field(description="Kinds of generated tasks.")
+        ] = KINDS,
+        split: Annotated[
+            str | None, SPLIT, Field(description="Only generated tasks of this split, by content.")
+        ] = None,
+        backend: Annotated[
+            Literal["auto", "math-verify", "none"],
+            OneOf("auto", "math-verify", "none"),
+            Field(
+                description=(
+                    '"auto" asks Math-Verify where it is installed, "math-verify" insists on it, "none" '
+                    "never asks."
+                )
+            ),
+        ] = "auto",
+        timeout_s: Annotated[
+            float, Field(ge=0.1, le=30, description="Wall clock of one comparison by Math-Verify.")
+        ] = 5.0,
+        processes: Annotated[
+            int,
+            OPERATOR,
+            Field(
+                ge=1,
+                description="Comparisons by Math-Verify that may run at a time, in all verifiers of this process.",
+            ),
+        ] = 1,
+        render_mode: RenderMode = None,
     ) -> None:
         super().__init__(render_mode=render_mode)
-        if not kinds or set(kinds) - set(KINDS):
-            raise ValueError(f"kinds must be some of {', '.join(KINDS)}, not {list(kinds)!r}")
-        if backend not in ("auto", "math-verify", "none"):
-            raise ValueError(f"backend must be 'auto', 'math-verify' or 'none', not {backend!r}")
-        if not 0.1 <= timeout_s <= 30:
-            raise ValueError(f"timeout_s must be between 0.1 and 30, not {timeout_s}")
-        if processes < 1:
-            raise ValueError(f"processes must be at least 1, not {processes}")
         installed = backend != "none" and find_spec("math_verify") is not None
         if backend == "math-verify" and not installed:
             raise ValueError("backend 'math-verify' needs Math-Verify: pip install 'rollgym[math]'")

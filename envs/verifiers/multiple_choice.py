@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 from numpy.random import Generator
+from pydantic import Field
 
-from envs.splits import checked_split, split_of_text
+from envs.kwargs import RenderMode
+from envs.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.extraction import marked_answer, spoken
 from envs.verifiers.latex import unwrapped
@@ -37,11 +39,6 @@ class MultipleChoiceEnv(VerifierEnv):
     else the last letter that stands by itself, in brackets, in bold or in a line of its own. The text of an option
     counts as its letter. A response that names several options names none.
 
-    Args:
-        options: Options of a generated question.
-        split: Only generated questions of this split, by content.
-        render_mode: "ansi".
-
     Raises:
         ValueError: If an argument makes no sense.
     """
@@ -49,20 +46,19 @@ class MultipleChoiceEnv(VerifierEnv):
     metadata: dict[str, Any] = VerifierEnv.metadata | {
         "description": "Questions with options: which letter, or which option's text, a response chooses."
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "options": {"type": "integer", "minimum": 2, "maximum": len(LETTERS)},
-            "split": {"enum": ["train", "valid", "test", None]},
-            "render_mode": {"enum": ["ansi", None]},
-        },
-    }
 
-    def __init__(self, *, options: int = 4, split: str | None = None, render_mode: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        options: Annotated[
+            int, Field(ge=2, le=len(LETTERS), description="Options of a generated question.")
+        ] = 4,
+        split: Annotated[
+            str | None, SPLIT, Field(description="Only generated questions of this split, by content.")
+        ] = None,
+        render_mode: RenderMode = None,
+    ) -> None:
         super().__init__(render_mode=render_mode)
-        if not 2 <= options <= len(LETTERS):
-            raise ValueError(f"options must be between 2 and {len(LETTERS)}, not {options}")
         self._options = options
         self._split = checked_split(split)
 

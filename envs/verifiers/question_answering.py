@@ -4,11 +4,14 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from envs.splits import checked_split, split_of_text
+from pydantic import Field
+
+from envs.kwargs import OneOf, RenderMode, SomeOf
+from envs.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.dates import read_date
 from envs.verifiers.exact import NotExact, approximate, read_value
@@ -42,16 +45,6 @@ class QuestionAnsweringEnv(VerifierEnv):
     A response is read outside its thoughts: the last box, else the last answer tag, else what follows "the answer is",
     else all of it. A task may name its own `metric` and tolerances, and several `answers` of which any will do.
 
-    Args:
-        metric: `exact` (equal words, after SQuAD's normalisation), `f1` (overlap of words), `contains` (the reference
-            is among the words), `number` (within a tolerance), `date`, `boolean`, or `auto` (`date`, `number` or
-            `boolean` where the reference is one, else `exact`).
-        tolerance: How far a number may be off.
-        relative_tolerance: The same, as a share of the reference.
-        kinds: Kinds of generated tasks.
-        split: Only generated tasks of this split, by content.
-        render_mode: "ansi".
-
     Raises:
         ValueError: If an argument makes no sense.
     """
@@ -59,36 +52,36 @@ class QuestionAnsweringEnv(VerifierEnv):
     metadata: dict[str, Any] = VerifierEnv.metadata | {
         "description": "Short answers: exact match, F1, containment, numbers, dates, true and false."
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "metric": {"enum": list(METRICS)},
-            "tolerance": {"type": "number", "minimum": 0},
-            "relative_tolerance": {"type": "number", "minimum": 0},
-            "kinds": {"type": "array", "items": {"enum": list(KINDS)}, "minItems": 1, "uniqueItems": True},
-            "split": {"enum": ["train", "valid", "test", None]},
-            "render_mode": {"enum": ["ansi", None]},
-        },
-    }
 
     def __init__(
         self,
         *,
-        metric: Metric = "auto",
-        tolerance: float = 0.0,
-        relative_tolerance: float = 0.0,
-        kinds: tuple[str, ...] = KINDS,
-        split: str | None = None,
-        render_mode: str | None = None,
+        metric: Annotated[
+            Metric,
+            OneOf(*METRICS),
+            Field(
+                description=(
+                    "`exact` (equal words, after SQuAD's normalisation), `f1` (overlap of words), "
+                    "`contains` (the reference is among the words), `number` (within a tolerance), "
+                    "`date`, `boolean`, or `auto` (`date`, `number` or `boolean` where the reference is "
+                    "one, else `exact`)."
+                )
+            ),
+        ] = "auto",
+        tolerance: Annotated[float, Field(ge=0, description="How far a number may be off.")] = 0.0,
+        relative_tolerance: Annotated[
+            float, Field(ge=0, description="The same, as a share of the reference.")
+        ] = 0.0,
+        kinds: Annotated[
+            Sequence[str], SomeOf(*KINDS), Field(description="Kinds of generated tasks.")
+        ] = KINDS,
+        split: Annotated[
+            str | None, SPLIT, Field(description="Only generated tasks of this split, by content.")
+        ] = None,
+        render_mode: RenderMode = None,
     ) -> None:
         super().__init__(render_mode=render_mode)
-        rule = _rule({}, _Rule(metric, tolerance, relative_tolerance))
-        if isinstance(rule, str):
-            raise ValueError(rule)
-        if not kinds or set(kinds) - set(KINDS):
-            raise ValueError(f"kinds must be some of {', '.join(KINDS)}, not {list(kinds)!r}")
-        self._rule = rule
+        self._rule = _Rule(metric, tolerance, relative_tolerance)
         self._kinds = tuple(kinds)
         self._split = checked_split(split)
 

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
-from envs.splits import checked_split, split_of_text
+from pydantic import Field
+
+from envs.kwargs import RenderMode
+from envs.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.extraction import last_box, last_tag, spoken
 from envs.verifiers.pool import CallFailed, CallTimeout, PoolShare
@@ -24,13 +27,6 @@ class ReasoningGymEnv(VerifierEnv):
     raise on what is no answer. A response is read outside its thoughts: the last answer tag, else the last box, else
     all of it.
 
-    Args:
-        dataset: The data set's name, such as `chain_sum` or `countdown`.
-        config: Its settings, as reasoning-gym names them.
-        split: Only tasks of this split, by content.
-        timeout_s: Wall clock of one generated task or one scored answer.
-        render_mode: "ansi".
-
     Raises:
         ValueError: If an argument makes no sense.
     """
@@ -40,30 +36,30 @@ class ReasoningGymEnv(VerifierEnv):
         # The library is in another process, and answers take their time there.
         "inline": False,
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "dataset": {"type": "string", "pattern": "^[a-z0-9_]{1,64}$"},
-            "config": {"type": "object", "maxProperties": 32},
-            "split": {"enum": ["train", "valid", "test", None]},
-            "timeout_s": {"type": "number", "minimum": 0.1, "maximum": 30},
-            "render_mode": {"enum": ["ansi", None]},
-        },
-    }
 
     def __init__(
         self,
         *,
-        dataset: str = "chain_sum",
-        config: Mapping[str, Any] | None = None,
-        split: str | None = None,
-        timeout_s: float = 10.0,
-        render_mode: str | None = None,
+        dataset: Annotated[
+            str,
+            Field(
+                pattern="^[a-z0-9_]{1,64}$",
+                description="The data set's name, such as `chain_sum` or `countdown`.",
+            ),
+        ] = "chain_sum",
+        config: Annotated[
+            Mapping[str, Any] | None,
+            Field(max_length=32, description="Its settings, as reasoning-gym names them."),
+        ] = None,
+        split: Annotated[
+            str | None, SPLIT, Field(description="Only tasks of this split, by content.")
+        ] = None,
+        timeout_s: Annotated[
+            float, Field(ge=0.1, le=30, description="Wall clock of one generated task or one scored answer.")
+        ] = 10.0,
+        render_mode: RenderMode = None,
     ) -> None:
         super().__init__(render_mode=render_mode)
-        if not 0.1 <= timeout_s <= 30:
-            raise ValueError(f"timeout_s must be between 0.1 and 30, not {timeout_s}")
         if {"seed", "size"} & set(config or {}):
             raise ValueError("config must not have 'seed' or 'size': the seed is that of the reset")
         self._dataset = dataset

@@ -2,13 +2,16 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, get_args
+from typing import Annotated, Any
 
 import gymnasium
+from pydantic import Field
 
 from clients.protocol.spaces import UnicodeText
+from envs.kwargs import OPERATOR, DeclaredKwargs, OneOf, RenderMode
 from envs.profiles import reply_format, said_actions
-from envs.splits import Split, checked_split
+from envs.splits import SPLIT, Split, checked_split
+from envs.text_game import StepLimit
 from envs.webshop.cache import open_catalogue
 from envs.webshop.catalogue import GoalKind
 from envs.webshop.compact import RULES, as_compact_text, codes
@@ -30,23 +33,8 @@ _RULES = (
 )
 
 
-class WebShopEnv(gymnasium.Env[str, str]):
+class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     """A web shop with a customer's request.
-
-    Args:
-        goals: Requests in customers' own words ("human"), or generated from products ("synthetic").
-        split: Only goals of this split; None for any.
-        sampling: "uniform", or "weighted": goals with rare attributes more often.
-        observation: "text", "text_rich" or "html"; "text" if None. Not with the profile "compact", which has its own.
-        show_attributes: Whether products have a page with their attributes.
-        max_episode_steps: Steps after which the episode is truncated.
-        profile: How pages are shown, replies are read and purchases are paid.
-        format_penalty: Added to the reward of an action that is not possible; the profile's own if None.
-        data_dir: A directory with WebShop's files; None for the made-up catalogue.
-        num_products: Products to read from them; all if None.
-        cache_dir: Where catalogues are kept once they are built.
-        noun_tagger: What finds the nouns of titles: "heuristic", or "spacy" as WebShop does.
-        render_mode: "ansi".
 
     Raises:
         ValueError: If an argument makes no sense, or the files cannot be used.
@@ -64,58 +52,73 @@ class WebShopEnv(gymnasium.Env[str, str]):
         "description": "Search a web shop, choose options and buy what a customer asks for.",
         "max_episode_steps": 15,
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "goals": {"enum": ["human", "synthetic"]},
-            "split": {"enum": ["train", "valid", "test", None]},
-            "sampling": {"enum": ["uniform", "weighted"]},
-            "observation": {"enum": [*OBSERVATIONS, None]},
-            "show_attributes": {"type": "boolean"},
-            "max_episode_steps": {"type": "integer", "minimum": 1},
-            "profile": {"enum": list(WORDINGS)},
-            "format_penalty": {"type": ["number", "null"]},
-            "render_mode": {"enum": ["ansi", None]},
-        },
-    }
-    operator_kwargs: ClassVar[frozenset[str]] = frozenset(
-        {"data_dir", "num_products", "cache_dir", "noun_tagger"}
-    )
 
     def __init__(
         self,
         *,
-        goals: GoalKind = "human",
-        split: str | None = "train",
-        sampling: str = "uniform",
-        observation: str | None = None,
-        show_attributes: bool = False,
-        max_episode_steps: int = 15,
-        profile: str = "native",
-        format_penalty: float | None = None,
-        data_dir: str | None = None,
-        num_products: int | None = None,
-        cache_dir: str | None = None,
-        noun_tagger: str = "heuristic",
-        render_mode: str | None = None,
+        goals: Annotated[
+            GoalKind,
+            OneOf("human", "synthetic"),
+            Field(
+                description='Requests in customers\' own words ("human"), or generated from products ("synthetic").'
+            ),
+        ] = "human",
+        split: Annotated[
+            str | None, SPLIT, Field(description="Only goals of this split; null for any.")
+        ] = "train",
+        sampling: Annotated[
+            str,
+            OneOf("uniform", "weighted"),
+            Field(description='"uniform", or "weighted": goals with rare attributes more often.'),
+        ] = "uniform",
+        observation: Annotated[
+            str | None,
+            OneOf(*OBSERVATIONS, None),
+            Field(
+                description=(
+                    '"text", "text_rich" or "html"; "text" if null. Not with the profile "compact", which'
+                    " has its own."
+                )
+            ),
+        ] = None,
+        show_attributes: Annotated[
+            bool, Field(description="Whether products have a page with their attributes.")
+        ] = False,
+        max_episode_steps: StepLimit = 15,
+        profile: Annotated[
+            str,
+            OneOf(*WORDINGS),
+            Field(description="How pages are shown, replies are read and purchases are paid."),
+        ] = "native",
+        format_penalty: Annotated[
+            float | None,
+            Field(
+                description="Added to the reward of an action that is not possible; the profile's own if null."
+            ),
+        ] = None,
+        data_dir: Annotated[
+            str | None,
+            OPERATOR,
+            Field(description="A directory with WebShop's files; null for the made-up catalogue."),
+        ] = None,
+        num_products: Annotated[
+            int | None, OPERATOR, Field(ge=1, description="Products to read from them; all if null.")
+        ] = None,
+        cache_dir: Annotated[
+            str | None, OPERATOR, Field(description="Where catalogues are kept once they are built.")
+        ] = None,
+        noun_tagger: Annotated[
+            str,
+            OneOf("heuristic", "spacy"),
+            OPERATOR,
+            Field(description='What finds the nouns of titles: "heuristic", or "spacy" as WebShop does.'),
+        ] = "heuristic",
+        render_mode: RenderMode = None,
     ) -> None:
-        if goals not in get_args(GoalKind):
-            raise ValueError(f"goals must be 'human' or 'synthetic', not {goals!r}")
-        if sampling not in ("uniform", "weighted"):
-            raise ValueError(f"sampling must be 'uniform' or 'weighted', not {sampling!r}")
-        if observation is not None and observation not in OBSERVATIONS:
-            raise ValueError(
-                f"observation must be one of {', '.join(OBSERVATIONS)} or None, not {observation!r}"
-            )
         if observation is not None and profile == "compact":
             raise ValueError("the profile 'compact' has its own observation: leave observation out")
-        if max_episode_steps < 1:
-            raise ValueError(f"max_episode_steps must be at least 1, not {max_episode_steps}")
-        if num_products is not None and (num_products < 1 or data_dir is None):
-            raise ValueError("num_products must be at least 1, and is for the files of data_dir only")
-        if render_mode not in (None, "ansi"):
-            raise ValueError(f"render_mode must be 'ansi' or None, not {render_mode!r}")
+        if num_products is not None and data_dir is None:
+            raise ValueError("num_products is for the files of data_dir only")
         self.action_space = UnicodeText()
         self.observation_space = UnicodeText()
         self.render_mode = render_mode

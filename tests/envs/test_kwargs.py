@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypedDict, Unpack
 
 import gymnasium
@@ -12,6 +12,8 @@ from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 import rollgym  # noqa: F401 - registers ours
+from env_server.catalog import Catalog
+from env_server.settings import Settings
 from envs.frozen_lake import FrozenLakeEnv
 from envs.kwargs import OPERATOR, RENDER_MODES, DeclaredKwargs, OneOf, SomeOf, kwargs_of
 from envs.sokoban.environment import SokobanEnv
@@ -208,6 +210,18 @@ def test_one_who_declares_by_hand_is_left_alone() -> None:
 
     assert Own.kwargs_schema == {"type": "object", "properties": {"x": {}}}
     Own(x=1)
+
+
+def test_defaults_hold_against_their_own_declaration() -> None:
+    """Each built-in environment, made with its defaults said aloud, is the one made without them."""
+    for entry in Catalog.load(Settings()):
+        properties: Mapping[str, Any] = entry.rules.schema["properties"]
+        assert properties, entry.env_id
+        for name, part in properties.items():
+            assert part["description"].endswith((".", "?")), (entry.env_id, name)
+            assert "TODO" not in part["description"]
+            assert "default" in part, (entry.env_id, name)
+        entry.rules.check({name: part["default"] for name, part in properties.items()})
 
 
 def test_declared_kwargs_of_an_operator_are_told_too() -> None:

@@ -142,7 +142,7 @@ def test_generated_questions_have_one_right_option():
 
 
 def test_bad_kwargs_are_refused():
-    with pytest.raises(ValueError, match="options must be between"):
+    with pytest.raises(ValueError, match="options must be a whole number from 2 to 10"):
         MultipleChoiceEnv(options=11)
 
 

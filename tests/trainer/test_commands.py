@@ -10,7 +10,6 @@ import pytest
 
 from env_server.token_file import add_token
 from tests.support.processes import ROOT, env_server, read_lines, refused, running, start_training, train
-from trainer.tracking import read_metrics
 
 CONFIG = """
 seed: 3
@@ -54,7 +53,7 @@ def roll_train(command: str, run, url, *arguments: str) -> str:
 
 def test_a_mixed_run_reports_by_domain_and_panel(run):
     _, directory, output = run
-    rows = read_metrics(directory / "metrics.jsonl")
+    rows = read_lines(directory / "metrics.jsonl")
     keys = {key for row in rows for key in row}
     assert {"domain/lake/success", "domain/boxes/reward", "policy/entropy", "rollout/lag_max"} <= keys
     for player in ("sampled", "greedy", "random", "blind"):

@@ -8,7 +8,7 @@ import pytest
 from tests.support.client_server import ServerProcess
 from tests.support.foreign_servers import ForeignServer
 from tests.support.processes import ROOT, train
-from trainer.tracking import read_metrics
+from trainer.run_files import read_lines
 
 CONFIG = """
 seed: 1
@@ -34,7 +34,7 @@ def test_a_policy_learns_in_an_environment_that_was_registered_over_http(
         answer = httpx.post(f"{gateway.url}/v1/envs", json=body, timeout=60)
         assert answer.status_code == 201, answer.text
         train("--config", str(config), "--env-url", gateway.url, f"output_dir={tmp_path}/run")
-    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    rows = read_lines(tmp_path / "run" / "metrics.jsonl")
     rewards = [row["rollout/reward"] for row in rows if "rollout/reward" in row]
     assert len(rewards) == 13
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2, rewards

@@ -1,6 +1,7 @@
 """The account of tasks stays exact through crashes."""
 
-from trainer.ledger import Fate, Ledger, read_events
+from trainer.ledger import Fate, Ledger
+from trainer.run_files import read_lines
 
 
 def test_the_last_event_is_the_fate(tmp_path):
@@ -50,4 +51,4 @@ def test_a_torn_last_line_is_cut(tmp_path):
     reopened = Ledger(path)
     reopened.issued(5, version=1)
     reopened.close()
-    assert [event["task"] for event in read_events(path)] == [0, 5]
+    assert [event["task"] for event in read_lines(path)] == [0, 5]

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import env_server, read_lines, refused, train, train_until
-from trainer.ledger import read_events
 
 CONFIG = """
 seed: 3
@@ -74,7 +73,7 @@ def test_an_asynchronous_run_accounts_for_every_task_after_a_kill(tmp_path, conf
         train_until("step 2:", *arguments)
         train(*arguments)
     fates: dict[int, list[str]] = {}
-    for event in read_events(tmp_path / "run" / "ledger.jsonl"):
+    for event in read_lines(tmp_path / "run" / "ledger.jsonl"):
         fates.setdefault(event["task"], []).append(event["fate"])
     last = {task: history[-1] for task, history in fates.items()}
     assert sum(fate == "trained" for fate in last.values()) == 5 * 2
@@ -141,7 +140,7 @@ def test_a_run_that_left_no_checkpoint_begins_again(tmp_path, config):
         assert "holds a run already" in refused(*common, "checkpoint.resume=never")
         assert "it begins again" in train(*common, "seed=4")
     assert [line["step"] for line in digests(directory)] == [0, 1, 2]
-    fates = [event["fate"] for event in read_events(directory / "ledger.jsonl")]
+    fates = [event["fate"] for event in read_lines(directory / "ledger.jsonl")]
     assert "reissued" not in fates, "nothing of the other run may be in the ledger"
 
 

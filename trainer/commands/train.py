@@ -1,9 +1,10 @@
 """`roll-train`: the parts of a run, put together and set going."""
 
+import asyncio
 import copy
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,10 +21,13 @@ from trainer.assembly import (
     warm_start_backend,
 )
 from trainer.backends.torch_backend import TorchBackend
-from trainer.checkpoint import CheckpointStore, RunState, load_checkpoint
-from trainer.config.run import RunSettings
+from trainer.checkpoint import Checkpoint, CheckpointError, CheckpointStore, RunState
+from trainer.config.plugins import check_plugins
+from trainer.config.run import RunSettings, WarmStartSettings
 from trainer.console import RunConsole
 from trainer.demonstrations import collect_demonstrations
+from trainer.embedded_server import embedded_server
+from trainer.ending import Ending
 from trainer.evaluate import Score
 from trainer.evaluation import Evaluator, as_metrics, build_panels
 from trainer.learner import Learner, Models
@@ -34,7 +38,7 @@ from trainer.pipelines.sft import supervised_rows, train_supervised
 from trainer.plots import plot_run
 from trainer.plugins import load_attribute
 from trainer.records import Trajectory
-from trainer.resume import clear_records, keep_settings, resume_folder
+from trainer.resume import clear_records, find_checkpoint, keep_settings
 from trainer.rollout.admission import AdmissionWindow
 from trainer.rollout.agent import play_episode
 from trainer.rollout.context import context_policy
@@ -42,6 +46,8 @@ from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.scheduler import GroupPlan, PlayEpisode, RolloutScheduler
 from trainer.rows import row_builder
+from trainer.run_files import WriteError, write_errors
+from trainer.run_lock import run_lock
 from trainer.tasks.data_check import check_streams, keep_digests
 from trainer.tasks.dataset import row_streams
 from trainer.tasks.task import Task, TaskSource
@@ -49,87 +55,164 @@ from trainer.tracking import Tracker
 from trainer.weights.publisher import WeightPublisher
 
 
-async def train(settings: RunSettings) -> int:
-    """Train a policy, from the start or from the newest checkpoint."""
+class RunStoppedError(RuntimeError):
+    """A run ended before its last step; the message says why, what is saved, and how to go on."""
+
+    def __init__(self, message: str, exit_code: int = 2) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+async def train(settings: RunSettings, ending: Ending) -> int:
+    """Train a policy, from the start or from the newest checkpoint.
+
+    Args:
+        settings: The run.
+        ending: Ends the run before its time, in order.
+
+    Raises:
+        RunStoppedError: If it was interrupted, or lost its environments or its disk, once what was learnt is saved.
+    """
+    check_plugins(settings)
     directory = Path(settings.output_dir)
     store = CheckpointStore(directory / "checkpoints", settings.checkpoint.keep)
-    folder = resume_folder(settings, store)
-    keep_settings(settings, directory, resuming=folder is not None)
-    source = task_source(settings)
-    streams = row_streams(source)
-    keep_digests(streams, directory, resuming=folder is not None)
-    torch.set_num_threads(settings.threads)
-    async with AsyncExitStack() as stack:
-        console = RunConsole(settings.steps, live=settings.tracking.console)
-        stack.callback(console.close)
-        state, saved = (RunState(0, 0, 0, ()), None) if folder is None else load_checkpoint(folder)
-        if folder is not None:
-            console.say(f"resuming at step {state.step} from {folder}")
-            if folder != store.latest() and store.holds(folder):
-                store.go_back_to(folder, state.step)
-        elif clear_records(directory):
-            console.say(
-                f"the run in {directory} left no checkpoint: it begins again, and its records with it"
-            )
-        policy = build_policy(settings)
-        pool = await stack.enter_async_context(open_environments(settings, console))
-        await check_streams(streams, pool)
-        panels = await build_panels(settings, pool)
-        if saved is None and settings.warm_start is not None:
-            await _warm_start(settings, policy, pool, source, console)
-        models = _models(settings, policy, saved)
-        players = await stack.enter_async_context(open_players(settings, policy))
-        publisher = WeightPublisher([players.client])
-        await publisher.publish(models.policy, state.version)
-        tracker = Tracker(directory, settings.tracking, state.step)
-        stack.callback(tracker.close)
-        ledger = Ledger(directory / LEDGER_FILE)
-        stack.callback(ledger.close)
-        ledger.roll_back(state.next_task, state.step, state.untrained)
-        evaluator = Evaluator(settings, policy, players, pool, console, panels, source)
-        before = await _measure_start(evaluator, tracker, resuming=folder is not None)
-        scheduler = _scheduler(settings, policy, players, pool, source, ledger, state)
-        stack.push_async_callback(scheduler.close)
-
-        async def evaluate(step: int) -> None:
-            every = settings.evaluation.every
-            if every and step % every == 0 and step < settings.steps:
-                scores = await evaluator.measure(whole=settings.evaluation.interim_episodes is None)
-                tracker.metrics(step, as_metrics(scores))
-                evaluator.say(f"step {step}", scores)
-
-        parts = rl.Parts(
-            algorithm=settings.algorithm,
-            scheduler=scheduler,
-            learner=Learner(settings.algorithm, models, settings.seed, truncated=settings.rollout.truncates),
-            models=models,
-            publisher=publisher,
-            engine=players.engine,
-            build_rows=row_builder(settings.rows),
-            ledger=ledger,
-            tracker=tracker,
-            console=console,
-            checkpoints=store,
-        )
-        await rl.train(parts, state, settings.steps, settings.checkpoint.every, evaluate)
-        await scheduler.close()
-        after = await evaluator.measure(whole=True)
-        tracker.metrics(settings.steps, as_metrics(after))
-        evaluator.say("end", after)
-        if before is not None:
-            evaluator.say_gain(before, after)
-        save_model(policy.model, policy.tokenizer, directory / "model")
-    console.say(f"model: {directory / 'model'}")
-    console.say(f"curves: {plot_run(directory, settings.name)}")
+    with run_lock(directory):
+        try:
+            async with AsyncExitStack() as stack:
+                console = RunConsole(settings.steps, live=settings.tracking.console)
+                stack.callback(console.close)
+                ending.say = console.say
+                await _train(settings, store, console, ending, stack)
+        except asyncio.CancelledError:
+            if ending.reason is None:
+                raise
+            raise _stopped(ending.reason, store) from None
+        except (ConnectionError, TimeoutError, WriteError) as error:
+            raise _stopped(error, store) from error
     return 0
 
 
-async def _warm_start(
-    settings: RunSettings, policy: Policy, pool: EnvironmentPool, source: TaskSource, console: RunConsole
+def _stopped(error: Exception, store: CheckpointStore) -> RunStoppedError:
+    newest = store.latest()
+    if newest is None:
+        how = "nothing was learnt yet, and the same command begins again"
+    else:
+        how = f"go on from {newest} by the same command with checkpoint.resume=auto"
+    return RunStoppedError(f"{error}; {how}", getattr(error, "exit_code", 2))
+
+
+async def _train(
+    settings: RunSettings, store: CheckpointStore, console: RunConsole, ending: Ending, stack: AsyncExitStack
 ) -> None:
-    warm = settings.warm_start
-    assert warm is not None
+    directory = Path(settings.output_dir)
+    checkpoint = find_checkpoint(settings, store, console.say)
+    ours = checkpoint is not None and store.holds(checkpoint.folder)
+    keep_settings(settings, directory, resuming=ours)
+    source = task_source(settings)
+    streams = row_streams(source)
+    keep_digests(streams, directory, resuming=ours)
+    torch.set_num_threads(settings.threads)
+    if checkpoint is not None:
+        console.say(f"resuming at step {checkpoint.state.step} from {checkpoint.folder}")
+    if checkpoint is not None and ours:
+        store.go_back_to(checkpoint.folder, checkpoint.state.step)
+    elif clear_records(directory):
+        console.say(f"the run in {directory} left no checkpoint: it begins again, and its records with it")
+    policy = build_policy(settings)
+    serve = partial(embedded_server, on_end=ending.end)
+    pool = await stack.enter_async_context(open_environments(settings, console, serve))
+    await check_streams(streams, pool)
+    panels = await build_panels(settings, pool)
+    models, state = await _start(settings, store, checkpoint, policy, pool, source, console)
+    players = await stack.enter_async_context(open_players(settings, policy))
+    publisher = WeightPublisher([players.client])
+    await publisher.publish(models.policy, state.version)
+    tracker = Tracker(directory, settings.tracking, state.step)
+    stack.callback(tracker.close)
+    ledger = Ledger(directory / LEDGER_FILE)
+    stack.callback(ledger.close)
+    ledger.roll_back(state.next_task, state.step, state.untrained)
+    evaluator = Evaluator(settings, policy, players, pool, console, panels, source)
+
+    async def evaluate(step: int) -> None:
+        every = settings.evaluation.every
+        if every and step % every == 0 and step < settings.steps:
+            scores = await evaluator.measure(whole=settings.evaluation.interim_episodes is None)
+            tracker.metrics(step, as_metrics(scores))
+            evaluator.say(f"step {step}", scores)
+
+    before = None
+    if not tracker.evaluated(state.step):  # by a process that was killed before it could
+        if state.step == 0:
+            before = await _measure_start(evaluator, tracker)
+        else:
+            await evaluate(state.step)
+    scheduler = _scheduler(settings, policy, players, pool, source, ledger, state)
+    stack.push_async_callback(scheduler.close)
+    parts = rl.Parts(
+        algorithm=settings.algorithm,
+        scheduler=scheduler,
+        learner=Learner(settings.algorithm, models, settings.seed, truncated=settings.rollout.truncates),
+        models=models,
+        publisher=publisher,
+        engine=players.engine,
+        build_rows=row_builder(settings.rows),
+        ledger=ledger,
+        tracker=tracker,
+        console=console,
+        checkpoints=store,
+    )
+    console.begin_training(state.step)
+    await rl.train(parts, state, settings.steps, settings.checkpoint.every, evaluate, ending)
+    await scheduler.close()
+    for index in scheduler.window.untrained:
+        ledger.dropped(index, "the run ended")
+    after = await evaluator.measure(whole=True)
+    tracker.metrics(settings.steps, as_metrics(after))
+    evaluator.say("end", after)
+    if before is not None:
+        evaluator.say_gain(before, after)
+    with write_errors(directory):
+        save_model(policy.model, policy.tokenizer, directory / "model")
+        console.say(f"model: {directory / 'model'}")
+        console.say(f"curves: {plot_run(directory, settings.name)}")
+
+
+async def _start(
+    settings: RunSettings,
+    store: CheckpointStore,
+    checkpoint: Checkpoint | None,
+    policy: Policy,
+    pool: EnvironmentPool,
+    source: TaskSource,
+    console: RunConsole,
+) -> tuple[Models, RunState]:
+    """Return the models as they go on or begin; a warm start is made where one is wanted, and saved."""
+    if checkpoint is not None:
+        models = _models(settings, policy)
+        try:
+            models.load_state_dicts(checkpoint.parts)
+        except ValueError as error:
+            raise CheckpointError(f"cannot resume from {checkpoint.folder}: {error}") from error
+        return models, checkpoint.state
+    if settings.warm_start is not None:
+        await _warm_start(settings, settings.warm_start, policy, pool, source, console)
+    models, state = _models(settings, policy), RunState(0, 0, 0, ())
+    if settings.warm_start is not None:
+        store.save(state, models.state_dicts())
+    return models, state
+
+
+async def _warm_start(
+    settings: RunSettings,
+    warm: WarmStartSettings,
+    policy: Policy,
+    pool: EnvironmentPool,
+    source: TaskSource,
+    console: RunConsole,
+) -> None:
     context = context_policy(settings.prompt)
+    console.begin("expert demonstrations", warm.demonstrations)
     shown = await collect_demonstrations(
         source,
         warm.demonstrations,
@@ -142,31 +225,28 @@ async def _warm_start(
     console.say(
         f"warm start on {len(shown)} expert demonstrations ({len(rows)} rows); none are used after it"
     )
-    train_supervised(
+    work = train_supervised(
         warm_start_backend(settings, policy.model, warm.learning_rate),
         rows,
         epochs=warm.epochs,
         batch_rows=warm.batch_rows,
         seed=settings.seed,
-        report=lambda epoch, loss: console.say(
-            f"warm start, epoch {epoch + 1}/{warm.epochs}: loss {loss:.4f}"
-        ),
     )
+    # In a thread, batch by batch: the console goes on, and an interruption waits for one batch at most.
+    while (progress := await asyncio.to_thread(next, work, None)) is not None:
+        if progress.batches == 1:
+            console.begin("warm start", progress.total)
+        console.advance(progress.batches)
+        if progress.epoch is not None:
+            console.say(f"warm start, epoch {progress.epoch + 1}/{warm.epochs}: loss {progress.loss:.4f}")
 
 
-def _models(settings: RunSettings, policy: Policy, saved: dict[str, Any] | None) -> Models:
-    models = Models(
+def _models(settings: RunSettings, policy: Policy) -> Models:
+    return Models(
         policy=policy_backend(settings, policy.model),
         critic=critic_backend(settings, policy.model) if settings.algorithm.critic is not None else None,
         reference=_reference(settings, policy) if settings.algorithm.needs_reference else None,
     )
-    if saved is not None:
-        models.policy.load_state_dict(saved["policy"])
-        if models.critic is not None:
-            models.critic.load_state_dict(saved["critic"])
-        if models.reference is not None:
-            models.reference.load_state_dict(saved["reference"])
-    return models
 
 
 def _reference(settings: RunSettings, policy: Policy) -> TorchBackend:
@@ -225,12 +305,8 @@ def _player(settings: RunSettings, policy: Policy, players: Players, pool: Envir
     return play
 
 
-async def _measure_start(
-    evaluator: Evaluator, tracker: Tracker, *, resuming: bool
-) -> dict[str, Score] | None:
-    """Measure where the run begins, once; a resumed run has done so before."""
-    if resuming:
-        return None
+async def _measure_start(evaluator: Evaluator, tracker: Tracker) -> dict[str, Score]:
+    """Measure where the run begins, once."""
     baselines = await evaluator.baselines()
     evaluator.say("baseline", baselines)
     before = await evaluator.measure(whole=True)

@@ -12,6 +12,7 @@ from trainer.algorithms.settings import AlgorithmSettings
 from trainer.batches import episode_batch, turns_of
 from trainer.checkpoint import CheckpointStore, RunState
 from trainer.console import RunConsole
+from trainer.ending import Ending
 from trainer.inference.torch_engine import TorchEngine
 from trainer.learner import Learner, Models
 from trainer.ledger import Ledger
@@ -43,49 +44,63 @@ class Parts:
 
 
 async def train(
-    parts: Parts, state: RunState, steps: int, checkpoint_every: int, evaluate: Evaluate
+    parts: Parts, state: RunState, steps: int, checkpoint_every: int, evaluate: Evaluate, ending: Ending
 ) -> RunState:
     """Train until `steps` and return where the run stands.
 
-    Each step: take finished groups, choose among them, update, publish the weights, let new groups start.
+    Each step: take finished groups, choose among them, update, publish the weights, let new groups start. Whatever
+    ends the loop before its time, the last whole step is saved.
     """
-    version = state.version
-    for step in range(state.step, steps):
-        started = time.monotonic()
-        tokens_before = parts.engine.tokens_generated
-        groups = await parts.scheduler.next_groups(version)
-        kept = choose_groups(parts, groups)
-        batch = episode_batch(kept, parts.build_rows)
-
-        # In a thread: episodes of later steps, if any are allowed, go on meanwhile.
-        updated = await asyncio.to_thread(parts.learner.update, batch, step)
-        await parts.publisher.publish(parts.models.policy, version + 1)
-
-        metrics = rollout_metrics(groups, kept, version) | updated
-        version += 1
-        parts.ledger.trained([group.index for group in kept], step)
-        for group in groups:
-            parts.scheduler.release(group)
-        parts.ledger.flush()
-        elapsed = time.monotonic() - started
-        metrics["time/step_s"] = elapsed
-        metrics["time/wait_s"] = parts.scheduler.waited_s
-        metrics["time/tokens_per_s"] = (parts.engine.tokens_generated - tokens_before) / elapsed
-        metrics |= {f"rollout/{name}": float(count) for name, count in parts.scheduler.counters.items()}
-        parts.tracker.episodes(step, [trajectory for group in groups for trajectory in group.trajectories])
-        if parts.tracker.wants_digests:
-            parts.tracker.digest(step, digests(groups, parts.models))
-        parts.tracker.metrics(step + 1, metrics)
-        parts.console.step(step, metrics)
-
-        state = RunState(
-            step + 1, version, parts.scheduler.window.next_index, parts.scheduler.window.untrained
-        )
-        if checkpoint_every and (step + 1) % checkpoint_every == 0:
+    saved, whole = state.step, True
+    try:
+        for step in range(state.step, steps):
+            started, tokens_before = time.monotonic(), parts.engine.tokens_generated
+            groups = await parts.scheduler.next_groups(state.version)
+            with ending.deferred():
+                whole = False
+                metrics = await _update(parts, groups, step, state.version)
+                elapsed = time.monotonic() - started
+                metrics["time/step_s"] = elapsed
+                metrics["time/tokens_per_s"] = (parts.engine.tokens_generated - tokens_before) / elapsed
+                _record(parts, groups, step, metrics)
+                window = parts.scheduler.window
+                state = RunState(step + 1, state.version + 1, window.next_index, window.untrained)
+                whole = True
+            if checkpoint_every and state.step % checkpoint_every == 0:
+                save(parts, state)
+                saved = state.step
+            await evaluate(state.step)
+    finally:
+        if whole and state.step > saved:
             save(parts, state)
-        await evaluate(step + 1)
-    save(parts, state)
     return state
+
+
+async def _update(parts: Parts, groups: Sequence[Group], step: int, version: int) -> dict[str, float]:
+    """Train on groups, publish the weights, let new groups start, and return the step's metrics."""
+    kept = choose_groups(parts, groups)
+    batch = episode_batch(kept, parts.build_rows)
+
+    # In a thread: episodes of later steps, if any are allowed, go on meanwhile.
+    updated = await asyncio.to_thread(parts.learner.update, batch, step)
+    await parts.publisher.publish(parts.models.policy, version + 1)
+
+    parts.ledger.trained([group.index for group in kept], step)
+    for group in groups:
+        parts.scheduler.release(group)
+    parts.ledger.flush()
+    return rollout_metrics(groups, kept, version) | updated
+
+
+def _record(parts: Parts, groups: Sequence[Group], step: int, metrics: dict[str, float]) -> None:
+    """Write down what happened in a step."""
+    metrics["time/wait_s"] = parts.scheduler.waited_s
+    metrics |= {f"rollout/{name}": float(count) for name, count in parts.scheduler.counters.items()}
+    parts.tracker.episodes(step, [trajectory for group in groups for trajectory in group.trajectories])
+    if parts.tracker.wants_digests:
+        parts.tracker.digest(step, digests(groups, parts.models))
+    parts.tracker.metrics(step + 1, metrics)
+    parts.console.step(step, metrics)
 
 
 def choose_groups(parts: Parts, groups: Sequence[Group]) -> list[Group]:
@@ -101,12 +116,7 @@ def save(parts: Parts, state: RunState) -> None:
     """Write a checkpoint, and everything that belongs to the steps before it."""
     parts.tracker.flush()
     parts.ledger.flush()
-    saved = {"policy": parts.models.policy.state_dict()}
-    if parts.models.critic is not None:
-        saved["critic"] = parts.models.critic.state_dict()
-    if parts.models.reference is not None:
-        saved["reference"] = parts.models.reference.state_dict()
-    parts.checkpoints.save(state, saved)
+    parts.checkpoints.save(state, parts.models.state_dicts())
 
 
 def rollout_metrics(groups: Sequence[Group], kept: Sequence[Group], version: int) -> dict[str, float]:

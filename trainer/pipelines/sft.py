@@ -1,6 +1,7 @@
 """Supervised learning on records: every reply becomes more likely, token by token."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -21,16 +22,29 @@ def supervised_rows(trajectories: Sequence[Trajectory]) -> list[TrainRow]:
     return [TrainRow(torch.tensor(row.ids), torch.tensor(row.mask)) for row in rows]
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far supervised learning has come.
+
+    Attributes:
+        batches: Optimizer steps taken.
+        total: Optimizer steps in all.
+        epoch: The epoch that ended with the last of them; None within an epoch.
+        loss: Mean loss of that epoch's batches.
+    """
+
+    batches: int
+    total: int
+    epoch: int | None
+    loss: float
+
+
 def train_supervised(
-    backend: TrainBackend,
-    rows: Sequence[TrainRow],
-    *,
-    epochs: int,
-    batch_rows: int,
-    seed: int,
-    report: Callable[[int, float], None],
-) -> None:
+    backend: TrainBackend, rows: Sequence[TrainRow], *, epochs: int, batch_rows: int, seed: int
+) -> Iterator[Progress]:
     """Minimise the mean negative log-likelihood of the replies' tokens.
+
+    The work is done as the iterator is asked for more.
 
     Args:
         backend: The policy.
@@ -38,17 +52,23 @@ def train_supervised(
         epochs: Passes over all rows.
         batch_rows: Rows of one optimizer step.
         seed: The run's seed; the order of rows is drawn from a stream below it.
-        report: Told the epoch and its mean loss.
+
+    Yields:
+        Where it stands, after every batch.
     """
+    starts = range(0, len(rows), batch_rows)
+    batches = 0
     for epoch in range(epochs):
         order = generator(seed, "supervised", epoch).permutation(len(rows)).tolist()
         losses = []
-        for start in range(0, len(order), batch_rows):
+        for start in starts:
             chosen = [rows[place] for place in order[start : start + batch_rows]]
             counts = Denominators.from_lengths(int(row.mask.sum()) for row in chosen)
             metrics, _ = backend.step(chosen, partial(_negative_log_likelihood, counts=counts))
             losses.append(metrics["loss/supervised"][0])
-        report(epoch, sum(losses) / len(losses))
+            batches += 1
+            ended = epoch if start == starts[-1] else None
+            yield Progress(batches, epochs * len(starts), ended, sum(losses) / len(losses))
 
 
 def _negative_log_likelihood(micro: MicroBatch, counts: Denominators) -> tuple[torch.Tensor, Metrics]:

@@ -3,12 +3,14 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, Unpack
 
 import orjson
+from pydantic import Field
 
-from envs.splits import checked_split, split_of_text
-from envs.tools.base import TOOL_KWARGS, Heard, ToolEnv, digest
+from envs.kwargs import SomeOf
+from envs.splits import SPLIT, checked_split, split_of_text
+from envs.tools.base import CallsPerTurn, Heard, StepLimit, ToolEnv, ToolKwargs, digest
 from envs.tools.calls import ToolCall
 from envs.tools.retail.customer import MOST_HEARD, Customer, Identity
 from envs.tools.retail.database import Database, draw_database
@@ -32,20 +34,6 @@ class RetailEnv(ToolEnv):
     human: reward 1 where the database holds exactly what it would hold had everything been done as it should, where
     the customer was told what it asked for, and where the orders in question were looked at; else 0.
 
-    Args:
-        requests: Things that the customer wants, one after another.
-        kinds: Kinds of requests that are drawn; None for all.
-        strict_policy: Whether an episode in which something was changed without knowing the customer, or without a
-            clear yes, counts as failed; it is counted in the metrics in any case.
-        split: Only tasks of this split, by content.
-        call_format: How the policy writes calls.
-        max_calls_per_turn: Calls that one reply may hold.
-        max_episode_steps: Steps after which an episode is truncated.
-        format_penalty: Added to the reward of a reply that cannot be read.
-        describe_tools: Whether the instruction lists the tools; `info["tools"]` always does.
-        result_role: Role of results in `info["messages"]`; `user` for chat templates that know no tools.
-        render_mode: "ansi".
-
     Raises:
         ValueError: If an argument makes no sense.
     """
@@ -55,43 +43,36 @@ class RetailEnv(ToolEnv):
         "max_episode_steps": 40,
         "metrics": {**ToolEnv.metadata["metrics"], "policy_violations": "last"},
     }
-    kwargs_schema: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "requests": {"type": "integer", "minimum": 1, "maximum": MOST_REQUESTS},
-            "kinds": {
-                "type": ["array", "null"],
-                "items": {"enum": list(REQUEST_KINDS)},
-                "minItems": 1,
-                "uniqueItems": True,
-            },
-            "strict_policy": {"type": "boolean"},
-            "split": {"enum": ["train", "valid", "test", None]},
-            **TOOL_KWARGS,
-        },
-    }
 
     def __init__(
         self,
         *,
-        requests: int = 1,
-        kinds: Sequence[str] | None = None,
-        strict_policy: bool = False,
-        split: str | None = None,
-        call_format: str = "hermes",
-        max_calls_per_turn: int = 4,
-        max_episode_steps: int = 40,
-        format_penalty: float = 0.0,
-        describe_tools: bool = True,
-        result_role: str = "tool",
-        render_mode: str | None = None,
+        requests: Annotated[
+            int,
+            Field(ge=1, le=MOST_REQUESTS, description="Things that the customer wants, one after another."),
+        ] = 1,
+        kinds: Annotated[
+            Sequence[str] | None,
+            SomeOf(*REQUEST_KINDS),
+            Field(description="Kinds of requests that are drawn; null for all."),
+        ] = None,
+        strict_policy: Annotated[
+            bool,
+            Field(
+                description=(
+                    "Whether an episode in which something was changed without knowing the customer, or "
+                    "without a clear yes, counts as failed; it is counted in the metrics in any case."
+                )
+            ),
+        ] = False,
+        split: Annotated[
+            str | None, SPLIT, Field(description="Only tasks of this split, by content.")
+        ] = None,
+        max_calls_per_turn: CallsPerTurn = 4,
+        max_episode_steps: StepLimit = 40,
+        **common: Unpack[ToolKwargs],
     ) -> None:
-        if not 1 <= requests <= MOST_REQUESTS:
-            raise ValueError(f"requests must be between 1 and {MOST_REQUESTS}, not {requests}")
         chosen = REQUEST_KINDS if kinds is None else tuple(kinds)
-        if not chosen or set(chosen) - set(REQUEST_KINDS):
-            raise ValueError(f"kinds must be some of {', '.join(REQUEST_KINDS)}, not {list(chosen)}")
         if requests > (most := usable_orders(chosen)):
             raise ValueError(
                 f"a customer has {most} orders for requests of these kinds; requests must be at most {most}"
@@ -102,13 +83,9 @@ class RetailEnv(ToolEnv):
         self._other_tools = Toolbox(self._other_shop.tools())
         super().__init__(
             Toolbox([*self._shop.tools(), self._transfer_tool()]),
-            call_format=call_format,
             max_calls_per_turn=max_calls_per_turn,
             max_episode_steps=max_episode_steps,
-            format_penalty=format_penalty,
-            describe_tools=describe_tools,
-            result_role=result_role,
-            render_mode=render_mode,
+            **common,
         )
         self._count = requests
         self._kinds = chosen

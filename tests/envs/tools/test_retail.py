@@ -327,7 +327,7 @@ def test_the_shop_does_what_it_can():
 @pytest.mark.parametrize(
     ("kwargs", "said"),
     [
-        ({"requests": 4}, "requests must be between 1 and 3"),
+        ({"requests": 4}, "requests must be a whole number from 1 to 3"),
         ({"requests": 3, "kinds": ["cancel"]}, "requests must be at most 2"),
         ({"kinds": []}, "kinds must be some of"),
         ({"kinds": ["theft"]}, "kinds must be some of"),

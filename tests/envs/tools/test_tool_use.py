@@ -216,7 +216,7 @@ def test_turns_are_alike_where_the_store_and_what_is_known_are():
         ({"tools": []}, "tools must be some of"),
         ({"tools": ["python"]}, "tools must be some of"),
         ({"kinds": ["flying"]}, "kinds must be some of"),
-        ({"kinds": []}, "at least one kind"),
+        ({"kinds": []}, "kinds must be some of"),
         ({"tools": ["dates"], "kinds": ["stock"]}, "need the tools calculator, store"),
         ({"call_format": "yaml"}, "call_format must be one of"),
         ({"split": "dev"}, "split must be"),

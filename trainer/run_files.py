@@ -1,0 +1,105 @@
+"""What a run writes to its directory, and a disk that does not take it."""
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+
+class WriteError(RuntimeError):
+    """A file of the run cannot be written; the message says which, and why."""
+
+
+@contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """Name the file in what goes wrong while it is written.
+
+    Args:
+        path: What is written inside the context, a file or a folder.
+
+    Raises:
+        WriteError: In place of every `OSError`, and of what libraries make of one.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(_message(Path(error.filename or path), error)) from error
+    except RuntimeError as error:
+        # torch and safetensors tell of a file that they could not write in errors of their own.
+        cause = _os_error(error)
+        if cause is None:
+            raise
+        raise WriteError(_message(path, cause)) from error
+
+
+class LineFile:
+    """A file that grows by lines, and names itself when the disk does not take one.
+
+    Args:
+        path: Where it lies; a last line that a crash left without its end is cut off.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with write_errors(path):
+            if path.exists():
+                _cut_torn_line(path)
+            self._file = path.open("a", encoding="utf-8")
+        self._failed = False
+
+    def write(self, value: object) -> None:
+        """Append a value as a line of JSON; it may stay in memory until `flush`."""
+        with self._writing():
+            self._file.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+    def flush(self) -> None:
+        """Bring what was written to the operating system."""
+        with self._writing():
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; what could not be written, as was told before, is given up."""
+        if self._failed:
+            with suppress(OSError):
+                self._file.close()
+        else:
+            with self._writing():
+                self._file.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            with write_errors(self._path):
+                yield
+        except WriteError:
+            self._failed = True
+            raise
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _cut_torn_line(path: Path) -> None:
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
+
+
+def _os_error(error: BaseException | None) -> OSError | None:
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _message(path: Path, error: OSError) -> str:
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    remedy = {errno.ENOSPC: ": free space there", errno.EDQUOT: ": free space there"}.get(
+        error.errno or 0, ""
+    )
+    return f"cannot write {path}: {reason}{remedy}"
