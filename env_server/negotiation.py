@@ -9,6 +9,7 @@ from starlette.responses import Response
 from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import MEDIA_TYPES, dumps, loads
+from env_server.envelope import sendable
 
 _JSON = frozenset({"application/json", "text/json"})
 _MSGPACK = frozenset({"application/msgpack", "application/x-msgpack", "application/vnd.msgpack"})
@@ -87,7 +88,7 @@ def problem_answer(problem: ProblemError) -> Response:
         headers["Retry-After"] = str(problem.extra["retry_after"])
     if problem.code == "unauthorized":
         headers["WWW-Authenticate"] = 'Bearer realm="rollgym"'
-    body = dumps(problem.to_problem(), binary=False)
+    body = dumps(sendable(problem, binary=False), binary=False)
     return Response(body, problem.status, headers=headers, media_type=PROBLEM_MEDIA_TYPE)
 
 

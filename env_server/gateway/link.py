@@ -12,6 +12,7 @@ from typing import Any
 
 from clients.caller import Caller
 from clients.connection import Connection, Reply
+from clients.protocol.arrays import EncodeError
 from clients.protocol.errors import ProblemError
 from clients.transport import ConnectionLost
 from env_server.pending import Pending
@@ -126,7 +127,7 @@ class Link:
         frame = {"op": "batch", "ops": [passage.fields for passage in passages]}
         future = self._request(connection, frame)
         if isinstance(future, ProblemError):
-            # Too large for one frame.
+            # Too large for one frame, or one of them cannot be passed on.
             half = len(passages) // 2
             self._send_batch(connection, passages[:half])
             self._send_batch(connection, passages[half:])
@@ -141,6 +142,8 @@ class Link:
             return connection.request(frame, deadline, self._pool.max_request_bytes)
         except ProblemError as problem:
             return problem
+        except EncodeError as error:
+            return ProblemError("invalid_request", f"this call cannot be passed on: it {error}")
         except ConnectionLost as error:
             failed: asyncio.Future[Reply] = self._loop.create_future()
             failed.set_exception(error)

@@ -111,6 +111,10 @@ class Relay:
         """Take a node's answer down, and pass it on."""
         session = operation.session
         op = operation.op
+        if type(reply) is not dict:
+            kind = type(reply).__name__
+            self._finish(operation, ProblemError("upstream_error", f"{op} is answered with {kind}"))
+            return
         try:
             if op == "step":
                 session.take_step(operation.fields, reply, operation.binary)
