@@ -87,7 +87,7 @@ class Making:
         if request.count is not None and request.count > self._settings.max_batch:
             raise invalid("count", f"at most {self._settings.max_batch}")
         if request.reset is not None:
-            self._resetting.check_options(request.reset.options)
+            self._resetting.check_options(entry, request.reset.options)
         opened: list[OpenedSession | RelayedOpening] = await self.remembered.once(
             context.caller.name,
             "make",
@@ -187,7 +187,7 @@ class Making:
         episode = request.episode
         entry = self._catalog.get(episode.env_id)
         entry.rules.check(episode.kwargs)
-        self._resetting.check_options(episode.options)
+        self._resetting.check_options(entry, episode.options)
         if not entry.deterministic:
             raise ProblemError("session_gone", f"{entry.env_id} cannot be rebuilt by replay", reason="lost")
         if episode.env_version != entry.version:

@@ -35,6 +35,12 @@ async def read_fields(request: Request, limit: int) -> dict[str, Any]:
         ProblemError: `too_large`, `unsupported_media_type` or `invalid_request`.
     """
     body = await _read(request, limit)
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise ProblemError(
+            "unsupported_media_type",
+            f"bodies are not unpacked here, and this one has Content-Encoding {coding[:100]}",
+        )
     media_type = _media_type(request)
     if media_type and media_type not in _JSON and media_type not in _MSGPACK:
         raise ProblemError(

@@ -27,6 +27,7 @@ class FrozenLakeEnv(GridGame):
     """
 
     metadata: dict[str, Any] = GridGame.metadata | {
+        "reset_options": ["expert", "map", "split"],
         "description": "Cross a frozen lake to the goal without falling into a hole.",
         "max_episode_steps": 100,
     }

@@ -12,6 +12,7 @@ from pydantic import Field
 from clients.protocol.spaces import UnicodeText
 from envs.kwargs import DeclaredKwargs, OneOf, RenderMode
 from envs.profiles import PROFILES, name_table, named_action, profile_named, reply_format, said_actions
+from envs.reset_options import checked_options
 
 Action = TypeVar("Action")
 
@@ -65,6 +66,7 @@ class TextGame(DeclaredKwargs, gymnasium.Env[str, str], Generic[Action]):
     """
 
     metadata: dict[str, Any] = {
+        "reset_options": ["expert"],
         "render_modes": ["ansi"],
         "render_fps": 4,
         "kind": "episodic",
@@ -160,8 +162,8 @@ class TextGame(DeclaredKwargs, gymnasium.Env[str, str], Generic[Action]):
     ) -> tuple[str, dict[str, Any]]:
         """Begin an episode. All games take the option `expert`; each has its own beside it."""
         super().reset(seed=seed)
-        options = options or {}
-        self._expert = bool(options.get("expert", False))
+        options = checked_options(self.metadata["reset_options"], options)
+        self._expert = options.get("expert", False)
         if self._expert and not self.metadata["expert"]:
             raise ValueError(f"{type(self).__name__} has no expert: reset it without the option 'expert'")
         self._steps = 0

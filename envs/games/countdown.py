@@ -24,6 +24,7 @@ class CountdownEnv(TextGame[str]):
     """
 
     metadata: dict[str, Any] = TextGame.metadata | {
+        "reset_options": ["expert", "numbers", "split", "target"],
         "description": "Make a target out of given numbers with + - * / and parentheses.",
         "max_episode_steps": 5,
     }

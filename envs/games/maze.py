@@ -27,6 +27,7 @@ class MazeEnv(GridGame):
     """
 
     metadata: dict[str, Any] = GridGame.metadata | {
+        "reset_options": ["expert", "split"],
         "description": "Find the way through a maze.",
         "max_episode_steps": 100,
     }

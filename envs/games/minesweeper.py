@@ -23,6 +23,7 @@ class MinesweeperEnv(TextGame[tuple[str, int]]):
     """
 
     metadata: dict[str, Any] = TextGame.metadata | {
+        "reset_options": ["expert", "split"],
         "description": "Open all cells without mines.",
         "max_episode_steps": 100,
     }

@@ -22,6 +22,7 @@ class SudokuEnv(TextGame[tuple[int, int]]):
     """
 
     metadata: dict[str, Any] = TextGame.metadata | {
+        "reset_options": ["expert", "puzzle", "split"],
         "description": "Fill a grid so that each number stands once in every row, column and box.",
         "max_episode_steps": 100,
     }

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from clients.protocol.spaces import UnicodeText
 from envs.kwargs import DeclaredKwargs, OneOf, RenderMode
+from envs.reset_options import checked_options
 from envs.tools.calls import Reading, ToolCall, read_calls
 from envs.tools.formats.table import FORMATS, format_named
 from envs.tools.tool import Toolbox, ToolResult, text_of_tools
@@ -57,6 +58,7 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     """
 
     metadata: dict[str, Any] = {
+        "reset_options": ["expert"],
         "render_modes": ["ansi"],
         "render_fps": 1,
         "kind": "episodic",
@@ -142,8 +144,8 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     ) -> tuple[str, dict[str, Any]]:
         """Begin an episode. All tool environments take the option `expert`."""
         super().reset(seed=seed)
-        options = options or {}
-        self._expert = bool(options.get("expert", False))
+        options = checked_options(self.metadata["reset_options"], options)
+        self._expert = options.get("expert", False)
         self._steps = self._invalid_turns = self._calls = self._errors = 0
         self._shown = self._begin(options)
         info = self._info(success=False, valid=True, reward=0.0, penalty=0.0)

@@ -40,6 +40,7 @@ class ToolUseEnv(ToolEnv):
     """
 
     metadata: dict[str, Any] = ToolEnv.metadata | {
+        "reset_options": ["expert", "split"],
         "description": "Answer generated questions with a calculator, search, a key-value store and dates.",
         "max_episode_steps": 16,
     }

@@ -10,6 +10,7 @@ from pydantic import Field
 from clients.protocol.spaces import UnicodeText
 from envs.kwargs import OPERATOR, DeclaredKwargs, OneOf, RenderMode
 from envs.profiles import reply_format, said_actions
+from envs.reset_options import checked_options
 from envs.splits import SPLIT, Split, checked_split
 from envs.text_game import StepLimit
 from envs.webshop.cache import open_catalogue
@@ -41,6 +42,7 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     """
 
     metadata: dict[str, Any] = {
+        "reset_options": ["expert", "goal_index", "split"],
         "render_modes": ["ansi"],
         "render_fps": 1,
         "kind": "episodic",
@@ -150,7 +152,7 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     ) -> tuple[str, dict[str, Any]]:
         """Begin a visit. Options are `goal_index`, `split` and `expert`."""
         super().reset(seed=seed)
-        options = options or {}
+        options = checked_options(self.metadata["reset_options"], options)
         index = options.get("goal_index")
         if index is None:
             among = goal_range(len(self._goals), checked_split(options.get("split", self._split)))

@@ -39,6 +39,7 @@ class RetailEnv(ToolEnv):
     """
 
     metadata: dict[str, Any] = ToolEnv.metadata | {
+        "reset_options": ["expert", "split"],
         "description": "Serve a customer of an online shop by tools and by the shop's rules.",
         "max_episode_steps": 40,
         "metrics": {**ToolEnv.metadata["metrics"], "policy_violations": "last"},
