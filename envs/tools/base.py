@@ -15,7 +15,7 @@ from envs.kwargs import DeclaredKwargs, OneOf, RenderMode
 from envs.reset_options import checked_options
 from envs.tools.calls import Reading, ToolCall, read_calls
 from envs.tools.formats.table import FORMATS, format_named
-from envs.tools.tool import Toolbox, ToolResult, text_of_tools
+from envs.tools.tool import Toolbox, ToolResult, shortened, text_of_tools
 
 CallFormat = Annotated[str, OneOf(*FORMATS), Field(description="How the policy writes calls.")]
 CallsPerTurn = Annotated[int, Field(ge=1, le=64, description="Calls that one reply may hold.")]
@@ -182,7 +182,7 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
             result = self._run_call(call)
             self._calls += 1
             self._errors += result.error
-            results.append(result.text)
+            results.append(shortened(result.text))
         messages = self._results(calls, results)
         text = "\n".join(
             self.call_format.show_result(call.name, result)
