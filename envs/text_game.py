@@ -162,14 +162,14 @@ class TextGame(DeclaredKwargs, gymnasium.Env[str, str], Generic[Action]):
     ) -> tuple[str, dict[str, Any]]:
         """Begin an episode. All games take the option `expert`; each has its own beside it."""
         super().reset(seed=seed)
-        options = checked_options(self.metadata["reset_options"], options)
-        self._expert = options.get("expert", False)
+        given = checked_options(self.metadata["reset_options"], options)
+        self._expert = given.get("expert", False)
         if self._expert and not self.metadata["expert"]:
             raise ValueError(f"{type(self).__name__} has no expert: reset it without the option 'expert'")
         self._steps = 0
         self._invalid_turns = 0
         self._last_action = None
-        self._begin(options)
+        self._begin(given)
         info = self._info(success=False, valid=True, reward=0.0, penalty=0.0)
         info["instruction"] = f"{self._rules()} {self._reply_format}"
         info["optimal_steps"] = self._optimal_steps()

@@ -144,10 +144,10 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     ) -> tuple[str, dict[str, Any]]:
         """Begin an episode. All tool environments take the option `expert`."""
         super().reset(seed=seed)
-        options = checked_options(self.metadata["reset_options"], options)
-        self._expert = options.get("expert", False)
+        given = checked_options(self.metadata["reset_options"], options)
+        self._expert = given.get("expert", False)
         self._steps = self._invalid_turns = self._calls = self._errors = 0
-        self._shown = self._begin(options)
+        self._shown = self._begin(given)
         info = self._info(success=False, valid=True, reward=0.0, penalty=0.0)
         if self._written_instruction is None:
             self._written_instruction = self._instruction()

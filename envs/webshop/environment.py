@@ -152,10 +152,10 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     ) -> tuple[str, dict[str, Any]]:
         """Begin a visit. Options are `goal_index`, `split` and `expert`."""
         super().reset(seed=seed)
-        options = checked_options(self.metadata["reset_options"], options)
-        index = options.get("goal_index")
+        given = checked_options(self.metadata["reset_options"], options)
+        index = given.get("goal_index")
         if index is None:
-            among = goal_range(len(self._goals), checked_split(options.get("split", self._split)))
+            among = goal_range(len(self._goals), checked_split(given.get("split", self._split)))
             index = self._goals.draw(self.np_random, among, by_weight=self._by_weight)
         elif not isinstance(index, int) or not 0 <= index < len(self._goals):
             raise ValueError(
@@ -164,7 +164,7 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
         self._goal_index = index
         self._shop = self._visit(index)
         anywhere = self.wording.search_anywhere
-        self._expert = Expert(self._shop, search_anywhere=anywhere) if options.get("expert", False) else None
+        self._expert = Expert(self._shop, search_anywhere=anywhere) if given.get("expert", False) else None
         self._steps = self._invalid = 0
         self._last = ""
         info = self._info(valid=True, penalty=0.0)
