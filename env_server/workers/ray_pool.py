@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from env_server.workers.base import OperationTimeout
-from env_server.workers.ray_actor import RayActor
+from env_server.workers.ray_actor import Beginning, RayActor
 from env_server.workers.ray_cluster import RayCluster
 from env_server.workers.ray_scaling import Average, ScalingPolicy
 
@@ -75,12 +75,13 @@ class RayPool:
 
     # -- choosing ------------------------------------------------------------------------------------------------
 
-    async def turn(self, here: RayActor | None) -> RayActor:
+    async def turn(self, kind: Beginning, here: RayActor | None = None) -> RayActor:
         """The actor where an environment may be made, or begin an episode, now; `ends` takes that back.
 
         Those that wait are a load for which actors are started, and go to whichever has room first.
 
         Args:
+            kind: What is to be done there.
             here: Where it is, if it is anywhere; there is better than elsewhere.
 
         Raises:
@@ -93,7 +94,7 @@ class RayPool:
             async with asyncio.timeout_at(give_up_at) as limit:
                 while True:
                     self._grow()
-                    actor = self._with_turn(here)
+                    actor = self._with_turn(kind, here)
                     if actor is not None:
                         return actor
                     # Those that are there come to it in the end; it would wait for as long in a child process.
@@ -106,22 +107,22 @@ class RayPool:
             self._wait(-1)
 
     @contextmanager
-    def ends(self, actor: RayActor) -> Iterator[RayActor]:
+    def ends(self, kind: Beginning, actor: RayActor) -> Iterator[RayActor]:
         """Take a turn at an actor, and tell others when it is over."""
         began = actor.begins()
         try:
             yield actor
         finally:
-            actor.ended_beginning(began)
+            actor.ended_beginning(kind, began)
             self._news.set()
 
-    def _with_turn(self, here: RayActor | None) -> RayActor | None:
+    def _with_turn(self, kind: Beginning, here: RayActor | None) -> RayActor | None:
         if here is None:
-            return self._roomiest()
-        if here.has_turn or not here.alive:
+            return self._roomiest(kind)
+        if here.has_turn(kind) or not here.alive:
             # Its end is told to whoever asks it for something.
             return here
-        free = [actor for actor in self._ready() if actor.has_turn]
+        free = [actor for actor in self._ready() if actor.has_turn(kind)]
         return min(free, key=_fullness, default=None)
 
     async def pick_scorer(self, scores_per_process: int) -> RayActor:
@@ -181,12 +182,14 @@ class RayPool:
         # Where none could be started, one more try says whether that is still so.
         return max(1, wanted) if self._waiting or self._failed_starts else wanted
 
-    def _roomiest(self) -> RayActor | None:
+    def _roomiest(self, kind: Beginning) -> RayActor | None:
         """The actor with the fewest environments that has a turn, unless one that starts is worth waiting for."""
         ready = self._ready()
         kept = ready[: self._wanted()]
         # Those that are about to be released are better than none.
-        free = [actor for actor in kept if actor.has_turn] or [actor for actor in ready if actor.has_turn]
+        free = [actor for actor in kept if actor.has_turn(kind)] or [
+            actor for actor in ready if actor.has_turn(kind)
+        ]
         if not free:
             return None
         best = min(free, key=_fullness)

@@ -90,7 +90,8 @@ class RayWorker(Worker):
     ) -> Spaces:
         """Build an environment under a key, in the actor that holds the fewest."""
         self._let_go(key)
-        with self._pool.ends(await self._pool.turn(None)) as actor:
+        kind = "make", source.target
+        with self._pool.ends(kind, await self._pool.turn(kind)) as actor:
             action, observation = await self._make_at(actor, key, source, kwargs, timeout)
         return self._space(orjson.dumps(action)), self._space(orjson.dumps(observation))
 
@@ -102,7 +103,8 @@ class RayWorker(Worker):
         if place.played and self._pool.could_move(place.actor):
             self._let_go(key)
             raise WorkerLost("the environment goes to another actor")
-        with self._pool.ends(await self._pool.turn(place.actor)) as actor:
+        kind = "reset", place.source.target
+        with self._pool.ends(kind, await self._pool.turn(kind, place.actor)) as actor:
             if actor is not place.actor:
                 self._let_go(key)
                 await self._make_at(actor, key, place.source, place.kwargs, timeout)
