@@ -12,6 +12,7 @@ from env_server.claims import Claims
 from env_server.context import Context
 from env_server.durations import TIMED_STEPS
 from env_server.fields import own_fields, refuse_fields
+from env_server.gateway.announcements import Announcements
 from env_server.gateway.registering import Registering
 from env_server.gateway.relay import Relay
 from env_server.gateway.relayed import RelayedSession
@@ -85,6 +86,7 @@ class Operations:
         making: Making,
         verifying: Verifying,
         registering: Registering,
+        announcements: Announcements,
         running_code: RunningCode | None,
         relay: Relay,
         shares: StepShares | None,
@@ -127,6 +129,7 @@ class Operations:
             "info": information.server,
             "sessions": information.sessions,
             "ping": _ping,
+            "announce": announcements.announce,
             "register": registering.register,
             "heartbeat": registering.heartbeat,
             "unregister": registering.unregister,
@@ -357,11 +360,21 @@ class Operations:
                 elsewhere.setdefault(owner, []).append(session_id)
             else:
                 here.append(session_id)
+        if self._relay.shares_a_journal:
+            return self._close_shared(context, here, elsewhere)
         unseen = [each for each in here if each not in self._by_id and self._relay.may_adopt(each)]
         closed = self._making.close(context, here) + self._relay.close_unseen(context.caller, unseen)
         if not elsewhere:
             return {"closed": closed}
         return self._close_elsewhere(context, elsewhere, closed)
+
+    async def _close_shared(
+        self, context: Context, here: list[str], elsewhere: Mapping[int, list[str]]
+    ) -> Reply:
+        relayed = [each for each in here if self._relay.may_adopt(each)]
+        closed = await self._relay.close_shared(context.caller, relayed)
+        closed += self._making.close(context, set(here).difference(relayed))
+        return await self._close_elsewhere(context, elsewhere, closed)
 
     async def _close_elsewhere(
         self, context: Context, elsewhere: Mapping[int, list[str]], closed: int
