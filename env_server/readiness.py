@@ -92,20 +92,14 @@ class Readiness:
             found.append(
                 ("journal", "the journal could not be written, so sessions would not outlive a crash")
             )
-<<<<<<< HEAD
-        full = await self._look_at_disk()
-        if full is not None:
-            found.append(("state_dir", f"the state directory cannot be written: {full}"))
-=======
         missing = self._roster.missing()
         if missing:
             found.append(("registrations", _not_back(missing)))
         if self._shared_journal is not None and self._shared_journal.trouble is not None:
             found.append(("journal", "the journal that the gateways share cannot be used"))
-        trouble = await self._look_at_disk()
-        if trouble is not None:
-            found.append(("state_dir", f"the state directory cannot be written: {trouble}"))
->>>>>>> main
+        full = await self._look_at_disk()
+        if full is not None:
+            found.append(("state_dir", f"the state directory cannot be written: {full}"))
         return [Reason(code, detail, self._seat.index) for code, detail in found]
 
     async def _look_at_disk(self) -> str | None:

@@ -85,7 +85,11 @@ class Link:
         if connection is None:
             raise ConnectionLost(f"there is no connection to {self._pool.url}")
         deadline = self._loop.time() + _ANSWER_S
-        return (await connection.request(fields, deadline, self._pool.max_request_bytes)).payload
+        try:
+            reply = await connection.request(fields, deadline, self._pool.max_request_bytes)
+        except EncodeError as error:
+            raise _not_passed_on(error) from error
+        return reply.payload
 
     def close(self) -> None:
         """Connect no more."""
@@ -143,7 +147,7 @@ class Link:
         except ProblemError as problem:
             return problem
         except EncodeError as error:
-            return ProblemError("invalid_request", f"this call cannot be passed on: it {error}")
+            return _not_passed_on(error)
         except ConnectionLost as error:
             failed: asyncio.Future[Reply] = self._loop.create_future()
             failed.set_exception(error)
@@ -209,3 +213,7 @@ def _error_of(future: "asyncio.Future[Reply]") -> Exception | None:
     if error is None or isinstance(error, Exception):
         return error
     raise error
+
+
+def _not_passed_on(error: EncodeError) -> ProblemError:
+    return ProblemError("invalid_request", f"this call cannot be passed on: it {error}")

@@ -8,11 +8,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
-<<<<<<< HEAD
-from typing import Any
-=======
 from typing import TYPE_CHECKING, Any
->>>>>>> main
 
 from clients.protocol.errors import ProblemError
 from env_server.auth import Caller
@@ -25,7 +21,6 @@ from env_server.gateway.relayed import UNREADABLE, RelayedSession
 from env_server.gateway.relocation import PATIENCE_S, Relocation, renamed
 from env_server.gateway.session_names import parse_session_name
 from env_server.held import END_REASONS
-from env_server.lifecycle import going_away
 from env_server.metrics import Metrics
 from env_server.replies import Reply
 from env_server.sessions import Sessions
@@ -170,14 +165,11 @@ class Relay:
         """Take a node's answer down, and pass it on."""
         session = operation.session
         op = operation.op
-<<<<<<< HEAD
         if type(reply) is not dict:
             kind = type(reply).__name__
-            self._finish(operation, ProblemError("upstream_error", f"{op} is answered with {kind}"))
+            self.finish(operation, ProblemError("upstream_error", f"{op} is answered with {kind}"))
             return
-=======
         noted: Arguments | None = None
->>>>>>> main
         try:
             if self._confirming is not None:
                 noted = session.note(op, operation.generation, operation.fields, reply, operation.binary)
@@ -274,20 +266,9 @@ class Relay:
 
     # -- sessions that have to be found first --------------------------------------------------------------------
 
-<<<<<<< HEAD
-    def _ask_again(self, operation: "OnItsWay", *, gone: bool, after_s: float = 0.0) -> None:
-        task = self._spawn(self._find_and_ask(operation, gone, after_s))
-        # Not code within the task: one that is cancelled before its first turn runs none.
-        task.add_done_callback(partial(self._given_up, operation))
-
-    def _given_up(self, operation: "OnItsWay", task: "asyncio.Task[None]") -> None:
-        if task.cancelled():
-            self._finish(operation, going_away())
-=======
     def ask_again(self, operation: "OnItsWay", *, gone: bool, after_s: float = 0.0) -> None:
         """Look for the session and ask its node again; `gone` where the node does not have it as it was."""
         self.spawn(operation, self._find_and_ask(operation, gone, after_s))
->>>>>>> main
 
     async def _find_and_ask(self, operation: "OnItsWay", gone: bool, after_s: float) -> None:
         """Ask the node again, once it is known that it answers and has the session."""
@@ -295,16 +276,6 @@ class Relay:
         deadline = self._loop.time() + PATIENCE_S
         if session.lock is None:
             session.lock = asyncio.Lock()
-<<<<<<< HEAD
-        try:
-            async with session.lock:
-                if operation.fields["session_id"] == session.upstream_id:
-                    await asyncio.sleep(after_s)
-                    await self._relocation.bring_back(session, gone=gone, deadline=deadline)
-                await self._ask(operation, deadline)
-        except ProblemError as problem:
-            self._finish(operation, problem)
-=======
         async with session.lock:
             if operation.fields["session_id"] == session.upstream_id:
                 await asyncio.sleep(after_s)
@@ -312,7 +283,6 @@ class Relay:
                     session.incomplete = True
                 await self._relocation.bring_back(session, gone=gone, deadline=deadline)
             await self._ask(operation, deadline)
->>>>>>> main
 
     async def _ask(self, operation: "OnItsWay", deadline: float) -> None:
         session = operation.session
@@ -360,9 +330,6 @@ class Relay:
         except (ConnectionError, TimeoutError, ProblemError, *UNREADABLE):
             session.incomplete = True
 
-<<<<<<< HEAD
-    def _spawn(self, body: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-=======
     def spawn(self, operation: "OnItsWay", body: Coroutine[Any, Any, None]) -> None:
         """Do what takes time and ends with an answer to an operation, or with the problem that is one."""
         self._start(body).add_done_callback(partial(self._spawned, operation))
@@ -376,7 +343,6 @@ class Relay:
             self.finish(operation, as_problem(error))
 
     def _start(self, body: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
->>>>>>> main
         task = self._loop.create_task(body)
         self._running.add(task)
         task.add_done_callback(self._running.discard)

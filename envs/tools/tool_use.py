@@ -40,11 +40,8 @@ class ToolUseEnv(ToolEnv):
     """
 
     metadata: dict[str, Any] = ToolEnv.metadata | {
-<<<<<<< HEAD
         "reset_options": ["expert", "split"],
-=======
         "reply": {"answer": True},
->>>>>>> main
         "description": "Answer generated questions with a calculator, search, a key-value store and dates.",
         "observation": "The question; then the results of the calls.",
         "actions": (
