@@ -8,7 +8,7 @@ from pydantic import Field
 
 from envs.code.boxes import operator_sandbox
 from envs.code.goals import Goal
-from envs.code.talks import Talk
+from envs.code.talks import SandboxEndedError, Talk
 from envs.code.turns import Turn, TurnEnv
 from envs.kwargs import RenderMode
 from envs.replies import fenced_blocks, fenced_lines, last_tagged, spoken
@@ -90,6 +90,16 @@ class SessionEnv(TurnEnv):
         return self._goal.question
 
     def _take(self, reply: str, *, last: bool) -> Turn:
+        try:
+            return self._done(reply)
+        except SandboxEndedError as ended:
+            # It is what the policy wanted, and no fault that would have the episode played again.
+            self.close()
+            return Turn(
+                f"[what you ran has ended the sandbox, and the task with it: {ended}]", terminated=True
+            )
+
+    def _done(self, reply: str) -> Turn:
         text = spoken(reply)
         blocks = [code for name, code in fenced_blocks(text) if name in self._blocks]
         # A person has but one line.
