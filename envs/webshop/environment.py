@@ -41,6 +41,7 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     """
 
     metadata: dict[str, Any] = {
+        "reset_options": ["expert", "goal_index", "labels", "split"],
         "render_modes": ["ansi"],
         "render_fps": 1,
         "kind": "episodic",
@@ -59,7 +60,6 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
             "price that it has, from 0 to 1. Success is 1."
         ),
         "max_episode_steps": 15,
-        "action_labels": True,
     }
 
     def __init__(
