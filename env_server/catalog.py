@@ -103,10 +103,15 @@ class CatalogEntry:
 
 
 class Catalog:
-    """All environments of a server, by id."""
+    """All environments of a server, by id.
+
+    Attributes:
+        absence: Says why an environment is not here that was here before, where that is known.
+    """
 
     def __init__(self, entries: Mapping[str, CatalogEntry]) -> None:
         self._entries = dict(entries)
+        self.absence: Callable[[str], ProblemError | None] = lambda env_id: None
 
     @classmethod
     def load(cls, settings: Settings) -> "Catalog":
@@ -148,9 +153,12 @@ class Catalog:
         """The entry of an environment.
 
         Raises:
-            ProblemError: `unknown_env`, with near names.
+            ProblemError: `unknown_env`, with near names, or `draining` where its server may come back.
         """
         entry = self._entries.get(env_id)
+        absence = None if entry is not None else self.absence(env_id)
+        if absence is not None:
+            raise absence
         if entry is None and _ID.fullmatch(env_id) is None:
             raise ProblemError(
                 "unknown_env", "what was asked for cannot be the id of an environment", suggestions=[]

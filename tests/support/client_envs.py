@@ -1,5 +1,6 @@
 """Environments that the clients' tests serve."""
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -93,6 +94,20 @@ class Slow(Walk):
         if action.startswith("sleep "):
             time.sleep(float(action.removeprefix("sleep ")))
         return super().step(action)
+
+
+class Raises(Walk):
+    """Fails at each reset."""
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[str, dict]:
+        raise ValueError("it broke")
+
+
+class Dies(Walk):
+    """Takes its process with it at each reset."""
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[str, dict]:
+        os._exit(3)
 
 
 class Arm(gymnasium.Env):

@@ -110,17 +110,18 @@ async def test_the_same_server_registered_again_keeps_its_id(http: httpx.AsyncCl
         assert (beat.status_code, beat.json()["code"]) == (404, "unknown_registration")
 
 
-async def test_a_registration_lives_by_its_heartbeats(http: httpx.AsyncClient) -> None:
+async def test_a_heartbeat_puts_the_end_of_a_registration_off(http: httpx.AsyncClient) -> None:
     with ForeignServer("python") as server:
-        registered = await register(http, "Brief", server.url, ttl_s=1.0)
-        path = f"/v1/registrations/{registered['registration_id']}/heartbeat"
-        for _ in range(4):
-            await asyncio.sleep(0.5)
-            beat = (await http.post(path, json={"load": 0.5})).json()
-        assert beat["expires_at"] > registered["expires_at"]
-        async with asyncio.timeout(10):
-            while (await http.get("/v1/envs/Brief")).status_code == 200:
-                await asyncio.sleep(0.1)
+        kept = await register(http, "Kept", server.url, ttl_s=600.0)
+        beat = await http.post(f"/v1/registrations/{kept['registration_id']}/heartbeat", json={"load": 0.5})
+        assert beat.json()["expires_at"] > kept["expires_at"]
+        await register(http, "Brief", server.url, ttl_s=0.2)
+        async with asyncio.timeout(60):
+            while (answer := await http.get("/v1/envs/Brief")).status_code == 200:
+                await asyncio.sleep(0.05)
+        assert answer.json()["code"] == "unknown_env"
+        assert f"registration of Brief at {server.url} has expired" in answer.json()["detail"]
+        await unregister(http, kept)
 
 
 async def test_sessions_go_on_while_their_registration_drains(
