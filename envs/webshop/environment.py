@@ -61,7 +61,6 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
             "price that it has, from 0 to 1. Success is 1."
         ),
         "max_episode_steps": 15,
-        "action_labels": True,
     }
 
     def __init__(
