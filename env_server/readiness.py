@@ -4,18 +4,32 @@ import asyncio
 import os
 import time
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from env_server.gateway.roster import Roster
 from env_server.journal_file import JournalFile
 from env_server.lifecycle import Lifecycle, Phase
 from env_server.seat import Seat
 from env_server.workplaces import Workplaces
 
-ReasonCode = Literal["starting", "draining", "workers", "threads", "state_dir", "journal", "process_away"]
+if TYPE_CHECKING:
+    from env_server.gateway.shared_journal import SharedJournal
+
+ReasonCode = Literal[
+    "starting",
+    "draining",
+    "registrations",
+    "workers",
+    "threads",
+    "state_dir",
+    "journal",
+    "process_away",
+]
 """Why a server is not ready."""
 
 # Whoever asks more often than this is told what was found last.
 _FRESH_S = 1.0
+_MOST_NAMED = 3
 
 
 class Reason(NamedTuple):
@@ -40,15 +54,25 @@ class Readiness:
         lifecycle: Whether it is starting or draining.
         workplaces: Its workers.
         journal_file: Where its sessions are written down, if anywhere.
+        roster: What other servers had registered before this process was started anew.
+        shared_journal: Where gateways write down sessions at nodes together, if they do.
     """
 
     def __init__(
-        self, seat: Seat, lifecycle: Lifecycle, workplaces: Workplaces, journal_file: JournalFile | None
+        self,
+        seat: Seat,
+        lifecycle: Lifecycle,
+        workplaces: Workplaces,
+        journal_file: JournalFile | None,
+        roster: Roster,
+        shared_journal: "SharedJournal | None" = None,
     ) -> None:
+        self._shared_journal = shared_journal
         self._seat = seat
         self._lifecycle = lifecycle
         self._workplaces = workplaces
         self._journal_file = journal_file
+        self._roster = roster
         self._disk_trouble: str | None = None
         self._disk_asked_at = 0.0
 
@@ -60,17 +84,22 @@ class Readiness:
             found.append(("starting", "the server is looking at its environments"))
         elif phase is Phase.DRAINING:
             found.append(("draining", "the server ends when what runs is finished"))
-        if self._workplaces.starts_fail:
-            found.append(("workers", "worker processes end before they are ready; the log says more"))
+        if (trouble := self._workplaces.trouble) is not None:
+            found.append(("workers", trouble))
         if self._workplaces.threads_stuck:
             found.append(("threads", "all threads for environments are stuck in calls that took too long"))
         if self._journal_file is not None and not self._journal_file.is_kept:
             found.append(
                 ("journal", "the journal could not be written, so sessions would not outlive a crash")
             )
-        trouble = await self._look_at_disk()
-        if trouble is not None:
-            found.append(("state_dir", f"the state directory cannot be written: {trouble}"))
+        missing = self._roster.missing()
+        if missing:
+            found.append(("registrations", _not_back(missing)))
+        if self._shared_journal is not None and self._shared_journal.trouble is not None:
+            found.append(("journal", "the journal that the gateways share cannot be used"))
+        full = await self._look_at_disk()
+        if full is not None:
+            found.append(("state_dir", f"the state directory cannot be written: {full}"))
         return [Reason(code, detail, self._seat.index) for code, detail in found]
 
     async def _look_at_disk(self) -> str | None:
@@ -83,6 +112,11 @@ class Readiness:
             # In a thread: a network's file system may take its time.
             self._disk_trouble = await asyncio.to_thread(_write, directory / f"ready-{self._seat.index}")
         return self._disk_trouble
+
+
+def _not_back(env_ids: list[str]) -> str:
+    shown = ", ".join(env_ids[:_MOST_NAMED]) + (", ..." if len(env_ids) > _MOST_NAMED else "")
+    return f"servers that had registered {shown} have not come back since the gateway was started anew"
 
 
 def _write(path: Path) -> str | None:

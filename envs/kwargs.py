@@ -216,8 +216,8 @@ class DeclaredKwargs:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Put the kwargs into the docstring."""
         super().__init_subclass__(**kwargs)
-        text = cls.__dict__.get("__doc__") or ""
-        cls.__doc__ = _OfClass(cache(lambda owner: _documented(owner, text)))  # type: ignore[assignment]
+        if text := cls.__dict__.get("__doc__"):
+            cls.__doc__ = _OfClass(cache(lambda owner: _documented(owner, text)))  # type: ignore[assignment]
 
 
 # -- reading a constructor ---------------------------------------------------------------------------------------------
@@ -286,7 +286,8 @@ def _validator(env_class: type) -> Callable[[Any], Any]:
         name: parameter.annotation if name in marked else Any for name, parameter in parameters.named.items()
     }
     # Not a model: it would fill in all the defaults each time.
-    dictionary: Any = TypedDict(env_class.__name__, types, total=False)  # type: ignore[operator]
+    make: Any = TypedDict
+    dictionary = make(env_class.__name__, types, total=False)
     dictionary.__pydantic_config__ = ConfigDict(
         strict=True,
         allow_inf_nan=False,

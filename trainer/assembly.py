@@ -18,15 +18,18 @@ from trainer.console import RunConsole
 from trainer.embedded_server import embedded_server
 from trainer.inference.base import InferenceClient, SamplingParams
 from trainer.inference.torch_engine import TorchEngine
-from trainer.models.load import load_model, load_tokenizer
+from trainer.models.load import load_model, load_tokenizer, model_folder
+from trainer.models.stop_ids import stop_ids
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model
 from trainer.models.tokenizer import build_tiny_tokenizer
 from trainer.models.value_head import ValueModel
-from trainer.plugins import load_attribute
+from trainer.plugins import load_plugin
+from trainer.probe import probe_log_probabilities
 from trainer.rollout.actors import ModelActor
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
 from trainer.rollout.gate import WaveGate
+from trainer.rollout.outages import OutageReport
 from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.rendering import ChatRenderer
 from trainer.rollout.scheduler import EpisodeSlots
@@ -34,6 +37,7 @@ from trainer.seeding import derive_seed
 from trainer.tasks.dataset import load_streams
 from trainer.tasks.interleaved import EnvironmentStream, InterleavedTaskSource, TaskStream
 from trainer.tasks.mixture import MixtureTaskSource
+from trainer.tasks.own_source import OwnTaskSource
 from trainer.tasks.task import TaskSource
 
 _STREAM_BLOCK = 1000
@@ -70,11 +74,11 @@ class Players:
 
 def build_policy(settings: RunSettings, directory: Path | None = None) -> Policy:
     """Load the policy from `directory` (or the path in the settings), or build the tiny one."""
-    path = directory or (Path(settings.model.path) if settings.model.path else None)
+    path = directory or (model_folder(settings.model.path) if settings.model.path else None)
     if path is not None:
         model = load_model(path)
         tokenizer = load_tokenizer(path)
-        return Policy(model, tokenizer, ChatRenderer(tokenizer))
+        return Policy(model, tokenizer, _renderer(settings, model, tokenizer))
     tokenizer = build_tiny_tokenizer()
     shape = TinyPolicySettings(
         vocabulary=len(tokenizer),
@@ -86,7 +90,11 @@ def build_policy(settings: RunSettings, directory: Path | None = None) -> Policy
         pad_id=tokenizer.pad_token_id,
     )
     model = build_tiny_model(shape, derive_seed(settings.seed, "model"))
-    return Policy(model, tokenizer, ChatRenderer(tokenizer))
+    return Policy(model, tokenizer, _renderer(settings, model, tokenizer))
+
+
+def _renderer(settings: RunSettings, model: PreTrainedModel, tokenizer: Any) -> ChatRenderer:
+    return ChatRenderer(tokenizer, settings.prompt.template_kwargs, stop_ids(model))
 
 
 def policy_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBackend:
@@ -123,8 +131,8 @@ def task_source(settings: RunSettings) -> TaskSource:
         ConfigError: If a data set cannot be read.
     """
     if settings.rollout.task_source is not None:
-        source: TaskSource = load_attribute(settings.rollout.task_source)(settings, settings.seed)
-        return source
+        plugin = load_plugin(settings.rollout.task_source, "rollout.task_source")
+        return OwnTaskSource(plugin, plugin(settings, settings.seed))
     if not settings.datasets and settings.interleave == "stream":
         return MixtureTaskSource(settings.tasks, settings.seed)
     streams: list[TaskStream] = [EnvironmentStream(entry) for entry in settings.tasks]
@@ -145,12 +153,22 @@ def sampling_params(settings: RunSettings, renderer: ChatRenderer, *, greedy: bo
     )
 
 
+def _server_urls(settings: RunSettings) -> list[str | None]:
+    """Return the servers that the settings name; None is the run's default."""
+    urls = [entry.url for entry in settings.tasks] + [dataset.url for dataset in settings.datasets]
+    for panel in settings.evaluation.panels.values():
+        urls.append(panel.url if panel.dataset is None else panel.dataset.url)
+    # Where the tasks of a source of the user's are played is known only once they are drawn.
+    return [*urls, None] if settings.rollout.task_source is not None else urls
+
+
 @asynccontextmanager
 async def open_environments(
     settings: RunSettings,
     console: RunConsole,
     serve: Serve = embedded_server,
     timeout_s: float = OPERATION_TIMEOUT_S,
+    connect_s: float = 15.0,
 ) -> AsyncIterator[EnvironmentPool]:
     """Connect to the run's environments; start a server on loopback if none is named.
 
@@ -159,28 +177,41 @@ async def open_environments(
         console: Where such a server's address is said.
         serve: How it is started.
         timeout_s: How long one operation of an environment may take.
+        connect_s: How long a server is waited for at the beginning.
     """
     async with AsyncExitStack() as stack:
         url = settings.env_url
-        urls = [entry.url for entry in settings.tasks] + [dataset.url for dataset in settings.datasets]
-        for panel in settings.evaluation.panels.values():
-            urls.append(panel.url if panel.dataset is None else panel.dataset.url)
-        # Where the tasks of a source of the user's are played is known only once they are drawn.
-        anywhere = None in urls or settings.rollout.task_source is not None
-        if url is None and anywhere:
+        if url is None and None in _server_urls(settings):
             url = await stack.enter_async_context(serve(settings.serve))
             console.say(f"no --env-url: started an embedded environment server on {url}")
         # In the settings it would be written to the run's directory with all the others.
         token = settings.env_token or os.environ.get(TOKEN_VARIABLE)
-        pool = EnvironmentPool(url, token, settings.rollout.encoding, timeout_s)
+        patience_s = settings.rollout.server_timeout_s
+        outages = OutageReport(console, patience_s)
+        pool = EnvironmentPool(
+            url, token, settings.rollout.encoding, timeout_s, outages, patience_s, connect_s
+        )
         yield await stack.enter_async_context(pool)
 
 
 @asynccontextmanager
-async def open_players(settings: RunSettings, policy: Policy) -> AsyncIterator[Players]:
-    """Start the inference engine and what leads to it."""
+async def open_players(
+    settings: RunSettings, policy: Policy, pool: EnvironmentPool, console: RunConsole
+) -> AsyncIterator[Players]:
+    """Start the inference engine and what leads to it.
+
+    Args:
+        settings: The run.
+        policy: What plays.
+        pool: Where: in deterministic mode, so many episodes run at one time as every server allows.
+        console: Where it is said in what way the chat template needs other conversations.
+
+    Raises:
+        ConfigError: If engine and training do not agree on log-probabilities.
+    """
     torch.set_num_threads(settings.threads)
     context = context_policy(settings.prompt)
+    policy.renderer.template.say = console.say
     if settings.prompt.tools == "template":
         policy.renderer.require_tools()
 
@@ -193,8 +224,12 @@ async def open_players(settings: RunSettings, policy: Policy) -> AsyncIterator[P
         max_length=settings.model.max_length,
     )
     async with engine:
+        prompt = policy.renderer.prompt([{"role": "user", "content": "Which way?"}])
+        await probe_log_probabilities(
+            policy.model, engine, prompt, settings.rollout.temperature, settings.model.max_length
+        )
         if settings.deterministic:
-            gate = WaveGate(engine)
+            gate = WaveGate(engine, await pool.places(_server_urls(settings)))
             yield Players(gate, engine, gate, make_prompts)
         else:
             yield Players(engine, engine, EpisodeSlots(), make_prompts)

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainer.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
-from trainer.config.load import ConfigError, dump_settings, load_settings
+from trainer.config.load import dump_settings, load_settings
 from trainer.config.run import RunSettings
+from trainer.errors import ConfigError
 from trainer.ledger import LEDGER_FILE
 from trainer.tracking import METRICS_FILE, RECORD_FILES, TENSORBOARD_FOLDER
 
@@ -43,7 +44,7 @@ def find_checkpoint(
 
     Raises:
         ConfigError: If the output directory holds another run, which this one would write into.
-        CheckpointError: If the settings name a folder that is not there or no checkpoint, or none can be read.
+        CheckpointError: If the settings name a folder that is no checkpoint, or none can be read.
     """
     resume = settings.checkpoint.resume
     directory = Path(settings.output_dir)
@@ -58,10 +59,6 @@ def find_checkpoint(
         _begin_anew(store, say)
         return None
     folder = Path(resume)
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"checkpoint.resume: '{resume}' is neither auto, nor never, nor a checkpoint's folder"
-        )
     checkpoint = load_checkpoint(folder)
     if not store.holds(folder):
         if _holds_a_run(directory, store):

@@ -33,7 +33,11 @@ class CodeTestsEnv(VerifierEnv):
     """
 
     metadata: dict[str, Any] = VerifierEnv.metadata | {
+        "reply": {"language": "python"},
         "description": "Programs, scored by hidden tests in a sandbox.",
+        "observation": "The problem.",
+        "actions": "A response with a program in a fenced block.",
+        "reward": "The share of the tests that are passed, or all or nothing with `scoring: all`.",
         "inline": False,
     }
 

@@ -1,11 +1,14 @@
 """One episode: reset, reply, step, until the environment says that it is over."""
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
 from clients.session import EnvSession
-from trainer.config.load import ConfigError
+from trainer.errors import ConfigError
+from trainer.numbers import InvalidNumberError, finite_number
 from trainer.records import Outcome, Trajectory, Turn
 from trainer.rollout.actors import Actor, ContextOverflowError, View
 from trainer.rollout.context import observation_messages
@@ -17,7 +20,6 @@ _CLIENT_FAULTS = frozenset(
     {
         "invalid_request",
         "unknown_op",
-        "invalid_action",
         "invalid_kwargs",
         "not_found",
         "unknown_env",
@@ -28,6 +30,8 @@ _CLIENT_FAULTS = frozenset(
 )
 """Problems that playing again cannot mend: they end the run with their message."""
 
+_LONGEST_ANCHOR = 8192
+
 _FAULTS = {"timeout": Outcome.TIMEOUT, "error": Outcome.ENVIRONMENT_ERROR}
 """Verdicts that say nothing about the reply."""
 
@@ -37,8 +41,9 @@ async def play_episode(
 ) -> Trajectory:
     """Play `task` in `session` and return the record.
 
-    An environment that fails or times out, and a verifier that could not tell, give a trajectory whose outcome says so;
-    it is for the scheduler to replace it. Reaching `max_turns` truncates the episode.
+    An environment that fails or times out, a verifier that could not tell, and a number that none can compute with
+    give a trajectory whose outcome says so; it is for the scheduler to replace it. Reaching `max_turns` truncates the
+    episode.
 
     Raises:
         ConfigError: If the first prompt leaves no room for a reply: no episode could be played.
@@ -54,10 +59,10 @@ async def play_episode(
             turn = await actor.act(trajectory, _view(number, observation, info))
             trajectory.turns.append(turn)
             observation, reward, terminated, truncated, info = await session.step(turn.reply)
-            _note_result(turn, anchor, float(reward), info)
+            _note_result(turn, anchor, reward, info)
             metrics.add(info)
             if terminated or truncated:
-                solved = bool(info.get("success", False))
+                solved = _flag(info, "success", default=False)
                 failed = Outcome.FAILED if terminated else Outcome.TRUNCATED
                 trajectory.outcome = Outcome.SOLVED if solved else failed
                 verdict = info.get("outcome") if session.env.kind == "stateless" else None
@@ -77,17 +82,46 @@ async def play_episode(
             ) from overflow
         trajectory.outcome = Outcome.CONTEXT_OVERFLOW
         trajectory.detail = str(overflow)
-    except ProblemError as problem:
-        if problem.code in _CLIENT_FAULTS:
-            raise
-        timed_out = problem.code in _TIMEOUT_CODES
-        trajectory.outcome = Outcome.TIMEOUT if timed_out else Outcome.ENVIRONMENT_ERROR
-        trajectory.detail = f"{problem.code}: {problem.detail}"
+    except (ProblemError, DecodeError, InvalidNumberError) as error:
+        note_failure(trajectory, error)
     return trajectory
+
+
+def note_failure(trajectory: Trajectory, error: ProblemError | DecodeError | InvalidNumberError) -> None:
+    """Give an episode the outcome of what ended it, which says nothing about the policy.
+
+    Raises:
+        ProblemError: If the server refuses what the run asks for: playing again cannot mend it.
+    """
+    trajectory.detail = str(error)
+    match error:
+        case ProblemError() if error.code in _CLIENT_FAULTS:
+            raise error
+        case ProblemError() if error.code in _TIMEOUT_CODES:
+            trajectory.outcome = Outcome.TIMEOUT
+        case InvalidNumberError():
+            trajectory.outcome = Outcome.INVALID_NUMBER
+        case _:
+            trajectory.outcome = Outcome.ENVIRONMENT_ERROR
 
 
 def _options(task: Task) -> dict[str, Any] | None:
     return dict(task.options) if task.options is not None else None
+
+
+def _flag(info: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    """Return a truth value of an environment: a boolean, or a number as others have it."""
+    value = info.get(name, default)
+    return (
+        value if isinstance(value, bool) else finite_number(value, f"the environment's info['{name}']") != 0
+    )
+
+
+def _anchor(key: str) -> str:
+    """Return the key of a state; a very long one as its digest, since keys are compared text by text."""
+    if len(key) <= _LONGEST_ANCHOR:
+        return key
+    return hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
 def _view(number: int, observation: Any, info: Mapping[str, Any]) -> View:
@@ -95,8 +129,10 @@ def _view(number: int, observation: Any, info: Mapping[str, Any]) -> View:
     return View(number, text, observation_messages(observation, info), info)
 
 
-def _note_result(turn: Turn, anchor: Any, reward: float, info: Mapping[str, Any]) -> None:
-    turn.reward = reward
-    turn.anchor = None if anchor is None else str(anchor)
-    turn.action_is_valid = bool(info.get("action_is_valid", True))
-    turn.format_penalty = float(info.get("format_penalty", 0.0))
+def _note_result(turn: Turn, anchor: Any, reward: Any, info: Mapping[str, Any]) -> None:
+    turn.reward = finite_number(reward, "the environment's reward")
+    turn.anchor = None if anchor is None else _anchor(str(anchor))
+    turn.action_is_valid = _flag(info, "action_is_valid", default=True)
+    turn.format_penalty = finite_number(
+        info.get("format_penalty", 0.0), "the environment's info['format_penalty']"
+    )

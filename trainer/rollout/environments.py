@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import Literal, Self
 
@@ -14,6 +15,8 @@ from clients.client import EnvClient
 from clients.protocol.errors import ProblemError
 from clients.protocol.spaces import UnicodeText
 from clients.session import EnvSession
+from trainer.errors import ConfigError
+from trainer.rollout.outages import OutageReport
 from trainer.tasks.task import Task
 
 OPERATION_TIMEOUT_S = 600.0
@@ -24,6 +27,8 @@ class _Server:
 
     Attributes:
         client: The connection.
+        limit: How many sessions it allows at one time.
+        lent: How many episodes play in a session, or wait for one.
         places: How many sessions may still be made.
         idle: Idle sessions by key, the key that was used last at the end.
         waiting: Who waits, in order: a key, and a future that gets an idle session of it, or None for a place.
@@ -31,7 +36,9 @@ class _Server:
 
     def __init__(self, client: EnvClient, limit: int) -> None:
         self.client = client
-        self.places = limit
+        self.limit = max(1, limit)
+        self.lent = 0
+        self.places = self.limit
         self.idle: OrderedDict[str, list[EnvSession]] = OrderedDict()
         self.waiting: deque[tuple[str, asyncio.Future[EnvSession | None]]] = deque()
 
@@ -72,6 +79,9 @@ class EnvironmentPool:
         token: Bearer token for all servers.
         encoding: "json" or "msgpack".
         timeout_s: How long one operation may take, with all that clients do to have it answered.
+        outages: Told of servers that cannot be reached.
+        patience_s: How long a server that is gone is waited for.
+        connect_s: How long a server that was never reached is waited for.
     """
 
     def __init__(
@@ -80,11 +90,17 @@ class EnvironmentPool:
         token: str | None,
         encoding: Literal["json", "msgpack"],
         timeout_s: float = OPERATION_TIMEOUT_S,
+        outages: OutageReport | None = None,
+        patience_s: float = 300.0,
+        connect_s: float = 15.0,
     ) -> None:
         self._default_url = default_url
         self._token = token
         self._encoding = encoding
         self._timeout_s = timeout_s
+        self._outages = outages
+        self._patience_s = patience_s
+        self._connect_s = connect_s
         self._servers: dict[str, _Server] = {}
         self._connecting = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()
@@ -95,6 +111,11 @@ class EnvironmentPool:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._outages is not None:
+            self._outages.close()
+        if kind is not None:
+            for closing in self._closing:
+                closing.cancel()
         await asyncio.gather(*self._closing, return_exceptions=True)
         if kind is None:
             # After an error the server may be gone; its idle time-out then does what we cannot.
@@ -107,10 +128,14 @@ class EnvironmentPool:
         """Return the client for `url`, connected."""
         return (await self._server(url)).client
 
+    async def places(self, urls: Iterable[str | None]) -> int:
+        """Return how many sessions the most frugal of these servers allows."""
+        return min([(await self._server(url)).limit for url in set(urls)])
+
     async def _server(self, url: str | None) -> _Server:
         address = url or self._default_url
         if address is None:
-            raise ValueError("no environment server: pass --env-url, or set 'url' on every task")
+            raise ConfigError("no environment server: pass --env-url, or set 'url' on every task")
         if address not in self._servers:
             async with self._connecting:
                 if address not in self._servers:
@@ -118,7 +143,20 @@ class EnvironmentPool:
         return self._servers[address]
 
     async def _connect(self, address: str) -> _Server:
-        client = EnvClient(address, token=self._token, encoding=self._encoding, timeout_s=self._timeout_s)
+        try:
+            client = EnvClient(
+                address,
+                token=self._token,
+                encoding=self._encoding,
+                timeout_s=max(self._timeout_s, 2 * self._patience_s),
+                connect_timeout_s=self._connect_s,
+                reconnect_timeout_s=self._patience_s,
+                on_outage=None
+                if self._outages is None
+                else self._outages.listener(address, partial(self._lent, address)),
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         await client.__aenter__()
         limits = (await client.info()).limits
         return _Server(client, min(limits["max_sessions"], limits["max_sessions_per_token"]))
@@ -127,6 +165,15 @@ class EnvironmentPool:
     async def session(self, task: Task) -> AsyncIterator[EnvSession]:
         """Lend a session that can play `task`; a session whose episode failed is not used again."""
         server = await self._server(task.url)
+        server.lent += 1
+        try:
+            async with self._lend(server, task) as session:
+                yield session
+        finally:
+            server.lent -= 1
+
+    @asynccontextmanager
+    async def _lend(self, server: _Server, task: Task) -> AsyncIterator[EnvSession]:
         session = await self._take(server, task)
         healthy = False
         try:
@@ -137,6 +184,31 @@ class EnvironmentPool:
                 self._give_back(server, task.session_key, session)
             else:
                 self._abandon(server, session)
+
+    @asynccontextmanager
+    async def sessions(self, task: Task, wanted: int) -> AsyncIterator[list[EnvSession]]:
+        """Lend up to `wanted` sessions of one kind: as many as there are places for, and at least one."""
+        async with self.session(task) as first:
+            server = await self._server(task.url)
+            count = min(wanted - 1, server.places)
+            server.places -= count
+            more: list[EnvSession] = []
+            try:
+                if count:
+                    more = await server.client.make_many(task.env_id, count, dict(task.kwargs))
+                yield [first, *more]
+            finally:
+                self._abandon(server, *more)
+                for _ in range(count - len(more)):
+                    _free(server)
+
+    @property
+    def disconnected(self) -> bool:
+        """Whether a server is gone now."""
+        return self._outages is not None and self._outages.any
+
+    def _lent(self, address: str) -> int:
+        return self._servers[address].lent if address in self._servers else 0
 
     async def shrink(self) -> None:
         """Close all idle sessions, for example after an evaluation that needed many."""
@@ -187,9 +259,9 @@ class EnvironmentPool:
         else:
             self._give_back(server, key, session)
 
-    def _abandon(self, server: _Server, session: EnvSession) -> None:
-        """Close a session in the background: its operation may hang, and its episode may be cancelled by now."""
-        task = asyncio.get_running_loop().create_task(_close_quietly(server, session))
+    def _abandon(self, server: _Server, *sessions: EnvSession) -> None:
+        """Close sessions in the background: an operation may hang, and an episode may be cancelled by now."""
+        task = asyncio.get_running_loop().create_task(_close_quietly(server, sessions))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
@@ -203,11 +275,12 @@ class EnvironmentPool:
         return session
 
 
-async def _close_quietly(server: _Server, session: EnvSession) -> None:
+async def _close_quietly(server: _Server, sessions: Sequence[EnvSession]) -> None:
     # A session that cannot be closed is gone, or its server is; either way the server's idle time-out has it.
     with contextlib.suppress(ProblemError, ConnectionError, TimeoutError):
-        await session.close()
-    _free(server)
+        await server.client.close_sessions(sessions)
+    for _ in sessions:
+        _free(server)
 
 
 def _free(server: _Server) -> None:
@@ -221,7 +294,7 @@ def _free(server: _Server) -> None:
 
 def _require_text(env_id: str, space: Space[object]) -> None:
     if not isinstance(space, UnicodeText):
-        raise ValueError(
+        raise ConfigError(
             f"{env_id} takes {space} actions, but a language model speaks text: serve it through the text adapter, "
             "`roll-serve --gymnasium-text ID` in place of `--gymnasium ID` (roll-env list shows which environments "
             "take text)"
