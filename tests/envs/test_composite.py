@@ -75,7 +75,10 @@ def test_tasks_come_from_the_part_that_is_named():
         ({"parts": [{"verifier": "QA-v0", "wait": 1}]}, "a part has a 'verifier'"),
         ({"parts": [{"verifier": "QA-v0", "weight": -1}]}, "must not be negative"),
         ({"parts": [{"verifier": "QA-v0", "gate": 1}]}, "gates alone pay nothing"),
-        ({"parts": [{"verifier": "QA-v0", "kwargs": {"metric": "x"}}]}, "kwargs of QA-v0: metric must be one of 'auto'"),
+        (
+            {"parts": [{"verifier": "QA-v0", "kwargs": {"metric": "x"}}]},
+            "kwargs of QA-v0: metric must be one of 'auto'",
+        ),
         (
             {"parts": [{"verifier": "Math-v0", "kwargs": {"processes": 9}}]},
             "processes of Math-v0 is for operators",
