@@ -4,12 +4,15 @@ import asyncio
 import os
 import time
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from env_server.journal_file import JournalFile
 from env_server.lifecycle import Lifecycle, Phase
 from env_server.seat import Seat
 from env_server.workplaces import Workplaces
+
+if TYPE_CHECKING:
+    from env_server.gateway.shared_journal import SharedJournal
 
 ReasonCode = Literal["starting", "draining", "workers", "threads", "state_dir", "journal", "process_away"]
 """Why a server is not ready."""
@@ -40,11 +43,18 @@ class Readiness:
         lifecycle: Whether it is starting or draining.
         workplaces: Its workers.
         journal_file: Where its sessions are written down, if anywhere.
+        shared_journal: Where gateways write down sessions at nodes together, if they do.
     """
 
     def __init__(
-        self, seat: Seat, lifecycle: Lifecycle, workplaces: Workplaces, journal_file: JournalFile | None
+        self,
+        seat: Seat,
+        lifecycle: Lifecycle,
+        workplaces: Workplaces,
+        journal_file: JournalFile | None,
+        shared_journal: "SharedJournal | None" = None,
     ) -> None:
+        self._shared_journal = shared_journal
         self._seat = seat
         self._lifecycle = lifecycle
         self._workplaces = workplaces
@@ -68,6 +78,8 @@ class Readiness:
             found.append(
                 ("journal", "the journal could not be written, so sessions would not outlive a crash")
             )
+        if self._shared_journal is not None and self._shared_journal.trouble is not None:
+            found.append(("journal", "the journal that the gateways share cannot be used"))
         trouble = await self._look_at_disk()
         if trouble is not None:
             found.append(("state_dir", f"the state directory cannot be written: {trouble}"))

@@ -103,7 +103,12 @@ class Announcer:
             self._nudged[gateway].clear()
 
     async def _register(self, gateway: str, env_id: str) -> str:
-        body = {"env_id": env_id, "url": self._url, "protocol": "rollgym", "token": self._token}
+        body: dict[str, Any] = {
+            "env_id": env_id,
+            "url": self._url,
+            "protocol": "rollgym",
+            "token": self._token,
+        }
         if len(self._gateways) > 1:
             body["gateways"] = len(self._gateways)
         answer = await self._client.post(f"{gateway}/v1/envs", json=body)

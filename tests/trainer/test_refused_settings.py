@@ -11,9 +11,10 @@ from pydantic import BaseModel
 
 from tests.support.processes import env_server
 from trainer.cli import main
-from trainer.config.load import ConfigError, load_settings
+from trainer.config.load import load_settings
 from trainer.config.run import RunSettings
 from trainer.config.strict import models_in
+from trainer.errors import ConfigError
 
 MINIMAL = {"tasks": [{"env_id": "FrozenLake-v0"}]}
 HOLDERS = {

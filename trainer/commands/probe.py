@@ -14,6 +14,7 @@ from clients.protocol.errors import ProblemError
 from trainer.assembly import open_environments, task_source
 from trainer.config.run import RunSettings
 from trainer.console import RunConsole
+from trainer.errors import ConfigError, TrainerError
 from trainer.models.load import load_tokenizer, model_folder
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.rendering import ChatRenderer
@@ -53,7 +54,7 @@ async def _answer(name: str, question: Awaitable[str], deadline: float) -> tuple
             return name, await question, None
     except TimeoutError:
         return name, "", f"no answer within {_PATIENCE_S:g} s"
-    except (ValueError, RuntimeError, ConnectionError, ProblemError) as error:
+    except (TrainerError, ConnectionError, ProblemError) as error:
         return name, "", str(error)
 
 
@@ -73,7 +74,7 @@ def _look_at_model(settings: RunSettings, path: str) -> str:
         return f"{path} is on the hub; the run fetches it"
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     if not any(folder.glob("*.safetensors")):
-        raise ValueError(f"{folder} holds no weights: there is no .safetensors file")
+        raise ConfigError(f"{folder} holds no weights: there is no .safetensors file")
     renderer = ChatRenderer(load_tokenizer(folder))
     if settings.prompt.tools == "template":
         renderer.require_tools()
@@ -114,9 +115,9 @@ async def _play_nothing(task: Task, pool: EnvironmentPool, settings: RunSettings
             options = {**(task.options or {}), **expert}
             _, info = await session.reset(seed=task.seed, options=options or None)
     except ProblemError as problem:
-        raise ValueError(f"{task.env_id}: {problem.code}: {problem.detail}") from problem
+        raise ConfigError(f"{task.env_id}: {problem.code}: {problem.detail}") from problem
     if expert and info.get("expert_action") is None:
-        raise ValueError(f"{task.env_id} names no expert action, which the warm start needs")
+        raise ConfigError(f"{task.env_id} names no expert action, which the warm start needs")
 
 
 async def _in_background(work: Callable[[], Result]) -> Result:

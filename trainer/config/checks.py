@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer.config.load import ConfigError
 from trainer.config.run import RunSettings
+from trainer.errors import ConfigError
 from trainer.plugins import load_attribute
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
@@ -70,7 +70,7 @@ def _check_plugins(settings: RunSettings) -> None:
     for key, path in _named(settings):
         try:
             found = load_attribute(path)
-        except ValueError as error:
+        except ConfigError as error:
             raise ConfigError(f"{key}: {error}") from error
         if not callable(found):
             raise ConfigError(f"{key}: '{path}' is no function, but {type(found).__name__}")

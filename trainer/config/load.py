@@ -10,14 +10,11 @@ from pydantic import BaseModel, ValidationError
 
 from trainer.config.run import RunSettings
 from trainer.config.strict import WRONG_VALUE, models_in
+from trainer.errors import ConfigError
 
 _SECRET = frozenset({"env_token"})
 _MOST_SHOWN = 60
 _JSON_TYPES = frozenset({"float", "int", "str", "bool", "list", "dict"})
-
-
-class ConfigError(ValueError):
-    """The settings cannot be used; the message says where and what to do."""
 
 
 def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> RunSettings:
@@ -36,7 +33,9 @@ def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> RunSettin
             values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path} is not text in UTF-8: {error.reason}") from error
+        except yaml.YAMLError as error:
             raise ConfigError(f"{path} is not YAML: {error}") from error
         except RecursionError as error:
             raise ConfigError(f"{path} is nested too deep") from error

@@ -133,6 +133,10 @@ class RolloutSettings(Settings):
         300.0, description="A server that is gone is waited for so long; then the run is saved and ends."
     )
     max_attempts: PositiveInt = Field(3, description="Attempts at an episode before its group is dropped.")
+    max_failed_groups: PositiveInt = Field(
+        8,
+        description="Groups of one environment that may be dropped in a row because it fails; one more ends the run.",
+    )
     max_concurrent_sequences: Count = Field(256, description="Rows that the embedded engine decodes at once.")
     encoding: Literal["json", "msgpack"] = "msgpack"
     agent: str | None = Field(
@@ -181,6 +185,11 @@ class OptimizerSettings(Settings):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
     gradient_clip: PositiveFloat = 1.0
+    max_skipped_steps: PositiveInt = Field(
+        8,
+        description="Optimizer steps in a row that may be left out because loss or gradient is not finite; one more "
+        "ends the run.",
+    )
     tokens_per_micro_batch: PositiveInt = 16384
 
 

@@ -15,6 +15,8 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from trainer.errors import ConfigError
+
 _HUB_TIMEOUT_S = 8.0
 _FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 
@@ -27,7 +29,7 @@ def model_folder(path: str, *, fetch: bool = True) -> Path:
         fetch: Whether to fetch what the cache does not have; if not, the hub is only asked whether it has it.
 
     Raises:
-        ValueError: If it is neither here nor to be had; the message says what to do.
+        ConfigError: If it is neither here nor to be had; the message says what to do.
     """
     if Path(path).is_dir():
         return Path(path)
@@ -40,7 +42,7 @@ def model_folder(path: str, *, fetch: bool = True) -> Path:
         f"(hf download {path}) and set HF_HOME to that cache and HF_HUB_OFFLINE=1"
     )
     if constants.HF_HUB_OFFLINE:
-        raise ValueError(
+        raise ConfigError(
             f"model.path: there is no folder {path} and no model {path} in the cache {constants.HF_HUB_CACHE}, and "
             f"HF_HUB_OFFLINE forbids to fetch it: {elsewhere}"
         )
@@ -48,17 +50,17 @@ def model_folder(path: str, *, fetch: bool = True) -> Path:
         HfApi().model_info(path, timeout=_HUB_TIMEOUT_S)
         return Path(snapshot_download(path, allow_patterns=list(_FILES))) if fetch else Path(path)
     except GatedRepoError as error:
-        raise ValueError(
+        raise ConfigError(
             f"model.path: {path} is given only to those who have accepted its terms: do so on its page, then set "
             "HF_TOKEN"
         ) from error
     except RepositoryNotFoundError as error:
-        raise ValueError(
+        raise ConfigError(
             f"model.path: there is no folder {path} here, and the Hugging Face hub has no model of that name, or "
             "none that it shows without HF_TOKEN"
         ) from error
     except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError, OSError) as error:
-        raise ValueError(
+        raise ConfigError(
             f"model.path: there is no folder {path} here, and the Hugging Face hub cannot be reached "
             f"({type(error).__name__}): {elsewhere}"
         ) from error
@@ -68,10 +70,10 @@ def load_model(directory: Path) -> PreTrainedModel:
     """Load a causal language model in float32.
 
     Raises:
-        ValueError: If there is no model in `directory`.
+        ConfigError: If there is no model in `directory`.
     """
     if not (directory / "config.json").exists():
-        raise ValueError(f"{directory} holds no model: it has no config.json")
+        raise ConfigError(f"{directory} holds no model: it has no config.json")
     return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
 
 
