@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+import trainer.commands.probe
 from tests.support.processes import env_server
 from trainer.cli import main
 from trainer.config.load import load_settings
@@ -245,6 +246,11 @@ def test_a_single_member_may_be_trained_on_where_nothing_is_compared():
 def url() -> Iterator[str]:
     with env_server() as address:
         yield address
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch):
+    monkeypatch.setattr(trainer.commands.probe, "_PATIENCE_S", 60.0)  # this machine may be busy
 
 
 def probe(capfd, *words: str) -> tuple[int, str]:

@@ -9,7 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import Literal, Self
 
-from gymnasium.spaces import Space
+from gymnasium.spaces import Space, Text
 
 from clients.client import EnvClient
 from clients.protocol.errors import ProblemError
@@ -294,7 +294,7 @@ def _free(server: _Server) -> None:
 
 
 def _require_text(env_id: str, space: Space[object]) -> None:
-    if not isinstance(space, UnicodeText):
+    if not isinstance(space, UnicodeText | Text):
         raise ConfigError(
             f"{env_id} takes {space} actions, but a language model speaks text: serve it through the text adapter, "
             "`roll-serve --gymnasium-text ID` in place of `--gymnasium ID` (roll-env list shows which environments "
