@@ -8,6 +8,8 @@ from pydantic import BaseModel
 
 from clients.protocol.episode import PortableEpisode
 from clients.protocol.messages import (
+    AnnounceReply,
+    AnnounceRequest,
     CloseReply,
     CloseRequest,
     EnvInfo,
@@ -152,6 +154,12 @@ REGISTRATION_CALLS = (
         *("POST", "/v1/envs", "register", "Add an environment of another server", 201),
         request=RegisterRequest,
         replies=(RegisterReply,),
+        role="register",
+    ),
+    Call(
+        *("POST", "/v1/registrations", "announce", "Register what a server has, and say that it is there"),
+        request=AnnounceRequest,
+        replies=(AnnounceReply,),
         role="register",
     ),
     Call(

@@ -47,6 +47,7 @@ _PROBLEMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "sandbox": ("draining",),
         "envs": ("unknown_env", "draining"),
         "info": ("draining",),
+        "announce": ("draining",),
         "register": ("env_exists", "spec_mismatch", "probe_failed", "at_capacity", "draining"),
         "heartbeat": ("unknown_registration", "draining"),
         "unregister": ("unknown_registration", "draining"),

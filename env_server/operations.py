@@ -12,6 +12,7 @@ from env_server.claims import Claims
 from env_server.context import Context
 from env_server.durations import TIMED_STEPS
 from env_server.fields import own_fields, refuse_fields
+from env_server.gateway.announcements import Announcements
 from env_server.gateway.registering import Registering
 from env_server.gateway.relay import Relay
 from env_server.gateway.relayed import RelayedSession
@@ -82,6 +83,7 @@ class Operations:
         making: Making,
         verifying: Verifying,
         registering: Registering,
+        announcements: Announcements,
         running_code: RunningCode | None,
         relay: Relay,
         shares: StepShares | None,
@@ -123,6 +125,7 @@ class Operations:
             "info": information.server,
             "sessions": information.sessions,
             "ping": _ping,
+            "announce": announcements.announce,
             "register": registering.register,
             "heartbeat": registering.heartbeat,
             "unregister": registering.unregister,

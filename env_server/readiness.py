@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from env_server.gateway.roster import Roster
 from env_server.journal_file import JournalFile
 from env_server.lifecycle import Lifecycle, Phase
 from env_server.seat import Seat
@@ -14,11 +15,21 @@ from env_server.workplaces import Workplaces
 if TYPE_CHECKING:
     from env_server.gateway.shared_journal import SharedJournal
 
-ReasonCode = Literal["starting", "draining", "workers", "threads", "state_dir", "journal", "process_away"]
+ReasonCode = Literal[
+    "starting",
+    "draining",
+    "registrations",
+    "workers",
+    "threads",
+    "state_dir",
+    "journal",
+    "process_away",
+]
 """Why a server is not ready."""
 
 # Whoever asks more often than this is told what was found last.
 _FRESH_S = 1.0
+_MOST_NAMED = 3
 
 
 class Reason(NamedTuple):
@@ -43,6 +54,7 @@ class Readiness:
         lifecycle: Whether it is starting or draining.
         workplaces: Its workers.
         journal_file: Where its sessions are written down, if anywhere.
+        roster: What other servers had registered before this process was started anew.
         shared_journal: Where gateways write down sessions at nodes together, if they do.
     """
 
@@ -52,6 +64,7 @@ class Readiness:
         lifecycle: Lifecycle,
         workplaces: Workplaces,
         journal_file: JournalFile | None,
+        roster: Roster,
         shared_journal: "SharedJournal | None" = None,
     ) -> None:
         self._shared_journal = shared_journal
@@ -59,6 +72,7 @@ class Readiness:
         self._lifecycle = lifecycle
         self._workplaces = workplaces
         self._journal_file = journal_file
+        self._roster = roster
         self._disk_trouble: str | None = None
         self._disk_asked_at = 0.0
 
@@ -78,6 +92,9 @@ class Readiness:
             found.append(
                 ("journal", "the journal could not be written, so sessions would not outlive a crash")
             )
+        missing = self._roster.missing()
+        if missing:
+            found.append(("registrations", _not_back(missing)))
         if self._shared_journal is not None and self._shared_journal.trouble is not None:
             found.append(("journal", "the journal that the gateways share cannot be used"))
         trouble = await self._look_at_disk()
@@ -95,6 +112,11 @@ class Readiness:
             # In a thread: a network's file system may take its time.
             self._disk_trouble = await asyncio.to_thread(_write, directory / f"ready-{self._seat.index}")
         return self._disk_trouble
+
+
+def _not_back(env_ids: list[str]) -> str:
+    shown = ", ".join(env_ids[:_MOST_NAMED]) + (", ..." if len(env_ids) > _MOST_NAMED else "")
+    return f"servers that had registered {shown} have not come back since the gateway was started anew"
 
 
 def _write(path: Path) -> str | None:

@@ -15,6 +15,7 @@ from env_server.configuration import ConfigurationError
 from env_server.context import Context
 from env_server.exposition import Exposition
 from env_server.forwarding import Forwarder
+from env_server.gateway.announcements import Announcements
 from env_server.gateway.farewell import Farewell
 from env_server.gateway.lineage import Lineage
 from env_server.gateway.node import Nodes
@@ -23,6 +24,7 @@ from env_server.gateway.registry import Registration, Registry
 from env_server.gateway.relay import Relay
 from env_server.gateway.relayed_making import RelayedMaking
 from env_server.gateway.relocation import Relocation
+from env_server.gateway.roster import Roster
 from env_server.gateway.shared_relocation import SharedRelocation
 from env_server.gateway.step_shares import StepShares
 from env_server.gateway.worker import RemoteWorker
@@ -85,7 +87,9 @@ class Services:
         self.metrics = Metrics(EnvironmentLabels(settings.max_env_labels))
         self._loop_lag = LoopLag(self.metrics.loop_lag)
         self._catalog = catalog
-        registry = Registry(self._appeared, catalog.remove, self.metrics)
+        roster = Roster(None if seat.directory is None else seat.directory / "registrations.json")
+        catalog.absence = roster.absence
+        registry = Registry(self._appeared, catalog.remove, self.metrics, roster)
         nodes = Nodes(settings.max_reply_bytes)
         lineage = Lineage(registry)
         self._registry = registry
@@ -100,7 +104,9 @@ class Services:
         if seat.processes > 1 and seat.directory is not None:
             self._forwarder = Forwarder(seat.directory, seat.index, seat.processes)
         self._neighbours = Neighbours(seat, self._forwarder)
-        self._readiness = Readiness(seat, self.lifecycle, self._workplaces, self._journal_file, shared)
+        self._readiness = Readiness(
+            seat, self.lifecycle, self._workplaces, self._journal_file, roster, shared
+        )
         self._exposition = Exposition(
             *(settings, seat, self.metrics, self._sessions.by_id),
             *(self._workplaces, registry, self._journal_file),
@@ -135,6 +141,8 @@ class Services:
             self._served_sandbox = ServedSandbox(settings)
             self._running_code = RunningCode(settings, self._served_sandbox, self.metrics)
             self.programs = ProgramSessions(settings, self._served_sandbox)
+        registering = Registering(settings, catalog, registry, nodes, lineage)
+        self._announcements = Announcements(registering, registry)
         operations = Operations(
             lifecycle=self.lifecycle,
             sessions=self._sessions,
@@ -143,7 +151,8 @@ class Services:
             rendering=Rendering(self._runner),
             making=self._making,
             verifying=Verifying(settings, catalog, self.metrics, self._verifier),
-            registering=Registering(settings, catalog, registry, nodes, lineage),
+            registering=registering,
+            announcements=self._announcements,
             running_code=self._running_code,
             relay=self._relay,
             shares=StepShares(self._relay, self._sessions.by_id)
@@ -333,6 +342,7 @@ class Services:
                 await part.close()
         await self._sessions.shutdown()
         await self._relay.shutdown()
+        await self._announcements.shutdown()
         if self._shared_journal is not None:
             await self._shared_journal.close()
         await self._workplaces.shutdown()

@@ -19,6 +19,7 @@ from trainer.embedded_server import embedded_server
 from trainer.inference.base import InferenceClient, SamplingParams
 from trainer.inference.torch_engine import TorchEngine
 from trainer.models.load import load_model, load_tokenizer, model_folder
+from trainer.models.stop_ids import stop_ids
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model
 from trainer.models.tokenizer import build_tiny_tokenizer
 from trainer.models.value_head import ValueModel
@@ -77,7 +78,7 @@ def build_policy(settings: RunSettings, directory: Path | None = None) -> Policy
     if path is not None:
         model = load_model(path)
         tokenizer = load_tokenizer(path)
-        return Policy(model, tokenizer, ChatRenderer(tokenizer))
+        return Policy(model, tokenizer, _renderer(settings, model, tokenizer))
     tokenizer = build_tiny_tokenizer()
     shape = TinyPolicySettings(
         vocabulary=len(tokenizer),
@@ -89,7 +90,11 @@ def build_policy(settings: RunSettings, directory: Path | None = None) -> Policy
         pad_id=tokenizer.pad_token_id,
     )
     model = build_tiny_model(shape, derive_seed(settings.seed, "model"))
-    return Policy(model, tokenizer, ChatRenderer(tokenizer))
+    return Policy(model, tokenizer, _renderer(settings, model, tokenizer))
+
+
+def _renderer(settings: RunSettings, model: PreTrainedModel, tokenizer: Any) -> ChatRenderer:
+    return ChatRenderer(tokenizer, settings.prompt.template_kwargs, stop_ids(model))
 
 
 def policy_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBackend:
@@ -191,7 +196,7 @@ async def open_environments(
 
 @asynccontextmanager
 async def open_players(
-    settings: RunSettings, policy: Policy, pool: EnvironmentPool
+    settings: RunSettings, policy: Policy, pool: EnvironmentPool, console: RunConsole
 ) -> AsyncIterator[Players]:
     """Start the inference engine and what leads to it.
 
@@ -199,12 +204,14 @@ async def open_players(
         settings: The run.
         policy: What plays.
         pool: Where: in deterministic mode, so many episodes run at one time as every server allows.
+        console: Where it is said in what way the chat template needs other conversations.
 
     Raises:
         ConfigError: If engine and training do not agree on log-probabilities.
     """
     torch.set_num_threads(settings.threads)
     context = context_policy(settings.prompt)
+    policy.renderer.template.say = console.say
     if settings.prompt.tools == "template":
         policy.renderer.require_tools()
 

@@ -59,6 +59,10 @@ class RunConsole:
         """Print text that stays, as it is: an observation may hold what elsewhere means a colour or a picture."""
         self._console.print(text, markup=False, soft_wrap=True)
 
+    def explain(self, text: str) -> None:
+        """Print a long sentence that stays, broken between words."""
+        self._console.print(text, markup=False)
+
     @property
     def live(self) -> bool:
         """Whether there is a terminal, where a line can be changed once it is drawn."""

@@ -17,6 +17,10 @@ RequestId = Annotated[str, Field(min_length=1, max_length=128)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1024, strict=True)]
 FieldName = Annotated[str, Field(min_length=1, max_length=128)]
+Gateways = Annotated[
+    int,
+    Field(ge=1, le=4096, description="`rollgym`: how many gateways pass its sessions on, this one included."),
+]
 _LINGERS = "Whether a session made on a socket ends some time after its last socket dropped."
 Index = Annotated[int, Field(ge=0, strict=True)]
 VerifyItem = Annotated[
@@ -132,12 +136,7 @@ class RegisterRequest(Request):
     ttl_s: Seconds | None = Field(
         default=None, description="How long it lives past its last heartbeat; 60 if absent."
     )
-    gateways: int = Field(
-        default=1,
-        ge=1,
-        le=4096,
-        description="`rollgym`: how many gateways pass its sessions on, this one included.",
-    )
+    gateways: Gateways = 1
     description: str | None = Field(default=None, max_length=4096)
     action_field: FieldName | None = Field(
         default=None, description="`openenv`: the field of an action that a text is for."
@@ -145,6 +144,37 @@ class RegisterRequest(Request):
     observation_field: FieldName | None = Field(
         default=None, description="`openenv`: the field of an observation that is the text."
     )
+
+
+class AnnouncedEnvironment(Request):
+    """An environment that a server says it has."""
+
+    env_id: Identifier = Field(description="What it is called at the gateway.")
+    upstream_env_id: Identifier | None = Field(
+        default=None, description="What it is called at the server; `env_id` if absent."
+    )
+    probed: bool = Field(
+        default=False,
+        strict=True,
+        description="It was registered here before and is the same since, so it is not probed again.",
+    )
+
+
+class AnnounceRequest(Request):
+    """Register the environments of a server, and say of those that are registered that it is still there."""
+
+    url: str = Field(min_length=1, max_length=2048, description="Base URL of the server.")
+    protocol: UpstreamProtocol = Field(default="rollgym", description="What that server speaks.")
+    envs: list[AnnouncedEnvironment] = Field(min_length=1, max_length=1024)
+    token: str | None = Field(
+        default=None, max_length=4096, pattern=r"^[!-~]+$", description="Bearer token for that server."
+    )
+    weight: Seconds = Field(default=1.0, description="Share of new sessions, relative to other replicas.")
+    ttl_s: Seconds | None = Field(
+        default=None, description="How long they live past the last call; 60 if absent."
+    )
+    load: float | None = Field(default=None, ge=0, allow_inf_nan=False, description="0 is idle, 1 is full.")
+    gateways: Gateways = 1
 
 
 class HeartbeatRequest(Request):
@@ -160,6 +190,22 @@ class RegisterReply(Reply):
     env_id: str
     expires_at: float
     report: list[dict[str, Any]] = Field(default=[], description="The checks: `{check, ok, detail}`.")
+
+
+class AnnounceAnswer(Reply):
+    """What became of one environment: it is registered, being probed still, or refused."""
+
+    env_id: str
+    registration_id: str | None = None
+    expires_at: float | None = None
+    pending: bool = Field(default=False, description="It is being probed: say again soon that it is there.")
+    error: dict[str, Any] | None = Field(default=None, description="The problem, where it is refused.")
+
+
+class AnnounceReply(Reply):
+    """An answer for each environment, in their order."""
+
+    registrations: list[AnnounceAnswer]
 
 
 class HeartbeatReply(Reply):

@@ -4,22 +4,89 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from pydantic import ValidationError
 
+from clients.protocol.messages import AnnounceAnswer, AnnounceReply
 from env_server.configuration import ConfigurationError
 from env_server.gateway.registry import DEFAULT_TTL_S
 from env_server.settings import Settings
 
 _BEAT_S = DEFAULT_TTL_S / 4
-_RETRY_S = 1.0
+# A gateway that is started again is found soon; one that says no is asked ever more seldom.
+_AWAY_S = (0.1, 1.0)
+_SAYS_NO_S = (1.0, 15.0)
+# An environment that is refused costs its gateway a probe, and this server a worker, each time.
+_REFUSED_S = (2.0, 300.0)
+_PENDING_S = 0.5
+_LEAVE_S = 1.0
 _TIMEOUT_S = 90.0
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class _Refusals:
+    """How often an environment was refused in a row, and when it is offered again, on the loop's clock."""
+
+    count: int = 0
+    again_at: float = 0.0
+    told: str = ""
+
+
+@dataclass(slots=True)
+class _Gateway:
+    """What one gateway knows of this server.
+
+    Attributes:
+        url: Where it is.
+        registered: The ids of registrations, by environment.
+        refusals: The environments that it refused last time.
+        nudged: Set when it may have forgotten this server.
+    """
+
+    url: str
+    registered: dict[str, str] = field(default_factory=dict)
+    refusals: dict[str, _Refusals] = field(default_factory=dict)
+    nudged: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def due(self, env_ids: Iterable[str], now: float) -> list[str]:
+        """The environments to speak of now."""
+        return [
+            env_id
+            for env_id in env_ids
+            if env_id not in self.refusals or self.refusals[env_id].again_at <= now
+        ]
+
+    def take(self, answer: AnnounceAnswer, now: float) -> None:
+        """Note what became of an environment."""
+        if answer.registration_id is not None:
+            self.registered[answer.env_id] = answer.registration_id
+            self.refusals.pop(answer.env_id, None)
+        elif answer.error is not None:
+            refusals = self.refusals.setdefault(answer.env_id, _Refusals())
+            pause_s = _backoff(_REFUSED_S, refusals.count)
+            refusals.count += 1
+            refusals.again_at = now + pause_s
+            detail = str(answer.error.get("detail"))
+            if detail != refusals.told:
+                refusals.told = detail
+                _log.warning(
+                    "%s does not take %s, next try in %g s: %s", self.url, answer.env_id, pause_s, detail
+                )
+
+    def pause_s(self, now: float) -> float:
+        """How long it needs not be spoken to, if nothing happens."""
+        return min([_BEAT_S, *(max(0.0, each.again_at - now) for each in self.refusals.values())])
+
+
 class Announcer:
     """Registers a server's environments with gateways, and again with one that has forgotten them.
+
+    One call says everything, and says again every few seconds that it is so. What a gateway refuses does not keep the
+    others back, and is offered again after ever longer times.
 
     Args:
         settings: The gateways, and what they are told.
@@ -39,7 +106,6 @@ class Announcer:
                 "register needs advertise: the URL under which gateways reach this server"
             )
         self._url = settings.advertise or url
-        self._gateways = [gateway.rstrip("/") for gateway in settings.register_with]
         self._token = None if settings.node_token_file is None else _read_token(settings.node_token_file)
         self._env_ids = list(env_ids)
         self._load = load
@@ -47,14 +113,13 @@ class Announcer:
         if settings.register_token_file is not None:
             headers["Authorization"] = f"Bearer {_read_token(settings.register_token_file)}"
         self._client = httpx.AsyncClient(headers=headers, timeout=_TIMEOUT_S, trust_env=False)
-        self._registered: dict[str, dict[str, str]] = {gateway: {} for gateway in self._gateways}
+        self._gateways = [_Gateway(gateway.rstrip("/")) for gateway in settings.register_with]
         self._tasks: list[asyncio.Task[None]] = []
-        self._nudged = {gateway: asyncio.Event() for gateway in self._gateways}
 
     def socket_dropped(self) -> None:
         """Look at once whether the gateways still know this server: one of their sockets may have dropped."""
-        for nudged in self._nudged.values():
-            nudged.set()
+        for gateway in self._gateways:
+            gateway.nudged.set()
 
     def start(self) -> None:
         """Begin to announce."""
@@ -67,78 +132,85 @@ class Announcer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
-        for gateway, registered in self._registered.items():
-            for registration_id in registered.values():
-                with contextlib.suppress(httpx.HTTPError):
-                    await self._client.delete(
-                        f"{gateway}/v1/registrations/{registration_id}", timeout=_RETRY_S
-                    )
+        await asyncio.gather(
+            *(
+                self._unregister(f"{gateway.url}/v1/registrations/{registration_id}")
+                for gateway in self._gateways
+                for registration_id in gateway.registered.values()
+            )
+        )
         await self._client.aclose()
 
-    async def _announce(self, gateway: str) -> None:
-        """Register what is not registered, then send heartbeats; a gateway that is away is tried again and again."""
-        registered = self._registered[gateway]
-        told = ""
+    async def _announce(self, gateway: _Gateway) -> None:
+        """Say what there is, again and again; a gateway that is away is tried until it answers."""
+        loop = asyncio.get_running_loop()
+        failures, told = 0, ""
         while True:
+            known = len(gateway.registered)
             try:
-                for env_id in self._env_ids:
-                    if env_id in registered and not await self._beat(gateway, registered[env_id]):
-                        del registered[env_id]
-                    if env_id not in registered:
-                        registered[env_id] = await self._register(gateway, env_id)
-            except (httpx.HTTPError, _Refused) as error:
+                pending = await self._say(gateway)
+            except (httpx.HTTPError, _SaysNo) as error:
                 trouble = str(error) or type(error).__name__
                 if trouble != told:
-                    _log.warning("cannot register with %s, trying on: %s", gateway, trouble)
+                    _log.warning("cannot register with %s, trying on: %s", gateway.url, trouble)
                 told = trouble
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(_backoff(_SAYS_NO_S if isinstance(error, _SaysNo) else _AWAY_S, failures))
+                failures += 1
                 continue
-            if told or not registered:
-                _log.warning("registered with %s", gateway)
-            told = ""
-            await asyncio.sleep(_RETRY_S)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_BEAT_S - _RETRY_S):
-                    await self._nudged[gateway].wait()
-            self._nudged[gateway].clear()
+            if told or len(gateway.registered) > known:
+                _log.warning("registered %d environments with %s", len(gateway.registered), gateway.url)
+            failures, told = 0, ""
+            gateway.nudged.clear()
+            await asyncio.sleep(_PENDING_S)
+            if not pending:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(gateway.pause_s(loop.time())):
+                        await gateway.nudged.wait()
 
-    async def _register(self, gateway: str, env_id: str) -> str:
-        body: dict[str, Any] = {
-            "env_id": env_id,
-            "url": self._url,
-            "protocol": "rollgym",
-            "token": self._token,
-        }
+    async def _say(self, gateway: _Gateway) -> bool:
+        """Tell a gateway what there is; whether it is looking at some of that still."""
+        due = gateway.due(self._env_ids, asyncio.get_running_loop().time())
+        if not due:
+            return False
+        envs = [{"env_id": env_id, "probed": env_id in gateway.registered} for env_id in due]
+        body: dict[str, Any] = {"url": self._url, "token": self._token, "load": self._load(), "envs": envs}
         if len(self._gateways) > 1:
             body["gateways"] = len(self._gateways)
-        answer = await self._client.post(f"{gateway}/v1/envs", json=body)
-        reply = _reply(answer)
-        if answer.status_code != 201:
-            raise _Refused(f"{env_id}: {reply.get('detail', answer.status_code)}")
-        return str(reply["registration_id"])
+        reply = _reply(await self._client.post(f"{gateway.url}/v1/registrations", json=body))
+        now = asyncio.get_running_loop().time()
+        for answer in reply.registrations:
+            gateway.take(answer, now)
+        return any(answer.pending for answer in reply.registrations)
 
-    async def _beat(self, gateway: str, registration_id: str) -> bool:
-        """Send a heartbeat; whether the gateway knows the registration."""
-        answer = await self._client.post(
-            f"{gateway}/v1/registrations/{registration_id}/heartbeat", json={"load": self._load()}
-        )
-        if answer.status_code == 404:
-            return False
-        if answer.status_code != 200:
-            raise _Refused(str(_reply(answer).get("detail", answer.status_code)))
-        return True
+    async def _unregister(self, path: str) -> None:
+        with contextlib.suppress(httpx.HTTPError):
+            await self._client.delete(path, timeout=_LEAVE_S)
 
 
-class _Refused(Exception):  # noqa: N818 - never leaves this module
-    """The gateway says no."""
+class _SaysNo(Exception):  # noqa: N818 - never leaves this module
+    """The gateway does not take the call."""
 
 
-def _reply(answer: httpx.Response) -> dict[str, Any]:
+def _backoff(range_s: tuple[float, float], failures: int) -> float:
+    shortest, longest = range_s
+    return min(longest, shortest * 2.0 ** min(failures, 32))
+
+
+def _reply(answer: httpx.Response) -> AnnounceReply:
+    """Read the answer of a gateway.
+
+    Raises:
+        _SaysNo: It is a problem, or nothing that a gateway would say.
+    """
     try:
-        reply = answer.json()
-    except ValueError:
-        return {}
-    return reply if isinstance(reply, dict) else {}
+        body = answer.json()
+        if answer.status_code == 200:
+            return AnnounceReply.model_validate(body)
+    except (ValueError, ValidationError) as error:
+        raise _SaysNo(f"it is no gateway of this version (status {answer.status_code})") from error
+    raise _SaysNo(
+        str(body.get("detail", answer.status_code) if isinstance(body, dict) else answer.status_code)
+    )
 
 
 def _read_token(path: Any) -> str:

@@ -31,8 +31,12 @@ class _Stop(Exception):  # noqa: N818 - never leaves this module
     """Nothing more can be asked."""
 
 
-async def probe(upstream: Upstream) -> tuple[EnvironmentSpec, list[Check]]:
+async def probe(upstream: Upstream, *, spec_only: bool = False) -> tuple[EnvironmentSpec, list[Check]]:
     """Ask a server for its spec, two resets with one seed, a step and the end.
+
+    Args:
+        upstream: The way to it.
+        spec_only: Ask for nothing but the spec: the rest was asked before.
 
     Returns:
         What it says of its environment, and the checks; all of them passed.
@@ -43,7 +47,9 @@ async def probe(upstream: Upstream) -> tuple[EnvironmentSpec, list[Check]]:
     report: list[Check] = []
     try:
         spec = await _ask(report, "spec", upstream.spec())
-        if spec.stateless:
+        if spec_only:
+            pass
+        elif spec.stateless:
             await _probe_verifier(upstream, report)
         else:
             await _probe_episode(upstream, spec, report)

@@ -17,7 +17,7 @@ from env_server.gateway.http_upstream import HttpUpstream
 from env_server.gateway.lineage import Lineage
 from env_server.gateway.node import Node, Nodes
 from env_server.gateway.openenv_upstream import OpenEnvUpstream
-from env_server.gateway.probe import probe
+from env_server.gateway.probe import Check, probe
 from env_server.gateway.registry import DEFAULT_TTL_S, Registration, Registry
 from env_server.gateway.rollgym_upstream import RollgymUpstream
 from env_server.gateway.targets import Target, TargetRules
@@ -63,10 +63,6 @@ class Registering:
     async def register(self, context: Context, fields: Mapping[str, Any]) -> Reply:
         """Add an environment of another server."""
         request = validate(RegisterRequest, own_fields(fields))
-        self._refuse_local(request.env_id)
-        ttl_s = request.ttl_s or DEFAULT_TTL_S
-        if ttl_s > _LONGEST_TTL_S:
-            raise invalid("ttl_s", f"at most {_LONGEST_TTL_S:g}")
         named = request.upstream_env_id
         if named is not None and request.protocol != "gem" and re.fullmatch(IDENTIFIER, named) is None:
             raise invalid(
@@ -75,9 +71,42 @@ class Registering:
         for name in ("action_field", "observation_field"):
             if getattr(request, name) is not None and request.protocol != "openenv":
                 raise invalid(name, "only registrations of the protocol openenv have it")
-        target = await self._rules.check(request.url)
-        with self._place(context.caller, request, target):
-            return await self._register(context, request, target, ttl_s)
+        target = await self.check(request.url, request.ttl_s)
+        registration, report = await self.take(context.caller, request, target)
+        return {
+            "registration_id": registration.registration_id,
+            "env_id": registration.env_id,
+            "expires_at": self._registry.expires_at(registration),
+            "report": [check._asdict() for check in report],
+        }
+
+    async def check(self, url: str, ttl_s: float | None) -> Target:
+        """Where a registration leads to.
+
+        Raises:
+            ProblemError: `invalid_request` or `forbidden`.
+        """
+        if ttl_s is not None and ttl_s > _LONGEST_TTL_S:
+            raise invalid("ttl_s", f"at most {_LONGEST_TTL_S:g}")
+        return await self._rules.check(url)
+
+    async def take(
+        self, caller: Caller, request: RegisterRequest, target: Target, *, probed: bool = False
+    ) -> tuple[Registration, list[Check]]:
+        """Ask a server for an environment, and take it into the catalog.
+
+        Args:
+            caller: Whose registration it is.
+            request: What is registered.
+            target: Where, once that was checked.
+            probed: Whether it was probed before, and is only asked what it is.
+
+        Raises:
+            ProblemError: It cannot be registered.
+        """
+        self._refuse_local(request.env_id)
+        with self._place(caller, request, target):
+            return await self._take(caller, request, target, probed=probed)
 
     @contextmanager
     def _place(self, caller: Caller, request: RegisterRequest, target: Target) -> Iterator[None]:
@@ -102,27 +131,27 @@ class Registering:
         finally:
             self._looking_at[caller.name] -= 1
 
-    async def _register(
-        self, context: Context, request: RegisterRequest, target: Target, ttl_s: float
-    ) -> Reply:
+    async def _take(
+        self, caller: Caller, request: RegisterRequest, target: Target, *, probed: bool
+    ) -> tuple[Registration, list[Check]]:
         connect = self._connect.get(request.protocol)
         node: Node | None = None
         if connect is None:
-            node = self._nodes.take(target, request.token, context.caller.name)
+            node = self._nodes.take(target, request.token, caller.name)
             upstream: Upstream = RollgymUpstream(node, request.upstream_env_id or request.env_id)
         else:
             upstream = connect(request, target)
         try:
             if node is not None:
                 await self._lineage.refuse_circle(node)
-            spec, report = await probe(upstream)
+            spec, report = await probe(upstream, spec_only=probed)
             # While the server was asked, others may have registered.
             self._refuse_local(request.env_id)
             self._registry.check_spec(request.env_id, request.protocol, spec)
             registration = self._registry.add(
                 Registration(
                     env_id=request.env_id,
-                    owner=context.caller.name,
+                    owner=caller.name,
                     protocol=request.protocol,
                     target=target,
                     upstream_env_id=request.upstream_env_id or request.env_id,
@@ -130,7 +159,7 @@ class Registering:
                     spec=spec,
                     upstream=upstream,
                     weight=request.weight,
-                    ttl_s=ttl_s,
+                    ttl_s=request.ttl_s or DEFAULT_TTL_S,
                     relay=node,
                     has_other_gateways=request.gateways > 1,
                 )
@@ -145,14 +174,9 @@ class Registering:
                 # Two gateways that look at each other at one time find nothing before they have taken each other in.
                 await self._lineage.refuse_circle(node)
             except ProblemError:
-                self._registry.remove(registration)
+                self._registry.remove(registration, "refused")
                 raise
-        return {
-            "registration_id": registration.registration_id,
-            "env_id": registration.env_id,
-            "expires_at": self._registry.expires_at(registration),
-            "report": [check._asdict() for check in report],
-        }
+        return registration, report
 
     async def heartbeat(self, context: Context, fields: Mapping[str, Any]) -> Reply:
         """Note that a registered server is there."""

@@ -7,20 +7,23 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import UpstreamProtocol
 from clients.protocol.spaces import describe_space
 from env_server.gateway.node import Node
+from env_server.gateway.roster import EndOfRegistration, Enrolled, Roster
 from env_server.gateway.targets import Target
 from env_server.gateway.upstream import EnvironmentSpec, Upstream
+from env_server.kwargs_rules import without_descriptions
 from env_server.metrics import Metrics
 
 DEFAULT_TTL_S = 60.0
 _ID_BYTES = 16
 # A server that did not answer takes no new sessions for so long, unless it says before that it is there.
 _REST_S = 5.0
+_RETRY_S = 1
 _log = logging.getLogger(__name__)
 
 
@@ -96,6 +99,7 @@ class Registry:
         appeared: Called with the first registration of an environment.
         vanished: Called with the id of an environment that has no registration any more.
         metrics: Where the ends of registrations are counted.
+        roster: Remembers which environments there were.
     """
 
     def __init__(
@@ -103,8 +107,10 @@ class Registry:
         appeared: Callable[[Registration], None],
         vanished: Callable[[str], None],
         metrics: Metrics,
+        roster: Roster,
     ) -> None:
         self._metrics = metrics
+        self._roster = roster
         self._appeared = appeared
         self._vanished = vanished
         self._by_id: dict[str, Registration] = {}
@@ -160,6 +166,7 @@ class Registry:
             self._drop(before)
         self._replicas.setdefault(registration.env_id, []).append(registration)
         self._by_id[registration.registration_id] = registration
+        self._roster.came(_enrolled(registration))
         if len(self._replicas[registration.env_id]) == 1:
             self._appeared(registration)
         self._announce()
@@ -186,10 +193,11 @@ class Registry:
             registration.load = load
         self._announce()
 
-    def remove(self, registration: Registration, reason: Literal["left", "expired"] = "left") -> None:
+    def remove(self, registration: Registration, reason: EndOfRegistration = "left") -> None:
         """End a registration; its sessions go on until they end."""
         self._metrics.registrations_ended[self._metrics.labels.of(registration.env_id), reason] += 1
         self._drop(registration)
+        self._roster.went(_enrolled(registration), reason)
         if registration.env_id not in self._replicas:
             self._vanished(registration.env_id)
 
@@ -207,6 +215,11 @@ class Registry:
     def took(self, registration: Registration) -> None:
         """Note that a server has one more session."""
         registration.sessions += 1
+
+    def at(self, place: tuple[str, str, str], owner: str) -> Registration | None:
+        """The registration of an environment at a server, if this owner has it."""
+        replicas = self._replicas.get(place[0], ())
+        return next((each for each in replicas if (each.place, each.owner) == (place, owner)), None)
 
     def at_node(self, node: Node, upstream_env_id: str) -> Registration | None:
         """The registration of a node's environment."""
@@ -265,6 +278,7 @@ class Registry:
 
     async def shutdown(self) -> None:
         """Let go of all servers."""
+        self._roster.close()
         if self._timer is not None:
             self._timer.cancel()
         for registration in [*self._by_id.values(), *self._leaving]:
@@ -327,14 +341,34 @@ class Registry:
         self._announce()
 
 
+def no_server(env_id: str) -> ProblemError:
+    """The problem that no server that has an environment answers: it may be starting again."""
+    return ProblemError(
+        "draining", f"no server that has {env_id} answers; it may be starting again", retry_after=_RETRY_S
+    )
+
+
+def _enrolled(registration: Registration) -> Enrolled:
+    return Enrolled(
+        env_id=registration.env_id,
+        url=registration.target.url,
+        upstream_env_id=registration.upstream_env_id,
+        returns=registration.protocol == "rollgym",
+        ttl_s=registration.ttl_s,
+    )
+
+
 def _busyness(registration: Registration) -> float:
     return (registration.sessions + 1) * (1.0 + registration.load) / registration.weight
 
 
 def _differing(one: EnvironmentSpec, other: EnvironmentSpec) -> list[str]:
     """The fields in which two specs differ, of those that a client relies on."""
-    names = ["version", "stateless", "kwargs_schema", "deterministic", "max_episode_steps"]
+    names = ["version", "stateless", "deterministic", "max_episode_steps"]
     differing = [name for name in names if getattr(one, name) != getattr(other, name)]
+    # Nodes of which one describes better are alike: a fleet is renewed node by node.
+    if without_descriptions(one.kwargs_schema) != without_descriptions(other.kwargs_schema):
+        differing.append("kwargs_schema")
     for name in ("action_space", "observation_space"):
         if describe_space(getattr(one, name)) != describe_space(getattr(other, name)):
             differing.append(name)

@@ -15,7 +15,7 @@ from env_server.catalog import CatalogEntry
 from env_server.context import Context
 from env_server.gateway.farewell import Farewell
 from env_server.gateway.journal_entries import JournalAway, check
-from env_server.gateway.registry import Registration, Registry
+from env_server.gateway.registry import Registration, Registry, no_server
 from env_server.gateway.relayed import UNREADABLE, RelayedSession
 from env_server.gateway.relocation import PATIENCE_S, Relocation, renamed
 from env_server.gateway.session_names import session_name
@@ -239,7 +239,10 @@ class RelayedMaking:
                 raise _as_problem(refusal)
             if len(made) == count:
                 return
-        raise _as_problem(next(iter(full.values()), None) or _nobody(entry))
+        refused = next(iter(full.values()), None)
+        if refused is None or isinstance(refused, ConnectionError):
+            raise no_server(entry.env_id)
+        raise _as_problem(refused)
 
     async def _make_share(
         self, home: Registration, fields: dict[str, Any], count: int, binary: bool
@@ -429,7 +432,3 @@ def _as_problem(error: BaseException) -> BaseException:
     if isinstance(error, ConnectionError | TimeoutError):
         return ProblemError("upstream_error", str(error) or "a node did not answer in time")
     return error
-
-
-def _nobody(entry: CatalogEntry) -> ProblemError:
-    return ProblemError("upstream_error", f"no registered server has {entry.env_id} at present")

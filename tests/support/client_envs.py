@@ -1,5 +1,6 @@
 """Environments that the clients' tests serve."""
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +26,9 @@ class Walk(gymnasium.Env):
     }
     kwargs_schema: ClassVar[dict[str, Any]] = {
         "type": "object",
-        "properties": {"risk": {"type": "number", "default": 0.1}},
+        "properties": {
+            "risk": {"type": "number", "default": 0.1, "description": "Chance that a step ends the walk."}
+        },
         "additionalProperties": False,
     }
 
@@ -91,6 +94,20 @@ class Slow(Walk):
         if action.startswith("sleep "):
             time.sleep(float(action.removeprefix("sleep ")))
         return super().step(action)
+
+
+class Raises(Walk):
+    """Fails at each reset."""
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[str, dict]:
+        raise ValueError("it broke")
+
+
+class Dies(Walk):
+    """Takes its process with it at each reset."""
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[str, dict]:
+        os._exit(3)
 
 
 class Arm(gymnasium.Env):

@@ -78,7 +78,7 @@ def _look_at_model(settings: RunSettings, path: str) -> str:
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     if not any(folder.glob("*.safetensors")):
         raise ConfigError(f"{folder} holds no weights: there is no .safetensors file")
-    renderer = ChatRenderer(load_tokenizer(folder))
+    renderer = ChatRenderer(load_tokenizer(folder), settings.prompt.template_kwargs)
     if settings.prompt.tools == "template":
         renderer.require_tools()
     return f"{config.model_type} in {folder}"

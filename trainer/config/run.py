@@ -14,6 +14,8 @@ from trainer.config.strict import Count, JsonObject, Seconds, ServerUrl, Setting
 _SERVED = re.compile(r"([A-Za-z0-9._-]{1,128}=)?[\w.]+:\w+")
 
 
+_SET_BY_US = frozenset({"conversation", "tools", "tokenize", "add_generation_prompt", "return_dict"})
+
 PLAIN_REPLY = "{action}"
 """A reply that is the action and nothing else."""
 
@@ -70,9 +72,21 @@ class PromptSettings(Settings):
     tools: Literal["none", "template"] = Field(
         "none", description="Whether the chat template is given the environment's tools (`info['tools']`)."
     )
+    template_kwargs: JsonObject = Field(
+        {},
+        description="Further variables of the chat template, such as enable_thinking: false (Qwen3), or date_string "
+        "where a template writes today's date (Llama-3).",
+    )
     custom_context: str | None = Field(
         None, description="module:attr of a function (history, observation) -> messages; replaces `context`."
     )
+
+    @field_validator("template_kwargs")
+    @classmethod
+    def _variables_are_the_templates(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if ours := sorted(_SET_BY_US & set(value)):
+            raise ValueError(f"{', '.join(ours)}: set by the run itself")
+        return value
 
     @model_validator(mode="after")
     def _context_is_one(self) -> Self:
@@ -133,7 +147,7 @@ class RolloutSettings(Settings):
         300.0, description="A server that is gone is waited for so long; then the run is saved and ends."
     )
     max_attempts: PositiveInt = Field(3, description="Attempts at an episode before its group is dropped.")
-    max_failed_groups: PositiveInt = Field(
+    max_failed_groups: Count = Field(
         8,
         description="Groups of one environment that may be dropped in a row because it fails; one more ends the run.",
     )

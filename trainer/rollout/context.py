@@ -84,6 +84,13 @@ def with_instruction(messages: list[Message], instruction: str | None, placement
         return [{"role": "system", "content": instruction}, *messages]
     for position, message in enumerate(messages):
         if message["role"] == "user":
-            changed = dict(message) | {"content": f"{instruction}\n\n{message['content']}"}
+            changed = dict(message) | {"content": prefixed(instruction, message["content"])}
             return [*messages[:position], changed, *messages[position + 1 :]]
     return [{"role": "user", "content": instruction}, *messages]
+
+
+def prefixed(text: str, content: Any) -> Any:
+    """Return a message's content with a text before it, and an empty line between them."""
+    if isinstance(content, list):
+        return [{"type": "text", "text": text}, *content]
+    return f"{text}\n\n{content}"

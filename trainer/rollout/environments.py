@@ -27,8 +27,8 @@ class _Server:
 
     Attributes:
         client: The connection.
-        lent: How many episodes play in a session, or wait for one.
         limit: How many sessions it allows at one time.
+        lent: How many episodes play in a session, or wait for one.
         places: How many sessions may still be made.
         idle: Idle sessions by key, the key that was used last at the end.
         waiting: Who waits, in order: a key, and a future that gets an idle session of it, or None for a place.
@@ -36,8 +36,8 @@ class _Server:
 
     def __init__(self, client: EnvClient, limit: int) -> None:
         self.client = client
-        self.lent = 0
         self.limit = max(1, limit)
+        self.lent = 0
         self.places = self.limit
         self.idle: OrderedDict[str, list[EnvSession]] = OrderedDict()
         self.waiting: deque[tuple[str, asyncio.Future[EnvSession | None]]] = deque()

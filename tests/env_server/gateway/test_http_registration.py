@@ -110,17 +110,18 @@ async def test_the_same_server_registered_again_keeps_its_id(http: httpx.AsyncCl
         assert (beat.status_code, beat.json()["code"]) == (404, "unknown_registration")
 
 
-async def test_a_registration_lives_by_its_heartbeats(http: httpx.AsyncClient) -> None:
+async def test_a_heartbeat_puts_the_end_of_a_registration_off(http: httpx.AsyncClient) -> None:
     with ForeignServer("python") as server:
-        registered = await register(http, "Brief", server.url, ttl_s=1.0)
-        path = f"/v1/registrations/{registered['registration_id']}/heartbeat"
-        for _ in range(4):
-            await asyncio.sleep(0.5)
-            beat = (await http.post(path, json={"load": 0.5})).json()
-        assert beat["expires_at"] > registered["expires_at"]
-        async with asyncio.timeout(10):
-            while (await http.get("/v1/envs/Brief")).status_code == 200:
-                await asyncio.sleep(0.1)
+        kept = await register(http, "Kept", server.url, ttl_s=600.0)
+        beat = await http.post(f"/v1/registrations/{kept['registration_id']}/heartbeat", json={"load": 0.5})
+        assert beat.json()["expires_at"] > kept["expires_at"]
+        await register(http, "Brief", server.url, ttl_s=0.2)
+        async with asyncio.timeout(60):
+            while (answer := await http.get("/v1/envs/Brief")).status_code == 200:
+                await asyncio.sleep(0.05)
+        assert answer.json()["code"] == "unknown_env"
+        assert f"registration of Brief at {server.url} has expired" in answer.json()["detail"]
+        await unregister(http, kept)
 
 
 async def test_sessions_go_on_while_their_registration_drains(
@@ -165,15 +166,26 @@ async def test_replicas_are_alike(http: httpx.AsyncClient) -> None:
             {"deterministic": False},
             {"max_episode_steps": 5},
             {"kwargs_schema": {"type": "object"}},
+            {"kwargs_schema": KWARGS | {"properties": {"size": {"type": "integer", "default": 5}}}},
         ):
             async with scripted(saying(**fields)) as other:
                 answer = await register(http, "Alike", other)
                 assert (answer["code"], answer["fields"]) == ("spec_mismatch", list(fields))
         assert (await http.get("/v1/envs/Alike")).json()["replicas"] == 1
+        described = {"size": {"type": "integer", "default": 4, "description": "How large it is."}}
+        async with scripted(saying(kwargs_schema=KWARGS | {"properties": described})) as other:
+            second = await register(http, "Alike", other)
+            assert (await http.get("/v1/envs/Alike")).json()["replicas"] == 2
+            await unregister(http, second)
         await unregister(http, first)
 
 
-SPEC = {"version": "1", "deterministic": True}
+KWARGS = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {"size": {"type": "integer", "default": 4}},
+}
+SPEC = {"version": "1", "deterministic": True, "kwargs_schema": KWARGS}
 STEP = {"observation": "on", "reward": 0, "terminated": False, "truncated": False, "info": {}}
 
 

@@ -1,0 +1,158 @@
+"""The handler of announce: a server says in one call what it has, and that it is still there."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from clients.protocol.errors import ProblemError
+from clients.protocol.messages import AnnouncedEnvironment, AnnounceRequest, RegisterRequest
+from env_server.auth import Caller
+from env_server.context import Context
+from env_server.envelope import as_problem
+from env_server.fields import own_fields
+from env_server.gateway.registering import Registering
+from env_server.gateway.registry import Registration, Registry
+from env_server.gateway.targets import Target
+from env_server.replies import Reply
+from env_server.validation import invalid, validate
+
+# What is not known by then is answered as pending; who announces comes again, with heartbeats for all the others.
+_ANSWER_WITHIN_S = 10.0
+# Probes of one call at a time: they run environments of the server that has just been started.
+_PROBES = 4
+# How a probe ended is kept for so long, for a server that did not wait for it.
+_KEPT_S = 60.0
+
+_Key = tuple[str, tuple[str, str, str]]
+
+
+class Announcements:
+    """Takes many environments of one server at once, each by itself: what one fails does not touch the others.
+
+    Args:
+        registering: Takes one environment.
+        registry: The registrations.
+    """
+
+    def __init__(self, registering: Registering, registry: Registry) -> None:
+        self._registering = registering
+        self._registry = registry
+        self._probes: dict[_Key, asyncio.Task[Registration]] = {}
+
+    async def announce(self, context: Context, fields: Mapping[str, Any]) -> Reply:
+        """Register what is not registered yet, and note of the rest that its server is there."""
+        request = validate(AnnounceRequest, own_fields(fields))
+        _refuse_twice(request.envs)
+        target = await self._registering.check(request.url, request.ttl_s)
+        caller = context.caller
+        room = asyncio.Semaphore(_PROBES)
+        found: list[Registration | _Key] = []
+        for each in request.envs:
+            registration = self._known(caller, each, target)
+            if registration is None:
+                found.append(self._probe(caller, request, each, target, room))
+            else:
+                self._registry.heartbeat(registration, request.load)
+                found.append(registration)
+        probes = {key: self._probes[key] for key in found if not isinstance(key, Registration)}
+        if probes:
+            await asyncio.wait(probes.values(), timeout=_ANSWER_WITHIN_S)
+        return {
+            "registrations": [
+                self._registered(each) if isinstance(each, Registration) else self._answer(each, probes[each])
+                for each in found
+            ]
+        }
+
+    async def shutdown(self) -> None:
+        """Give up on what is being probed."""
+        probes = list(self._probes.values())
+        for probe in probes:
+            probe.cancel()
+        await asyncio.gather(*probes, return_exceptions=True)
+
+    def _known(self, caller: Caller, each: AnnouncedEnvironment, target: Target) -> Registration | None:
+        """The registration that is renewed; what was not probed since its server began is looked at anew."""
+        return self._registry.at(_place(each, target), caller.name) if each.probed else None
+
+    def _probe(
+        self,
+        caller: Caller,
+        request: AnnounceRequest,
+        each: AnnouncedEnvironment,
+        target: Target,
+        room: asyncio.Semaphore,
+    ) -> _Key:
+        """Have an environment probed, unless it is being probed still since the call before."""
+        key = (caller.name, _place(each, target))
+        if key not in self._probes:
+            one = RegisterRequest(
+                env_id=each.env_id,
+                url=request.url,
+                protocol=request.protocol,
+                upstream_env_id=each.upstream_env_id,
+                token=request.token,
+                weight=request.weight,
+                ttl_s=request.ttl_s,
+                gateways=request.gateways,
+            )
+            loop = asyncio.get_running_loop()
+            probe = loop.create_task(self._take(caller, one, target, room, probed=each.probed))
+            self._probes[key] = probe
+            probe.add_done_callback(lambda done: loop.call_later(_KEPT_S, self._forget, key, done))
+        return key
+
+    async def _take(
+        self,
+        caller: Caller,
+        request: RegisterRequest,
+        target: Target,
+        room: asyncio.Semaphore,
+        *,
+        probed: bool,
+    ) -> Registration:
+        async with room:
+            registration, _ = await self._registering.take(caller, request, target, probed=probed)
+        return registration
+
+    def _answer(self, key: _Key, probe: asyncio.Task[Registration]) -> Reply:
+        """What a probe has come to; it is told once."""
+        env_id = key[1][0]
+        if not probe.done():
+            return {"env_id": env_id, "pending": True}
+        self._probes.pop(key, None)
+        if probe.cancelled():
+            problem = ProblemError("draining", "the gateway is going away", retry_after=1)
+            return {"env_id": env_id, "error": problem.to_problem()}
+        error = probe.exception()
+        if error is None:
+            return self._registered(probe.result())
+        if not isinstance(error, Exception):
+            raise error
+        return {"env_id": env_id, "error": as_problem(error).to_problem()}
+
+    def _registered(self, registration: Registration) -> Reply:
+        return {
+            "env_id": registration.env_id,
+            "registration_id": registration.registration_id,
+            "expires_at": self._registry.expires_at(registration),
+        }
+
+    def _forget(self, key: _Key, probe: asyncio.Task[Registration]) -> None:
+        if self._probes.get(key) is probe:
+            del self._probes[key]
+            if not probe.cancelled():
+                # Nobody asked how it ended.
+                probe.exception()
+
+
+def _place(each: AnnouncedEnvironment, target: Target) -> tuple[str, str, str]:
+    return each.env_id, target.url, each.upstream_env_id or each.env_id
+
+
+def _refuse_twice(envs: list[AnnouncedEnvironment]) -> None:
+    seen: set[str] = set()
+    for number, each in enumerate(envs):
+        if each.env_id in seen:
+            raise invalid(f"envs.{number}.env_id", "it is named twice")
+        seen.add(each.env_id)
