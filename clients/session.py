@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from clients.protocol.arrays import DecodeError
 from clients.protocol.episode import PortableEpisode
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import EnvInfo
@@ -290,7 +291,11 @@ class EnvSession:
 
     def _take_step(self, action: Any, payload: Mapping[str, Any], plain: bool) -> StepResult:
         observation, neutral = self._read_observation(payload["observation"])
-        reward, terminated, truncated = float(payload["reward"]), payload["terminated"], payload["truncated"]
+        reward, terminated, truncated = (
+            _reward(payload["reward"]),
+            payload["terminated"],
+            payload["truncated"],
+        )
         self.step_index = payload["step"]
         if self.env.deterministic:
             self._record.add(action, neutral, reward, terminated, truncated)
@@ -372,3 +377,9 @@ class EnvSession:
         self._record.take(episode)
         self.episode = episode.episode if episode.seed is not None else -1
         self.step_index, self.seed = len(episode.actions), episode.seed
+
+
+def _reward(wire: Any) -> float:
+    if isinstance(wire, bool) or not isinstance(wire, int | float):
+        raise DecodeError(f"the reward of a step is a number, not {type(wire).__name__}")
+    return float(wire)

@@ -338,11 +338,21 @@ class Operations:
                 elsewhere.setdefault(owner, []).append(session_id)
             else:
                 here.append(session_id)
+        if self._relay.shares_a_journal:
+            return self._close_shared(context, here, elsewhere)
         unseen = [each for each in here if each not in self._by_id and self._relay.may_adopt(each)]
         closed = self._making.close(context, here) + self._relay.close_unseen(context.caller, unseen)
         if not elsewhere:
             return {"closed": closed}
         return self._close_elsewhere(context, elsewhere, closed)
+
+    async def _close_shared(
+        self, context: Context, here: list[str], elsewhere: Mapping[int, list[str]]
+    ) -> Reply:
+        relayed = [each for each in here if self._relay.may_adopt(each)]
+        closed = await self._relay.close_shared(context.caller, relayed)
+        closed += self._making.close(context, set(here).difference(relayed))
+        return await self._close_elsewhere(context, elsewhere, closed)
 
     async def _close_elsewhere(
         self, context: Context, elsewhere: Mapping[int, list[str]], closed: int

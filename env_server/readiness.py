@@ -4,13 +4,16 @@ import asyncio
 import os
 import time
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from env_server.gateway.roster import Roster
 from env_server.journal_file import JournalFile
 from env_server.lifecycle import Lifecycle, Phase
 from env_server.seat import Seat
 from env_server.workplaces import Workplaces
+
+if TYPE_CHECKING:
+    from env_server.gateway.shared_journal import SharedJournal
 
 ReasonCode = Literal[
     "starting",
@@ -52,6 +55,7 @@ class Readiness:
         workplaces: Its workers.
         journal_file: Where its sessions are written down, if anywhere.
         roster: What other servers had registered before this process was started anew.
+        shared_journal: Where gateways write down sessions at nodes together, if they do.
     """
 
     def __init__(
@@ -61,7 +65,9 @@ class Readiness:
         workplaces: Workplaces,
         journal_file: JournalFile | None,
         roster: Roster,
+        shared_journal: "SharedJournal | None" = None,
     ) -> None:
+        self._shared_journal = shared_journal
         self._seat = seat
         self._lifecycle = lifecycle
         self._workplaces = workplaces
@@ -89,6 +95,8 @@ class Readiness:
         missing = self._roster.missing()
         if missing:
             found.append(("registrations", _not_back(missing)))
+        if self._shared_journal is not None and self._shared_journal.trouble is not None:
+            found.append(("journal", "the journal that the gateways share cannot be used"))
         trouble = await self._look_at_disk()
         if trouble is not None:
             found.append(("state_dir", f"the state directory cannot be written: {trouble}"))

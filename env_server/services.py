@@ -25,6 +25,7 @@ from env_server.gateway.relay import Relay
 from env_server.gateway.relayed_making import RelayedMaking
 from env_server.gateway.relocation import Relocation
 from env_server.gateway.roster import Roster
+from env_server.gateway.shared_relocation import SharedRelocation
 from env_server.gateway.step_shares import StepShares
 from env_server.gateway.worker import RemoteWorker
 from env_server.held import HeldSession
@@ -57,6 +58,7 @@ from env_server.workers.base import EnvironmentRaised, OperationTimeout, Worker,
 from env_server.workplaces import Workplaces
 
 if TYPE_CHECKING:
+    from env_server.gateway.shared_journal import SharedJournal
     from env_server.tracing import TracedOperations
 
 _log = logging.getLogger(__name__)
@@ -95,31 +97,39 @@ class Services:
         self._census = Census(seat)
         self._claims = Claims(seat)
         self._journal_file = _journal_file(seat)
+        self._shared_journal = shared = _shared_journal(settings)
         self._sessions = Sessions(settings, seat, self._census, self.metrics, self._journal_file)
         self._revival: Revival | None = None
         self._forwarder: Forwarder | None = None
         if seat.processes > 1 and seat.directory is not None:
             self._forwarder = Forwarder(seat.directory, seat.index, seat.processes)
         self._neighbours = Neighbours(seat, self._forwarder)
-        self._readiness = Readiness(seat, self.lifecycle, self._workplaces, self._journal_file, roster)
+        self._readiness = Readiness(
+            *(seat, self.lifecycle, self._workplaces, self._journal_file, roster, shared)
+        )
         self._exposition = Exposition(
             *(settings, seat, self.metrics, self._sessions.by_id),
             *(self._workplaces, registry, self._journal_file),
         )
         self._runner = Runner(settings, self.metrics, self._sessions)
         resetting = Resetting(settings, self.metrics, self._runner, self._journal_file)
-        farewell = Farewell(registry)
+        farewell = Farewell(registry, shared)
         relocation = Relocation(
-            *(settings, tokens, catalog, self._sessions, registry, nodes, farewell), self.metrics
+            *(settings, tokens, catalog, self._sessions, registry, nodes, farewell, self.metrics),
+            None
+            if shared is None
+            else SharedRelocation(settings, self._sessions, registry, nodes, self.metrics, shared),
         )
-        self._relay = Relay(self._sessions, relocation, self.metrics, is_gateway=settings.gateway)
+        self._relay = Relay(self._sessions, relocation, self.metrics, shared, is_gateway=settings.gateway)
         self._making = Making(
             settings,
             catalog,
             self._sessions,
             self._runner,
             resetting,
-            RelayedMaking(settings, tokens, self._sessions, registry, farewell, self.metrics),
+            RelayedMaking(
+                settings, tokens, self._sessions, registry, farewell, self.metrics, shared, relocation
+            ),
             self._workplaces.of,
             self._journal_file,
         )
@@ -145,7 +155,9 @@ class Services:
             announcements=self._announcements,
             running_code=self._running_code,
             relay=self._relay,
-            shares=StepShares(self._relay, self._sessions.by_id) if settings.gateway else None,
+            shares=StepShares(self._relay, self._sessions.by_id)
+            if settings.gateway and shared is None
+            else None,
             information=Information(settings, seat, catalog, self._sessions, self._neighbours, lineage),
             neighbours=self._neighbours,
             claims=self._claims,
@@ -177,6 +189,8 @@ class Services:
             ConfigurationError: If an environment cannot be made.
         """
         self._loop_lag.start()
+        if self._shared_journal is not None:
+            await self._shared_journal.start()
         needed: set[Isolation] = {entry.isolation for entry in self._catalog}
         if any(entry.stateless and entry.isolation != "thread" for entry in self._catalog):
             needed.add("process")
@@ -329,6 +343,8 @@ class Services:
         await self._sessions.shutdown()
         await self._relay.shutdown()
         await self._announcements.shutdown()
+        if self._shared_journal is not None:
+            await self._shared_journal.close()
         await self._workplaces.shutdown()
         if self._journal_file is not None:
             self._journal_file.close()
@@ -362,6 +378,19 @@ def _tracing(
             f"trace_endpoint needs the extra otel (pip install 'rollgym[otel]'): {error}"
         ) from error
     return TracedOperations(operations, sessions, seat, settings.trace_endpoint, settings.trace_ratio)
+
+
+def _shared_journal(settings: Settings) -> "SharedJournal | None":
+    if settings.journal_url is None:
+        return None
+    try:
+        # Gateways that keep what they know to themselves need none of it.
+        from env_server.gateway.shared_journal import SharedJournal
+    except ImportError as error:
+        raise ConfigurationError(
+            f"journal_url needs the extra redis (pip install 'rollgym[redis]'): {error}"
+        ) from error
+    return SharedJournal(settings.journal_url.get_secret_value())
 
 
 def _journal_file(seat: Seat) -> JournalFile | None:

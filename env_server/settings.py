@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from sandbox.naming import parse_name
 
@@ -123,6 +123,12 @@ class Settings(BaseModel):
         (),
         description="Networks that registered servers may be in beside public ones: `loopback`, `private`, or one "
         "such as `10.1.0.0/16` (repeatable).",
+    )
+
+    journal_url: SecretStr | None = Field(
+        None,
+        description="Redis or Valkey that several gateways share, `redis://HOST:PORT/0`: any of them goes on with any "
+        "session, and no answered step is lost with a node or a gateway; needs the extra `redis`.",
     )
 
     register_with: tuple[str, ...] = Field(
@@ -265,6 +271,12 @@ class Settings(BaseModel):
     def _one_gateway_process(self) -> "Settings":
         if self.gateway and self.processes > 1:
             raise ValueError("a gateway has one I/O process: start several gateways that nodes register with")
+        return self
+
+    @model_validator(mode="after")
+    def _journal_of_gateways(self) -> "Settings":
+        if self.journal_url is not None and not self.gateway:
+            raise ValueError("journal_url is for gateways (gateway): a server by itself has state_dir")
         return self
 
     @model_validator(mode="after")

@@ -28,6 +28,9 @@ class FrozenLakeEnv(GridGame):
 
     metadata: dict[str, Any] = GridGame.metadata | {
         "description": "Cross a frozen lake to the goal without falling into a hole.",
+        "observation": "The map, row by row: `P` you, `_` ice, `O` a hole, `G` the goal.",
+        "actions": "`Left`, `Down`, `Right` or `Up`.",
+        "reward": "`reward_schedule`: 1 at the goal, 0 in a hole and everywhere else. Success is the goal.",
         "max_episode_steps": 100,
     }
 

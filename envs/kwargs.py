@@ -286,7 +286,8 @@ def _validator(env_class: type) -> Callable[[Any], Any]:
         name: parameter.annotation if name in marked else Any for name, parameter in parameters.named.items()
     }
     # Not a model: it would fill in all the defaults each time.
-    dictionary: Any = TypedDict(env_class.__name__, types, total=False)  # type: ignore[operator]
+    make: Any = TypedDict
+    dictionary = make(env_class.__name__, types, total=False)
     dictionary.__pydantic_config__ = ConfigDict(
         strict=True,
         allow_inf_nan=False,

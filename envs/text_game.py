@@ -65,6 +65,9 @@ class TextGame(DeclaredKwargs, gymnasium.Env[str, str], Generic[Action]):
     """
 
     metadata: dict[str, Any] = {
+        "observation": "The board as text, framed as the `profile` says.",
+        "actions": "Text that names one action, in the marks that the `profile` asks for.",
+        "reward": "1 when it is solved, else 0; `format_penalty` for a reply without a possible action.",
         "render_modes": ["ansi"],
         "render_fps": 4,
         "kind": "episodic",

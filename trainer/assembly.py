@@ -22,7 +22,8 @@ from trainer.models.load import load_model, load_tokenizer
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model
 from trainer.models.tokenizer import build_tiny_tokenizer
 from trainer.models.value_head import ValueModel
-from trainer.plugins import load_attribute
+from trainer.plugins import load_plugin
+from trainer.probe import probe_log_probabilities
 from trainer.rollout.actors import ModelActor
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
@@ -34,6 +35,7 @@ from trainer.seeding import derive_seed
 from trainer.tasks.dataset import load_streams
 from trainer.tasks.interleaved import EnvironmentStream, InterleavedTaskSource, TaskStream
 from trainer.tasks.mixture import MixtureTaskSource
+from trainer.tasks.own_source import OwnTaskSource
 from trainer.tasks.task import TaskSource
 
 _STREAM_BLOCK = 1000
@@ -123,8 +125,8 @@ def task_source(settings: RunSettings) -> TaskSource:
         ConfigError: If a data set cannot be read.
     """
     if settings.rollout.task_source is not None:
-        source: TaskSource = load_attribute(settings.rollout.task_source)(settings, settings.seed)
-        return source
+        plugin = load_plugin(settings.rollout.task_source, "rollout.task_source")
+        return OwnTaskSource(plugin, plugin(settings, settings.seed))
     if not settings.datasets and settings.interleave == "stream":
         return MixtureTaskSource(settings.tasks, settings.seed)
     streams: list[TaskStream] = [EnvironmentStream(entry) for entry in settings.tasks]
@@ -145,6 +147,15 @@ def sampling_params(settings: RunSettings, renderer: ChatRenderer, *, greedy: bo
     )
 
 
+def _server_urls(settings: RunSettings) -> list[str | None]:
+    """Return the servers that the settings name; None is the run's default."""
+    urls = [entry.url for entry in settings.tasks] + [dataset.url for dataset in settings.datasets]
+    for panel in settings.evaluation.panels.values():
+        urls.append(panel.url if panel.dataset is None else panel.dataset.url)
+    # Where the tasks of a source of the user's are played is known only once they are drawn.
+    return [*urls, None] if settings.rollout.task_source is not None else urls
+
+
 @asynccontextmanager
 async def open_environments(
     settings: RunSettings,
@@ -162,12 +173,7 @@ async def open_environments(
     """
     async with AsyncExitStack() as stack:
         url = settings.env_url
-        urls = [entry.url for entry in settings.tasks] + [dataset.url for dataset in settings.datasets]
-        for panel in settings.evaluation.panels.values():
-            urls.append(panel.url if panel.dataset is None else panel.dataset.url)
-        # Where the tasks of a source of the user's are played is known only once they are drawn.
-        anywhere = None in urls or settings.rollout.task_source is not None
-        if url is None and anywhere:
+        if url is None and None in _server_urls(settings):
             url = await stack.enter_async_context(serve(settings.serve))
             console.say(f"no --env-url: started an embedded environment server on {url}")
         # In the settings it would be written to the run's directory with all the others.
@@ -177,8 +183,19 @@ async def open_environments(
 
 
 @asynccontextmanager
-async def open_players(settings: RunSettings, policy: Policy) -> AsyncIterator[Players]:
-    """Start the inference engine and what leads to it."""
+async def open_players(
+    settings: RunSettings, policy: Policy, pool: EnvironmentPool
+) -> AsyncIterator[Players]:
+    """Start the inference engine and what leads to it.
+
+    Args:
+        settings: The run.
+        policy: What plays.
+        pool: Where: in deterministic mode, so many episodes run at one time as every server allows.
+
+    Raises:
+        ConfigError: If engine and training do not agree on log-probabilities.
+    """
     torch.set_num_threads(settings.threads)
     context = context_policy(settings.prompt)
     if settings.prompt.tools == "template":
@@ -193,8 +210,12 @@ async def open_players(settings: RunSettings, policy: Policy) -> AsyncIterator[P
         max_length=settings.model.max_length,
     )
     async with engine:
+        prompt = policy.renderer.prompt([{"role": "user", "content": "Which way?"}])
+        await probe_log_probabilities(
+            policy.model, engine, prompt, settings.rollout.temperature, settings.model.max_length
+        )
         if settings.deterministic:
-            gate = WaveGate(engine)
+            gate = WaveGate(engine, await pool.places(_server_urls(settings)))
             yield Players(gate, engine, gate, make_prompts)
         else:
             yield Players(engine, engine, EpisodeSlots(), make_prompts)

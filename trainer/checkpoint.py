@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from trainer.errors import TrainerError
 from trainer.run_files import write_errors
 
 _MANIFEST = "manifest.json"
@@ -31,7 +32,7 @@ _ASIDE = "aside_"
 _PART = ".pt"
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(TrainerError):
     """A checkpoint is missing or damaged, or belongs to another run."""
 
 

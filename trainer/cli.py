@@ -8,24 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from clients.protocol.arrays import DecodeError, EncodeError
 from clients.protocol.errors import ProblemError
-from trainer.checkpoint import CheckpointError
-from trainer.config.load import ConfigError, dump_settings, load_settings
+from trainer.config.load import dump_settings, load_settings
 from trainer.config.run import RunSettings
+from trainer.defects import described, keep_traceback
 from trainer.ending import Ending
+from trainer.errors import PluginError, TrainerError
 
 _PLAYERS = ("model", "random", "human", "recorded")
-_MISTAKES = (
-    ConfigError,
-    CheckpointError,
-    ProblemError,
-    ValueError,
-    ConnectionError,
-    TimeoutError,
-    EOFError,
-    RuntimeError,
-)
-"""What ends a command with a line for the user, who can mend it; anything else is a defect and shows where it is."""
+_MISTAKES = (TrainerError, ProblemError, EncodeError, DecodeError, ConnectionError, TimeoutError)
+"""What ends a command with a line for the user, who can mend it: our own errors, and those of connections to servers.
+
+What code of the user's raises comes as a `PluginError` of its setting. Anything else is a defect.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     overrides = list(options.overrides)
     if options.env_url is not None:
         overrides.append(f"env_url={options.env_url}")
+    settings = None
     try:
         settings = load_settings(options.config, overrides)
         if options.dry_run:
@@ -52,11 +49,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         return asyncio.run(_run(command, settings, options))
     except _MISTAKES as error:
-        print(f"roll-train: {error}", file=sys.stderr)
+        kept = f"; traceback in {keep_traceback(settings, error)}" if isinstance(error, PluginError) else ""
+        print(f"roll-train: {error}{kept}", file=sys.stderr)
         return getattr(error, "exit_code", 2)
     except KeyboardInterrupt:
         print("roll-train: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:  # noqa: BLE001 - the end of the program: here every error is told
+        # Not a user's mistake: a defect of ours, or of a library.
+        file = keep_traceback(settings, error)
+        print(f"roll-train: a defect: {described(error)}; traceback in {file}", file=sys.stderr)
+        return 1
 
 
 class _Parser(argparse.ArgumentParser):

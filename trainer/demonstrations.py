@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from trainer.errors import RunError
 from trainer.evaluate import play_tasks, with_expert
 from trainer.records import Segment, Trajectory, Turn
 from trainer.rollout.actors import ExpertActor, View
@@ -54,15 +55,13 @@ async def collect_demonstrations(
     """Return `count` episodes that the environments' experts solved.
 
     Raises:
-        RuntimeError: If the experts solve fewer than half of the tasks that were tried.
+        RunError: If the experts solve fewer than half of the tasks that were tried.
     """
     solved: list[Trajectory] = []
     tried = 0
     while len(solved) < count:
         if tried >= 2 * count + 64:
-            raise RuntimeError(
-                f"the expert solved only {len(solved)} of {tried} tasks; demonstrations need more"
-            )
+            raise RunError(f"the expert solved only {len(solved)} of {tried} tasks; demonstrations need more")
         wanted = count - len(solved)
         tasks: Sequence[Task] = [
             source.task(DEMONSTRATION_STREAM_OFFSET + tried + offset) for offset in range(wanted)

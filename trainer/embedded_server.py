@@ -8,6 +8,8 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from trainer.errors import RunError
+
 _READY = re.compile(r"rollgym serving on (http://\S+)")
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 15.0
@@ -29,7 +31,7 @@ async def embedded_server(
         on_end: Told where the server ends by itself: nobody need wait for it to come back.
 
     Raises:
-        RuntimeError: If the server does not come up; the message holds what it printed.
+        RunError: If the server does not come up; the message holds what it printed.
     """
     # The server's standard input ends with this process, however it ends: a killed run leaves no server behind.
     arguments = ["--host", "127.0.0.1", "--port", "0", "--stop-at-end-of-input", "--allow-expert"]
@@ -80,7 +82,7 @@ async def _wait_until_ready(output: asyncio.StreamReader) -> str:
         printed.append(f"not ready within {_START_TIMEOUT_S} s")
     # What it says of a mistake goes to standard error, which is ours, too.
     said = "; ".join(printed) or "why, it said above"
-    raise RuntimeError(f"the embedded environment server did not start: {said}")
+    raise RunError(f"the embedded environment server did not start: {said}")
 
 
 async def _watch(

@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
+from trainer.errors import TrainerError
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR = "\x1b[?25h"
 
 
-class InterruptedRunError(RuntimeError):
+class InterruptedRunError(TrainerError):
     """A person or a supervisor ended the command.
 
     Attributes:

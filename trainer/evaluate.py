@@ -9,12 +9,15 @@ from typing import Any
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.spaces import parse_space
+from clients.session import EnvSession
 from trainer.config.run import PanelSettings
+from trainer.errors import RunError
 from trainer.panels import Panel
 from trainer.records import Trajectory
 from trainer.rollout.actors import Actor, ExpertActor, RandomActor, ScriptedActor
 from trainer.rollout.agent import play_episode
 from trainer.rollout.environments import EnvironmentPool
+from trainer.rollout.episodes import play_in_session
 from trainer.rollout.scheduler import EpisodeSlots
 from trainer.seeding import generator
 from trainer.statistics import Interval, mean_interval, success_rate
@@ -24,6 +27,10 @@ MakeActor = Callable[[Task], Actor]
 _CONCURRENCY = 256
 _BLIND_CANDIDATES = 8
 _BLIND_TASKS = 200
+
+
+class NoResultError(RunError):
+    """No episode ended with a result; the message says what became of them."""
 
 
 class NoBlindBaselineError(Exception):
@@ -74,11 +81,17 @@ async def play_tasks(
     slots = slots or EpisodeSlots()
 
     async def play(task: Task) -> Trajectory:
+        async def in_session(session: EnvSession) -> Trajectory:
+            return await play_episode(session, task, 0, make_actor(task), max_turns)
+
+        started = False
         try:
-            async with gate, pool.session(task) as session:
-                return await play_episode(session, task, 0, make_actor(task), max_turns)
+            async with gate:
+                await slots.start()
+                started = True
+                return await play_in_session(pool, task, in_session)
         finally:
-            slots.leave()
+            slots.leave(started=started)
 
     results: list[Trajectory] = []
     # In waves, so that in deterministic mode a wave's members are known before its first request.
@@ -104,12 +117,16 @@ def score(trajectories: Sequence[Trajectory]) -> Score:
     """Summarise episodes; one episode counts once, however many turns it has.
 
     Raises:
-        ValueError: If no episode ended with a result.
+        NoResultError: If no episode ended with a result.
     """
     results = [trajectory for trajectory in trajectories if trajectory.outcome.is_result]
     if not results:
         kinds = Counter(trajectory.outcome.value for trajectory in trajectories)
-        raise ValueError(f"no episode of the panel ended with a result: {dict(kinds)}")
+        seen = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+        detail = next((trajectory.detail for trajectory in trajectories if trajectory.detail), "")
+        raise NoResultError(
+            f"no episode ended with a result: {seen}" + (f" ({detail[:300]})" if detail else "")
+        )
     return Score(
         success=success_rate(sum(trajectory.success for trajectory in results), len(results)),
         reward=mean_interval([trajectory.total_reward for trajectory in results]),

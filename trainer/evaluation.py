@@ -8,6 +8,7 @@ from trainer.config.run import PLAIN_REPLY, RunSettings
 from trainer.console import RunConsole
 from trainer.evaluate import (
     NoBlindBaselineError,
+    NoResultError,
     Score,
     blind_baseline,
     panel_turns,
@@ -67,7 +68,11 @@ class Evaluator:
                     self.players.slots,
                     concurrency=self.settings.rollout.max_concurrent_sequences,
                 )
-                scores[f"{panel.name}/{mode}"] = score(played)
+                try:
+                    scores[f"{panel.name}/{mode}"] = score(played)
+                except NoResultError as reason:
+                    # A run that has learnt for hours does not end because it cannot be measured now.
+                    self.console.say(f"panel  {panel.name}/{mode} is not measured: {reason}")
         await self.pool.shrink()
         return scores
 
@@ -80,16 +85,16 @@ class Evaluator:
             if not panel.settings.baselines:
                 continue
             turns = panel_turns(panel.settings, self.settings.rollout.max_turns)
-            scores[f"{panel.name}/random"] = await random_baseline(
-                panel, self.pool, turns, self.settings.seed
-            )
             train = _training_tasks(self.source, panel)
-            try:
-                blind = await blind_baseline(panel, train, self.pool, turns, template)
-            except NoBlindBaselineError as reason:
-                self.console.say(f"baseline  {panel.name}/blind is not played: {reason}")
-            else:
-                scores[f"{panel.name}/blind"] = blind
+            players = {
+                "random": partial(random_baseline, panel, self.pool, turns, self.settings.seed),
+                "blind": partial(blind_baseline, panel, train, self.pool, turns, template),
+            }
+            for name, play in players.items():
+                try:
+                    scores[f"{panel.name}/{name}"] = await play()
+                except (NoBlindBaselineError, NoResultError) as reason:
+                    self.console.say(f"baseline  {panel.name}/{name} is not played: {reason}")
         await self.pool.shrink()
         return scores
 

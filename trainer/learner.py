@@ -14,8 +14,10 @@ from trainer.algorithms.corrections import mismatch_metrics
 from trainer.algorithms.metrics import Metrics, means, merge
 from trainer.algorithms.objective import compute_advantages, critic_loss, policy_loss
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.backends.base import MicroBatch, TrainBackend, TrainRow
+from trainer.backends.base import MicroBatch, StepReport, TrainBackend, TrainRow
+from trainer.backends.skipping import SkippedSteps
 from trainer.batches import EpisodeBatch, padded, padded_tensors
+from trainer.numbers import InvalidNumberError, not_finite
 from trainer.seeding import generator
 
 
@@ -63,14 +65,23 @@ class Learner:
         settings: The algorithm.
         models: What is trained and read.
         seed: The run's seed; minibatches are drawn from a stream below it.
+        max_skipped_steps: Optimizer steps in a row that may be left out because loss or gradient is not finite.
         truncated: Whether tokens were drawn from a part of the vocabulary. Their log-probabilities then cannot be
             compared with the policy's, and no mismatch is reported.
     """
 
     def __init__(
-        self, settings: AlgorithmSettings, models: Models, seed: int, *, truncated: bool = False
+        self,
+        settings: AlgorithmSettings,
+        models: Models,
+        seed: int,
+        *,
+        max_skipped_steps: int = 8,
+        truncated: bool = False,
     ) -> None:
         self._settings = settings
+        self._policy_steps = SkippedSteps("policy", max_skipped_steps)
+        self._critic_steps = SkippedSteps("critic", max_skipped_steps)
         self._truncated = truncated
         self._models = models
         self._seed = seed
@@ -81,6 +92,14 @@ class Learner:
         Args:
             batch: Episodes and their rows.
             step: Training step, which names the stream that minibatches are drawn from.
+
+        Returns:
+            The metrics. `policy/optimizer_steps` says how many steps were taken, `policy/skipped_steps` how many were
+            left out because something was not finite.
+
+        Raises:
+            RunError: If too many in a row were left out.
+            PluginError: If code of the user's fails.
         """
         if not batch.rows:
             return {"batch/rows": 0.0}
@@ -90,18 +109,20 @@ class Learner:
         reference = self._forward(self._models.reference, rows) if settings.needs_reference else None
         values = self._forward(self._models.critic, rows) if settings.estimates_values else None
         turn_index = padded([[float(turn) for turn in row.turn_index] for row in batch.rows]).long()
-        result = compute_advantages(
-            settings,
-            batch.episodes,
-            RowBatch(
-                trajectory=torch.tensor([row.trajectory for row in batch.rows]),
-                mask=batch.mask,
-                turn_index=turn_index,
-                values=_padded_or_none(values),
-                old_logprobs=_padded_or_none(old),
-                reference_logprobs=_padded_or_none(reference),
-            ),
+        row_batch = RowBatch(
+            trajectory=torch.tensor([row.trajectory for row in batch.rows]),
+            mask=batch.mask,
+            turn_index=turn_index,
+            values=_padded_or_none(values),
+            old_logprobs=_padded_or_none(old),
+            reference_logprobs=_padded_or_none(reference),
         )
+        try:
+            result = compute_advantages(settings, batch.episodes, row_batch)
+        except InvalidNumberError as error:
+            return self._left_out(str(error))
+        if wrong := list(not_finite({"old log-probabilities": old, "advantages": result.advantages})):
+            return self._left_out(f"{wrong[0]} are not finite")
         extra: dict[str, Sequence[Tensor] | None] = {
             "advantages": _unpadded(result.advantages, rows),
             "turn": _unpadded(turn_index.float(), rows),
@@ -121,17 +142,23 @@ class Learner:
         metrics = self._optimize(complete, result.scores, step)
         return metrics | result.metrics | {"batch/rows": float(len(rows))}
 
+    def _left_out(self, why: str) -> dict[str, float]:
+        """Note that no step of an update can be taken."""
+        for _ in range(self._settings.updates):
+            self._policy_steps.note(applied=False, why=why)
+        return {"policy/optimizer_steps": 0.0, "policy/skipped_steps": float(self._settings.updates)}
+
     def _optimize(self, rows: list[TrainRow], scores: Tensor, step: int) -> dict[str, float]:
         settings = self._settings
-        parts: list[Metrics] = []
-        norms: list[float] = []
+        updates = 0
+        policy_steps: list[StepReport] = []
+        critic_steps: list[StepReport] = []
         mismatch = _Mismatch()
-        critic_norms: list[float] = []
         for epoch in range(settings.epochs):
             for places in self._minibatches(rows, step, epoch):
                 chosen = [rows[place] for place in places]
                 counts = Denominators.from_lengths(int(row.mask.sum()) for row in chosen)
-                metrics, norm = self._models.policy.step(
+                taken = self._models.policy.step(
                     chosen,
                     partial(
                         _policy_share,
@@ -139,25 +166,24 @@ class Learner:
                         scores=scores[places],
                         counts=counts,
                         # Only before the first step is the policy still the one that the update began with.
-                        mismatch=mismatch if not norms else None,
+                        mismatch=mismatch if updates == 0 else None,
                     ),
                     entropy="gradient" if settings.needs_entropy else "metric",
                 )
-                parts.append(metrics)
-                norms.append(norm)
+                updates += 1
+                self._policy_steps.note(applied=taken.applied)
+                policy_steps.append(taken)
                 if self._models.critic is not None:
-                    metrics, norm = self._models.critic.step(
+                    taken = self._models.critic.step(
                         chosen, partial(_critic_share, settings=settings, counts=counts)
                     )
-                    parts.append(metrics)
-                    critic_norms.append(norm)
-        numbers = means(merge(parts))
-        numbers["policy/gradient_norm"] = sum(norms) / len(norms)
+                    self._critic_steps.note(applied=taken.applied)
+                    critic_steps.append(taken)
+        numbers = means(merge(taken.metrics for taken in [*policy_steps, *critic_steps]))
+        numbers |= _step_metrics("policy", policy_steps) | _step_metrics("critic", critic_steps)
         numbers["policy/learning_rate"] = self._models.policy.learning_rate
         if not self._truncated:
             numbers |= mismatch.metrics()
-        if critic_norms:
-            numbers["critic/gradient_norm"] = sum(critic_norms) / len(critic_norms)
         return numbers
 
     def _minibatches(self, rows: list[TrainRow], step: int, epoch: int) -> list[list[int]]:
@@ -182,6 +208,18 @@ def _train_row(ids: list[int], mask: list[bool], fields: Mapping[str, list[float
     )
 
 
+def _step_metrics(name: str, steps: Sequence[StepReport]) -> dict[str, float]:
+    """Describe the optimizer steps of one model."""
+    if not steps:
+        return {}
+    norms = [taken.gradient_norm for taken in steps if taken.applied]
+    numbers = {
+        f"{name}/optimizer_steps": float(len(norms)),
+        f"{name}/skipped_steps": float(len(steps) - len(norms)),
+    }
+    return numbers | ({f"{name}/gradient_norm": sum(norms) / len(norms)} if norms else {})
+
+
 class _Mismatch:
     """Log-probabilities at the start of an update and at sampling, of the rows of its first optimizer step."""
 
@@ -197,6 +235,8 @@ class _Mismatch:
     def metrics(self) -> dict[str, float]:
         """Describe how far the two are apart."""
         old, behaviour = torch.cat(self._old), torch.cat(self._behaviour)
+        if not bool((old - behaviour).isfinite().all()):
+            return {}
         return mismatch_metrics(old, behaviour, torch.ones_like(old, dtype=torch.bool))
 
 

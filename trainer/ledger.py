@@ -53,9 +53,16 @@ class Ledger:
         for index in indices:
             self._write({"task": index, "fate": Fate.TRAINED, "step": step})
 
-    def dropped(self, index: int, reason: str) -> None:
-        """A task was left out, and why."""
-        self._write({"task": index, "fate": Fate.DROPPED, "reason": reason})
+    def dropped(self, index: int, reason: str, detail: str = "") -> None:
+        """A task was left out, and why.
+
+        Args:
+            index: The task.
+            reason: What tasks are counted by.
+            detail: More on this one, for people.
+        """
+        more = {"detail": detail} if detail else {}
+        self._write({"task": index, "fate": Fate.DROPPED, "reason": reason, **more})
 
     def roll_back(self, next_index: int, step: int, untrained: Iterable[int]) -> list[int]:
         """Return to a checkpoint: every event after it is void, and its tasks will be issued again.

@@ -9,8 +9,8 @@ import orjson
 
 from clients.protocol.errors import ProblemError
 from trainer.config.data import DatasetSettings
-from trainer.config.load import ConfigError
 from trainer.config.run import PanelSettings
+from trainer.errors import ConfigError
 from trainer.rollout.environments import EnvironmentPool
 from trainer.tasks.data_check import check_streams
 from trainer.tasks.dataset import load_streams
@@ -19,6 +19,7 @@ from trainer.tasks.task import Task
 _SEARCH_FACTOR = 50
 """How many seeds per wanted task are tried before a panel is said to be impossible."""
 _BATCH = 128
+"""Sessions that look for distinct first states at one time, where the server allows so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ async def build_panel(name: str, settings: PanelSettings, pool: EnvironmentPool)
     """Choose a panel's tasks: seeds 0, 1, 2, ... that give first states not seen before.
 
     Raises:
-        ValueError: If the environment does not have as many distinct first states.
+        ConfigError: If the environment does not have as many distinct first states.
     """
     if settings.dataset is not None:
         return Panel(name, await _rows_of(name, settings, settings.dataset, pool), settings)
@@ -42,12 +43,11 @@ async def build_panel(name: str, settings: PanelSettings, pool: EnvironmentPool)
     if not settings.distinct:
         return Panel(name, tuple(_task(template, seed, seed) for seed in range(settings.episodes)), settings)
     client = await pool.client(settings.url)
-    sessions = await client.make_many(settings.env_id, _BATCH, settings.kwargs)
-    try:
-        seen: set[str] = set()
-        tasks: list[Task] = []
-        limit = settings.episodes * _SEARCH_FACTOR
-        for start in range(0, limit, _BATCH):
+    seen: set[str] = set()
+    tasks: list[Task] = []
+    limit = settings.episodes * _SEARCH_FACTOR
+    async with pool.sessions(template, min(_BATCH, settings.episodes)) as sessions:
+        for start in range(0, limit, len(sessions)):
             requests = [(session, start + place, settings.options) for place, session in enumerate(sessions)]
             for place, result in enumerate(await client.reset_many(requests)):
                 if isinstance(result, ProblemError):
@@ -58,9 +58,7 @@ async def build_panel(name: str, settings: PanelSettings, pool: EnvironmentPool)
                     tasks.append(_task(template, len(tasks), start + place))
                     if len(tasks) == settings.episodes:
                         return Panel(name, tuple(tasks), settings)
-    finally:
-        await client.close_sessions(sessions)
-    raise ValueError(
+    raise ConfigError(
         f"panel '{name}': {settings.env_id} gave only {len(tasks)} distinct first states in {limit} seeds; "
         f"ask for fewer episodes, or set distinct: false"
     )

@@ -19,6 +19,7 @@ class Outcome(StrEnum):
     TRUNCATED = "truncated"
     TIMEOUT = "timeout"
     ENVIRONMENT_ERROR = "environment_error"
+    INVALID_NUMBER = "invalid_number"
     CONTEXT_OVERFLOW = "context_overflow"
 
     @property
@@ -189,6 +190,7 @@ class Group:
         admitted_version: Policy version when the group was admitted.
         trajectories: The members that ended with a result.
         failures: How many attempts failed for reasons of the environment, by outcome.
+        detail: A word on the last of them, for people.
     """
 
     index: int
@@ -196,3 +198,4 @@ class Group:
     admitted_version: int
     trajectories: list[Trajectory] = field(default_factory=list)
     failures: dict[str, int] = field(default_factory=dict)
+    detail: str = ""

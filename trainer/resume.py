@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainer.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
-from trainer.config.load import ConfigError, dump_settings, load_settings
+from trainer.config.load import dump_settings, load_settings
 from trainer.config.run import RunSettings
+from trainer.errors import ConfigError
 from trainer.ledger import LEDGER_FILE
 from trainer.tracking import METRICS_FILE, RECORD_FILES, TENSORBOARD_FOLDER
 

@@ -8,8 +8,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from trainer.errors import TrainerError
 
-class WriteError(RuntimeError):
+
+class WriteError(TrainerError):
     """A file of the run cannot be written; the message says which, and why."""
 
 

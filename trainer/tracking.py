@@ -1,6 +1,7 @@
 """Where a run reports to: metrics.jsonl, TensorBoard, and every episode as text and ids."""
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -47,11 +48,12 @@ class Tracker:
             )
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Record numbers of a step."""
-        self._metrics.write({"step": step, **values})
+        """Record numbers of a step; one that is not finite is null, since JSON has no name for it."""
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        self._metrics.write({"step": step, **dict.fromkeys(values), **finite})
         self._metrics.flush()
         if self._board is not None:
-            for name, value in values.items():
+            for name, value in finite.items():
                 self._board.add_scalar(name, value, step)
 
     def episodes(self, step: int, trajectories: Iterable[Trajectory]) -> None:

@@ -136,7 +136,7 @@ def main() -> None:
         return lambda response, task: verifier.score(response, task).outcome
 
     def processes(verifier: MathEnv | ReasoningGymEnv) -> Callable[[], list[int]]:
-        return lambda: verifier._share.pool.pids() if verifier._share is not None else none
+        return lambda: verifier._symbolic.pids() if verifier._symbolic is not None else none
 
     cases: list[tuple[str, str, Sequence[Item], Callable[..., str], Callable[[], list[int]]]] = [
         ("grade school solutions (recorded)", "Math-v0, arithmetic", solutions, scorer(alone), lambda: none),

@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _environments(arguments: Sequence[str]) -> int:
     """Carry out the commands that talk to servers."""
-    from clients.commands import audit, bench, check, doctor, listing, play, registering, replay, verify
+    from clients.commands import audit, bench, check, doctor, listing, play, registering, replay, show, verify
     from clients.commands.arguments import UsageError
     from clients.protocol.errors import ProblemError
 
@@ -31,7 +31,7 @@ def _environments(arguments: Sequence[str]) -> int:
         prog="roll-env", description="Look at, play, replay, check and measure environments."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (listing, play, replay, verify, check, audit, bench, doctor):
+    for command in (listing, show, play, replay, verify, check, audit, bench, doctor):
         command.add_parser(commands)
     registering.add_parsers(commands)
     commands.add_parser("sandbox", help=_SANDBOX_HELP)

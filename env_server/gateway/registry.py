@@ -231,6 +231,15 @@ class Registry:
             None,
         )
 
+    def home_at(self, node: Node, env_id: str) -> Registration | None:
+        """The registration of an environment at a node."""
+        return next((each for each in self._replicas.get(env_id, ()) if each.relay is node), None)
+
+    def any_home(self, env_id: str) -> Registration | None:
+        """A registration of an environment that servers of ours have, whichever is least loaded."""
+        ours = [each for each in self._replicas.get(env_id, ()) if each.relay is not None]
+        return min(ours, key=_busyness, default=None)
+
     async def changed(self, patience_s: float) -> None:
         """Wait until a server has registered or sent a heartbeat, or until the patience ends."""
         self._changed.clear()

@@ -7,11 +7,15 @@ given a task, which looks for the session and asks again.
 import asyncio
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from clients.protocol.errors import ProblemError
 from env_server.auth import Caller
 from env_server.context import Context
+from env_server.envelope import as_problem
+from env_server.gateway.confirming import Confirming, not_known
+from env_server.gateway.journal_entries import Arguments, JournalAway
 from env_server.gateway.link import Passage
 from env_server.gateway.relayed import UNREADABLE, RelayedSession
 from env_server.gateway.relocation import PATIENCE_S, Relocation, renamed
@@ -21,6 +25,9 @@ from env_server.metrics import Metrics
 from env_server.replies import Reply
 from env_server.sessions import Sessions
 from env_server.traceparent import CURRENT
+
+if TYPE_CHECKING:
+    from env_server.gateway.shared_journal import SharedJournal
 
 _RETRY_S = 1.0
 _PROTOCOL = "rollgym"
@@ -33,13 +40,22 @@ class Relay:
         sessions: Where sessions are kept.
         relocation: Finds sessions again.
         metrics: Where steps are counted.
+        journal: The journal that gateways share, if there is one.
         is_gateway: Whether there can be any.
     """
 
     def __init__(
-        self, sessions: Sessions, relocation: Relocation, metrics: Metrics, *, is_gateway: bool
+        self,
+        sessions: Sessions,
+        relocation: Relocation,
+        metrics: Metrics,
+        journal: "SharedJournal | None",
+        *,
+        is_gateway: bool,
     ) -> None:
         self._is_gateway = is_gateway
+        self._journal = journal
+        self._confirming = None if journal is None else Confirming(journal, sessions, self)
         self._sessions = sessions
         self._relocation = relocation
         self._metrics = metrics
@@ -49,7 +65,17 @@ class Relay:
     def call(
         self, context: Context, session: RelayedSession, op: str, fields: Mapping[str, Any]
     ) -> "OnItsWay":
-        """Pass an operation on."""
+        """Pass an operation on.
+
+        Raises:
+            ProblemError: `draining`, where the journal that gateways share is away, or `upstream_error` to a step that
+                names no place, where only that would tell whether the node's copy is one of the past.
+        """
+        confirming = self._confirming
+        if confirming is not None:
+            confirming.require()
+        elif not session.is_proven and op == "step" and fields.get("step") is None:
+            raise not_known("the session may have gone on elsewhere before this gateway was started anew")
         passed = dict(fields)
         passed.pop("id", None)
         passed["op"] = op
@@ -62,8 +88,10 @@ class Relay:
             passed["request_id"] = session.node.link(binary).caller.new_request_id()
         operation = OnItsWay(self, session, op, passed, binary)
         session.in_flight += 1
-        if session.lock is not None and session.lock.locked():
-            self._ask_again(operation, gone=False)
+        if confirming is not None and not operation.is_safe_to_repeat:
+            confirming.number(operation)
+        elif not session.is_placed or (session.lock is not None and session.lock.locked()):
+            self.ask_again(operation, gone=False)
         else:
             session.node.link(binary).send(operation)
         return operation
@@ -83,6 +111,34 @@ class Relay:
     def close_unseen(self, caller: Caller, session_ids: Sequence[str]) -> int:
         """End sessions that this gateway has not passed operations on to, and count them."""
         return sum(self._relocation.close(caller, session_id) for session_id in session_ids)
+
+    @property
+    def shares_a_journal(self) -> bool:
+        """Whether sessions are ended in a journal that gateways share, which takes time."""
+        return self._journal is not None
+
+    async def close_shared(self, caller: Caller, session_ids: Sequence[str]) -> int:
+        """End sessions of the caller's for all gateways, and count them.
+
+        Raises:
+            ProblemError: `draining`, where it is not known whether they have ended.
+        """
+        assert self._journal is not None
+        own = [each for each in session_ids if self._relocation.is_of(caller, each)]
+        if not own:
+            return 0
+        try:
+            ends = await self._journal.end(own, "closed")
+        except JournalAway as away:
+            raise away.problem() from away
+        for session_id, (status, node, upstream_id) in zip(own, ends, strict=True):
+            session = self._sessions.by_id.get(session_id)
+            if isinstance(session, RelayedSession):
+                session.end_is_known = True
+                self._sessions.end(session, "closed")
+            if status == "ok":
+                self._relocation.close_at(node, upstream_id)
+        return sum(status == "ok" for status, _, _ in ends)
 
     async def idle(self, patience_s: float) -> None:
         """Wait until nothing is on its way."""
@@ -109,12 +165,19 @@ class Relay:
         """Take a node's answer down, and pass it on."""
         session = operation.session
         op = operation.op
+        noted: Arguments | None = None
         try:
-            if op == "step":
+            if self._confirming is not None:
+                noted = session.note(op, operation.generation, operation.fields, reply, operation.binary)
+            elif op == "step":
                 session.take_step(operation.fields, reply, operation.binary)
-                self.count_step(session, reply)
             elif op == "reset":
                 session.take_reset(operation.fields, reply, operation.binary)
+            if op == "step":
+                session.is_proven = True
+                self.count_step(session, reply)
+            elif op == "reset":
+                session.is_proven = True
                 self._metrics.resets[session.entry.label] += 1
             elif op == "episode":
                 reply = {**reply, "env_id": session.entry.env_id}
@@ -126,11 +189,15 @@ class Relay:
                     "owner": session.owner,
                 }
         except UNREADABLE as error:
-            self._finish(operation, ProblemError("upstream_error", f"the answer cannot be read: {error!r}"))
+            self.finish(operation, ProblemError("upstream_error", f"the answer cannot be read: {error!r}"))
             return
         if session.incomplete:
             self.learn(session)
-        self._finish(operation, reply)
+        if noted is None:
+            self.finish(operation, reply)
+        else:
+            assert self._confirming is not None
+            self._confirming.confirm(operation, reply, noted)
 
     def count_step(self, session: RelayedSession, reply: Reply) -> None:
         """Count a step that was taken."""
@@ -150,7 +217,7 @@ class Relay:
     def learn(self, session: RelayedSession) -> None:
         """Have the steps of a session looked up that went through other gateways."""
         if session.entry.deterministic:
-            self._spawn(self._learn(session))
+            self._start(self._ask_for_steps(session))
 
     def refused(self, operation: "OnItsWay", problem: ProblemError) -> None:
         """Pass a node's problem on, or look for the session if that is the problem."""
@@ -158,25 +225,30 @@ class Relay:
         code = problem.code
         if code == "unknown_session" or (code == "session_gone" and problem.extra.get("reason") == "lost"):
             if self._sessions.by_id.get(session.session_id) is session:
-                self._ask_again(operation, gone=True)
+                self.ask_again(operation, gone=True)
                 return
         elif code == "draining":
-            self._ask_again(operation, gone=False, after_s=_time_to_wait(problem))
+            self.ask_again(operation, gone=False, after_s=_time_to_wait(problem))
             return
-        elif code == "session_gone":
+        elif code == "session_gone" and self._confirming is None:
             reason = problem.extra.get("reason")
             self._sessions.end(session, reason if reason in END_REASONS else "lost")
-        self._finish(operation, renamed(problem, session.upstream_id, session.session_id))
+        problem = renamed(problem, str(operation.fields["session_id"]), session.session_id)
+        if self._confirming is None:
+            self.finish(operation, problem)
+        else:
+            self._confirming.refused(operation, problem)
 
     def lost(self, operation: "OnItsWay", error: Exception, *, sent: bool) -> None:
         """Ask again what a broken connection may have cut off."""
         self._metrics.upstream_errors[operation.session.entry.label, _PROTOCOL] += 1
         if sent and not operation.is_safe_to_repeat:
-            self._finish(operation, _not_known(error))
+            self.finish(operation, not_known(error))
         else:
-            self._ask_again(operation, gone=False)
+            self.ask_again(operation, gone=False)
 
-    def _finish(self, operation: "OnItsWay", answer: "Reply | ProblemError") -> None:
+    def finish(self, operation: "OnItsWay", answer: "Reply | ProblemError") -> None:
+        """Tell the client."""
         op = operation.op
         if isinstance(answer, ProblemError):
             self._metrics.operation_failed(op, answer)
@@ -190,8 +262,9 @@ class Relay:
 
     # -- sessions that have to be found first --------------------------------------------------------------------
 
-    def _ask_again(self, operation: "OnItsWay", *, gone: bool, after_s: float = 0.0) -> None:
-        self._spawn(self._find_and_ask(operation, gone, after_s))
+    def ask_again(self, operation: "OnItsWay", *, gone: bool, after_s: float = 0.0) -> None:
+        """Look for the session and ask its node again; `gone` where the node does not have it as it was."""
+        self.spawn(operation, self._find_and_ask(operation, gone, after_s))
 
     async def _find_and_ask(self, operation: "OnItsWay", gone: bool, after_s: float) -> None:
         """Ask the node again, once it is known that it answers and has the session."""
@@ -199,24 +272,19 @@ class Relay:
         deadline = self._loop.time() + PATIENCE_S
         if session.lock is None:
             session.lock = asyncio.Lock()
-        try:
-            async with session.lock:
-                if operation.fields["session_id"] == session.upstream_id:
-                    await asyncio.sleep(after_s)
-                    await self._relocation.bring_back(session, gone=gone, deadline=deadline)
-                await self._ask(operation, deadline)
-        except ProblemError as problem:
-            self._finish(operation, problem)
-        except asyncio.CancelledError:
-            self._finish(
-                operation, ProblemError("draining", "the gateway is going away", retry_after=_RETRY_S)
-            )
-            raise
+        async with session.lock:
+            if operation.fields["session_id"] == session.upstream_id:
+                await asyncio.sleep(after_s)
+                if operation.op == "step" and session.lacks_steps_before(operation.fields):
+                    session.incomplete = True
+                await self._relocation.bring_back(session, gone=gone, deadline=deadline)
+            await self._ask(operation, deadline)
 
     async def _ask(self, operation: "OnItsWay", deadline: float) -> None:
         session = operation.session
         while True:
             operation.fields["session_id"] = session.upstream_id
+            operation.generation = session.generation
             gone = False
             try:
                 reply = await session.node.link(operation.binary).ask(operation.fields, session.process)
@@ -229,7 +297,7 @@ class Relay:
                     await asyncio.sleep(_time_to_wait(problem))
             except (ConnectionError, TimeoutError) as error:
                 if not operation.is_safe_to_repeat:
-                    raise _not_known(error) from error
+                    raise not_known(error) from error
                 if self._loop.time() >= deadline:
                     raise ProblemError("upstream_error", str(error)) from error
             else:
@@ -241,9 +309,13 @@ class Relay:
         if problem.code == "unknown_session":
             problem = ProblemError("upstream_error", "the node forgets the session each time")
         session = operation.session
-        self._finish(operation, renamed(problem, session.upstream_id, session.session_id))
+        problem = renamed(problem, session.upstream_id, session.session_id)
+        if self._confirming is None or problem.code in ("upstream_error", "draining"):
+            self.finish(operation, problem)
+        else:
+            self._confirming.refused(operation, problem)
 
-    async def _learn(self, session: RelayedSession) -> None:
+    async def _ask_for_steps(self, session: RelayedSession) -> None:
         """Ask the node for the steps that went through other gateways."""
         session.incomplete = False
         caller = session.node.link(False).caller
@@ -254,10 +326,23 @@ class Relay:
         except (ConnectionError, TimeoutError, ProblemError, *UNREADABLE):
             session.incomplete = True
 
-    def _spawn(self, body: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, operation: "OnItsWay", body: Coroutine[Any, Any, None]) -> None:
+        """Do what takes time and ends with an answer to an operation, or with the problem that is one."""
+        self._start(body).add_done_callback(partial(self._spawned, operation))
+
+    def _spawned(self, operation: "OnItsWay", task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            going = ProblemError("draining", "the gateway is going away", retry_after=_RETRY_S)
+            self.finish(operation, going)
+        elif (error := task.exception()) is not None:
+            assert isinstance(error, Exception)
+            self.finish(operation, as_problem(error))
+
+    def _start(self, body: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(body)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        return task
 
 
 class OnItsWay(Passage):
@@ -268,9 +353,12 @@ class OnItsWay(Passage):
         op: The operation.
         binary: Whether it is in MessagePack.
         began: When it came, on the clock that times operations.
+        generation: How often the session had been moved when its node was asked.
+        tries: How often its session was found elsewhere than where it was asked.
+        is_numbered_here: Whether its place is not of its client, but where the journal has the session.
     """
 
-    __slots__ = ("_relay", "began", "binary", "op", "session")
+    __slots__ = ("_relay", "began", "binary", "generation", "is_numbered_here", "op", "session", "tries")
 
     def __init__(
         self, relay: Relay, session: RelayedSession, op: str, fields: dict[str, Any], binary: bool
@@ -281,6 +369,9 @@ class OnItsWay(Passage):
         self.op = op
         self.binary = binary
         self.began = time.perf_counter()
+        self.generation = session.generation
+        self.tries = 0
+        self.is_numbered_here = False
 
     def answered(self, reply: Any) -> None:
         """Take the node's answer."""
@@ -302,10 +393,3 @@ class OnItsWay(Passage):
 
 def _time_to_wait(problem: ProblemError) -> float:
     return min(PATIENCE_S, float(problem.extra.get("retry_after", _RETRY_S)))
-
-
-def _not_known(error: Exception) -> ProblemError:
-    return ProblemError(
-        "upstream_error",
-        f"{error}; whether the step was taken is not known: name its episode and step, and ask again",
-    )

@@ -7,10 +7,23 @@ from typing import TYPE_CHECKING, Any
 from gymnasium import Space
 
 from clients.protocol.arrays import DecodeError
-from clients.protocol.episode import PortableEpisode
+from clients.protocol.episode import PortableEpisode, step_digest
 from clients.protocol.spaces import parse_space
 from clients.protocol.values import EncodeError, decode_value, encode_value
 from env_server.actions import action_reader
+from env_server.gateway.journal_entries import (
+    About,
+    Arguments,
+    Head,
+    Opened,
+    SharedSession,
+    Step,
+    begun,
+    check,
+    stepped,
+    stepped_on,
+    whole,
+)
 from env_server.gateway.node import Node
 from env_server.gateway.registry import Registration
 from env_server.held import EndReason, HeldSession
@@ -41,6 +54,10 @@ class RelayedSession(HeldSession):
         incomplete: Whether others have used it, so that the journal lacks steps.
         lock: Held while it is looked for.
         in_flight: How many operations are on their way.
+        is_proven: Whether the copy that its node has is known to be the one that answered last.
+        generation: How often it was moved, as the journal knows that gateways share; 0 without one.
+        is_placed: Whether it is known to be where the session is said to be here.
+        end_is_known: Whether the journal that gateways share has its end already.
     """
 
     __slots__ = (
@@ -49,9 +66,13 @@ class RelayedSession(HeldSession):
         "_farewell",
         "_observation_space",
         "_quiet",
+        "end_is_known",
+        "generation",
         "home",
         "in_flight",
         "incomplete",
+        "is_placed",
+        "is_proven",
         "journal",
         "lock",
         "node",
@@ -78,6 +99,10 @@ class RelayedSession(HeldSession):
         super().__init__(session_id, entry=entry, owner=owner, idle_timeout_s=idle_timeout_s, now=now)
         self.journal = journal
         self.incomplete = False
+        self.generation = 0
+        self.is_placed = True
+        self.is_proven = True
+        self.end_is_known = False
         self.lock: asyncio.Lock | None = None
         self.in_flight = 0
         self._quiet: asyncio.Future[None] | None = None
@@ -152,19 +177,23 @@ class RelayedSession(HeldSession):
             if (episode, step) > (self.episode, self.step):
                 self.incomplete = True
             return
-        action, observation = fields["action"], reply["observation"]
-        if type(action) not in _SAME_IN_BOTH:
-            action = action_reader(self.action_space)(action)[1]
-        if binary and type(observation) not in _SAME_IN_BOTH:
-            observation = self._in_json(observation, binary)
         terminated, truncated = reply["terminated"], reply["truncated"]
-        self.journal.record(action, observation, reply["reward"], terminated, truncated)
+        self.journal.record(
+            self._action(fields["action"]),
+            self._in_json(reply["observation"], binary),
+            *(reply["reward"], terminated, truncated),
+        )
         self.step = step
         self.terminated = terminated
         self.truncated = truncated
         begun = reply.get("reset")
         if begun is not None:
             self.take_reset(fields.get("reset") or {}, begun, binary)
+
+    def lacks_steps_before(self, fields: Mapping[str, Any]) -> bool:
+        """Whether a step names a place that it has not come to, as far as has been seen here."""
+        step, episode = fields.get("step"), fields.get("episode", self.episode)
+        return type(step) is int and type(episode) is int and (episode, step) > (self.episode, self.step)
 
     def take_episode(self, reply: Reply) -> None:
         """Learn from the node what others have done with it."""
@@ -173,6 +202,91 @@ class RelayedSession(HeldSession):
         self.incomplete = False
         if episode.seed is not None:
             self.episode, self.seed, self.step = episode.episode, episode.seed, len(episode.actions)
+
+    # -- what goes by, for a journal that gateways share ----------------------------------------------------------
+
+    def opened(self) -> Opened:
+        """What the journal is told of a new session."""
+        journal = self.journal
+        about = About(
+            self.entry.env_id, self.entry.version, journal.kwargs, self.idle_timeout_s, self._described
+        )
+        return Opened(
+            *(self.session_id, about, self.node.key, self.upstream_id, self.episode, _head(journal)),
+            over=(self.terminated, self.truncated),
+            steps=[Step(*step) for step in zip(journal.actions, journal.digests, strict=True)],
+        )
+
+    def note(
+        self, op: str, generation: int, fields: Mapping[str, Any], reply: Mapping[str, Any], binary: bool
+    ) -> Arguments:
+        """What the journal is told of an answer of its node's.
+
+        Args:
+            op: The operation.
+            generation: How often it had been moved when the node was asked.
+            fields: What the node was asked.
+            reply: What it answered.
+            binary: Whether both are in MessagePack's encoding.
+        """
+        if op == "step":
+            return self._note_step(generation, fields, reply, binary)
+        if op == "reset":
+            return begun(generation, reply["episode"], self._note_head(generation, fields, reply, binary))
+        return check(generation)
+
+    def note_episode(self, generation: int, reply: Reply) -> Arguments:
+        """What the journal is told where it lacks steps that the node has taken."""
+        episode = PortableEpisode.model_validate({**reply, "env_id": self.entry.env_id})
+        journal = Journal.from_portable(episode)
+        head = _head(journal)
+        if head is None:
+            return check(generation)
+        steps = [Step(*step) for step in zip(journal.actions, journal.digests, strict=True)]
+        return whole(generation, episode.episode, head, (False, False), steps)
+
+    def _note_step(
+        self, generation: int, fields: Mapping[str, Any], reply: Mapping[str, Any], binary: bool
+    ) -> Arguments:
+        episode, index = int(reply["episode"]), int(reply["step"]) - 1
+        over = bool(reply["terminated"]), bool(reply["truncated"])
+        self._move_to(generation, episode, index + 1, over)
+        following: Head | None = None
+        if reply.get("reset") is not None:
+            following = self._note_head(generation, fields.get("reset") or {}, reply["reset"], binary)
+        if not self.entry.deterministic:
+            # It is never rebuilt, so that only its episodes count.
+            return check(generation) if following is None else begun(generation, episode + 1, following)
+        digest = step_digest(self._in_json(reply["observation"], binary), float(reply["reward"]), *over)
+        step = Step(self._action(fields["action"]), digest)
+        if following is None:
+            return stepped(generation, episode, index, step, over)
+        return stepped_on(generation, episode, index, step, following)
+
+    def _note_head(
+        self, generation: int, fields: Mapping[str, Any], reply: Mapping[str, Any], binary: bool
+    ) -> Head:
+        self._move_to(generation, int(reply["episode"]), 0, (False, False))
+        self.seed = seed = int(reply["seed"])
+        options = fields.get("options")
+        if binary:
+            options = encode_value(None, decode_value(None, options), binary=False)
+        digest = step_digest(self._in_json(reply["observation"], binary), 0.0, False, False)
+        return Head(seed, options, digest, [])
+
+    def _move_to(self, generation: int, episode: int, step: int, over: tuple[bool, bool]) -> None:
+        """Note where it is; what a place answers that it has left does not count."""
+        if generation == self.generation:
+            self.episode, self.step = episode, step
+            self.terminated, self.truncated = over
+
+    def learn(self, found: SharedSession) -> None:
+        """Learn from the journal where it is and what has become of it."""
+        self.generation = found.generation
+        self._described = found.about.spaces
+        self._action_space = self._observation_space = None
+        self._move_to(found.generation, found.episode, found.steps, found.over)
+        self.seed = None if found.head is None else found.head.seed
 
     def portable(self) -> dict[str, Any]:
         """How another node can begin it anew."""
@@ -198,8 +312,19 @@ class RelayedSession(HeldSession):
             self._observation_space = parse_space(self._described[1])
         return self._observation_space
 
+    def _action(self, action: Any) -> Any:
+        """An action in JSON's encoding."""
+        return action if type(action) in _SAME_IN_BOTH else action_reader(self.action_space)(action)[1]
+
     def _in_json(self, observation: Any, binary: bool) -> Any:
         if not binary or type(observation) in _SAME_IN_BOTH:
             return observation
         space = self.observation_space
         return encode_value(space, decode_value(space, observation), binary=False)
+
+
+def _head(journal: Journal) -> Head | None:
+    """How a journal's episode began; None before the first one."""
+    if journal.seed is None or journal.reset_digest is None:
+        return None
+    return Head(journal.seed, journal.options, journal.reset_digest, journal.reseeds)

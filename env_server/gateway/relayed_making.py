@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clients.protocol.errors import RETRY_LATER, ProblemError
 from clients.protocol.messages import ForkRequest, MakeRequest, RestoreRequest
@@ -14,15 +14,19 @@ from env_server.auth import Caller, Tokens
 from env_server.catalog import CatalogEntry
 from env_server.context import Context
 from env_server.gateway.farewell import Farewell
+from env_server.gateway.journal_entries import JournalAway, check
 from env_server.gateway.registry import Registration, Registry, no_server
 from env_server.gateway.relayed import UNREADABLE, RelayedSession
-from env_server.gateway.relocation import PATIENCE_S, renamed
+from env_server.gateway.relocation import PATIENCE_S, Relocation, renamed
 from env_server.gateway.session_names import session_name
 from env_server.journal import Journal
 from env_server.metrics import Metrics
 from env_server.replies import Reply
 from env_server.sessions import Sessions
 from env_server.settings import Settings
+
+if TYPE_CHECKING:
+    from env_server.gateway.shared_journal import SharedJournal
 
 # A session may find so many nodes full or away, one after another.
 _ROUNDS = 4
@@ -72,6 +76,8 @@ class RelayedMaking:
         registry: Says which node takes the next session.
         farewell: How sessions end.
         metrics: Where the nodes' times and failures are counted.
+        journal: The journal that gateways share, if there is one.
+        relocation: Finds sessions that are copied.
     """
 
     def __init__(
@@ -82,7 +88,11 @@ class RelayedMaking:
         registry: Registry,
         farewell: Farewell,
         metrics: Metrics,
+        journal: "SharedJournal | None",
+        relocation: Relocation,
     ) -> None:
+        self._journal = journal
+        self._relocation = relocation
         self._metrics = metrics
         self._settings = settings
         self._tokens = tokens
@@ -106,12 +116,14 @@ class RelayedMaking:
         self._sessions.reserve(context.caller, count)
         made: list[_Made] = []
         try:
+            self._require_journal()
             await self._make_all(entry, fields, count, context.binary, made)
             options = None if request.reset is None else request.reset.options
             opened = [
                 self._begun(context, entry, each, request.kwargs or {}, options, idle_timeout_s)
                 for each in made
             ]
+            await self._write_down(opened)
         except BaseException:
             self._sessions.release(context.caller, count)
             self._discard(made)
@@ -136,13 +148,15 @@ class RelayedMaking:
         self._sessions.reserve(context.caller, 1)
         made: list[_Made] = []
         try:
+            self._require_journal()
             await self._make_all(entry, fields, 1, context.binary, made)
             session = self._open(context, entry, made[0], episode.kwargs, idle_timeout_s)
+            session.take_episode(episode.model_dump(mode="json"))
+            await self._write_down([session])
         except BaseException:
             self._sessions.release(context.caller, 1)
             self._discard(made)
             raise
-        session.take_episode(episode.model_dump(mode="json"))
         self._keep(context, session)
         return [RelayedOpening(self._named(session, made[0].reply), context.binary)]
 
@@ -151,6 +165,11 @@ class RelayedMaking:
     ) -> list[RelayedOpening]:
         """Copy a session at its node."""
         await session.quiet()
+        if self._journal is not None:
+            self._require_journal()
+            deadline = asyncio.get_running_loop().time() + PATIENCE_S
+            await self._relocation.bring_back(session, gone=False, deadline=deadline)
+        generation = session.generation
         fields = {"op": "fork", "session_id": session.upstream_id, "count": request.count, "lingers": False}
         if request.reseed is not None:
             fields["reseed"] = request.reseed
@@ -165,6 +184,7 @@ class RelayedMaking:
                 asked = ({"op": "episode", "session_id": each.upstream_id} for each in made)
                 episodes = await asyncio.gather(*(self._ask(home, each, False, process) for each in asked))
                 copies = [self._copy(context, session, *each) for each in zip(made, episodes, strict=True)]
+                await self._write_down(copies, of=session, generation=generation)
             except ProblemError as problem:
                 raise renamed(problem, session.upstream_id, session.session_id) from problem
             except UNREADABLE as error:
@@ -286,6 +306,33 @@ class RelayedMaking:
         for each in made:
             each.home.node.close_session(each.upstream_id)
             self._registry.released(each.home)
+
+    # -- in the journal that gateways share ----------------------------------------------------------------------
+
+    def _require_journal(self) -> None:
+        if self._journal is not None:
+            self._journal.require()
+
+    async def _write_down(
+        self, opened: Sequence[RelayedSession], of: RelayedSession | None = None, generation: int = 0
+    ) -> None:
+        """Have the journal take in new sessions, where there is one; copies only of what lives where it was copied.
+
+        Raises:
+            ProblemError: `draining`.
+        """
+        if self._journal is None:
+            return
+        try:
+            if of is not None and await self._journal.written(of.session_id, check(generation)) != "ok":
+                raise ProblemError(
+                    "draining", "the session went on elsewhere while it was copied", retry_after=1
+                )
+            await self._journal.open(session.opened() for session in opened)
+        except JournalAway as away:
+            raise away.problem() from away
+        for session in opened:
+            session.generation = 1
 
     # -- here ----------------------------------------------------------------------------------------------------
 

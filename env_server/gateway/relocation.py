@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NoReturn
 
 from clients.protocol.errors import RETRY_LATER, ProblemError
 from clients.transport import ConnectionLost
@@ -13,14 +13,14 @@ from env_server.gateway.farewell import Farewell
 from env_server.gateway.node import Node, Nodes
 from env_server.gateway.registry import Registration, Registry
 from env_server.gateway.relayed import UNREADABLE, RelayedSession
+from env_server.gateway.restoring import begin_anew
 from env_server.gateway.session_names import SessionName, parse_session_name
+from env_server.gateway.shared_relocation import RECONNECT_S, SharedRelocation
 from env_server.journal import Journal
 from env_server.metrics import Metrics
 from env_server.sessions import Sessions, session_gone, unknown_session
 from env_server.settings import Settings
 
-# How long a node may be away before its sessions go on elsewhere, where there is an elsewhere.
-_RECONNECT_S = 1.0
 # A node that is started again registers again within this time, as a rule.
 PATIENCE_S = 15.0
 # Nodes register again with a gateway that was started anew within this time, or are gone for good.
@@ -40,6 +40,7 @@ class Relocation:
         nodes: The nodes.
         farewell: How sessions end.
         metrics: Where sessions that go on elsewhere are counted.
+        shared: How sessions are found that all gateways know of, if they share a journal.
     """
 
     def __init__(
@@ -52,7 +53,9 @@ class Relocation:
         nodes: Nodes,
         farewell: Farewell,
         metrics: Metrics,
+        shared: SharedRelocation | None,
     ) -> None:
+        self._shared = shared
         self._metrics = metrics
         self._settings = settings
         self._tokens = tokens
@@ -78,12 +81,15 @@ class Relocation:
         Raises:
             ProblemError: `session_gone`, or `upstream_error` if no node answers in time.
         """
+        if self._shared is not None:
+            await self._shared.bring_back(session, gone=gone, deadline=deadline)
+            return
         trouble = "its node does not have it any more"
         while True:
             if not gone:
                 node = self._nodes.find(session.node.key) or session.node
                 try:
-                    async with asyncio.timeout(_RECONNECT_S):
+                    async with asyncio.timeout(RECONNECT_S):
                         await node.link(False).caller.pool.connection(session.process)
                 except (ConnectionError, TimeoutError, ProblemError) as error:
                     trouble = str(error) or f"{node.target.url} does not answer"
@@ -96,23 +102,35 @@ class Relocation:
             left = deadline - self._loop.time()
             if left <= 0:
                 raise ProblemError("upstream_error", f"{session.entry.env_id}: {trouble}")
-            await self._registry.changed(min(left, _RECONNECT_S))
+            await self._registry.changed(min(left, RECONNECT_S))
 
     async def _begin_anew(self, session: RelayedSession, *, without: Collection[Registration]) -> bool:
         """Restore a session at another node; False if none takes it at present."""
         entry = session.entry
-        if session.episode >= 0 and (not entry.deterministic or session.incomplete):
+        if session.episode >= 0 and not entry.deterministic:
             if without:
                 # Its node may come back with it.
                 return False
-            self._sessions.end(session, "lost")
-            raise session_gone(session.session_id, "lost")
+            self._lose(session)
         home = await self._registry.place(entry.env_id, 0.0, without=without)
+        if home is None and without:
+            return False
+        if session.incomplete or session.home.has_other_gateways:
+            # Another gateway may have had it take steps, or have it go on elsewhere: nobody here knows.
+            if home is not None:
+                self._registry.released(home)
+            self._lose(session)
         if home is None:
             return False
         node = home.node
         try:
-            upstream_id, process = await self._restore(session, home)
+            upstream_id, process = await begin_anew(
+                home,
+                session.portable() if session.episode >= 0 else None,
+                session.journal.kwargs,
+                idle_timeout_s=session.idle_timeout_s,
+                make_timeout_s=self._settings.make_timeout_s,
+            )
         except BaseException as error:
             self._registry.released(home)
             if isinstance(error, ConnectionError | TimeoutError):
@@ -134,6 +152,15 @@ class Relocation:
         _log.warning("session %s goes on at %s", session.session_id, node.target.url)
         return True
 
+    def _lose(self, session: RelayedSession) -> NoReturn:
+        """End a session that cannot go on.
+
+        Raises:
+            ProblemError: `session_gone`.
+        """
+        self._sessions.end(session, "lost")
+        raise session_gone(session.session_id, "lost")
+
     def _not_restored(self, session: RelayedSession, home: Registration, problem: ProblemError) -> bool:
         if problem.code in RETRY_LATER:
             self._registry.failed(home)
@@ -143,25 +170,6 @@ class Relocation:
             self._sessions.end(session, "replay_diverged")
             raise session_gone(session.session_id, "replay_diverged") from problem
         raise ProblemError("upstream_error", f"{home.target.url} cannot restore it: {problem}") from problem
-
-    async def _restore(self, session: RelayedSession, home: Registration) -> tuple[str, int]:
-        caller = home.node.link(False).caller
-        fields: dict[str, Any] = {
-            "lingers": False,
-            "idle_timeout_s": session.idle_timeout_s,
-            "request_id": caller.new_request_id(),
-        }
-        if session.episode >= 0:
-            episode = {**session.portable(), "env_id": home.upstream_env_id}
-            fields |= {"op": "restore", "episode": episode}
-        else:
-            fields |= {"op": "make", "env_id": home.upstream_env_id, "kwargs": session.journal.kwargs}
-        process = await caller.pool.next_process()
-        deadline = caller.deadline(self._settings.make_timeout_s)
-        reply = await caller.call(fields, process, deadline)
-        if not isinstance(reply.payload, dict) or "session_id" not in reply.payload:
-            raise ProblemError("upstream_error", f"the answer to {fields['op']} cannot be read")
-        return str(reply.payload["session_id"]), reply.process
 
     # -- sessions that this gateway has not seen -----------------------------------------------------------------
 
@@ -182,6 +190,17 @@ class Relocation:
             adopting.add_done_callback(lambda done: self._adopting.pop(session_id))
         return await asyncio.shield(adopting)
 
+    def is_of(self, caller: Caller, session_id: str) -> bool:
+        """Whether a session that was made through a gateway is the caller's, or the caller an admin."""
+        name = parse_session_name(session_id)
+        return name is not None and self._owner(caller, name) is not None
+
+    def close_at(self, key: str, upstream_id: str) -> None:
+        """End a session at a node, if that is known."""
+        node = self._nodes.find(key)
+        if node is not None:
+            node.close_session(upstream_id)
+
     def close(self, caller: Caller, session_id: str) -> bool:
         """End a session of the caller's at its node, if that is known."""
         name = parse_session_name(session_id)
@@ -197,6 +216,8 @@ class Relocation:
         return next((each for each in candidates if name.is_of(self._tokens.key(each.name))), None)
 
     async def _adopt(self, owner: Caller, session_id: str, name: SessionName) -> RelayedSession:
+        if self._shared is not None:
+            return await self._adopt_shared(self._shared, owner, session_id, name)
         node = await self._find(session_id, name)
         described = await self._ask(node, session_id, name, "session")
         home = self._registry.at_node(node, str(described.get("env_id")))
@@ -222,6 +243,42 @@ class Relocation:
             session.terminated, session.truncated = described["terminated"], described["truncated"]
         except UNREADABLE as error:
             raise ProblemError("upstream_error", f"the session cannot be read: {error!r}") from error
+        session.lingers = name.lingers
+        # Where it has other gateways, no session of the node's goes on elsewhere. A gateway that is alone moves them,
+        # and does not know any more which ones it had moved when it was started anew.
+        session.is_proven = home.has_other_gateways
+        self._sessions.reserve(owner, 1)
+        self._registry.took(home)
+        self._sessions.add(session)
+        return session
+
+    async def _adopt_shared(
+        self, shared: SharedRelocation, owner: Caller, session_id: str, name: SessionName
+    ) -> RelayedSession:
+        """A session as the gateways know it together; it is looked for when it is asked something."""
+        found = await shared.find(session_id)
+        env_id = found.about.env_id
+        deadline = self._loop.time() + PATIENCE_S
+        while (home := self._registry.any_home(env_id)) is None:
+            if self._loop.time() >= deadline:
+                raise _not_registered(session_id)
+            await self._registry.changed(deadline - self._loop.time())
+        entry = self._catalog.get(env_id)
+        session = RelayedSession(
+            session_id,
+            entry=entry,
+            owner=owner.name,
+            idle_timeout_s=found.about.idle_timeout_s,
+            now=self._loop.time(),
+            home=home,
+            node=home.node,
+            upstream_id=found.upstream_id,
+            process=None,
+            journal=Journal(env_id, found.about.env_version, found.about.kwargs),
+            farewell=self._farewell,
+        )
+        session.learn(found)
+        session.is_placed = False
         session.lingers = name.lingers
         self._sessions.reserve(owner, 1)
         self._registry.took(home)

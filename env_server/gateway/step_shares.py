@@ -174,6 +174,7 @@ class StepShares:
                 type(session) is not RelayedSession
                 or not session.shares_frames
                 or session.in_flight
+                or not session.is_proven
                 or (session.owner != caller.name and not caller.is_admin)
                 or (session.lock is not None and session.lock.locked())
             ):

@@ -35,6 +35,12 @@ class CodeEnv(TurnEnv):
 
     metadata: dict[str, Any] = TurnEnv.metadata | {
         "description": "A programming problem, with several tries and tests that say what is wrong.",
+        "observation": "The problem; then how the program did on the tests that may be seen.",
+        "actions": "A program in a fenced block.",
+        "reward": (
+            "At the end the share of the hidden tests that are passed, or all or nothing with "
+            "`scoring: all`; `turn_penalty` for each turn after the first."
+        ),
         # Chance is fixed in programs that are graded, and nothing that is shown has to do with time.
         "deterministic": True,
         "forkable": True,

@@ -26,6 +26,9 @@ class SessionEnv(TurnEnv):
     """
 
     metadata: dict[str, Any] = TurnEnv.metadata | {
+        "observation": "The task; then what the last block printed.",
+        "actions": "A fenced block, which is run; `<answer>...</answer>` ends the episode.",
+        "reward": "1 where the answer is right or the files are as they should be, else 0.",
         # What is typed may depend on the time, on chance and on the machine.
         "deterministic": False,
         "max_episode_steps": 10,

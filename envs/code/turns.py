@@ -35,6 +35,9 @@ class TurnEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     """Base of environments in which programs are run turn by turn."""
 
     metadata: dict[str, Any] = {
+        "observation": "The task; then what the last turn printed.",
+        "actions": "A fenced block of code.",
+        "reward": "1 where the goal is reached, else 0; `format_penalty` for a reply that cannot be read.",
         "render_modes": ["ansi"],
         "render_fps": 1,
         "kind": "episodic",

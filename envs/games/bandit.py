@@ -44,6 +44,9 @@ class BanditEnv(NamedGame):
 
     metadata: dict[str, Any] = NamedGame.metadata | {
         "description": "Find the arm that pays best in the long run.",
+        "observation": "What the last pulls paid, and how many are left.",
+        "actions": "The name of an arm.",
+        "reward": "What the arm pays. Success: more than half of the pulls were of the best arm.",
         "max_episode_steps": 40,
         "metrics": {**NamedGame.metadata["metrics"], "regret": "last"},
     }

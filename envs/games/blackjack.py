@@ -24,6 +24,9 @@ class BlackjackEnv(NamedGame):
 
     metadata: dict[str, Any] = NamedGame.metadata | {
         "description": "One hand of blackjack against the dealer.",
+        "observation": "Your cards, and the dealer's card that is open.",
+        "actions": "`Hit` or `Stick`.",
+        "reward": "1 for a win, 0 for a draw, -1 for a loss; 1.5 for a natural where `natural` says so.",
         "max_episode_steps": 20,
     }
 

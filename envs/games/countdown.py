@@ -25,6 +25,9 @@ class CountdownEnv(TextGame[str]):
 
     metadata: dict[str, Any] = TextGame.metadata | {
         "description": "Make a target out of given numbers with + - * / and parentheses.",
+        "observation": "The numbers, the target, and the attempts so far with their values.",
+        "actions": "One expression with the numbers, `+ - * /` and parentheses.",
+        "reward": "1 when the value is the target exactly, else 0.",
         "max_episode_steps": 5,
     }
 

@@ -25,6 +25,9 @@ class Game2048Env(NamedGame):
 
     metadata: dict[str, Any] = NamedGame.metadata | {
         "description": "Slide tiles so that equal ones merge, up to the target tile.",
+        "observation": "The grid of tiles.",
+        "actions": "The direction in which the tiles slide; only those that move something.",
+        "reward": "The tiles that merges make. Success: the target tile is there.",
         "max_episode_steps": 2_000,
         "expert": False,
         "metrics": {**NamedGame.metadata["metrics"], "largest_tile": "last"},

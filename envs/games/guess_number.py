@@ -19,6 +19,9 @@ class GuessNumberEnv(TextGame[int]):
 
     metadata: dict[str, Any] = TextGame.metadata | {
         "description": "Find a hidden number; each guess is told higher or lower.",
+        "observation": "The guesses so far, each with higher or lower.",
+        "actions": "A whole number.",
+        "reward": "1 when the number is found, else 0.",
         "max_episode_steps": 10,
     }
 

@@ -25,6 +25,9 @@ class TowerOfHanoiEnv(TextGame[tuple[int, int]]):
 
     metadata: dict[str, Any] = TextGame.metadata | {
         "description": "Bring all disks to peg C, one at a time, none on a smaller one.",
+        "observation": "The three pegs with their disks.",
+        "actions": "Two pegs, from and to: `A C`.",
+        "reward": "1 when all disks are on peg C, else 0.",
         "max_episode_steps": 50,
     }
 

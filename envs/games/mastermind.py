@@ -26,6 +26,9 @@ class MastermindEnv(TextGame[Code]):
 
     metadata: dict[str, Any] = TextGame.metadata | {
         "description": "Find a hidden code from what each guess has right.",
+        "observation": "The guesses so far, each with its right places and right digits.",
+        "actions": "The digits of a guess.",
+        "reward": "1 when the code is found, else 0.",
         "max_episode_steps": 12,
     }
 

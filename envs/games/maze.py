@@ -28,6 +28,9 @@ class MazeEnv(GridGame):
 
     metadata: dict[str, Any] = GridGame.metadata | {
         "description": "Find the way through a maze.",
+        "observation": "The maze as a map, or your cell, the goal and the open ways, as `show` says.",
+        "actions": "`Up`, `Down`, `Left` or `Right`.",
+        "reward": "1 at the goal, else 0.",
         "max_episode_steps": 100,
     }
 

@@ -24,6 +24,9 @@ class MinesweeperEnv(TextGame[tuple[str, int]]):
 
     metadata: dict[str, Any] = TextGame.metadata | {
         "description": "Open all cells without mines.",
+        "observation": "The field: numbers of mines around open cells, covered cells and flags.",
+        "actions": "`reveal ROW COLUMN` or `flag ROW COLUMN`.",
+        "reward": "1 when all cells without a mine are open, else 0; a mine ends the game.",
         "max_episode_steps": 100,
     }
 

@@ -23,6 +23,9 @@ class SudokuEnv(TextGame[tuple[int, int]]):
 
     metadata: dict[str, Any] = TextGame.metadata | {
         "description": "Fill a grid so that each number stands once in every row, column and box.",
+        "observation": "The grid, and what stands twice in a row, column or box, if anything does.",
+        "actions": "Row, column and number: `1 2 3`.",
+        "reward": "1 when the grid is solved, else 0.",
         "max_episode_steps": 100,
     }
 

@@ -56,6 +56,14 @@ class SokobanEnv(GridGame):
 
     metadata: dict[str, Any] = GridGame.metadata | {
         "description": "Push every box onto a target; boxes cannot be pulled.",
+        "observation": (
+            "The board, row by row, in the symbols of the `vocabulary`; the instruction explains them."
+        ),
+        "actions": "`Up`, `Down`, `Left` or `Right`; walking into a box pushes it.",
+        "reward": (
+            "-0.1 a step, +1 for a box put on a target, -1 for one taken off, +10 when all are "
+            "there. Success is that."
+        ),
         "max_episode_steps": 120,
     }
 
@@ -101,7 +109,7 @@ class SokobanEnv(GridGame):
             str | None,
             OneOf(*VOCABULARIES, None),
             Field(
-                description='How cells are drawn: "xsb", "ragen" or "letters"; the profile\'s own if None.'
+                description='How cells are drawn: "xsb", "ragen" or "letters"; the profile\'s own if null.'
             ),
         ] = None,
         dead_squares: Annotated[

@@ -57,6 +57,12 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     """
 
     metadata: dict[str, Any] = {
+        "observation": "The results of the calls, or what a reply without calls led to.",
+        "actions": "Calls of tools in the `call_format`, or text.",
+        "reward": (
+            "1 where the task is done as it should be, else 0; `format_penalty` for a reply that "
+            "cannot be read."
+        ),
         "render_modes": ["ansi"],
         "render_fps": 1,
         "kind": "episodic",

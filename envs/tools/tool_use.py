@@ -41,6 +41,11 @@ class ToolUseEnv(ToolEnv):
 
     metadata: dict[str, Any] = ToolEnv.metadata | {
         "description": "Answer generated questions with a calculator, search, a key-value store and dates.",
+        "observation": "The question; then the results of the calls.",
+        "actions": (
+            "Calls of tools in the `call_format`; `<answer>...</answer>` without a call ends the episode."
+        ),
+        "reward": "1 where the answer is right and the store holds what it should, else 0.",
         "max_episode_steps": 16,
     }
     groups: ClassVar[tuple[str, ...]] = TOOL_GROUPS

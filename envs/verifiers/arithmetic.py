@@ -34,7 +34,10 @@ class ArithmeticEnv(VerifierEnv):
     """
 
     metadata: dict[str, Any] = VerifierEnv.metadata | {
-        "description": "Generated sums, differences and products with exact answers."
+        "description": "Generated sums, differences and products with exact answers.",
+        "observation": "The sum: `85 - 63 = ?`.",
+        "actions": "A response with the number in answer tags, in a box, or as its last number.",
+        "reward": "1 where the number is right, else 0.",
     }
 
     def __init__(

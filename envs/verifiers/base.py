@@ -33,6 +33,9 @@ class VerifierEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     """Base of all verifiers. One instance can score any number of responses, each by itself."""
 
     metadata: dict[str, Any] = {
+        "observation": "The question; after the response, what the verdict says.",
+        "actions": "The response. What stands in think tags is not looked at.",
+        "reward": "The verdict's score, from 0 to 1. Success is the outcome `correct`.",
         "render_modes": ["ansi"],
         "render_fps": 1,
         "kind": "stateless",

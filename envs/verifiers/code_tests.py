@@ -34,6 +34,9 @@ class CodeTestsEnv(VerifierEnv):
 
     metadata: dict[str, Any] = VerifierEnv.metadata | {
         "description": "Programs, scored by hidden tests in a sandbox.",
+        "observation": "The problem.",
+        "actions": "A response with a program in a fenced block.",
+        "reward": "The share of the tests that are passed, or all or nothing with `scoring: all`.",
         "inline": False,
     }
 

@@ -6,6 +6,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
 
+from envs.verifiers.affordable import depth
 from envs.verifiers.exact import NotExact, Value, approximate, decimals, rational, read_value
 from envs.verifiers.latex import canonical, plain, words
 
@@ -27,6 +28,21 @@ _CONSTANTS = frozenset({"e", "i", "inf", "infinity", "infty"})
 # "1,22" is one number where commas are decimal signs, and two elsewhere.
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 _BETWEEN = re.compile(r"[,\s]*\s(?:or|and)\s+|\s*,?\s*\\text\{\s*(?:or|and)\s*\}\s*")
+_DEEPEST = 40
+_NAME = re.compile(
+    r"\\?[a-zA-Z]{1,12}'*(?:_(?:\w|\{\w{1,5}\}))?(?:\s?\([^()=+*/^-]{0,20}\))?(?:\s+[A-Z]{1,4})?"
+)
+_APPROXIMATELY = re.compile(r"\\(?:approx|simeq|doteq)(?![a-zA-Z])|≈")
+_NOT_EQUAL = re.compile(r"\\(?:neq?|leq?|geq?|not)(?![a-zA-Z])|[!<>:=]=|[≠<>≤≥]|\\pm")
+_DENIAL = re.compile(r"(?:\\?[a-zA-Z]\w?)?\s*(?:\\neq?(?![a-zA-Z])|\\not\s*=|!=|≠)\s*(.+)", re.DOTALL)
+# An inequality around a letter, or before a number.
+_RELATION = re.compile(r"\\(?:neq?|leqslant|geqslant|leq?|geq?|lt|gt)(?![a-zA-Z])|!=|[≠<>≤≥]")
+_MATRIX = re.compile(
+    r"(?:(?:\\left)?\s*[(\[]\s*)?\\begin\s*\{(?P<kind>(?:[pbB]|small|psmall|bsmall)?matrix\*?|array)\}"
+    r"(?:\s*(?:\[[^\]]*\]|\{[^{}]*\}))?(?P<body>.*)\\end\s*\{(?P=kind)\}(?:\s*(?:\\right)?\s*[)\]])?",
+    re.DOTALL,
+)
+_ROW_END = re.compile(r"\\\\(?:\s*\[[^\]]*\])?|\\cr(?![a-zA-Z])")
 _OPENING = {"(": "(", "[": "[", "\\{": "{", "{": "{"}
 _CLOSING = (")", "]", "\\}", "}")
 
@@ -49,7 +65,7 @@ UNDECIDED = Comparison(None, "undecided")
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """An answer read as far as it can be: a number, a list of them, words, or nothing but text."""
+    """An answer read as far as it can be: a number, a list of them, a matrix, what it is not, words, or mere text."""
 
     text: str
     percent: bool
@@ -58,6 +74,9 @@ class _Answer:
     brackets: str = ""
     said: str | None = None
     places: int | None = None
+    rows: tuple[tuple["_Answer", ...], ...] = ()
+    denied: "_Answer | None" = None
+    relation: bool = False
 
 
 def compare(gold: str, answer: str, *, rounding: int = 6, percent_asked: bool | None = None) -> Comparison:
@@ -74,7 +93,25 @@ def compare(gold: str, answer: str, *, rounding: int = 6, percent_asked: bool | 
         return UNDECIDED
     if gold == answer and answer.isdigit():
         return Comparison(True, "equal_numbers")
+    if depth(gold) > _DEEPEST or depth(answer) > _DEEPEST:
+        return UNDECIDED
     return _compare(_read_reference(gold), _read(answer), rounding, percent_asked)
+
+
+def is_exact(reference: str) -> bool:
+    """Whether a reference is a number, a list or matrix of them, or words: what is compared without a search."""
+    if len(reference) > _LONGEST or depth(reference) > _DEEPEST:
+        return False
+    return _is_exact(_read_reference(reference))
+
+
+def _is_exact(answer: _Answer) -> bool:
+    inner = [*answer.parts, *(entry for row in answer.rows for entry in row)]
+    if answer.denied is not None:
+        return _is_exact(answer.denied)
+    if inner:
+        return all(map(_is_exact, inner))
+    return answer.value is not None or (answer.said is not None and len(answer.said) > 3)
 
 
 def _compare(gold: _Answer, answer: _Answer, rounding: int, percent_asked: bool | None) -> Comparison:
@@ -88,6 +125,10 @@ def _compare(gold: _Answer, answer: _Answer, rounding: int, percent_asked: bool 
         return Comparison(False, "different_words") if long else UNDECIDED
     if gold.text and gold.percent == answer.percent and canonical(gold.text) == canonical(answer.text):
         return Comparison(True, "equal_text")
+    if gold.rows and answer.rows:
+        return _compare_matrices(gold, answer, rounding)
+    if gold.denied is not None and answer.denied is not None:
+        return _compare(gold.denied, answer.denied, rounding, percent_asked)
     if gold.parts and answer.parts:
         return _compare_parts(gold, answer, rounding)
     if _kinds_differ(gold, answer) or _kinds_differ(answer, gold):
@@ -97,6 +138,11 @@ def _compare(gold: _Answer, answer: _Answer, rounding: int, percent_asked: bool 
 
 def _kinds_differ(one: _Answer, other: _Answer) -> bool:
     """Whether one is a number (or a list of them) and it is sure that the other is none, whatever it stands for."""
+    if other.denied is not None or other.relation:
+        # What an answer is not, or lies above, is no answer.
+        return one.value is not None
+    if other.rows:
+        return one.value is not None and (len(other.rows) > 1 or len(other.rows[0]) > 1)
     if other.said is not None:
         exact = one.value is not None or (one.parts and all(part.value is not None for part in one.parts))
         return bool(exact) and other.said not in _CONSTANTS
@@ -192,17 +238,41 @@ def _compare_parts(gold: _Answer, answer: _Answer, rounding: int) -> Comparison:
     return UNDECIDED
 
 
+def _compare_matrices(gold: _Answer, answer: _Answer, rounding: int) -> Comparison:
+    """Compare entry by entry; what brackets stand around a matrix means nothing."""
+    if [len(row) for row in gold.rows] != [len(row) for row in answer.rows]:
+        # A row may be said for a column.
+        vectors = all(len(each) == 1 or len(each[0]) == 1 for each in (gold.rows, answer.rows))
+        return UNDECIDED if vectors else Comparison(False, "different_parts")
+    found = [
+        _compare(one, other, rounding, None).equal
+        for ours, theirs in zip(gold.rows, answer.rows, strict=True)
+        for one, other in zip(ours, theirs, strict=True)
+    ]
+    if all(found):
+        return Comparison(True, "equal_parts")
+    return Comparison(False, "different_parts") if False in found else UNDECIDED
+
+
 def _read(answer: str) -> _Answer:
     try:
         # Most answers: there is nothing to take away from them.
         return _Answer(answer, False, value=read_value(answer), places=decimals(answer))
     except NotExact:
-        form = plain(answer)
+        pass
+    if "\\begin" in answer and (rows := _matrix(answer)):
+        return _Answer(answer, False, rows=rows)
+    form = plain(answer)
     text = form.text
     try:
         return _Answer(text, form.percent, value=read_value(text), places=decimals(text))
     except NotExact:
         pass
+    denial = _DENIAL.fullmatch(text)
+    if denial is not None:
+        return _Answer(text, form.percent, denied=_read(denial[1]))
+    if "=" in text and (side := _last_side(text)) is not None:
+        return _read(side)
     said = words(text)
     if said is not None:
         return _Answer(text, form.percent, said=said)
@@ -211,7 +281,40 @@ def _read(answer: str) -> _Answer:
     if len(parts) > 1 or (brackets == "{}" and inner):
         read = tuple(_read(part) for part in parts)
         return _Answer(text, form.percent, parts=read, brackets=brackets)
-    return _Answer(text, form.percent)
+    return _Answer(text, form.percent, relation=_RELATION.search(text) is not None)
+
+
+def _matrix(text: str) -> tuple[tuple[_Answer, ...], ...]:
+    """Return the rows of a matrix; nothing if a text is more than one, or none."""
+    match = _MATRIX.fullmatch(text.strip().strip("$.").strip())
+    if match is None or "\\begin" in match["body"]:
+        return ()
+    rows = [row.strip() for row in _ROW_END.split(match["body"])]
+    while rows and not rows[-1]:
+        rows.pop()
+    return tuple(tuple(_read(entry.strip()) for entry in row.split("&")) for row in rows)
+
+
+def _last_side(text: str) -> str | None:
+    """Return what a chain of equalities comes to: its last side, where all behind the first are numbers.
+
+    The first may be a name, or a number that is worked out; an equation in which something is unknown is no chain. What
+    a side is about equal to is no side.
+    """
+    if _NOT_EQUAL.search(text) is not None:
+        return None
+    first, *others = _APPROXIMATELY.split(text, maxsplit=1)[0].split("=")
+    if not others or not all(map(_is_number, others)):
+        return None
+    return others[-1].strip() if _NAME.fullmatch(first.strip()) or _is_number(first) else None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        read_value(plain(text).text)
+    except NotExact:
+        return False
+    return True
 
 
 # A reference is compared with the responses of a whole group, and again in later passes.

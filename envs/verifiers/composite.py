@@ -58,6 +58,8 @@ class CompositeEnv(VerifierEnv):
 
     metadata: dict[str, Any] = VerifierEnv.metadata | {
         "description": "Other verifiers together: weighted means of scores, and gates.",
+        "observation": "The question of the part that draws the tasks.",
+        "reward": "The weighted mean of the parts' scores; 0 where a gate is not passed.",
         # As slow as the slowest of its parts.
         "inline": False,
     }

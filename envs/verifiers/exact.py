@@ -23,6 +23,14 @@ _DEEPEST = 20
 _PLAIN = re.compile(r"([-+]?)(?:([1-9]\d{0,2}(?:,\d{3})+|\d+)(\.\d*)?|(\.\d+))")
 # The commonest forms after plain numbers.
 _QUOTIENT = re.compile(r"([-+]?)(?:(\d{1,18})/(\d{1,18})|\\[dt]?frac\{(\d{1,18})\}\{(\d{1,18})\})")
+# Powers of ten as programs write them.
+_SCIENTIFIC = re.compile(r"([-+]?(?:\d+(?:\.\d*)?|\.\d+))[eE]([-+]?\d{1,3})")
+# Decimals that go on for ever: with a line, dots or brackets where they repeat, or dots behind what they repeat.
+_REPEATING = re.compile(
+    r"([-+]?)(\d{0,20})\.(?:(\d{0,20})(?:\\(?:overline|bar)\s*(?:\{(\d{1,20})\}|(\d))|\\dot\s*\{?(\d)\}?(?:(\d{0,20})\\dot\s*\{?(\d)\}?)?)"
+    r"|\((\d{1,20})\)|(\d{3,60}?)(?:\.\.\.|…|\\l?dots))"
+)
+_REPEATED = re.compile(r"(\d*?)(?:(\d)\2{2,}|(\d{2,10}?)\3+)")
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>[1-9]\d{0,2}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
     r"|(?P<name>\\[a-zA-Z]+|pi\b|sqrt\b|π|√)|(?P<sign>[-+*/^(){}\[\]]))"
@@ -79,10 +87,33 @@ def read_value(text: str) -> Value:
         return _of(-number if match[1] == "-" else number)
     if len(text) > _LONGEST:
         raise NotExact("it is too long")
+    if (written := _written_otherwise(text)) is not None:
+        return _of(written)
     if "," in text and any(bracket in text for bracket in "([{"):
         # Within brackets a comma separates; "(1,234)" is a point.
         raise NotExact("it has several parts")
     return _Parser(_tokens(text)).read()
+
+
+def _written_otherwise(text: str) -> Fraction | None:
+    """Return a number that is written with a power of ten, or with decimals that repeat; None if it is none such."""
+    match = _SCIENTIFIC.fullmatch(text)
+    if match is not None:
+        return _bounded(_of(Fraction(match[1]) * Fraction(10) ** int(match[2]))).get((1, 0), Fraction(0))
+    match = _REPEATING.fullmatch(text) if "." in text else None
+    if match is None:
+        return None
+    sign, whole, before, line, digit, first, between, last, brackets, dots = match.groups()
+    before = before or ""
+    block = line or digit or brackets or f"{first or ''}{between or ''}{last or ''}"
+    if dots is not None:
+        shown = _REPEATED.fullmatch(dots)
+        if shown is None:
+            raise NotExact("its decimals go on, and it is not said how")
+        before, block = shown[1], shown[2] or shown[3]
+    number = Fraction(int(f"{whole}{before}" or "0"), 10 ** len(before))
+    number += Fraction(int(block), 10 ** len(before) * (10 ** len(block) - 1))
+    return -number if sign == "-" else number
 
 
 def _plain_value(match: re.Match[str]) -> Value:

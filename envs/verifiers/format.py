@@ -33,6 +33,8 @@ class FormatEnv(VerifierEnv):
 
     metadata: dict[str, Any] = VerifierEnv.metadata | {
         "description": "The form of a response: tags, JSON by a schema, patterns, length, repetition, script.",
+        "observation": "What is to be written, and in which form.",
+        "reward": "The product of how well each rule is kept, or their weighted mean with `reward: mean`.",
         # Schemas and patterns come from whoever wrote the task.
         "inline": False,
     }

@@ -31,7 +31,10 @@ class FunctionCallsEnv(VerifierEnv):
     """
 
     metadata: dict[str, Any] = VerifierEnv.metadata | {
-        "description": "Call the functions that a request needs; graded by the rules of BFCL."
+        "description": "Call the functions that a request needs; graded by the rules of BFCL.",
+        "observation": "A request and the functions that are there.",
+        "actions": "Calls in the `call_format`, or `<answer>none</answer>` where none fits.",
+        "reward": "1 where the calls are accepted, else 0.",
     }
 
     def __init__(

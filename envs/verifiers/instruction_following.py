@@ -35,6 +35,8 @@ class InstructionFollowingEnv(VerifierEnv):
 
     metadata: dict[str, Any] = VerifierEnv.metadata | {
         "description": "Instructions whose following can be checked, such as a number of words or a title (IFEval).",
+        "observation": "A prompt with its instructions.",
+        "reward": "1 where all instructions are followed, else 0; their share with `reward: fraction`.",
         # Keywords are regular expressions of whoever wrote the task.
         "inline": False,
         "metrics": {

@@ -55,6 +55,10 @@ class JudgeEnv(VerifierEnv):
 
     metadata: dict[str, Any] = VerifierEnv.metadata | {
         "description": "Answers compared, rated or checked by a language model that the operator names.",
+        "observation": "A question.",
+        "reward": (
+            "What the judge says, from 0 to 1; where it fails, the outcome is `error`, which scores nothing."
+        ),
         "inline": False,
         # It waits for a network.
         "thread": True,

@@ -54,6 +54,16 @@ _MINUS = str.maketrans(
 _LETTERS = re.compile(r"[^\W\d_]+(?:[\s'’.,-]+[^\W\d_]+)*[.!]?")
 
 
+_LEAD_IN = re.compile(
+    r"\s*(?:thus|so|hence|therefore|then|finally|consequently|accordingly|clearly|now)"
+    r"(?:\s*,\s*|:?\s+(?=[$\\\d(-]))",
+    re.IGNORECASE,
+)
+_LABEL = re.compile(r"\s*[a-zA-Z][a-zA-Z ]{1,30}:\s*(?=[$\\\d(-])")
+# Points that belong to a number.
+_GOES_ON = re.compile(r"\.\d{3,60}\.\.\.$")
+
+
 @dataclass(frozen=True, slots=True)
 class Plain:
     """An answer in its plain form.
@@ -86,9 +96,20 @@ def plain(answer: str) -> Plain:
     return Plain(text, percent)
 
 
+def without_lead_in(text: str, *, labels: bool = False) -> str:
+    """Return a text without what leads to an answer, and without the point at its end.
+
+    Args:
+        text: Such as "So, 2." or "Thus, $n=2$."
+        labels: Whether a label leads to an answer, too, as in "Total: 18".
+    """
+    match = _LEAD_IN.match(text) or (_LABEL.match(text) if labels else None)
+    return text if match is None else text[match.end() :].rstrip(" \t\n.;")
+
+
 def _trimmed(text: str) -> str:
     text = text.strip().strip("*_").strip()
-    while text.endswith((".", ",", ";", ":")) and len(text) > 1:
+    while text.endswith((".", ",", ";", ":")) and len(text) > 1 and _GOES_ON.search(text) is None:
         text = text[:-1].rstrip()
     if len(text) > 2 and text[0] == text[-1] == "$":
         text = text.strip("$").strip()

@@ -4,7 +4,7 @@ Its own time-outs are signals, which work in main threads alone: they are off, a
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
@@ -13,12 +13,16 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, veri
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
-def compare(request: Mapping[str, Any]) -> bool:
-    """Return whether an answer is equal to its reference.
+def compare(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Compare an answer with its reference.
 
     Args:
         request: `gold` and `answer`, texts; `match_types`, `boxed_match_priority`, `float_rounding`, `strict` and
             `allow_set_relation_comp` as Math-Verify's tests call them.
+
+    Returns:
+        `equal`; and whether there is something to compare in `gold` and `answer`: an `expression`, no more than a
+        `text`, or `nothing`.
     """
     targets: list[Any] = []
     if "latex" in request["match_types"]:
@@ -27,13 +31,18 @@ def compare(request: Mapping[str, Any]) -> bool:
         targets.append(ExprExtractionConfig())
     gold = parse(request["gold"], targets, parsing_timeout=None)
     answer = parse(request["answer"], targets, parsing_timeout=None)
-    return bool(
-        verify(
-            gold,
-            answer,
-            float_rounding=request["float_rounding"],
-            strict=request["strict"],
-            allow_set_relation_comp=request["allow_set_relation_comp"],
-            timeout_seconds=None,
-        )
+    equal = verify(
+        gold,
+        answer,
+        float_rounding=request["float_rounding"],
+        strict=request["strict"],
+        allow_set_relation_comp=request["allow_set_relation_comp"],
+        timeout_seconds=None,
     )
+    return {"equal": bool(equal), "gold": _form(gold), "answer": _form(answer)}
+
+
+def _form(parsed: Sequence[Any]) -> str:
+    if not parsed:
+        return "nothing"
+    return "text" if all(isinstance(each, str) for each in parsed) else "expression"

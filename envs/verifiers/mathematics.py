@@ -1,8 +1,9 @@
 """Math-v0: a response's answer against a reference, exactly where arithmetic decides and by Math-Verify elsewhere."""
 
 import re
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal, cast
 
@@ -11,7 +12,7 @@ from pydantic import Field
 from envs.kwargs import OPERATOR, OneOf, RenderMode, SomeOf
 from envs.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Outcome, Verdict, VerifierEnv
-from envs.verifiers.comparison import UNDECIDED, Comparison, compare
+from envs.verifiers.comparison import UNDECIDED, Comparison, compare, is_exact
 from envs.verifiers.extraction import (
     Found,
     box_count,
@@ -23,15 +24,19 @@ from envs.verifiers.extraction import (
     spoken,
     without_formulas,
 )
+from envs.verifiers.latex import without_lead_in
 from envs.verifiers.mathematics_tasks import KINDS, draw
-from envs.verifiers.pool import CallFailed, CallTimeout, PoolShare
+from envs.verifiers.symbolic import Judgement, SymbolicComparison
 
-_CALL = "envs.verifiers.math_verify_call:compare"
 _TRIES = 10_000
 _LONGEST_WHOLE = 200
 _SHOWN = 80
 _PERCENT_ASKED = re.compile(r"per\s?cent|%", re.IGNORECASE)
-_ANCHOR = re.compile(r"\$|\\\(|\\\[|\\boxed|\\begin")
+# Where Math-Verify looks for LaTeX: an escaped dollar is a currency, and the beginning of a matrix is no formula to it.
+_ANCHOR = re.compile(r"(?<!\\)\$|\\\(|\\\[|\\boxed")
+_CURRENCY = "\\$"
+_VICINITY = 200
+_MOST_TIMEOUTS = 2
 _REFERENCE_MARK = re.compile(r"####\s*(.+)\s*\Z", re.DOTALL)
 _WORD = re.compile(r"[a-zA-Z]{3,}")
 _PROSE = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{2,}[\s:]")
@@ -49,6 +54,16 @@ _RANK: Mapping[Outcome, int] = {
 }
 
 
+_SAID: Mapping[Judgement, tuple[Outcome, str]] = {
+    "equal": ("correct", "math_verify"),
+    "different": ("wrong", "math_verify"),
+    "unreadable_answer": ("unparsable", "unreadable_answer"),
+    "unreadable_reference": ("error", "unreadable_reference"),
+    "comparison_timeout": ("timeout", "comparison_timeout"),
+    "comparison_failed": ("error", "comparison_failed"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class _Options:
     """How a task wants to be compared; the names are Math-Verify's."""
@@ -58,6 +73,10 @@ class _Options:
     float_rounding: int = 6
     strict: bool = True
     allow_set_relation_comp: bool = False
+
+    def of_math_verify(self) -> dict[str, Any]:
+        """Return them as they are sent to Math-Verify."""
+        return {**asdict(self), "match_types": list(self.match_types)}
 
 
 _OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
@@ -83,6 +102,8 @@ class MathEnv(VerifierEnv):
 
     metadata: dict[str, Any] = VerifierEnv.metadata | {
         "description": "Mathematical answers: exact arithmetic first, Math-Verify behind it.",
+        "actions": "A response with the answer in a box, in answer tags, or at its end.",
+        "reward": "1 where the answer is equal to the reference, else 0.",
         # A comparison by Math-Verify may take its whole time-out.
         "inline": False,
     }
@@ -126,7 +147,7 @@ class MathEnv(VerifierEnv):
         self._kinds = tuple(kinds)
         self._split = checked_split(split)
         self._timeout_s = timeout_s
-        self._share = PoolShare(_CALL, processes) if installed else None
+        self._symbolic = SymbolicComparison(processes, timeout_s) if installed else None
 
     def draw_task(self) -> dict[str, Any]:
         """Draw a question of the wanted kinds and split, and its answer."""
@@ -169,8 +190,12 @@ class MathEnv(VerifierEnv):
         question = task.get("question", task.get("problem"))
         asked = _PERCENT_ASKED.search(question) is not None if isinstance(question, str) else None
         text = spoken(response)
-        verdicts = []
+        verdicts: list[Verdict] = []
+        give_up = time.monotonic() + _MOST_TIMEOUTS * self._timeout_s
         for gold in references:
+            if verdicts and time.monotonic() > give_up:
+                # What cannot be read beside one reference is not tried beside many.
+                break
             verdict = self._verdict(text, gold, options, asked)
             if verdict.outcome == "correct":
                 return verdict
@@ -179,8 +204,8 @@ class MathEnv(VerifierEnv):
 
     def close(self) -> None:
         """Give the processes back."""
-        if self._share is not None:
-            self._share.close()
+        if self._symbolic is not None:
+            self._symbolic.close()
 
     def _verdict(self, text: str, gold: str, options: _Options, percent_asked: bool | None) -> Verdict:
         reference = _reference(gold)
@@ -188,7 +213,7 @@ class MathEnv(VerifierEnv):
         if found is None:
             return Verdict(0.0, "unparsable", "no_answer: the response gives none that could be read")
         if comparison.equal is None:
-            return self._ask(text, gold, found, options)
+            return self._ask(text, gold if reference is None else reference, found, options)
         said = f"{comparison.reason}: {_short(found.text)}"
         if comparison.equal:
             return Verdict(1.0, "correct", said)
@@ -196,33 +221,27 @@ class MathEnv(VerifierEnv):
 
     def _ask(self, text: str, gold: str, found: Found, options: _Options) -> Verdict:
         """Have Math-Verify compare what arithmetic cannot."""
-        if self._share is None:
-            return Verdict(
-                0.0,
-                "error",
-                f"needs_math_verify: {_short(found.text)} and {_short(gold)} are compared by Math-Verify only "
-                "(pip install 'rollgym[math]')",
-            )
-        request = {
-            "gold": _anchored(gold, options),
-            "answer": _anchored(found.text, options)
-            if found.place in ("tag", "phrase")
-            else _whole(text, options),
-            "match_types": list(options.match_types),
-            "boxed_match_priority": options.boxed_match_priority,
-            "float_rounding": options.float_rounding,
-            "strict": options.strict,
-            "allow_set_relation_comp": options.allow_set_relation_comp,
-        }
-        try:
-            equal = self._share.pool.call(request, self._timeout_s)
-        except CallTimeout as late:
-            return Verdict(0.0, "timeout", f"comparison_timeout: Math-Verify gave {late}")
-        except CallFailed as failed:
-            return Verdict(0.0, "error", f"comparison_failed: {_short(str(failed))}")
-        if equal:
-            return Verdict(1.0, "correct", f"math_verify: {_short(found.text)}")
-        return Verdict(0.0, "wrong", f"math_verify: {_short(found.text)}, expected {_short(gold)}")
+        if self._symbolic is None:
+            return _alone(gold, found)
+        answers = {}
+        if found.place in ("tag", "phrase"):
+            answers[found.text] = _anchored(found.text, options)
+        else:
+            around = _vicinity(text, found)
+            answers[around] = _whole(around, options)
+            answers[found.raw] = _anchored(found.raw, options)
+        asked = self._symbolic.compare(_anchored(gold, options), answers, options.of_math_verify())
+        outcome, reason = _SAID[asked.judgement]
+        why = f" ({_short(asked.why)})" if asked.why else ""
+        expected = "" if outcome == "correct" else f", expected {_short(gold)}"
+        return Verdict(float(outcome == "correct"), outcome, f"{reason}: {_short(found.text)}{expected}{why}")
+
+
+def _alone(gold: str, found: Found) -> Verdict:
+    """Say what is not compared by arithmetic, and what Math-Verify is not here to compare."""
+    said = f"needs_math_verify: {_short(found.text)}, expected {_short(gold)} (pip install 'rollgym[math]')"
+    # Where the reference can be compared with, it is the answer that cannot.
+    return Verdict(0.0, "unparsable" if is_exact(gold) else "error", said)
 
 
 def _judge(
@@ -248,8 +267,8 @@ def _judge(
         return found, comparison
     whole = text.strip()
     if len(whole) <= _LONGEST_WHOLE and "\n" not in whole and whole:
-        # The response may be nothing but the answer.
-        answer = inside_dollars(whole)
+        # The response may be nothing but the answer, with a word that leads to it.
+        answer = inside_dollars(without_lead_in(whole))
         comparison = against(answer)
         sentence = _PROSE.search(without_formulas(answer)) is not None
         if comparison.equal or not sentence:
@@ -283,20 +302,31 @@ def _reference(gold: str) -> str | None:
     if "\\boxed" in gold or "\\fbox" in gold:
         box = last_box(gold)
         return box.text if box is not None and box.text and box.parts == box_count(gold) else None
-    inner = inside_dollars(gold)
-    return None if "$" in inner.strip("$") else inner
+    inner = inside_dollars(without_lead_in(gold, labels=True))
+    if "$" in inner.replace(_CURRENCY, "").strip("$"):
+        return None
+    return inner if inner.startswith(_CURRENCY) else inner.replace(_CURRENCY, "")
 
 
 def _anchored(text: str, options: _Options) -> str:
     """Return a text that is an answer in a form that Math-Verify takes for one."""
     if "latex" not in options.match_types or _ANCHOR.search(text) is not None:
         return text
-    return f"\\boxed{{{text}}}"
+    return f"\\boxed{{{text.replace(_CURRENCY, '')}}}"
 
 
 def _whole(text: str, options: _Options) -> str:
     short = len(text) <= _LONGEST_WHOLE and "\n" not in text.strip()
     return _anchored(text.strip(), options) if short and _WORD.search(text) is None else text
+
+
+def _vicinity(text: str, found: Found) -> str:
+    """Return an answer with what stands around it: Math-Verify reads answers that consist of several."""
+    start = text.rfind(found.raw)
+    if start < 0:
+        return found.raw
+    end = start + len(found.raw)
+    return text[max(0, start - _VICINITY) : end + _VICINITY]
 
 
 def _references(task: Mapping[str, Any]) -> list[str] | str:

@@ -44,7 +44,10 @@ class MultipleChoiceEnv(VerifierEnv):
     """
 
     metadata: dict[str, Any] = VerifierEnv.metadata | {
-        "description": "Questions with options: which letter, or which option's text, a response chooses."
+        "description": "Questions with options: which letter, or which option's text, a response chooses.",
+        "observation": "A question with lettered options.",
+        "actions": "A response that names one option.",
+        "reward": "1 where it is the right one, else 0.",
     }
 
     def __init__(

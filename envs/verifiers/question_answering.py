@@ -50,7 +50,8 @@ class QuestionAnsweringEnv(VerifierEnv):
     """
 
     metadata: dict[str, Any] = VerifierEnv.metadata | {
-        "description": "Short answers: exact match, F1, containment, numbers, dates, true and false."
+        "description": "Short answers: exact match, F1, containment, numbers, dates, true and false.",
+        "reward": "1 where the `metric` calls the answer equal, else 0; a share with `f1`.",
     }
 
     def __init__(

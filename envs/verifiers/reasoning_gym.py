@@ -33,6 +33,7 @@ class ReasoningGymEnv(VerifierEnv):
 
     metadata: dict[str, Any] = VerifierEnv.metadata | {
         "description": "The procedural data sets of reasoning-gym with their own scorers.",
+        "reward": "What the data set's own scorer gives, from 0 to 1.",
         # The library is in another process, and answers take their time there.
         "inline": False,
     }

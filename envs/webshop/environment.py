@@ -50,6 +50,14 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
         "metrics": {"steps": "last", "invalid_replies": "last", "score": "last"},
         "version": "0",
         "description": "Search a web shop, choose options and buy what a customer asks for.",
+        "observation": (
+            'The page of the shop as text; `info["available_actions"]` lists what can be clicked.'
+        ),
+        "actions": "`search[KEYWORDS]` or `click[TEXT]`, in the marks that the `profile` asks for.",
+        "reward": (
+            "0 until something is bought, then the share of the wanted attributes, options and "
+            "price that it has, from 0 to 1. Success is 1."
+        ),
         "max_episode_steps": 15,
     }
 

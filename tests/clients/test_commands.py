@@ -54,6 +54,17 @@ def findings(done: Done) -> dict[str, Any]:
     return {each["check"]: each for each in orjson.loads(done.stdout)["findings"]}
 
 
+def test_show_tells_what_an_environment_is_made_with(server: ServerProcess) -> None:
+    with mock.patch.dict(os.environ, COLUMNS="80"):
+        told = roll_env("show", "FrozenLake-v0", "--url", server.url).stdout
+    assert "reward: `reward_schedule`: 1 at the goal" in told
+    assert "size = 4  (a whole number from 2 to 64)\n      Side of a random map.\n" in told
+    assert max(map(len, told.splitlines())) <= 80
+    everything = orjson.loads(roll_env("show", "FrozenLake-v0", "--url", server.url, "--json").stdout)
+    assert everything["kwargs_schema"]["properties"]["size"]["default"] == 4
+    assert "did you mean FrozenLake-v0" in roll_env("show", "FrozenLak-v0", "--url", server.url).stderr
+
+
 def test_list_shows_what_a_server_offers(server: ServerProcess) -> None:
     done = in_a_process("list", "--url", server.url)
     assert done.returncode == 0, done.stderr

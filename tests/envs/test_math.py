@@ -1,6 +1,7 @@
 """Math-v0: what it reads, what it decides by itself, and Math-Verify behind it."""
 
 import json
+from contextlib import closing
 from fractions import Fraction
 
 import pytest
@@ -9,10 +10,12 @@ from hypothesis import strategies as st
 
 from clients.client import EnvClient
 from envs.splits import split_of_text
+from envs.verifiers.affordable import too_much
 from envs.verifiers.exact import NotExact, rational, read_value
 from envs.verifiers.extraction import marked_answer, spoken
 from envs.verifiers.mathematics import MathEnv
 from envs.verifiers.mathematics_tasks import KINDS
+from tests.support.hostile_answers import ENDED_BY_A_CLOCK, FIVES, HOSTILE_ANSWERS
 from tests.support.processes import env_server
 from tests.support.recorded_data import recorded
 
@@ -28,6 +31,30 @@ EQUAL = [
     *((r"\{1,2\}", r"\{2, 1\}"), (r"6 \text{ and } 8", "6, 8"), ("Evelyn", "evelyn."), ("x^2+1", "x^2 + 1")),
     *((r"\text{(B)}", "B"), ("15", r"15 \text{ cm}^2"), ("12 cm", "12"), (r"90^\circ", "90 degrees")),
     *(("x=5", "5"), ("5", "x = 5"), ("[0,1)", "$[0,1)$"), (r"(-\infty, 2)", r"(-\infty,2)")),
+    *(("100000", "1e5"), ("1e5", "100,000"), ("1.5e-3", "0.0015"), ("2E+2", "200"), ("-1e3", "-1000")),
+    *(
+        ("2/3", r"0.\overline{6}"),
+        (r"0.\overline{6}", "2/3"),
+        ("1/6", r"0.1\overline{6}"),
+        ("12/11", r"1.\bar{09}"),
+    ),
+    *(
+        ("1/3", r"0.\dot{3}"),
+        ("41/333", r"0.\dot{1}2\dot{3}"),
+        ("1/3", "0.(3)"),
+    ),
+    *((r"\$18.00", "18"), (r"\$x+1", "x+1"), (r"\$ 5x", "5x"), (r"Total: \$18", "18"), ("18", r"\$18")),
+    *(("Thus, $n=2$.", "2"), ("So, 2.", "2"), ("Therefore 2", "2"), ("x = 5 + 6 = 11", "11")),
+    *(
+        ("11", "x = 5+5+1 = 7 = 11"),
+        ("11", "5 + 6 = 11"),
+        ("1/3", r"x = 5+5+1 = 1/3 \approx 11"),
+        ("8", "f(3) = 2^3 = 8"),
+    ),
+    *((r"x \neq 42", r"\neq 42"), (r"x \ne 1/2", "x != 0.5")),
+    *((r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix} 1 & 2 \\ 3 & 4 \end{bmatrix}"),),
+    *((r"\begin{pmatrix}1/2\\0.25\end{pmatrix}", r"\begin{pmatrix} 0.5 \\ \frac{1}{4} \\ \end{pmatrix}"),),
+    *((r"\begin{pmatrix}1&2\end{pmatrix}", r"\left(\begin{array}{cc} 1 & 2 \end{array}\right)"),),
     *(("#### 42", "42"), (r"The answer is \boxed{42}.", "42"), ("$125$", "125 miles")),
 ]
 DIFFERENT = [
@@ -36,6 +63,26 @@ DIFFERENT = [
     *(("5", "5 or 3"), ("5", "between 4 and 5"), ("5", "x > 5"), ("x>5", "5"), ("12", "1 2"), ("5", "not 5")),
     *(("(1,2)", "(2,1)"), ("(0,1)", "[0,1]"), ("(1,234)", "1234"), ("204_5", "204"), (r"\text{E}", "e")),
     *(("3", r"\log 3"), ("1", "sin 1"), ("3", "1, 2, 3"), ("5", "v5"), ("5", "0.05"), ("2x", "2")),
+    *(
+        ("100000", "1e6"),
+        ("1e5", "15"),
+        ("2/3", r"0.\overline{60}"),
+        ("1/3", "0.34..."),
+        ("42", r"x \neq 42"),
+    ),
+    *(
+        ("42", r"\neq 42"),
+        (r"\neq 42", "42"),
+        (r"x \neq 42", "x = 42"),
+        (r"x \neq 42", r"x \neq 43"),
+        ("5", r"\geq 5"),
+    ),
+    *(("7", "x = 7 = 11"), ("5", "5 = 7"), ("2", "So, 3."), ("2", "Thus, $n=3$.")),
+    *((r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&5\end{pmatrix}"),),
+    *(
+        (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2&3&4\end{pmatrix}"),
+        ("1", r"\begin{pmatrix}1&2\end{pmatrix}"),
+    ),
     *(("14", "2024-10-14"), ("0", r"\emptyset"), ("e", "2.718281828"), ("3", r"\frac{3}{"), ("5", "")),
 ]
 
@@ -81,6 +128,23 @@ def test_where_an_answer_is_marked(response, answer):
     assert (None if found is None else found.text) == answer
 
 
+@pytest.mark.parametrize(
+    "response", ["Thus, $n=2$.", "So, 2.", "So 2.", "Hence, $2$", "Finally: 2", "Therefore, 2"]
+)
+def test_a_word_that_leads_to_an_answer_is_no_part_of_it(response):
+    assert ALONE.score(response, {"answer": "2"}).outcome == "correct"
+    assert ALONE.score(response, {"answer": "3"}).outcome == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("number", "dotted"), [("1/3", "0.333..."), ("4/33", r"0.1212\ldots"), ("1/6", "0.1666...")]
+)
+def test_dots_behind_decimals_repeat_what_repeats(number, dotted):
+    assert ALONE.score(rf"\boxed{{{dotted}}}", {"answer": number}).outcome == "correct"
+    assert ALONE.score(rf"\boxed{{{number}}}", {"answer": dotted}).outcome == "correct"
+    assert ALONE.score(r"\boxed{3.14...}", {"answer": r"\pi"}).outcome != "correct"
+
+
 def test_a_percentage_answers_a_whole_number_only_where_one_was_asked_for():
     item = {"answer": "5"}
     assert ALONE.score("5%", item).outcome == "correct"
@@ -102,6 +166,14 @@ def test_what_arithmetic_cannot_compare_is_no_wrong_answer():
     verdict = ALONE.score(r"\boxed{(x+1)^2}", {"answer": "x^2+2x+1"})
     assert (verdict.score, verdict.outcome) == (0.0, "error")
     assert "pip install 'rollgym[math]'" in verdict.detail
+
+
+@pytest.mark.parametrize(
+    "reference", ["5", "1/2, 3", "London", r"\begin{pmatrix}1&2\end{pmatrix}", r"\neq 4"]
+)
+def test_a_form_that_arithmetic_does_not_read_is_no_way_out_where_it_reads_the_reference(reference):
+    verdict = ALONE.score(r"\boxed{x^{y}+\heartsuit}", {"answer": reference})
+    assert (verdict.score, verdict.outcome in ("unparsable", "wrong")) == (0.0, True), verdict
 
 
 @pytest.mark.parametrize(
@@ -206,7 +278,8 @@ def test_alone_it_has_no_false_positive_on_the_test_suite_of_math_verify(with_op
         task = {"answer": case["gold"]} | ({name: case[name] for name in OPTIONS} if with_options else {})
         outcome = ALONE.score(case["pred"], task).outcome
         assert outcome != "correct" or case["expected"], case
-        assert not (with_options and case["expected"]) or outcome in ("correct", "error"), case
+        # Where it reads the reference and not the answer, the answer is not paid: nobody may choose not to be judged.
+        assert not (with_options and case["expected"]) or outcome in ("correct", "error", "unparsable"), case
         outcomes.append(outcome)
     assert outcomes.count("correct") > 120
 
@@ -234,15 +307,103 @@ def test_solutions_of_grade_school_problems_are_judged_as_they_were_labelled():
 # -- Math-Verify in processes of their own -----------------------------------------------------------------------
 
 
-def test_a_comparison_that_hangs_is_a_timeout_and_the_next_one_is_answered():
+HANGING = r"(x+y+z+\sqrt{x}+1)^{900} + \cos(x)"
+
+
+@pytest.fixture(scope="module")
+def hasty():
     pytest.importorskip("math_verify")
-    hasty, patient = (MathEnv(backend="math-verify", timeout_s=seconds) for seconds in (1.0, 30.0))
-    task = {"answer": r"x^{1000} + \sin(x)"}
-    hung = hasty.score(r"\boxed{(x+y+z+\sqrt{x}+1)^{900} + \cos(x)}", task)
-    assert (hung.score, hung.outcome) == (0.0, "timeout")
-    assert patient.score(r"\boxed{\sin(x) + x^{1000}}", task).outcome == "correct"
-    hasty.close()
+    with closing(MathEnv(backend="math-verify", timeout_s=1.0)) as verifier:
+        yield verifier
+
+
+def test_an_answer_that_cannot_be_read_in_time_is_unparsable_and_the_next_one_is_judged(hasty):
+    patient = MathEnv(backend="math-verify", timeout_s=30.0)
+    task = {"answer": r"x^{2} + \sin(x)"}
+    hung = hasty.score(rf"\boxed{{{HANGING}}}", task)
+    assert (hung.score, hung.outcome) == (0.0, "unparsable")
+    assert patient.score(r"\boxed{\sin(x) + x^{2}}", task).outcome == "correct"
     patient.close()
+
+
+def test_a_reference_that_cannot_be_read_in_time_is_a_timeout(hasty):
+    endless = r"\sum_{n=1}^{100000000} \frac{\sin(n)}{n^2} + \prod_{n=1}^{1000000} n"
+    hung = hasty.score(r"\boxed{x}", {"answer": endless})
+    assert (hung.score, hung.outcome, hung.detail.split(":")[0]) == (0.0, "timeout", "comparison_timeout")
+    # It is known now, and nobody waits for it again.
+    assert hasty.score(r"\boxed{y}", {"answer": ["2", endless]}).outcome == "timeout"
+
+
+@pytest.mark.parametrize(
+    "reference", ["???", r"\frac{", r"\foo\bar", "x +* ", r"$f: X \to Y$", r"\boxed{\frac{1}{}"]
+)
+def test_a_reference_that_cannot_be_read_is_an_error_whatever_is_answered(hasty, reference):
+    for said in ("5", r"\boxed{x}", r"\boxed{10^{10^{10}}}", r"\boxed{\text{yes}}"):
+        verdict = hasty.score(said, {"answer": reference})
+        assert (verdict.score, verdict.outcome, verdict.detail.split(":")[0]) == (
+            0.0,
+            "error",
+            "unreadable_reference",
+        )
+
+
+@pytest.mark.parametrize(
+    ("reference", "right", "wrong"),
+    [
+        (r"\$x^2-1", r"\boxed{(x-1)(x+1)}", r"\boxed{(x-1)^2}"),
+        (
+            r"\begin{pmatrix}x^2-1\\3\end{pmatrix}",
+            r"\boxed{\begin{pmatrix}(x-1)(x+1)\\3\end{pmatrix}}",
+            r"\boxed{\begin{pmatrix}x\\3\end{pmatrix}}",
+        ),
+        (r"x^{2}", r"\boxed{x \cdot x}", r"\boxed{\neq x^2}"),
+        ("#### \\$2x", r"\boxed{x+x}", r"\boxed{x}"),
+    ],
+)
+def test_references_that_math_verify_must_be_given_as_formulas(hasty, reference, right, wrong):
+    assert hasty.score(right, {"answer": reference}).outcome == "correct"
+    assert hasty.score(wrong, {"answer": reference}).outcome in ("wrong", "unparsable")
+
+
+@pytest.mark.parametrize(
+    "reference", ["5", "x^2+3x+2", r"\begin{pmatrix}1\\2\end{pmatrix}", "(1, 2)", "London"]
+)
+def test_no_answer_ends_a_verdict(hasty, reference):
+    # Those that only a clock can end are tried once, elsewhere.
+    for name, answer in HOSTILE_ANSWERS.items():
+        if name in ENDED_BY_A_CLOCK:
+            continue
+        for verifier in (ALONE, hasty):
+            for said in (rf"\boxed{{{answer}}}", answer, f"<answer>{answer}</answer>"):
+                verdict = verifier.score(said, {"answer": reference})
+                excused = verifier is ALONE and reference == "x^2+3x+2" and verdict.outcome == "error"
+                assert excused or verdict.outcome in ("wrong", "unparsable", "correct"), (name, verdict)
+                assert verdict.score == 0.0 or (name in FIVES and reference == "5"), (name, verdict)
+
+
+def test_bounds_let_through_what_people_write():
+    for answer in (
+        *(
+            r"2^{2023}",
+            r"7^{100000}",
+            r"e^{x^{2}}",
+            r"10^{-34}",
+            "1000!",
+            "(n+1)! - (n-1)!",
+            r"\binom{100}{50}",
+            "x != 5!",
+        ),
+        *(
+            r"\frac{1}{1+\frac{1}{1+\frac{1}{2}}}",
+            r"\sqrt{2+\sqrt{2+\sqrt{2}}}",
+            r"2^{10}^{2}",
+            r"a^{b^{c}}",
+            "9^{2^{3}}",
+        ),
+    ):
+        assert too_much(answer, "5") is None, answer
+    assert too_much(r"\int_0^x f(t) dt", r"\int_0^x f(t) \, dt + C") is None
+    assert too_much(r"\int_0^x f(t) dt", "5") is not None
 
 
 async def test_it_scores_over_the_wire_and_in_sessions():
@@ -253,15 +414,19 @@ async def test_it_scores_over_the_wire_and_in_sessions():
         {"response": r"\boxed{(x+2)^2}", "answer": "x^2+2x+1"},
         {"response": "I do not know.", "answer": "4"},
     ]
-    with env_server("--workers", "1") as url:
+    hostile = [{"response": rf"\boxed{{{each}}}", "answer": "x^2+3x+2"} for each in HOSTILE_ANSWERS.values()]
+    kwargs = json.dumps({"timeout_s": 2})
+    with env_server("--workers", "1", "--operator-kwargs", f"Math-v0={kwargs}") as url:
         async with EnvClient(url) as client:
             verdicts = await client.verify("Math-v0", items)
+            judged = await client.verify("Math-v0", hostile)
             session = await client.make("Math-v0", {"split": "train", "kinds": ["root"]})
             _, info = await session.reset(seed=3)
             _, reward, terminated, _, info = await session.step(
                 rf"\boxed{{{info['state']['task']['answer']}}}"
             )
     assert [verdict.outcome for verdict in verdicts] == ["correct", "correct", "wrong", "unparsable"]
+    assert {verdict.outcome for verdict in judged} == {"wrong", "unparsable"}
     assert [verdict.detail.split(":")[0] for verdict in verdicts] == [
         "equal_numbers",
         "math_verify",

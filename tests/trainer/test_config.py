@@ -8,9 +8,10 @@ from pydantic import BaseModel
 
 from tests.support.attribute_reads import attribute_reads
 from trainer.cli import main
-from trainer.config.load import ConfigError, dump_settings, load_settings
+from trainer.config.load import dump_settings, load_settings
 from trainer.config.reference import _models_in, reference
 from trainer.config.run import RunSettings
+from trainer.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 MINIMAL = ["tasks=[{env_id: FrozenLake-v0}]"]

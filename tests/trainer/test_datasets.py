@@ -13,8 +13,9 @@ from tests.support.processes import env_server, read_lines, train
 from trainer.assembly import task_source
 from trainer.checkpoint import CheckpointError
 from trainer.config.data import DatasetSettings
-from trainer.config.load import ConfigError, load_settings
+from trainer.config.load import load_settings
 from trainer.config.run import PanelSettings, TaskSettings
+from trainer.errors import ConfigError
 from trainer.panels import build_panel
 from trainer.rollout.environments import EnvironmentPool
 from trainer.tasks.data_check import check_streams, keep_digests

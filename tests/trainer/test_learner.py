@@ -1,20 +1,30 @@
 """One update, whole: every preset learns from a batch, and the layout of the batch changes nothing."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from tests.support.tiny_models import reference_logprobs, sharp_model
 from trainer.algorithms.presets import PRESETS, resolve_preset
+from trainer.backends.base import TrainRow
 from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.torch_backend import Schedule, TorchBackend
 from trainer.batches import episode_batch
+from trainer.checkpoint import CheckpointStore, RunState
 from trainer.config.run import OptimizerSettings
+from trainer.errors import RunError
 from trainer.learner import Learner, Models
+from trainer.ledger import Fate, Ledger
 from trainer.models.value_head import ValueModel
+from trainer.numbers import not_finite
+from trainer.pipelines.rl import account_for, save
+from trainer.pipelines.sft import train_supervised
 from trainer.records import Group, Outcome, Segment, Trajectory, Turn
 from trainer.rows import row_builder
 from trainer.tasks.task import Task
+from trainer.weights.publisher import PublishError, WeightPublisher
 
 SCHEDULE = Schedule(1e-3, 0, 10, "constant")
 
@@ -152,3 +162,127 @@ def test_an_engine_that_computes_other_logprobs_shows_in_the_mismatch():
     assert not [name for name in truncated if name.startswith("mismatch/")], (
         "two distributions, no comparison"
     )
+
+
+def with_a_nan_at_sampling(groups):
+    """Log-probabilities at sampling that no engine's check saw."""
+    segment = groups[0].trajectories[0].segments[0]
+    segment.logprobs[segment.action_mask.index(True)] = float("nan")
+    return groups
+
+
+def test_a_step_that_is_not_finite_is_left_out_and_counted():
+    settings = resolve_preset("grpo", {"proximal": "behaviour"})
+    models = models_of(settings)
+    learner = Learner(settings, models, seed=1)
+    groups = with_a_nan_at_sampling(played_groups(sharp_model()))
+    metrics = learner.update(episode_batch(groups, row_builder("trajectory")), step=0)
+    assert metrics["policy/skipped_steps"] == 1.0
+    assert metrics["policy/optimizer_steps"] == 0.0
+    assert all(np.isfinite(list(metrics.values())))
+    assert_equal_weights(dict(sharp_model().named_parameters()), dict(models.policy.export()))
+    assert not list(not_finite(models.policy.state_dict()))
+    # The next one is as if nothing had been.
+    fine = episode_batch(played_groups(sharp_model()), row_builder("trajectory"))
+    assert learner.update(fine, step=1)["policy/optimizer_steps"] == 1.0
+    assert not list(not_finite(models.policy.state_dict()))
+
+
+def test_steps_that_are_never_finite_end_the_run():
+    settings = resolve_preset("grpo", {"proximal": "behaviour"})
+    learner = Learner(settings, models_of(settings), seed=1, max_skipped_steps=2)
+    batch = episode_batch(with_a_nan_at_sampling(played_groups(sharp_model())), row_builder("trajectory"))
+    for step in range(2):
+        learner.update(batch, step)
+    with pytest.raises(RunError, match=r"3 optimizer steps of the policy in a row .*max_skipped_steps 2"):
+        learner.update(batch, 2)
+
+
+def test_a_critic_that_is_not_finite_trains_nothing():
+    settings = resolve_preset("ppo", {"minibatches": 1})
+    models = models_of(settings)
+    with torch.no_grad():
+        models.critic._head.model.head.bias.fill_(float("nan"))
+    metrics = Learner(settings, models, seed=1).update(
+        episode_batch(played_groups(sharp_model()), row_builder("trajectory")), step=0
+    )
+    assert metrics == {"policy/optimizer_steps": 0.0, "policy/skipped_steps": 1.0}
+    assert_equal_weights(dict(sharp_model().named_parameters()), dict(models.policy.export()))
+
+
+def sometimes_nothing(batch):
+    return [[float("nan") for _ in turns] for turns in batch.rewards]
+
+
+def test_an_advantage_of_the_users_that_is_no_number_trains_nothing():
+    function = f"{__name__}:sometimes_nothing"
+    settings = resolve_preset("grpo", {"advantage": {"kind": "custom", "function": function}})
+    learner = Learner(settings, models_of(settings), seed=1, max_skipped_steps=1)
+    batch = episode_batch(played_groups(sharp_model()), row_builder("trajectory"))
+    assert learner.update(batch, step=0)["policy/skipped_steps"] == 1.0
+    with pytest.raises(RunError, match=f"an advantage of {function} is nan"):
+        learner.update(batch, step=1)
+
+
+class NoClient:
+    version = 0
+
+    async def update_weights(self, state, version):
+        raise AssertionError("nothing may be sent")
+
+
+async def test_weights_that_are_not_finite_are_neither_published_nor_saved(tmp_path):
+    backend = models_of(resolve_preset("grpo", {})).policy
+    with torch.no_grad():
+        next(iter(backend._head.model.parameters()))[0, 0] = float("inf")
+    with pytest.raises(PublishError, match="the weights of version 4 are not finite"):
+        await WeightPublisher([NoClient()]).publish(backend, 4)
+    store = CheckpointStore(tmp_path / "checkpoints", keep=2)
+    parts = SimpleNamespace(
+        tracker=SimpleNamespace(flush=lambda: None),
+        ledger=Ledger(),
+        models=Models(backend),
+        checkpoints=store,
+    )
+    with pytest.raises(RunError, match="no checkpoint of step 3 is written"):
+        save(parts, RunState(3, 3, 0, ()))
+    assert store.latest() is None
+
+
+@pytest.mark.parametrize("broken", ["optimizer", "critic"])
+def test_optimizers_and_critics_that_are_not_finite_are_not_saved(tmp_path, broken):
+    settings = resolve_preset("ppo", {"minibatches": 1})
+    models = models_of(settings)
+    Learner(settings, models, seed=1).update(
+        episode_batch(played_groups(sharp_model()), row_builder("trajectory")), step=0
+    )
+    if broken == "optimizer":
+        state = next(iter(models.policy._optimizer.state.values()))
+        state["exp_avg_sq"].view(-1)[0] = float("inf")
+    else:
+        with torch.no_grad():
+            models.critic._head.model.head.bias.fill_(float("nan"))
+    store = CheckpointStore(tmp_path, keep=2)
+    parts = SimpleNamespace(
+        tracker=SimpleNamespace(flush=lambda: None), ledger=Ledger(), models=models, checkpoints=store
+    )
+    with pytest.raises(RunError, match=f"because .*{broken}"):
+        save(parts, RunState(3, 3, 0, ()))
+    assert store.latest() is None
+
+
+def test_groups_of_an_update_that_was_left_out_are_dropped_in_the_ledger():
+    ledger, groups = Ledger(), [Group(4, Task(4, "Any-v0", 0), 0)]
+    account_for(ledger, groups, {"policy/skipped_steps": 2.0, "policy/optimizer_steps": 0.0}, step=1)
+    assert ledger.counts()["dropped/update:not_finite"] == 1
+    account_for(ledger, groups, {"policy/skipped_steps": 2.0, "policy/optimizer_steps": 2.0}, step=1)
+    assert ledger.fate(4) is Fate.TRAINED
+
+
+def test_a_warm_start_that_is_never_finite_ends():
+    backend = models_of(resolve_preset("grpo", {})).policy
+    with torch.no_grad():
+        next(iter(backend._head.model.parameters())).fill_(float("nan"))
+    rows = [TrainRow(torch.tensor([1, 2, 3]), torch.tensor([False, True, True]))]
+    with pytest.raises(RunError, match="2 optimizer steps of the warm start in a row"):
+        list(train_supervised(backend, rows, epochs=3, batch_rows=1, seed=0, max_skipped_steps=1))

@@ -1,5 +1,6 @@
 """What a user gets wrong ends in one line that says what to do, with exit code 2."""
 
+import json
 import os
 import sys
 
@@ -135,6 +136,71 @@ def test_a_module_that_cannot_be_imported(capfd, tmp_path, code, reason, key):
     message = complaint(capfd, *RANDOM, key.format(case=case))
     assert f"cannot import 'broken_{case}'" in message
     assert message.endswith(reason.format(path=path))
+
+
+QUICK = [
+    *TINY,
+    *("steps=2", "rollout.groups_per_step=1", "rollout.group_size=2", "rollout.max_attempts=1"),
+    *("rollout.max_failed_groups=2", "model.max_length=256"),
+]
+
+
+def test_a_reward_that_is_never_a_number_ends_the_run_and_harms_no_weights(capfd, tmp_path):
+    case = f"nan_{tmp_path.name}"
+    (tmp_path / f"{case}.py").write_text("def pay(t):\n    return [float('nan')] * len(t.turns)\n")
+    message = complaint(capfd, *QUICK, f"rollout.reward={case}:pay", "output_dir=out")
+    assert "FrozenLake-v0 failed 3 groups in a row (rollout.max_failed_groups 2): invalid_number" in message
+    assert f"a reward of {case}:pay is nan" in message
+    assert not list((tmp_path / "out").rglob("*.pt"))
+    fates = [json.loads(line) for line in (tmp_path / "out" / "ledger.jsonl").read_text().splitlines()]
+    assert [event["reason"] for event in fates if event["fate"] == "dropped"] == ["failed:invalid_number"] * 3
+
+
+def test_a_bug_in_a_reward_names_it_and_leaves_its_traceback(capfd, tmp_path):
+    case = f"bug_{tmp_path.name}"
+    path = tmp_path / f"{case}.py"
+    path.write_text("def pay(trajectory):\n    return [int('up') for _ in trajectory.turns]\n")
+    message = complaint(capfd, *QUICK, f"rollout.reward={case}:pay", "output_dir=out")
+    assert f"rollout.reward '{case}:pay' raised ValueError: invalid literal for int()" in message
+    assert f"({path}, line 2)" in message
+    assert message.endswith("; traceback in out/traceback.txt")
+    assert "int('up')" in (tmp_path / "out" / "traceback.txt").read_text()
+
+
+def test_a_defect_is_no_mistake_of_the_users(capfd, tmp_path, monkeypatch):
+    async def broken(settings, ending):
+        raise ValueError("invalid literal")
+
+    monkeypatch.setattr("trainer.commands.train.train", broken)
+    assert main([*LAKE, "output_dir=out"]) == 1
+    said = capfd.readouterr().err
+    assert said.startswith("roll-train: a defect: ValueError: invalid literal (")
+    assert f"{__file__}, line" in said
+    assert "traceback in out/traceback.txt" in said
+    assert "invalid literal" in (tmp_path / "out" / "traceback.txt").read_text()
+
+
+def test_an_environment_that_can_never_be_made_ends_the_run(capfd, tmp_path):
+    case = f"unmade_{tmp_path.name}"
+    (tmp_path / f"{case}.py").write_text(
+        "import gymnasium\nfrom clients.protocol.spaces import UnicodeText\n\n\n"
+        "class Unmade(gymnasium.Env):\n"
+        "    observation_space = action_space = UnicodeText(64)\n"
+        "    kwargs_schema = {'type': 'object', 'properties': {'level': {'type': 'integer'}}}\n\n"
+        "    def __init__(self, level=0):\n"
+        "        if level:\n"
+        "            raise RuntimeError('no board of this level')\n\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        return 'x', {}\n\n"
+        "    def step(self, action):\n"
+        "        return 'x', 0.0, True, False, {}\n"
+    )
+    words = [*QUICK, f"serve=[{case}:Unmade]", "output_dir=out", "rollout.max_new_tokens=3"]
+    assert main([*words, "tasks=[{env_id: Unmade, kwargs: {level: 1}}]"]) == 2
+    # The embedded server logs what the environment raised; the last line is the run's.
+    message = capfd.readouterr().err.splitlines()[-1]
+    assert message.startswith("roll-train: Unmade failed 3 groups in a row")
+    assert "no board of this level" in message
 
 
 def test_an_environment_that_cannot_be_made(capfd, tmp_path):

@@ -1,16 +1,15 @@
 """Which groups are trained on, by how much the returns of their members differ."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import assert_never
 
 import torch
 
 from trainer.algorithms.advantages import NO_DEVIATION, group_statistics
 from trainer.algorithms.settings import FilterSettings
-from trainer.plugins import load_attribute
-
-GroupFilter = Callable[[Sequence[int], Sequence[float]], Iterable[int]]
+from trainer.plugins import Plugin, load_plugin
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ def filter_groups(settings: FilterSettings, groups: Sequence[int], returns: Sequ
         returns: Return of each trajectory.
 
     Raises:
-        ValueError: If a user's filter keeps a group that is not there.
+        PluginError: If a user's filter keeps what is no group of the batch.
     """
     sizes: dict[int, int] = {}
     for group in groups:
@@ -58,10 +57,7 @@ def filter_groups(settings: FilterSettings, groups: Sequence[int], returns: Sequ
             largest = max(std.values(), default=0.0)
             kept = {group for group in sizes if largest > 0 and std[group] >= settings.fraction * largest}
         case "custom":
-            chosen: GroupFilter = load_attribute(settings.function)
-            kept = set(chosen(groups, returns))
-            if strangers := kept - set(sizes):
-                raise ValueError(f"filter {settings.function} keeps unknown groups {sorted(strangers)}")
+            kept = _chosen(load_plugin(settings.function, "algorithm.filter.function"), groups, returns)
         case _:
             assert_never(settings)
     return FilterResult(
@@ -69,6 +65,17 @@ def filter_groups(settings: FilterSettings, groups: Sequence[int], returns: Sequ
         dropped={group: settings.kind for group in sizes if group not in kept},
         std=std,
     )
+
+
+def _chosen(plugin: Plugin, groups: Sequence[int], returns: Sequence[float]) -> set[int]:
+    with plugin.running():
+        chosen = list(plugin.function(groups, returns))
+    # A list of flags would otherwise be read as groups 0 and 1.
+    if any(isinstance(each, bool) or not isinstance(each, Integral) for each in chosen):
+        raise plugin.broken("must return the numbers of the groups to keep")
+    if strangers := set(chosen) - set(groups):
+        raise plugin.broken(f"keeps unknown groups {sorted(strangers)}")
+    return set(chosen)
 
 
 def _top_p(ranked: Sequence[int], std: dict[int, float], mass: float, slack: float) -> set[int]:

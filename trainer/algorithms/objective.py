@@ -1,6 +1,6 @@
 """The composition: advantages of a batch, and the losses of a micro-batch, as the settings name their parts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -39,9 +39,8 @@ from trainer.algorithms.rewards import (
 )
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.stream import TokenStream
-from trainer.plugins import load_attribute
-
-TurnAdvantageFunction = Callable[[TrajectoryBatch], TurnValues]
+from trainer.numbers import finite_number
+from trainer.plugins import Plugin, load_plugin
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,17 +256,27 @@ def _turn_advantages(
                 epsilon=advantage.epsilon,
             )
         case "custom":
-            function: TurnAdvantageFunction = load_attribute(advantage.function)
-            turns = function(replace(batch, rewards=rewards))
-            if [len(part) for part in turns] != lengths.tolist():
-                raise ValueError(
-                    f"{advantage.function} must return one advantage per turn of each trajectory"
-                )
-            return turns
+            plugin = load_plugin(advantage.function, "algorithm.advantage.function")
+            return _custom_advantages(plugin, replace(batch, rewards=rewards))
         case "gae" | "bi_level_gae":
             raise ValueError(f"advantage '{advantage.kind}' is computed per token")
         case _:
             assert_never(advantage)
+
+
+def _custom_advantages(plugin: Plugin, batch: TrajectoryBatch) -> TurnValues:
+    """Return what a function of the user's makes of a batch.
+
+    Raises:
+        PluginError: If it raises, or does not return an advantage for each turn.
+        InvalidNumberError: If one of them is no number to compute with.
+    """
+    turns = plugin(batch)
+    with plugin.running():
+        found = [list(part) for part in turns]
+    if [len(part) for part in found] != [len(part) for part in batch.rewards]:
+        raise plugin.broken("must return one advantage per turn of each trajectory")
+    return [[finite_number(value, f"an advantage of {plugin.path}") for value in part] for part in found]
 
 
 def _critic_advantages(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -52,6 +52,20 @@ EntropyMode = Literal["none", "metric", "gradient"]
 """Whether entropies are computed: not at all, as numbers only, or with gradient."""
 
 
+class StepReport(NamedTuple):
+    """What an optimizer step came to.
+
+    Attributes:
+        metrics: The loss's metrics; none where the step was left out.
+        gradient_norm: Norm of the gradient before clipping.
+        applied: Whether the step was taken. It is left out where the loss or its gradient is not finite.
+    """
+
+    metrics: Metrics
+    gradient_norm: float
+    applied: bool
+
+
 class TrainBackend(Protocol):
     """A model that can be trained."""
 
@@ -61,8 +75,8 @@ class TrainBackend(Protocol):
 
     def step(
         self, rows: Sequence[TrainRow], loss: LossFunction, *, entropy: EntropyMode = "none"
-    ) -> tuple[Metrics, float]:
-        """Take one optimizer step and return the loss's metrics and the gradient norm before clipping."""
+    ) -> StepReport:
+        """Take one optimizer step, if loss and gradient are finite."""
         ...
 
     @property

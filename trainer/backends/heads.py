@@ -1,52 +1,89 @@
-"""From hidden states to what a loss reads: log-probabilities and entropies, or values."""
+"""What a loss reads off a model: log-probabilities and entropies of tokens, or values of the states before them."""
 
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from trainer.backends.base import EntropyMode
+from trainer.models.language_head import has_plain_head, own_logits
 from trainer.models.value_head import ValueModel
+
+LOGITS_AT_ONCE = 2**26
+"""Numbers of logits that are held at one time (256 MiB in float32), where the head allows to compute them in parts."""
 
 
 class Head(Protocol):
-    """Turns the hidden states before some tokens into a number for each."""
+    """Turns token ids into a number for some of the tokens."""
 
     @property
     def model(self) -> nn.Module:
         """All that is trained."""
         ...
 
-    def hidden(self, ids: Tensor) -> Tensor:
-        """Return hidden states `[rows, tokens, width]` of padded ids `[rows, tokens]`."""
-        ...
+    def outputs(
+        self, ids: Tensor, row: Tensor, column: Tensor, entropy: EntropyMode
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return outputs and entropies `[n]` of some tokens, given those before each in its row.
 
-    def outputs(self, hidden: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
-        """Return outputs and entropies `[n]` for hidden states `[n, width]` and the tokens that follow them."""
+        Args:
+            ids: Padded token ids, `[rows, tokens]`.
+            row: Rows of the tokens, int64 `[n]`.
+            column: Their columns, int64 `[n]`, never 0.
+            entropy: Whether entropies are wanted.
+        """
         ...
 
 
 class PolicyHead:
     """Log-probabilities under the distribution that replies are drawn from.
 
+    Logits are those of the model's own forward. Where that is proved to be nothing but the output embedding of the last
+    hidden states, only the wanted ones are computed, and of very many no more than `logits_at_once` are held.
+
     Args:
         model: A causal language model.
         temperature: The rollouts' sampling temperature: ratios compare equal distributions only.
+        logits_at_once: Bound on the numbers of logits that are held at one time.
     """
 
-    def __init__(self, model: PreTrainedModel, temperature: float) -> None:
+    def __init__(
+        self, model: PreTrainedModel, temperature: float, logits_at_once: int = LOGITS_AT_ONCE
+    ) -> None:
         self.model: PreTrainedModel = model
         self._temperature = temperature
+        self._is_plain = has_plain_head(model)
+        self._tokens_at_once = max(1, logits_at_once // model.get_output_embeddings().weight.shape[0])
 
-    def hidden(self, ids: Tensor) -> Tensor:
-        """Return hidden states `[rows, tokens, width]`."""
-        return self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    def outputs(
+        self, ids: Tensor, row: Tensor, column: Tensor, entropy: EntropyMode
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the log-probability of each token and, if asked, the entropy it was drawn with."""
+        targets = ids[row, column]
+        if not self._is_plain:
+            return self._read(own_logits(self.model, ids, row, column - 1), targets, entropy)
+        hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[row, column - 1]
+        if len(targets) <= self._tokens_at_once:
+            return self._from_hidden(hidden, targets, entropy)
+        parts = [
+            # Logits are computed once more for the gradient, so that those of one part are held at a time.
+            checkpoint(self._from_hidden, *part, entropy, use_reentrant=False, preserve_rng_state=False)
+            for part in zip(
+                hidden.split(self._tokens_at_once), targets.split(self._tokens_at_once), strict=True
+            )
+        ]
+        chosen = torch.cat([part[0] for part in parts])
+        return chosen, None if entropy == "none" else torch.cat([part[1] for part in parts])
 
-    def outputs(self, hidden: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
-        """Return the log-probability of each target and, if asked, the entropy it was drawn with."""
-        logits = self.model.get_output_embeddings()(hidden).float() / self._temperature
-        distribution = logits.log_softmax(dim=-1)
+    def _from_hidden(
+        self, hidden: Tensor, targets: Tensor, entropy: EntropyMode
+    ) -> tuple[Tensor, Tensor | None]:
+        return self._read(self.model.get_output_embeddings()(hidden), targets, entropy)
+
+    def _read(self, logits: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
+        distribution = (logits.float() / self._temperature).log_softmax(dim=-1)
         chosen = distribution.gather(-1, targets[:, None])[:, 0]
         if entropy == "none":
             return chosen, None
@@ -64,10 +101,9 @@ class ValueHead:
     def __init__(self, model: ValueModel) -> None:
         self.model: ValueModel = model
 
-    def hidden(self, ids: Tensor) -> Tensor:
-        """Return hidden states `[rows, tokens, width]`."""
-        return self.model.body(input_ids=ids, use_cache=False).last_hidden_state
-
-    def outputs(self, hidden: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
-        """Return the value of each state; targets and entropy mean nothing here."""
-        return self.model(hidden), None
+    def outputs(
+        self, ids: Tensor, row: Tensor, column: Tensor, entropy: EntropyMode
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the value of the state before each token; entropy means nothing here."""
+        hidden = self.model.body(input_ids=ids, use_cache=False).last_hidden_state
+        return self.model(hidden[row, column - 1]), None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer.algorithms.metrics import Metrics, merge
-from trainer.backends.base import EntropyMode, LossFunction, MicroBatch, TrainRow
+from trainer.backends.base import EntropyMode, LossFunction, MicroBatch, StepReport, TrainRow
 from trainer.backends.batching import length_buckets, pad_field, pad_rows
 from trainer.backends.heads import Head
 from trainer.config.run import OptimizerSettings
@@ -81,23 +81,29 @@ class TorchBackend:
 
     def step(
         self, rows: Sequence[TrainRow], loss: LossFunction, *, entropy: EntropyMode = "none"
-    ) -> tuple[Metrics, float]:
-        """Take one optimizer step and return the loss's metrics and the gradient norm before clipping.
+    ) -> StepReport:
+        """Take one optimizer step, and leave the weights as they are where loss or gradient is not finite.
 
-        The losses of micro-batches are shares of one sum, so their gradients add up whatever the cut.
+        The losses of micro-batches are shares of one sum, so their gradients add up whatever the cut. The schedule of
+        the learning rate goes on in either case: it is the run's.
         """
         self._optimizer.zero_grad(set_to_none=True)
         parts: list[Metrics] = []
+        finite = True
         for bucket in self._buckets(rows):
             share, metrics = loss(self._run(rows, bucket, entropy))
+            finite = finite and bool(share.isfinite())
             share.backward()
             parts.append(metrics)
         norm = torch.nn.utils.clip_grad_norm_(self._head.model.parameters(), self._settings.gradient_clip)
         for group in self._optimizer.param_groups:
             group["lr"] = self.learning_rate
-        self._optimizer.step()
         self._steps += 1
-        return merge(parts), float(norm)
+        if not (finite and bool(norm.isfinite())):
+            self._optimizer.zero_grad(set_to_none=True)
+            return StepReport({}, float(norm), applied=False)
+        self._optimizer.step()
+        return StepReport(merge(parts), float(norm), applied=True)
 
     def export(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights by their Hugging Face names; tied weights once, under the first name."""
@@ -132,8 +138,7 @@ class TorchBackend:
         row, column = mask.nonzero(as_tuple=True)
         if bool((column == 0).any()):
             raise ValueError("the first token of a row cannot be trained on: nothing predicts it")
-        hidden = self._head.hidden(ids)[row, column - 1]
-        values, entropies = self._head.outputs(hidden, ids[row, column], entropy)
+        values, entropies = self._head.outputs(ids, row, column, entropy)
         names = chosen[0].fields.keys()
         return MicroBatch(
             rows=torch.tensor(bucket),

@@ -7,6 +7,7 @@ from trainer.assembly import open_environments, open_players, task_source
 from trainer.commands.policy import trained_policy
 from trainer.config.run import RunSettings
 from trainer.console import RunConsole
+from trainer.errors import RunError
 from trainer.evaluation import Evaluator, build_panels
 
 
@@ -16,9 +17,12 @@ async def evaluate(settings: RunSettings, checkpoint: Path | None) -> int:
         console = RunConsole(settings.steps, live=False)
         policy = trained_policy(settings, checkpoint)
         pool = await stack.enter_async_context(open_environments(settings, console))
-        players = await stack.enter_async_context(open_players(settings, policy))
+        players = await stack.enter_async_context(open_players(settings, policy, pool))
         panels = await build_panels(settings, pool)
         evaluator = Evaluator(settings, policy, players, pool, console, panels, task_source(settings))
         evaluator.say("baseline", await evaluator.baselines())
-        evaluator.say("policy", await evaluator.measure(whole=True))
+        scores = await evaluator.measure(whole=True)
+        evaluator.say("policy", scores)
+        if panels and not scores:
+            raise RunError("nothing could be measured; the lines above say why")
     return 0

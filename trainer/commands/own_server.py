@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from env_server.embedding import ConfigurationError, serve_here
-from trainer.config.load import ConfigError
+from trainer.errors import ConfigError
 from trainer.plugins import load_attribute
 
 
@@ -13,8 +13,7 @@ async def server_in_this_process(environments: Sequence[str]) -> AsyncIterator[s
     """Serve the built-in environments and `environments` while the context is open, and give the server's URL.
 
     Raises:
-        ConfigError: If an environment cannot be served.
-        ValueError: If a module cannot be imported.
+        ConfigError: If an environment cannot be served, or a module cannot be imported.
     """
     for named in environments:
         # Whatever a module of the user's raises when it is imported is made readable here.

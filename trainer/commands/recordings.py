@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import BaseModel, Field, ValidationError
 
-from trainer.config.load import ConfigError
+from trainer.errors import ConfigError
 from trainer.records import Trajectory
 from trainer.tasks.task import Task
 

@@ -11,14 +11,16 @@ from trainer.assembly import Players, Policy, model_actor, open_environments, op
 from trainer.commands.own_server import server_in_this_process
 from trainer.commands.policy import trained_policy
 from trainer.commands.recordings import EpisodeWriter, read_recording
-from trainer.config.load import ConfigError
 from trainer.config.run import RunSettings
 from trainer.console import RunConsole
+from trainer.errors import ConfigError
 from trainer.panels import build_panel
 from trainer.records import Trajectory
 from trainer.rollout.actors import Actor, HumanActor, RandomActor, ScriptedActor
 from trainer.rollout.agent import play_episode
 from trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
+from trainer.rollout.episodes import play_in_session
+from trainer.rollout.scheduler import EpisodeSlots
 from trainer.seeding import generator
 from trainer.statistics import mean_interval, success_rate
 from trainer.tasks.data_check import check_streams
@@ -66,7 +68,7 @@ async def rollout(
         tasks = [task for task, _ in scripts] or await _tasks(settings, panel, episodes, pool)
         model = None
         if policy is not None:
-            model = policy, await stack.enter_async_context(open_players(settings, policy))
+            model = policy, await stack.enter_async_context(open_players(settings, policy, pool))
         cast = _Cast(settings, player, scripts, model)
         played: list[Trajectory] = []
         for number, task in enumerate(tasks):
@@ -113,14 +115,18 @@ class _Cast:
 
     async def play(self, number: int, task: Task, pool: EnvironmentPool) -> Trajectory:
         """Play one episode."""
-        if self.model is not None:
-            self.model[1].slots.enter()
-        async with pool.session(task) as session:
+
+        async def in_session(session: EnvSession) -> Trajectory:
             actor = self._actor(number, session)
-            trajectory = await play_episode(session, task, 0, actor, self.settings.rollout.max_turns)
-        if self.model is not None:
-            self.model[1].slots.leave()
-        return trajectory
+            return await play_episode(session, task, 0, actor, self.settings.rollout.max_turns)
+
+        slots = EpisodeSlots() if self.model is None else self.model[1].slots
+        slots.enter()
+        await slots.start()
+        try:
+            return await play_in_session(pool, task, in_session)
+        finally:
+            slots.leave()
 
     def _actor(self, number: int, session: EnvSession) -> Actor:
         if self.model is not None:

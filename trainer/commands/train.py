@@ -28,6 +28,7 @@ from trainer.console import RunConsole
 from trainer.demonstrations import collect_demonstrations
 from trainer.embedded_server import embedded_server
 from trainer.ending import Ending
+from trainer.errors import TrainerError
 from trainer.evaluate import Score
 from trainer.evaluation import Evaluator, as_metrics, build_panels
 from trainer.learner import Learner, Models
@@ -36,26 +37,25 @@ from trainer.models.load import save_model
 from trainer.pipelines import rl
 from trainer.pipelines.sft import supervised_rows, train_supervised
 from trainer.plots import plot_run
-from trainer.plugins import load_attribute
-from trainer.records import Trajectory
+from trainer.plugins import Plugin, load_plugin
 from trainer.resume import clear_records, find_checkpoint, keep_settings
 from trainer.rollout.admission import AdmissionWindow
-from trainer.rollout.agent import play_episode
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import EnvironmentPool
+from trainer.rollout.episodes import EpisodePlayer
 from trainer.rollout.prompts import PromptBuilder
-from trainer.rollout.scheduler import GroupPlan, PlayEpisode, RolloutScheduler
+from trainer.rollout.scheduler import GroupPlan, RolloutScheduler
 from trainer.rows import row_builder
 from trainer.run_files import WriteError, write_errors
 from trainer.run_lock import run_lock
 from trainer.tasks.data_check import check_streams, keep_digests
 from trainer.tasks.dataset import row_streams
-from trainer.tasks.task import Task, TaskSource
+from trainer.tasks.task import TaskSource
 from trainer.tracking import Tracker
 from trainer.weights.publisher import WeightPublisher
 
 
-class RunStoppedError(RuntimeError):
+class RunStoppedError(TrainerError):
     """A run ended before its last step; the message says why, what is saved, and how to go on."""
 
     def __init__(self, message: str, exit_code: int = 2) -> None:
@@ -124,7 +124,7 @@ async def _train(
     await check_streams(streams, pool)
     panels = await build_panels(settings, pool)
     models, state = await _start(settings, store, checkpoint, policy, pool, source, console)
-    players = await stack.enter_async_context(open_players(settings, policy))
+    players = await stack.enter_async_context(open_players(settings, policy, pool))
     publisher = WeightPublisher([players.client])
     await publisher.publish(models.policy, state.version)
     tracker = Tracker(directory, settings.tracking, state.step)
@@ -147,12 +147,18 @@ async def _train(
             before = await _measure_start(evaluator, tracker)
         else:
             await evaluate(state.step)
-    scheduler = _scheduler(settings, policy, players, pool, source, ledger, state)
+    scheduler = _scheduler(settings, policy, players, pool, source, ledger, state, console)
     stack.push_async_callback(scheduler.close)
     parts = rl.Parts(
         algorithm=settings.algorithm,
         scheduler=scheduler,
-        learner=Learner(settings.algorithm, models, settings.seed, truncated=settings.rollout.truncates),
+        learner=Learner(
+            settings.algorithm,
+            models,
+            settings.seed,
+            max_skipped_steps=settings.optimizer.max_skipped_steps,
+            truncated=settings.rollout.truncates,
+        ),
         models=models,
         publisher=publisher,
         engine=players.engine,
@@ -231,6 +237,7 @@ async def _warm_start(
         epochs=warm.epochs,
         batch_rows=warm.batch_rows,
         seed=settings.seed,
+        max_skipped_steps=settings.optimizer.max_skipped_steps,
     )
     # In a thread, batch by batch: the console goes on, and an interruption waits for one batch at most.
     while (progress := await asyncio.to_thread(next, work, None)) is not None:
@@ -261,6 +268,7 @@ def _scheduler(
     source: TaskSource,
     ledger: Ledger,
     state: RunState,
+    console: RunConsole,
 ) -> RolloutScheduler:
     rollout_settings = settings.rollout
     window = AdmissionWindow(
@@ -275,34 +283,21 @@ def _scheduler(
         rollout_settings.extra_members,
         rollout_settings.max_attempts,
         rollout_settings.episode_timeout_s,
+        rollout_settings.max_failed_groups,
+        replace_at_once=not settings.deterministic,
     )
-    return RolloutScheduler(
-        source, window, _player(settings, policy, players, pool), plan, ledger, players.slots
+    player = EpisodePlayer(
+        pool,
+        lambda: model_actor(settings, policy, players, "train"),
+        rollout_settings.max_turns,
+        agent=_plugin(rollout_settings.agent, "rollout.agent"),
+        reward=_plugin(rollout_settings.reward, "rollout.reward"),
     )
+    return RolloutScheduler(source, window, player.play, plan, ledger, players.slots, console.say)
 
 
-def _player(settings: RunSettings, policy: Policy, players: Players, pool: EnvironmentPool) -> PlayEpisode:
-    """Return what plays one training episode: our agent or the user's, then the user's rewards, if any."""
-    agent = play_episode if settings.rollout.agent is None else load_attribute(settings.rollout.agent)
-    reward = None if settings.rollout.reward is None else load_attribute(settings.rollout.reward)
-
-    async def play(task: Task, member: int, attempt: int) -> Trajectory:
-        async with pool.session(task) as session:
-            actor = model_actor(settings, policy, players, "train")
-            trajectory: Trajectory = await agent(
-                session, task, member, actor, settings.rollout.max_turns, attempt
-            )
-        if reward is not None and trajectory.outcome.is_result:
-            rewards = reward(trajectory)
-            if len(rewards) != len(trajectory.turns):
-                raise ValueError(
-                    f"{settings.rollout.reward} returned {len(rewards)} rewards for {len(trajectory.turns)} turns"
-                )
-            for turn, value in zip(trajectory.turns, rewards, strict=True):
-                turn.reward = float(value)
-        return trajectory
-
-    return play
+def _plugin(path: str | None, setting: str) -> Plugin | None:
+    return None if path is None else load_plugin(path, setting)
 
 
 async def _measure_start(evaluator: Evaluator, tracker: Tracker) -> dict[str, Score]:

@@ -8,10 +8,7 @@ import yaml
 from pydantic import ValidationError
 
 from trainer.config.run import RunSettings
-
-
-class ConfigError(ValueError):
-    """The settings cannot be used; the message says where and what to do."""
+from trainer.errors import ConfigError
 
 
 def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> RunSettings:
@@ -30,6 +27,8 @@ def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> RunSettin
             values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path} is not text in UTF-8: {error.reason}") from error
         except yaml.YAMLError as error:
             raise ConfigError(f"{path} is not YAML: {error}") from error
         if not isinstance(values, dict):

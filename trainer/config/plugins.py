@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from trainer.config.load import ConfigError
 from trainer.config.run import RunSettings
+from trainer.errors import ConfigError
 from trainer.plugins import load_attribute
 
 

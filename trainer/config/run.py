@@ -99,6 +99,10 @@ class RolloutSettings(Settings):
         300.0, description="A hung episode is cancelled and played again."
     )
     max_attempts: PositiveInt = Field(3, description="Attempts at an episode before its group is dropped.")
+    max_failed_groups: PositiveInt = Field(
+        8,
+        description="Groups of one environment that may be dropped in a row because it fails; one more ends the run.",
+    )
     max_concurrent_sequences: PositiveInt = Field(
         256, description="Rows that the embedded engine decodes at once."
     )
@@ -146,6 +150,11 @@ class OptimizerSettings(Settings):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
     gradient_clip: PositiveFloat = 1.0
+    max_skipped_steps: PositiveInt = Field(
+        8,
+        description="Optimizer steps in a row that may be left out because loss or gradient is not finite; one more "
+        "ends the run.",
+    )
     tokens_per_micro_batch: PositiveInt = 16384
 
 

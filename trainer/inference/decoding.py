@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
+from trainer.errors import ConfigError
 from trainer.inference.base import GenerationRequest, GenerationResult
 from trainer.inference.sampling import RequestStream, draw_tokens
+from trainer.models.language_head import keeps_logits
 
 Layers = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer, `[rows, heads, tokens, width]`."""
@@ -40,10 +43,15 @@ class ActiveBatch:
 
     Args:
         model: The policy.
+
+    Raises:
+        ConfigError: If a layer of it remembers anything but keys and values.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
+        _require_keys_and_values(model)
         self._model = model
+        self._last_logits = {"logits_to_keep": 1} if keeps_logits(model) else {}
         self._rows: list[_Row] = []
         self._layers: Layers = []
         # How many of the cache's columns, counted from its right end, are real for each row.
@@ -115,7 +123,7 @@ class ActiveBatch:
         ids = torch.zeros(len(distinct), width, dtype=torch.long)
         for place, sequence in enumerate(distinct):
             ids[place, width - len(sequence) :] = torch.tensor(sequence)
-        logits, cached = self._forward(ids, lengths, DynamicCache(config=self._model.config))
+        logits, cached = self._forward(ids, lengths, DynamicCache())
         layers = [(keys[where], values[where]) for keys, values in cached]
         self._join(rows, layers, [len(sequence) for sequence in sequences])
         return logits[where]
@@ -123,7 +131,7 @@ class ActiveBatch:
     def _decode(self) -> Tensor:
         ids = torch.tensor([[row.ids[-1]] for row in self._rows])
         self._lengths = [length + 1 for length in self._lengths]
-        cache = DynamicCache(config=self._model.config)
+        cache = DynamicCache()
         for layer, (keys, values) in enumerate(self._layers):
             cache.update(keys, values, layer)
         logits, self._layers = self._forward(ids, self._lengths, cache)
@@ -143,15 +151,15 @@ class ActiveBatch:
         columns = torch.arange(width)[None, :] - (width - real)
         mask = (columns >= 0).long()
         positions = columns[:, -new:].clamp(min=0)
-        output = self._model.base_model(
+        output = self._model(
             input_ids=ids,
             attention_mask=None if bool(mask.all()) else mask,
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
+            **self._last_logits,
         )
-        logits = self._model.get_output_embeddings()(output.last_hidden_state[:, -1])
-        return logits, _layers_of(cache)
+        return output.logits[:, -1], _layers_of(cache)
 
     def _join(self, rows: list[_Row], layers: Layers, lengths: list[int]) -> None:
         self._rows = [*self._rows, *rows]
@@ -169,12 +177,23 @@ class ActiveBatch:
         ]
 
 
+def _require_keys_and_values(model: PreTrainedModel) -> None:
+    for layer in DynamicCache(config=model.config).layers:
+        if not isinstance(layer, DynamicLayer):
+            raise ConfigError(
+                f"the embedded engine needs a key-value cache in every layer, and {type(model).__name__} has a "
+                f"{type(layer).__name__}"
+            )
+
+
 def _layers_of(cache: DynamicCache) -> Layers:
+    # Every layer keeps all keys and values, those with a sliding window too: rows of unequal length share its columns,
+    # and the model's mask hides what is outside the window.
     layers = []
     for layer in cache.layers:
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if not isinstance(keys, Tensor) or not isinstance(values, Tensor):
-            raise TypeError(
+            raise ConfigError(
                 f"the embedded engine needs a key-value cache in every layer, not {type(layer).__name__}"
             )
         layers.append((keys, values))

@@ -6,15 +6,17 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from trainer.errors import ConfigError
+
 
 def load_model(directory: Path) -> PreTrainedModel:
     """Load a causal language model in float32.
 
     Raises:
-        ValueError: If there is no model in `directory`.
+        ConfigError: If there is no model in `directory`.
     """
     if not (directory / "config.json").exists():
-        raise ValueError(f"{directory} holds no model: it has no config.json")
+        raise ConfigError(f"{directory} holds no model: it has no config.json")
     return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from trainer.errors import ConfigError
+
 _INITIAL_DEVIATION = 0.08
 """The library's 0.02 suits widths of thousands; with it a narrow model's attention starts flat, and long stays so."""
 
@@ -36,10 +38,10 @@ def build_tiny_model(settings: TinyPolicySettings, seed: int) -> PreTrainedModel
     """Return a randomly initialised policy; equal seeds give equal weights.
 
     Raises:
-        ValueError: If the heads do not divide the width into even parts.
+        ConfigError: If the heads do not divide the width into even parts.
     """
     if settings.hidden_size % (2 * settings.heads):
-        raise ValueError(
+        raise ConfigError(
             f"model.hidden_size {settings.hidden_size} must be a multiple of twice model.heads {settings.heads}"
         )
     config = Qwen3Config(

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainer.algorithms.objective import select_groups
@@ -13,9 +13,11 @@ from trainer.batches import episode_batch, turns_of
 from trainer.checkpoint import CheckpointStore, RunState
 from trainer.console import RunConsole
 from trainer.ending import Ending
+from trainer.errors import RunError
 from trainer.inference.torch_engine import TorchEngine
 from trainer.learner import Learner, Models
 from trainer.ledger import Ledger
+from trainer.numbers import not_finite
 from trainer.records import Group, Trajectory
 from trainer.rollout.scheduler import RolloutScheduler
 from trainer.rows import RowBuilder
@@ -85,7 +87,7 @@ async def _update(parts: Parts, groups: Sequence[Group], step: int, version: int
     updated = await asyncio.to_thread(parts.learner.update, batch, step)
     await parts.publisher.publish(parts.models.policy, version + 1)
 
-    parts.ledger.trained([group.index for group in kept], step)
+    account_for(parts.ledger, kept, updated, step)
     for group in groups:
         parts.scheduler.release(group)
     parts.ledger.flush()
@@ -112,11 +114,30 @@ def choose_groups(parts: Parts, groups: Sequence[Group]) -> list[Group]:
     return [group for group in groups if group.index in kept]
 
 
+def account_for(ledger: Ledger, groups: Sequence[Group], updated: Mapping[str, float], step: int) -> None:
+    """Say of groups that they were trained, or that the update left all its steps out."""
+    if updated.get("policy/skipped_steps") and not updated.get("policy/optimizer_steps"):
+        for group in groups:
+            ledger.dropped(group.index, "update:not_finite")
+    else:
+        ledger.trained([group.index for group in groups], step)
+
+
 def save(parts: Parts, state: RunState) -> None:
-    """Write a checkpoint, and everything that belongs to the steps before it."""
+    """Write a checkpoint, and everything that belongs to the steps before it.
+
+    Raises:
+        RunError: If a weight, or a number of an optimizer, is not finite: then nothing is written.
+    """
     parts.tracker.flush()
     parts.ledger.flush()
-    parts.checkpoints.save(state, parts.models.state_dicts())
+    saved = parts.models.state_dicts()
+    if broken := list(not_finite(saved)):
+        raise RunError(
+            f"no checkpoint of step {state.step} is written, because {broken[0]} is not finite (of {len(broken)} such "
+            "tensors): lower optimizer.learning_rate and go on from the newest checkpoint"
+        )
+    parts.checkpoints.save(state, saved)
 
 
 def rollout_metrics(groups: Sequence[Group], kept: Sequence[Group], version: int) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """Supervised learning on records: every reply becomes more likely, token by token."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +10,7 @@ import torch
 from trainer.algorithms.aggregation import Denominators, aggregate
 from trainer.algorithms.metrics import Metrics, collect
 from trainer.backends.base import MicroBatch, TrainBackend, TrainRow
+from trainer.backends.skipping import SkippedSteps
 from trainer.records import Trajectory
 from trainer.rows import trajectory_rows
 from trainer.seeding import generator
@@ -40,7 +42,13 @@ class Progress:
 
 
 def train_supervised(
-    backend: TrainBackend, rows: Sequence[TrainRow], *, epochs: int, batch_rows: int, seed: int
+    backend: TrainBackend,
+    rows: Sequence[TrainRow],
+    *,
+    epochs: int,
+    batch_rows: int,
+    seed: int,
+    max_skipped_steps: int,
 ) -> Iterator[Progress]:
     """Minimise the mean negative log-likelihood of the replies' tokens.
 
@@ -52,10 +60,15 @@ def train_supervised(
         epochs: Passes over all rows.
         batch_rows: Rows of one optimizer step.
         seed: The run's seed; the order of rows is drawn from a stream below it.
+        max_skipped_steps: Steps in a row that may be left out because loss or gradient is not finite.
 
     Yields:
         Where it stands, after every batch.
+
+    Raises:
+        RunError: If more steps than that are left out.
     """
+    skipped = SkippedSteps("warm start", max_skipped_steps)
     starts = range(0, len(rows), batch_rows)
     batches = 0
     for epoch in range(epochs):
@@ -64,11 +77,15 @@ def train_supervised(
         for start in starts:
             chosen = [rows[place] for place in order[start : start + batch_rows]]
             counts = Denominators.from_lengths(int(row.mask.sum()) for row in chosen)
-            metrics, _ = backend.step(chosen, partial(_negative_log_likelihood, counts=counts))
-            losses.append(metrics["loss/supervised"][0])
+            taken = backend.step(chosen, partial(_negative_log_likelihood, counts=counts))
+            skipped.note(applied=taken.applied)
+            if taken.applied:
+                losses.append(taken.metrics["loss/supervised"][0])
             batches += 1
             ended = epoch if start == starts[-1] else None
-            yield Progress(batches, epochs * len(starts), ended, sum(losses) / len(losses))
+            yield Progress(
+                batches, epochs * len(starts), ended, sum(losses) / len(losses) if losses else math.nan
+            )
 
 
 def _negative_log_likelihood(micro: MicroBatch, counts: Denominators) -> tuple[torch.Tensor, Metrics]:

@@ -8,11 +8,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from trainer.inference.base import GenerationRequest, InferenceClient, SamplingParams
+from trainer.errors import ConfigError
+from trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient, SamplingParams
+from trainer.numbers import InvalidNumberError, finite_number
 from trainer.records import Trajectory, Turn
 from trainer.rollout.context import Message
 from trainer.rollout.prompts import PromptBuilder
 from trainer.seeding import derive_seed
+
+_ROUNDING = 1e-3
+"""How far above 0 rounding may leave a log-probability."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,12 @@ class ModelActor:
         self._prompts.begin(info)
 
     async def act(self, trajectory: Trajectory, view: View) -> Turn:
-        """Sample a reply and write it into the record."""
+        """Sample a reply and write it into the record.
+
+        Raises:
+            ContextOverflowError: If the prompt leaves no room for it.
+            InvalidNumberError: If the engine's log-probabilities are none.
+        """
         prompt_ids = self._prompts.extend(trajectory, view.messages)
         if len(prompt_ids) + self._sampling.max_new_tokens > self._max_length:
             raise ContextOverflowError(
@@ -99,6 +109,7 @@ class ModelActor:
                 order=order,
             )
         )
+        _check_numbers(result)
         segment = trajectory.segments[-1]
         start = len(segment.ids)
         segment.append_action(result.token_ids, result.logprobs, result.policy_versions, view.turn)
@@ -112,6 +123,17 @@ class ModelActor:
             reply=reply,
             finish_reason=result.finish_reason,
         )
+
+
+def _check_numbers(result: GenerationResult) -> None:
+    """Refuse a reply whose log-probabilities are none: the policy's weights are broken, or its engine is.
+
+    Raises:
+        InvalidNumberError: One of them is not finite, or above 0.
+    """
+    for value in result.logprobs:
+        if not finite_number(value, "a log-probability of the inference engine") <= _ROUNDING:
+            raise InvalidNumberError(f"a log-probability of the inference engine is {value:g}, above 0")
 
 
 class TextActor:
@@ -168,11 +190,11 @@ class ExpertActor(TextActor):
         """Return the expert's action in the reply format of the run.
 
         Raises:
-            ValueError: If the environment names no expert action.
+            ConfigError: If the environment names no expert action.
         """
         action = view.info.get("expert_action")
         if action is None:
-            raise ValueError(
+            raise ConfigError(
                 "the environment gives no info['expert_action']: it has no expert, or the server does not allow "
                 "it (roll-serve --allow-expert)"
             )
@@ -186,7 +208,7 @@ class HumanActor(TextActor):
         """Show the observation and read a line.
 
         Raises:
-            EOFError: Standard input has ended.
+            ConfigError: Standard input has ended.
         """
         actions = view.info.get("available_actions")
         hint = f" ({', '.join(map(str, actions))})" if actions else ""
@@ -194,7 +216,7 @@ class HumanActor(TextActor):
         sys.stdout.flush()
         line = await asyncio.to_thread(sys.stdin.readline)
         if not line:
-            raise EOFError(
+            raise ConfigError(
                 "standard input has ended, and --policy human reads every reply from it: play in a terminal, or give "
                 "it a line per turn"
             )

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
 from clients.session import EnvSession
-from trainer.config.load import ConfigError
+from trainer.errors import ConfigError
+from trainer.numbers import InvalidNumberError, finite_number
 from trainer.records import Outcome, Trajectory, Turn
 from trainer.rollout.actors import Actor, ContextOverflowError, View
 from trainer.rollout.context import observation_messages
@@ -17,7 +19,6 @@ _CLIENT_FAULTS = frozenset(
     {
         "invalid_request",
         "unknown_op",
-        "invalid_action",
         "invalid_kwargs",
         "not_found",
         "unknown_env",
@@ -37,8 +38,9 @@ async def play_episode(
 ) -> Trajectory:
     """Play `task` in `session` and return the record.
 
-    An environment that fails or times out, and a verifier that could not tell, give a trajectory whose outcome says so;
-    it is for the scheduler to replace it. Reaching `max_turns` truncates the episode.
+    An environment that fails or times out, a verifier that could not tell, and a number that none can compute with
+    give a trajectory whose outcome says so; it is for the scheduler to replace it. Reaching `max_turns` truncates the
+    episode.
 
     Raises:
         ConfigError: If the first prompt leaves no room for a reply: no episode could be played.
@@ -54,7 +56,7 @@ async def play_episode(
             turn = await actor.act(trajectory, _view(number, observation, info))
             trajectory.turns.append(turn)
             observation, reward, terminated, truncated, info = await session.step(turn.reply)
-            _note_result(turn, anchor, float(reward), info)
+            _note_result(turn, anchor, reward, info)
             metrics.add(info)
             if terminated or truncated:
                 solved = bool(info.get("success", False))
@@ -77,13 +79,27 @@ async def play_episode(
             ) from overflow
         trajectory.outcome = Outcome.CONTEXT_OVERFLOW
         trajectory.detail = str(overflow)
-    except ProblemError as problem:
-        if problem.code in _CLIENT_FAULTS:
-            raise
-        timed_out = problem.code in _TIMEOUT_CODES
-        trajectory.outcome = Outcome.TIMEOUT if timed_out else Outcome.ENVIRONMENT_ERROR
-        trajectory.detail = f"{problem.code}: {problem.detail}"
+    except (ProblemError, DecodeError, InvalidNumberError) as error:
+        note_failure(trajectory, error)
     return trajectory
+
+
+def note_failure(trajectory: Trajectory, error: ProblemError | DecodeError | InvalidNumberError) -> None:
+    """Give an episode the outcome of what ended it, which says nothing about the policy.
+
+    Raises:
+        ProblemError: If the server refuses what the run asks for: playing again cannot mend it.
+    """
+    trajectory.detail = str(error)
+    match error:
+        case ProblemError() if error.code in _CLIENT_FAULTS:
+            raise error
+        case ProblemError() if error.code in _TIMEOUT_CODES:
+            trajectory.outcome = Outcome.TIMEOUT
+        case InvalidNumberError():
+            trajectory.outcome = Outcome.INVALID_NUMBER
+        case _:
+            trajectory.outcome = Outcome.ENVIRONMENT_ERROR
 
 
 def _options(task: Task) -> dict[str, Any] | None:
@@ -95,8 +111,10 @@ def _view(number: int, observation: Any, info: Mapping[str, Any]) -> View:
     return View(number, text, observation_messages(observation, info), info)
 
 
-def _note_result(turn: Turn, anchor: Any, reward: float, info: Mapping[str, Any]) -> None:
-    turn.reward = reward
+def _note_result(turn: Turn, anchor: Any, reward: Any, info: Mapping[str, Any]) -> None:
+    turn.reward = finite_number(reward, "the environment's reward")
     turn.anchor = None if anchor is None else str(anchor)
     turn.action_is_valid = bool(info.get("action_is_valid", True))
-    turn.format_penalty = float(info.get("format_penalty", 0.0))
+    turn.format_penalty = finite_number(
+        info.get("format_penalty", 0.0), "the environment's info['format_penalty']"
+    )

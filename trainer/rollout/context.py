@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config.run import PromptSettings
-from trainer.plugins import load_attribute
+from trainer.plugins import Plugin, load_plugin
 
 Message = Mapping[str, Any]
 """A chat message: `role`, `content`, and whatever else the chat template reads."""
@@ -47,11 +47,24 @@ def last_turns(count: int) -> ContextPolicy:
 def context_policy(settings: PromptSettings) -> ContextPolicy:
     """Return the policy that `settings` name."""
     if settings.custom_context is not None:
-        policy: ContextPolicy = load_attribute(settings.custom_context)
-        return policy
+        return _checked_policy(load_plugin(settings.custom_context, "prompt.custom_context"))
     if settings.context == "full_history":
         return full_history
     return last_turns(1 if settings.context == "single_turn" else settings.turns)
+
+
+def _checked_policy(plugin: Plugin) -> ContextPolicy:
+    def policy(history: Sequence[Exchange], observation: Sequence[Message]) -> list[Message]:
+        messages = plugin(history, observation)
+        if not isinstance(messages, list | tuple) or not messages or not all(map(_is_message, messages)):
+            raise plugin.broken("must return a list of messages, each with a role and content")
+        return list(messages)
+
+    return policy
+
+
+def _is_message(value: object) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("role"), str) and "content" in value
 
 
 def observation_messages(observation: Any, info: Mapping[str, Any]) -> tuple[Message, ...]:

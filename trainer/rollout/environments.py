@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Literal, Self
@@ -14,6 +14,7 @@ from clients.client import EnvClient
 from clients.protocol.errors import ProblemError
 from clients.protocol.spaces import UnicodeText
 from clients.session import EnvSession
+from trainer.errors import ConfigError
 from trainer.tasks.task import Task
 
 OPERATION_TIMEOUT_S = 600.0
@@ -24,6 +25,7 @@ class _Server:
 
     Attributes:
         client: The connection.
+        limit: How many sessions it allows at one time.
         places: How many sessions may still be made.
         idle: Idle sessions by key, the key that was used last at the end.
         waiting: Who waits, in order: a key, and a future that gets an idle session of it, or None for a place.
@@ -31,7 +33,8 @@ class _Server:
 
     def __init__(self, client: EnvClient, limit: int) -> None:
         self.client = client
-        self.places = limit
+        self.limit = max(1, limit)
+        self.places = self.limit
         self.idle: OrderedDict[str, list[EnvSession]] = OrderedDict()
         self.waiting: deque[tuple[str, asyncio.Future[EnvSession | None]]] = deque()
 
@@ -107,10 +110,14 @@ class EnvironmentPool:
         """Return the client for `url`, connected."""
         return (await self._server(url)).client
 
+    async def places(self, urls: Iterable[str | None]) -> int:
+        """Return how many sessions the most frugal of these servers allows."""
+        return min([(await self._server(url)).limit for url in set(urls)])
+
     async def _server(self, url: str | None) -> _Server:
         address = url or self._default_url
         if address is None:
-            raise ValueError("no environment server: pass --env-url, or set 'url' on every task")
+            raise ConfigError("no environment server: pass --env-url, or set 'url' on every task")
         if address not in self._servers:
             async with self._connecting:
                 if address not in self._servers:
@@ -118,7 +125,10 @@ class EnvironmentPool:
         return self._servers[address]
 
     async def _connect(self, address: str) -> _Server:
-        client = EnvClient(address, token=self._token, encoding=self._encoding, timeout_s=self._timeout_s)
+        try:
+            client = EnvClient(address, token=self._token, encoding=self._encoding, timeout_s=self._timeout_s)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         await client.__aenter__()
         limits = (await client.info()).limits
         return _Server(client, min(limits["max_sessions"], limits["max_sessions_per_token"]))
@@ -137,6 +147,23 @@ class EnvironmentPool:
                 self._give_back(server, task.session_key, session)
             else:
                 self._abandon(server, session)
+
+    @asynccontextmanager
+    async def sessions(self, task: Task, wanted: int) -> AsyncIterator[list[EnvSession]]:
+        """Lend up to `wanted` sessions of one kind: as many as there are places for, and at least one."""
+        async with self.session(task) as first:
+            server = await self._server(task.url)
+            count = min(wanted - 1, server.places)
+            server.places -= count
+            more: list[EnvSession] = []
+            try:
+                if count:
+                    more = await server.client.make_many(task.env_id, count, dict(task.kwargs))
+                yield [first, *more]
+            finally:
+                self._abandon(server, *more)
+                for _ in range(count - len(more)):
+                    _free(server)
 
     async def shrink(self) -> None:
         """Close all idle sessions, for example after an evaluation that needed many."""
@@ -187,9 +214,9 @@ class EnvironmentPool:
         else:
             self._give_back(server, key, session)
 
-    def _abandon(self, server: _Server, session: EnvSession) -> None:
-        """Close a session in the background: its operation may hang, and its episode may be cancelled by now."""
-        task = asyncio.get_running_loop().create_task(_close_quietly(server, session))
+    def _abandon(self, server: _Server, *sessions: EnvSession) -> None:
+        """Close sessions in the background: an operation may hang, and an episode may be cancelled by now."""
+        task = asyncio.get_running_loop().create_task(_close_quietly(server, sessions))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
@@ -203,11 +230,12 @@ class EnvironmentPool:
         return session
 
 
-async def _close_quietly(server: _Server, session: EnvSession) -> None:
+async def _close_quietly(server: _Server, sessions: Sequence[EnvSession]) -> None:
     # A session that cannot be closed is gone, or its server is; either way the server's idle time-out has it.
     with contextlib.suppress(ProblemError, ConnectionError, TimeoutError):
-        await session.close()
-    _free(server)
+        await server.client.close_sessions(sessions)
+    for _ in sessions:
+        _free(server)
 
 
 def _free(server: _Server) -> None:
@@ -221,7 +249,7 @@ def _free(server: _Server) -> None:
 
 def _require_text(env_id: str, space: Space[object]) -> None:
     if not isinstance(space, UnicodeText):
-        raise ValueError(
+        raise ConfigError(
             f"{env_id} takes {space} actions, but a language model speaks text: serve it through the text adapter, "
             "`roll-serve --gymnasium-text ID` in place of `--gymnasium ID` (roll-env list shows which environments "
             "take text)"

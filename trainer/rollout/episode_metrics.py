@@ -4,6 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from trainer.errors import ConfigError
+from trainer.numbers import InvalidNumberError, finite_number
+
 AGGREGATIONS: Mapping[str, Callable[[Sequence[float]], float]] = MappingProxyType(
     {
         "last": lambda values: values[-1],
@@ -23,28 +26,44 @@ class EpisodeMetrics:
             itself, and its last value is taken.
 
     Raises:
-        ValueError: If there is no such way.
+        ConfigError: If there is no such way.
     """
 
     def __init__(self, how: Mapping[str, str]) -> None:
         for name, way in how.items():
             if way not in AGGREGATIONS:
-                raise ValueError(
+                raise ConfigError(
                     f"metric {name!r} aggregates by {way!r}; known are {', '.join(AGGREGATIONS)}"
                 )
         self._how = how
         self._values: dict[str, list[float]] = {}
+        self._refused = 0
 
     def add(self, info: Mapping[str, Any]) -> None:
-        """Take in what a turn's info says; anything but numbers is passed over."""
+        """Take in what a turn's info says: numbers, and booleans as 1 and 0; anything else is passed over.
+
+        A number that none can compute with is passed over, too, and counted as `metrics_refused`.
+        """
         metrics = info.get("metrics")
-        if isinstance(metrics, Mapping):
-            for name, value in metrics.items():
-                if isinstance(value, int | float | bool):
-                    self._values.setdefault(name, []).append(float(value))
+        if not isinstance(metrics, Mapping):
+            return
+        for name, value in metrics.items():
+            if isinstance(value, bool):
+                self._values.setdefault(name, []).append(float(value))
+            elif isinstance(value, int | float):
+                self._take(name, value)
+
+    def _take(self, name: str, value: float) -> None:
+        try:
+            number = finite_number(value, name)
+        except InvalidNumberError:
+            self._refused += 1
+        else:
+            self._values.setdefault(name, []).append(number)
 
     def totals(self) -> dict[str, float]:
         """One number a metric."""
-        return {
+        totals = {
             name: AGGREGATIONS[self._how.get(name, "last")](values) for name, values in self._values.items()
         }
+        return totals | ({"metrics_refused": float(self._refused)} if self._refused else {})

@@ -2,10 +2,12 @@
 
 Floating-point sums depend on who shares a batch. In deterministic mode a batch therefore holds exactly one request of
 every running episode, sorted by (group, member, turn), so two runs make equal batches whatever the environments'
-latencies were.
+latencies were. Where a server allows fewer sessions than there are episodes, so many run at one time; whenever one
+ends, the next in line starts, and the batch waits for it.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -26,12 +28,20 @@ class _Wave:
 class WaveGate(EpisodeSlots):
     """An inference client that waits until every running episode has asked.
 
-    Episodes must say `enter` before their first request and `leave` when they end, however they end.
+    Episodes must say `enter` at once when they are known of, wait for `start` before they take up a session, and say
+    `leave` when they end, however they end.
+
+    Args:
+        client: What answers.
+        places: Episodes that may run at one time; None is no limit.
     """
 
-    def __init__(self, client: InferenceClient) -> None:
+    def __init__(self, client: InferenceClient, places: int | None = None) -> None:
         self._client = client
-        self._running = 0
+        self._places = places
+        self._entered = 0
+        self._started = 0
+        self._line: deque[asyncio.Future[None]] = deque()
         self._wave = _Wave()
 
     @property
@@ -40,12 +50,30 @@ class WaveGate(EpisodeSlots):
         return self._client.version
 
     def enter(self) -> None:
-        """An episode starts."""
-        self._running += 1
+        """An episode will run."""
+        self._entered += 1
 
-    def leave(self) -> None:
-        """An episode ended; the others may have been waiting for it."""
-        self._running -= 1
+    async def start(self) -> None:
+        """Wait for a place, in line."""
+        if self._places is None or self._started < self._places:
+            self._started += 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._line.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._line.remove(turn)
+            else:
+                self._free_place()
+            raise
+
+    def leave(self, *, started: bool = True) -> None:
+        """An episode ended; the others may have been waiting for it, or for its place."""
+        self._entered -= 1
+        if started:
+            self._free_place()
         self._send_if_full()
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
@@ -75,6 +103,19 @@ class WaveGate(EpisodeSlots):
     async def close(self) -> None:
         """Close the client behind."""
         await self._client.close()
+
+    def _free_place(self) -> None:
+        while self._line:
+            turn = self._line.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._started -= 1
+
+    @property
+    def _running(self) -> int:
+        """How many episodes run, or will as soon as they have taken the places that are free."""
+        return self._entered if self._places is None else min(self._entered, self._places)
 
     def _send_if_full(self) -> None:
         wave = self._wave

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from trainer.errors import ConfigError
 from trainer.rollout.context import Message
 
 _REPLY = "a-reply-that-no-template-rewrites"
@@ -31,12 +32,12 @@ class ChatRenderer:
         tokenizer: A Hugging Face tokenizer with a chat template.
 
     Raises:
-        ValueError: If the tokenizer has no chat template, or its turns have no closing token.
+        ConfigError: If the tokenizer has no chat template, or its turns have no closing token.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         if not getattr(tokenizer, "chat_template", None):
-            raise ValueError(
+            raise ConfigError(
                 "the tokenizer has no chat template: set one, or use the model's instruct tokenizer"
             )
         self._tokenizer = tokenizer
@@ -44,7 +45,7 @@ class ChatRenderer:
         closing = self._tail_text((), generation_prompt=False)
         closing_ids = self._tokenize(closing)
         if not closing_ids:
-            raise ValueError(
+            raise ConfigError(
                 "the chat template does not close the assistant's turn; a stop token cannot be derived"
             )
         self.end_of_turn_id = closing_ids[0]
@@ -67,7 +68,7 @@ class ChatRenderer:
         """Make sure that the chat template writes tools into prompts.
 
         Raises:
-            ValueError: If it passes over them.
+            ConfigError: If it passes over them.
         """
         function = {
             "name": "a_probing_tool",
@@ -76,7 +77,7 @@ class ChatRenderer:
         }
         tool: Tool = {"type": "function", "function": function}
         if "a_probing_tool" not in self._render(_QUESTION, generation_prompt=True, tools=[tool]):
-            raise ValueError(
+            raise ConfigError(
                 "prompt.tools is 'template', and the tokenizer's chat template passes over tools: take a tokenizer "
                 "whose template knows them, or leave prompt.tools at 'none' and the tools in the instruction "
                 "(the environment's describe_tools)"

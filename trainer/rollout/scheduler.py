@@ -5,10 +5,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from trainer.errors import RunError
 from trainer.ledger import Ledger
 from trainer.records import Group, Outcome, Trajectory
 from trainer.rollout.admission import AdmissionWindow
 from trainer.tasks.task import Task, TaskSource
+
+_LONGEST_DETAIL = 300
+"""Characters of a failure's reason that are kept: it may hold whatever an environment wrote."""
 
 PlayEpisode = Callable[[Task, int, int], Awaitable[Trajectory]]
 """Plays (task, member, attempt). Outcomes that are no result are replaced by the scheduler."""
@@ -23,12 +27,17 @@ class GroupPlan:
         extra: Episodes started beyond `size`; when `size` have ended the others are cancelled.
         max_attempts: Attempts at one episode before the whole group is dropped.
         episode_timeout_s: An episode that takes longer is cancelled and played again.
+        max_failed_groups: Groups of one environment that may be dropped in a row; one more ends the run.
+        replace_at_once: Whether a dropped group's place is taken at once, or only when no other group plays any
+            more: then it never hangs on time who shares a batch.
     """
 
     size: int
     extra: int
     max_attempts: int
     episode_timeout_s: float
+    max_failed_groups: int = 8
+    replace_at_once: bool = True
 
 
 class EpisodeSlots:
@@ -37,8 +46,15 @@ class EpisodeSlots:
     def enter(self) -> None:
         """An episode will run."""
 
-    def leave(self) -> None:
-        """It ended."""
+    async def start(self) -> None:
+        """Wait until it may; those that wait start in the order in which they came."""
+
+    def leave(self, *, started: bool = True) -> None:
+        """It ended, or was given up before it started."""
+
+
+class EnvironmentFailsError(RunError):
+    """An environment has failed group after group; the message has its reason."""
 
 
 class RolloutScheduler:
@@ -51,6 +67,7 @@ class RolloutScheduler:
         plan: How a group is played.
         ledger: Told of every task that is issued or dropped.
         slots: Told of every episode's start and end.
+        report: Told, for people, why groups were dropped.
     """
 
     def __init__(
@@ -61,6 +78,7 @@ class RolloutScheduler:
         plan: GroupPlan,
         ledger: Ledger,
         slots: EpisodeSlots,
+        report: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.window = window
         self.counters: Counter[str] = Counter()
@@ -69,6 +87,9 @@ class RolloutScheduler:
         self._plan = plan
         self._ledger = ledger
         self._slots = slots
+        self._report = report
+        self._failed_in_a_row: Counter[str] = Counter()
+        self._failed_of: Counter[tuple[str, str]] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._finished: dict[int, Group] = {}
         self._progress = asyncio.Event()
@@ -90,6 +111,7 @@ class RolloutScheduler:
 
         Raises:
             Exception: Whatever a playing group raised that playing again cannot mend.
+            EnvironmentFailsError: If an environment fails all of its groups.
         """
         self.admit(version)
         groups: list[Group] = []
@@ -97,11 +119,9 @@ class RolloutScheduler:
         while len(groups) < self.window.groups_per_step:
             index = self.window.take(version)
             if index is None:
-                self._progress.clear()
-                await self._progress.wait()
-                if self._failure is not None:
-                    raise self._failure
-                self.admit(version)
+                await self._something_happens()
+                if self._plan.replace_at_once or not self._tasks:
+                    self.admit(version)
                 continue
             groups.append(self._finished.pop(index))
         # Who of them ended first is a matter of time; what is trained on must not be.
@@ -124,11 +144,19 @@ class RolloutScheduler:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def _something_happens(self) -> None:
+        """Wait until a group has ended; one may have failed while nobody waited."""
+        if self._failure is None:
+            await self._progress.wait()
+            self._progress.clear()
+        if self._failure is not None:
+            raise self._failure
+
     def _group_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            self._failure = task.exception()
-            self._progress.set()
+            self._failure = self._failure or task.exception()
+        self._progress.set()
 
     async def _run_group(self, index: int, version: int) -> None:
         group = Group(index, self._source.task(index), version)
@@ -149,22 +177,41 @@ class RolloutScheduler:
             self.counters["episodes_surplus"] += sum(not member.done() for member in members)
             for member in members:
                 member.cancel()
-            await asyncio.gather(*members, return_exceptions=True)
+            ends = await asyncio.gather(*members, return_exceptions=True)
+            # Those that failed leave last: until then no batch is sent that the cancelled ones are part of.
+            for _ in range(ends.count(None)):
+                self._slots.leave()
+        self._failed_in_a_row[group.task.env_id] = 0
         group.trajectories.sort(key=lambda trajectory: trajectory.member)
         self._finished[index] = group
         self.window.finish(index)
         self._progress.set()
 
     def _drop(self, group: Group) -> None:
-        reason = "failed:" + ",".join(sorted(group.failures))
-        self._ledger.dropped(group.index, reason)
+        kinds = ",".join(sorted(group.failures))
+        self._ledger.dropped(group.index, f"failed:{kinds}", group.detail)
         self.counters["groups_failed"] += 1
         self.window.release(group.index)
-        self._progress.set()
+        env_id = group.task.env_id
+        self._failed_in_a_row[env_id] += 1
+        self._failed_of[env_id, kinds] += 1
+        why = f"{kinds} in {sum(group.failures.values())} attempts, the last: {group.detail or 'no reason given'}"
+        if self._failed_in_a_row[env_id] > self._plan.max_failed_groups:
+            raise EnvironmentFailsError(
+                f"{env_id} failed {self._failed_in_a_row[env_id]} groups in a row "
+                f"(rollout.max_failed_groups {self._plan.max_failed_groups}): {why}"
+            )
+        count = self._failed_of[env_id, kinds]
+        # The first ones, and ever more rarely after them: an environment may fail now and then for a whole run.
+        if count & (count - 1) == 0:
+            self._report(f"{env_id}: {count} group{'s' if count > 1 else ''} dropped, {why}")
 
     async def _run_member(self, group: Group, member: int) -> Trajectory | None:
-        """Play until there is a result; None when all attempts failed."""
+        """Play until there is a result; None when all attempts failed, and the group has to say that it left."""
+        started = failed = False
         try:
+            await self._slots.start()
+            started = True
             for attempt in range(self._plan.max_attempts):
                 trajectory = await self._attempt(group.task, member, attempt)
                 if trajectory.outcome.is_result:
@@ -172,10 +219,13 @@ class RolloutScheduler:
                     return trajectory
                 outcome = trajectory.outcome.value
                 group.failures[outcome] = group.failures.get(outcome, 0) + 1
+                group.detail = " ".join(trajectory.detail.split())[:_LONGEST_DETAIL]
                 self.counters[f"episodes_{outcome}"] += 1
+            failed = True
             return None
         finally:
-            self._slots.leave()
+            if not failed:
+                self._slots.leave(started=started)
 
     async def _attempt(self, task: Task, member: int, attempt: int) -> Trajectory:
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from clients.client import EnvClient
 from clients.protocol.errors import ProblemError
 from trainer.checkpoint import CheckpointError
-from trainer.config.load import ConfigError
+from trainer.errors import ConfigError
 from trainer.rollout.environments import EnvironmentPool
 from trainer.tasks.dataset import RowStream
 

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from trainer.config.data import DatasetSettings, DifficultySettings
-from trainer.config.load import ConfigError
+from trainer.errors import ConfigError
 from trainer.seeding import derive_seed, generator
 from trainer.tasks.interleaved import InterleavedTaskSource
 from trainer.tasks.rows import Row, read_rows

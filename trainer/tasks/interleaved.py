@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from trainer.config.load import ConfigError
 from trainer.config.run import TaskSettings
+from trainer.errors import ConfigError
 from trainer.seeding import derive_seed, generator
 from trainer.tasks.task import Task
 

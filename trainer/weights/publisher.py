@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 
 from trainer.backends.base import TrainBackend
+from trainer.errors import RunError
 from trainer.inference.base import InferenceClient
+from trainer.numbers import not_finite
 
 
-class PublishError(RuntimeError):
+class PublishError(RunError):
     """A client did not take the weights: what it would answer with is undefined."""
 
 
@@ -24,9 +26,15 @@ class WeightPublisher:
         """Bring all clients to `version`.
 
         Raises:
-            PublishError: If a client answers with another version afterwards.
+            PublishError: If a weight is not finite: then none is sent. Or if a client answers with another version
+                afterwards.
         """
         state = dict(backend.export())
+        if broken := list(not_finite(state)):
+            raise PublishError(
+                f"the weights of version {version} are not finite ({broken[0]}, {len(broken)} of {len(state)}): they "
+                "are neither published nor saved; lower optimizer.learning_rate and go on from the newest checkpoint"
+            )
         for client in self._clients:
             await client.update_weights(state, version)
             if client.version != version:

@@ -40,6 +40,12 @@ class RetailEnv(ToolEnv):
 
     metadata: dict[str, Any] = ToolEnv.metadata | {
         "description": "Serve a customer of an online shop by tools and by the shop's rules.",
+        "observation": "What the customer says, or the results of the calls.",
+        "actions": "Calls of tools in the `call_format`, or what is said to the customer.",
+        "reward": (
+            "1 at the end where the database is as it should be, what was asked for was told and "
+            "the orders in question were looked at, else 0."
+        ),
         "max_episode_steps": 40,
         "metrics": {**ToolEnv.metadata["metrics"], "policy_violations": "last"},
     }

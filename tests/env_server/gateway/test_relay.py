@@ -13,6 +13,7 @@ from clients.client import EnvClient
 from clients.protocol.errors import ProblemError
 from clients.session import EnvSession
 from tests.support.client_server import ENVS, ServerProcess
+from tests.support.redis_server import RedisServer
 
 QUIET = ("--log-level", "error")
 GATEWAY = ("--gateway", "--allow-network", "loopback", "--linger-s", "2", *QUIET)
@@ -20,7 +21,7 @@ ENV_IDS = {"Walk-v0", "Dice-v0", "Slow-v0", "Arm-v0", "FrozenLake-v0"}
 
 
 class Fleet(NamedTuple):
-    """Two gateways side by side with two nodes behind both, and a third gateway before the first one."""
+    """Two gateways that share a journal, two nodes behind both, and a third gateway before the first one."""
 
     one: ServerProcess
     other: ServerProcess
@@ -29,10 +30,11 @@ class Fleet(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with (
-        ServerProcess(GATEWAY) as one,
-        ServerProcess(GATEWAY) as other,
+        RedisServer(tmp_path_factory.mktemp("journal")) as journal,
+        ServerProcess((*GATEWAY, "--journal-url", journal.url)) as one,
+        ServerProcess((*GATEWAY, "--journal-url", journal.url)) as other,
         ServerProcess(GATEWAY) as upper,
     ):
         # Not given up on before a test is over.
@@ -255,6 +257,7 @@ async def test_what_cannot_be_rebuilt_is_lost_with_its_node(fleet: Fleet, player
 
 async def test_a_session_that_is_closed_while_it_is_rebuilt_leaves_nothing(fleet: Fleet) -> None:
     both = [await Player(fleet.one.url, "Slow-v0", risk=0.0).begin(3) for _ in range(2)]
+    assert len({player.session_id[:9] for player in both}) == 2, "both are at one node"
     for player in both:
         await player.step("sleep 2")
     fleet.nodes[0].kill()

@@ -8,6 +8,7 @@ from trainer.algorithms.advantages import generalized_advantages, group_advantag
 from trainer.algorithms.batch import RowBatch, TrajectoryBatch
 from trainer.algorithms.objective import compute_advantages, select_groups
 from trainer.algorithms.presets import PRESETS, resolve_preset
+from trainer.errors import PluginError
 
 SCORES = st.lists(st.floats(-10, 10), min_size=2, max_size=8)
 
@@ -204,7 +205,7 @@ def test_advantage_function_with_missing_turns_is_refused():
         "grpo", {"advantage": {"kind": "custom", "function": f"{__name__}:wrong_shape"}}
     )
     case = random_case(2)
-    with pytest.raises(ValueError, match="one advantage per turn"):
+    with pytest.raises(PluginError, match="one advantage per turn"):
         compute_advantages(algorithm, case.batch, case.rows().row_batch())
 
 

@@ -126,7 +126,7 @@ def test_a_critic_starts_at_zero_and_learns_its_targets():
         error = ((micro.outputs - micro.fields["target"]).square() * micro.mask).mean()
         return error, collect({"error": (error, torch.ones(()))})
 
-    errors = [backend.step(rows, loss)[0]["error"][0] for _ in range(30)]
+    errors = [backend.step(rows, loss).metrics["error"][0] for _ in range(30)]
     assert errors[-1] < 0.2 * errors[0]
 
 

@@ -83,3 +83,64 @@ async def test_a_failing_engine_fails_every_waiter():
         gate.generate(request(0)), gate.generate(request(1)), return_exceptions=True
     )
     assert [str(result) for result in results] == ["engine down", "engine down"]
+
+
+async def test_only_so_many_episodes_run_as_there_are_places():
+    client = RecordingClient()
+    gate = WaveGate(client, places=2)
+    running, most = 0, 0
+
+    async def episode(member: int, turns: int) -> None:
+        nonlocal running, most
+        await gate.start()
+        running += 1
+        most = max(most, running)
+        for turn in range(turns):
+            await gate.generate(request(member, turn))
+        running -= 1
+        gate.leave()
+
+    for _ in range(5):
+        gate.enter()
+    async with asyncio.timeout(10):
+        await asyncio.gather(*(episode(member, turns) for member, turns in enumerate((3, 1, 2, 1, 1))))
+    assert most == 2
+    # Whenever one ends the next in line takes its place, before the next batch is sent.
+    assert client.batches == [
+        [(0, 0, 0), (0, 1, 0)],
+        [(0, 0, 1), (0, 2, 0)],
+        [(0, 0, 2), (0, 2, 1)],
+        [(0, 3, 0), (0, 4, 0)],
+    ]
+
+
+async def test_episodes_given_up_before_they_start_hold_nobody_up():
+    client = RecordingClient()
+    gate = WaveGate(client, places=1)
+    for _ in range(3):
+        gate.enter()
+    await gate.start()
+    in_line = [asyncio.create_task(gate.start()) for _ in range(2)]
+    await asyncio.sleep(0)
+    in_line[0].cancel()
+    await asyncio.gather(in_line[0], return_exceptions=True)
+    gate.leave(started=False)
+    gate.leave()
+    async with asyncio.timeout(10):
+        await in_line[1]
+        assert (await gate.generate(request(2))).token_ids == [2]
+
+
+async def test_a_place_that_comes_at_the_moment_of_cancelling_is_passed_on():
+    gate = WaveGate(RecordingClient(), places=1)
+    for _ in range(3):
+        gate.enter()
+    await gate.start()
+    first, second = (asyncio.create_task(gate.start()) for _ in range(2))
+    await asyncio.sleep(0)
+    gate.leave()
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    gate.leave(started=False)
+    async with asyncio.timeout(10):
+        await second

@@ -7,7 +7,7 @@ import pytest
 from trainer.ledger import Fate, Ledger
 from trainer.records import Outcome, Trajectory
 from trainer.rollout.admission import AdmissionWindow
-from trainer.rollout.scheduler import EpisodeSlots, GroupPlan, RolloutScheduler
+from trainer.rollout.scheduler import EnvironmentFailsError, EpisodeSlots, GroupPlan, RolloutScheduler
 from trainer.tasks.task import Task
 
 
@@ -23,7 +23,7 @@ class CountedSlots(EpisodeSlots):
     def enter(self):
         self.running += 1
 
-    def leave(self):
+    def leave(self, *, started=True):
         self.running -= 1
 
 
@@ -173,4 +173,133 @@ async def test_an_error_that_replaying_cannot_mend_ends_the_run():
     scheduler = scheduler_of(play)
     with pytest.raises(ValueError, match="bad kwargs"):
         await scheduler.next_groups(version=0)
+    await scheduler.close()
+
+
+async def always_failing(task, member, attempt):
+    trajectory = Trajectory(task, member, attempt, outcome=Outcome.ENVIRONMENT_ERROR)
+    trajectory.detail = "env_error: RuntimeError: no\nboard"
+    return trajectory
+
+
+async def test_an_environment_that_always_fails_ends_the_run_with_its_reason():
+    said = []
+    scheduler = RolloutScheduler(
+        CountingSource(),
+        AdmissionWindow(2, 0),
+        always_failing,
+        GroupPlan(2, 0, 2, 5.0, max_failed_groups=5),
+        Ledger(),
+        EpisodeSlots(),
+        said.append,
+    )
+    async with asyncio.timeout(20):
+        with pytest.raises(EnvironmentFailsError) as ended:
+            await scheduler.next_groups(version=0)
+    assert str(ended.value).startswith("Any-v0 failed 6 groups in a row (rollout.max_failed_groups 5): ")
+    assert str(ended.value).endswith("env_error: RuntimeError: no board")
+    assert [line.partition(" dropped")[0] for line in said] == [
+        "Any-v0: 1 group",
+        "Any-v0: 2 groups",
+        "Any-v0: 4 groups",
+    ]
+    await scheduler.close()
+
+
+async def test_an_environment_that_fails_now_and_then_does_not():
+    async def play(task, member, attempt):
+        return await (always_failing if task.index % 3 else solved)(task, member, attempt)
+
+    scheduler = scheduler_of(play, groups=1, attempts=1)
+    scheduler._plan = GroupPlan(3, 0, 1, 5.0, max_failed_groups=2)
+    for version in range(6):
+        for group in await scheduler.next_groups(version):
+            scheduler.release(group)
+    assert scheduler.counters["groups_failed"] >= 10
+    await scheduler.close()
+
+
+async def test_one_of_two_environments_that_fails_is_found_although_the_other_goes_on():
+    class Two:
+        def task(self, index):
+            return Task(index, "Bad-v0" if index % 2 else "Good-v0", seed=index)
+
+    async def play(task, member, attempt):
+        return await (always_failing if task.env_id == "Bad-v0" else solved)(task, member, attempt)
+
+    scheduler = scheduler_of(play, groups=2)
+    scheduler._source = Two()
+
+    async def steps():
+        for version in range(50):
+            for group in await scheduler.next_groups(version):
+                scheduler.release(group)
+
+    with pytest.raises(EnvironmentFailsError, match="Bad-v0 failed 9 groups in a row"):
+        await steps()
+    await scheduler.close()
+
+
+async def test_an_error_while_nobody_waits_is_raised_at_the_next_step():
+    async def play(task, member, attempt):
+        if task.index >= 1:
+            raise ValueError("broken")
+        return await solved(task, member, attempt)
+
+    scheduler = scheduler_of(play, groups=1, size=1, staleness=1)
+    (group,) = await scheduler.next_groups(version=0)
+    await asyncio.sleep(0.01)
+    scheduler.release(group)
+    async with asyncio.timeout(10):
+        with pytest.raises(ValueError, match="broken"):
+            await scheduler.next_groups(version=1)
+    await scheduler.close()
+
+
+async def test_replacements_wait_where_who_shares_a_batch_must_not_hang_on_time():
+    others_end, started = asyncio.Event(), []
+
+    async def play(task, member, attempt):
+        started.append(task.index)
+        if task.index == 0:
+            asyncio.get_running_loop().call_later(0.02, others_end.set)
+            return await always_failing(task, member, attempt)
+        if task.index == 1:
+            await others_end.wait()
+            assert 2 not in started, "group 1 still plays"
+        return await solved(task, member, attempt)
+
+    scheduler = RolloutScheduler(
+        CountingSource(),
+        AdmissionWindow(2, 0),
+        play,
+        GroupPlan(1, 0, 1, 5.0, replace_at_once=False),
+        Ledger(),
+        EpisodeSlots(),
+    )
+    async with asyncio.timeout(10):
+        groups = await scheduler.next_groups(version=0)
+    assert [group.index for group in groups] == [1, 2]
+    await scheduler.close()
+
+
+async def test_a_member_that_failed_leaves_after_those_that_are_cancelled():
+    left = []
+
+    class Slots(EpisodeSlots):
+        def leave(self, *, started=True):
+            left.append(asyncio.current_task().get_name())
+
+    async def play(task, member, attempt):
+        asyncio.current_task().set_name(f"{task.index}-{member}")
+        if task.index == 0 and member == 1:
+            return await always_failing(task, member, attempt)
+        if task.index == 0:
+            await asyncio.Event().wait()
+        return await solved(task, member, attempt)
+
+    scheduler = scheduler_of(play, groups=1, size=2, attempts=1, slots=Slots())
+    await scheduler.next_groups(version=0)
+    assert left[0] == "0-0"
+    assert len(left) == 4
     await scheduler.close()

@@ -1,0 +1,229 @@
+"""What gateways that share a journal write into it and find there, as plain data."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import msgpack
+
+from clients.protocol.errors import ProblemError
+from env_server.held import EndReason
+
+Arguments = tuple[Any, ...]
+"""What the journal's script takes of one session."""
+
+LEASE_S = 6.0
+"""A gateway that moves a session and dies keeps the others waiting for no longer than this."""
+
+_RETRY_AFTER_S = 1
+_pack = msgpack.Packer(use_bin_type=True).pack
+
+
+class JournalAway(Exception):  # noqa: N818 - the name says what happened
+    """The journal does not answer, or cannot be written: nothing may be said to a client for now."""
+
+    def problem(self) -> ProblemError:
+        """What a client is told, which asks again."""
+        return ProblemError(
+            "draining",
+            f"the gateways' shared journal cannot be used at present: {self}",
+            retry_after=_RETRY_AFTER_S,
+        )
+
+
+class Head(NamedTuple):
+    """How an episode began.
+
+    Attributes:
+        seed: Its seed.
+        options: Options of its reset.
+        reset_digest: The digest of what the reset returned.
+        reseeds: After so many steps, the generator was seeded anew with this.
+    """
+
+    seed: int
+    options: dict[str, Any] | None
+    reset_digest: str
+    reseeds: list[tuple[int, int]]
+
+    def pack(self) -> bytes:
+        """As the journal has it."""
+        return cast(bytes, _pack(tuple(self)))
+
+    @classmethod
+    def read(cls, content: bytes) -> "Head | None":
+        """What was packed; None before the first episode."""
+        if not content:
+            return None
+        seed, options, reset_digest, reseeds = msgpack.unpackb(content, strict_map_key=False)
+        return cls(seed, options, reset_digest, [(steps, seed) for steps, seed in reseeds])
+
+
+class Step(NamedTuple):
+    """One step of an episode.
+
+    Attributes:
+        action: The action in JSON's encoding.
+        digest: The digest of what it returned.
+    """
+
+    action: Any
+    digest: str
+
+    def pack(self) -> bytes:
+        """As the journal has it."""
+        return cast(bytes, _pack((self.action, bytes.fromhex(self.digest))))
+
+    @classmethod
+    def read(cls, content: bytes) -> "Step":
+        """What was packed."""
+        action, digest = msgpack.unpackb(content, strict_map_key=False)
+        return cls(action, digest.hex())
+
+
+class About(NamedTuple):
+    """What never changes of a session.
+
+    Attributes:
+        env_id: Its environment.
+        env_version: The version of that.
+        kwargs: What the client set.
+        idle_timeout_s: When it is evicted.
+        spaces: Its action space and its observation space, where its kwargs change those.
+    """
+
+    env_id: str
+    env_version: str
+    kwargs: dict[str, Any]
+    idle_timeout_s: float
+    spaces: tuple[dict[str, Any], dict[str, Any]] | None
+
+    def pack(self) -> bytes:
+        """As the journal has it."""
+        return cast(bytes, _pack(tuple(self)))
+
+    @classmethod
+    def read(cls, content: bytes) -> "About":
+        """What was packed."""
+        env_id, env_version, kwargs, idle_timeout_s, spaces = msgpack.unpackb(content, strict_map_key=False)
+        return cls(
+            env_id, env_version, kwargs, idle_timeout_s, None if spaces is None else (spaces[0], spaces[1])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSession:
+    """A session as the journal has it.
+
+    Attributes:
+        about: What never changes.
+        generation: How often it was moved.
+        node: The key of the node that has it.
+        upstream_id: Its id there.
+        episode: Its present episode; -1 before the first one.
+        steps: How many steps that has.
+        head: How that began.
+        over: Whether its last step terminated, and whether it truncated it.
+        ended: Why the session is no more.
+        moving_s: How much longer another gateway may take to move it; None where none does.
+    """
+
+    about: About
+    generation: int
+    node: str
+    upstream_id: str
+    episode: int
+    steps: int
+    head: Head | None
+    over: tuple[bool, bool]
+    ended: EndReason | None
+    moving_s: float | None
+
+
+class Claim(NamedTuple):
+    """The right to move a session.
+
+    Attributes:
+        generation: The number of the move.
+        episode: Its present episode; -1 before the first one.
+        head: How that began.
+        steps: The steps that it has.
+    """
+
+    generation: int
+    episode: int
+    head: Head | None
+    steps: list[Step]
+
+
+class Opened(NamedTuple):
+    """A new session.
+
+    Attributes:
+        session_id: Its id.
+        about: What never changes.
+        node: The key of its node.
+        upstream_id: Its id there.
+        episode: Its episode.
+        head: How that began.
+        over: Whether its last step terminated, and whether it truncated it.
+        steps: Its steps.
+    """
+
+    session_id: str
+    about: About
+    node: str
+    upstream_id: str
+    episode: int
+    head: Head | None
+    over: tuple[bool, bool]
+    steps: Sequence[Step]
+
+
+class Write(NamedTuple):
+    """What a gateway has seen of a session, and wants to tell a client once the journal has it.
+
+    Attributes:
+        session_id: The session.
+        arguments: What the script takes.
+        done: Called with `ok`, or with why it was not written: `missing`, `ended:REASON`, `fenced` and `moving` (it
+            went on elsewhere, or is about to), `gap` (steps before it are not known), `behind` (the node has less
+            than, or something else than, what was answered), `away: REASON`.
+    """
+
+    session_id: str
+    arguments: Arguments
+    done: Callable[[str], None]
+
+
+def check(generation: int) -> Arguments:
+    """That the session still lives where it was asked."""
+    return "check", generation
+
+
+def begun(generation: int, episode: int, head: Head) -> Arguments:
+    """That an episode began."""
+    return "begin", generation, episode, head.pack()
+
+
+def stepped(generation: int, episode: int, index: int, step: Step, over: tuple[bool, bool]) -> Arguments:
+    """That a step was taken."""
+    return "step", generation, episode, index, step.pack(), flags(over)
+
+
+def stepped_on(generation: int, episode: int, index: int, step: Step, following: Head) -> Arguments:
+    """That a step was taken which has begun the next episode in the same call."""
+    return "last", generation, episode, index, step.pack(), following.pack()
+
+
+def whole(
+    generation: int, episode: int, head: Head, over: tuple[bool, bool], steps: Sequence[Step]
+) -> Arguments:
+    """All of an episode, as its node has it."""
+    packed = [step.pack() for step in steps]
+    return "episode", generation, episode, flags(over), head.pack(), len(packed), *packed
+
+
+def flags(over: tuple[bool, bool]) -> int:
+    """How an episode was ended by its last step, as a number."""
+    return over[0] + 2 * over[1]

@@ -1,0 +1,336 @@
+"""The journal that several gateways share: what was answered of each session, where it lives, and who may move it.
+
+It is in Redis, or in what speaks its protocol. A gateway answers nothing of a session before the journal has said that
+it has it, and that the gateway knew where the session lives. Each move of a session to another node has a number, its
+generation (a fencing token: Martin Kleppmann, "How to do distributed locking", 2016): who was away while it was moved
+knows an older one, and is refused.
+"""
+
+import asyncio
+import hashlib
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from importlib.resources import files
+from typing import Any, cast
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, RedisError
+
+from env_server.configuration import ConfigurationError
+from env_server.gateway.journal_entries import (
+    LEASE_S,
+    About,
+    Arguments,
+    Claim,
+    Head,
+    JournalAway,
+    Opened,
+    SharedSession,
+    Step,
+    Write,
+    flags,
+)
+from env_server.held import END_REASONS, EndReason
+
+_PREFIX = "rollgym:session:"
+_TRIAL = "rollgym:trial"
+_SCRIPT = "shared_journal.lua"
+_HOLDER_BYTES = 8
+# Whoever does not get an answer in this time says so to its client, which asks again.
+_ANSWER_S = 2.0
+_CONNECTIONS = 8
+_MOST_WRITES = 1024
+_FIRST_PAUSE_S = 0.05
+_MAX_PAUSE_S = 1.0
+# How long it is remembered that a session has ended, and how much longer than a session lives it is kept.
+_GRAVE_S = 3600.0
+_MARGIN_S = 600.0
+
+_log = logging.getLogger(__name__)
+
+
+class SharedJournal:
+    """The journal in Redis.
+
+    Writes of one turn of the event loop go out together, and one batch at a time. Nothing waits for longer than a few
+    seconds, and while the journal is known to be away, nothing is tried but to reach it.
+
+    Args:
+        url: Where it is: `redis://`, `rediss://` or `unix://`.
+
+    Raises:
+        ConfigurationError: The URL is none.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            pool = BlockingConnectionPool.from_url(
+                url,
+                max_connections=_CONNECTIONS,
+                timeout=_ANSWER_S,
+                socket_timeout=_ANSWER_S,
+                socket_connect_timeout=_ANSWER_S,
+                # A connection that was idle while the server was started anew; each command may be repeated.
+                retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
+            )
+        except ValueError as error:
+            raise ConfigurationError(f"journal_url cannot be read: {error}") from error
+        self._redis = Redis(connection_pool=pool)
+        self._holder = secrets.token_hex(_HOLDER_BYTES)
+        self._script = files("env_server.gateway").joinpath(_SCRIPT).read_text("utf-8")
+        self._digest = hashlib.sha1(self._script.encode(), usedforsecurity=False).hexdigest()
+        self._loop = asyncio.get_running_loop()
+        self._queue: list[Write] = []
+        self._flushing: asyncio.Task[None] | None = None
+        self._reaching: asyncio.Task[None] | None = None
+        self._trouble: str | None = "it was not reached yet"
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the journal cannot be used at present, if it cannot."""
+        return self._trouble
+
+    async def start(self) -> None:
+        """Look whether the journal is there; one that is not yet is waited for in the background."""
+        try:
+            await self._look()
+        except JournalAway as away:
+            _log.error("the shared journal cannot be used yet: %s", away)
+            return
+        await self._warn()
+
+    async def close(self) -> None:
+        """Write what is waiting, and disconnect."""
+        if self._flushing is not None:
+            await asyncio.wait([self._flushing], timeout=2 * _ANSWER_S)
+        for task in (self._flushing, self._reaching):
+            if task is not None:
+                task.cancel()
+        await self._redis.aclose()
+
+    def require(self) -> None:
+        """Refuse what could not be written down.
+
+        Raises:
+            ProblemError: `draining`.
+        """
+        if self._trouble is not None:
+            raise JournalAway(self._trouble).problem()
+
+    # -- what gateways see ---------------------------------------------------------------------------------------
+
+    def write(self, write: Write) -> None:
+        """Write down what was seen of a session, at the end of this turn of the loop."""
+        self._queue.append(write)
+        if self._flushing is None:
+            self._flushing = self._loop.create_task(self._flush())
+
+    async def written(self, session_id: str, arguments: Arguments) -> str:
+        """The same, and what has become of it; see `Write.done`."""
+        status: asyncio.Future[str] = self._loop.create_future()
+        self.write(
+            Write(session_id, arguments, lambda each: None if status.done() else status.set_result(each))
+        )
+        return await status
+
+    async def _flush(self) -> None:
+        try:
+            while self._queue:
+                writes, self._queue = self._queue[:_MOST_WRITES], self._queue[_MOST_WRITES:]
+                try:
+                    arguments = [argument for write in writes for argument in write.arguments]
+                    statuses = await self._run("write", [write.session_id for write in writes], arguments)
+                except JournalAway as away:
+                    statuses = [f"away: {away}".encode()] * len(writes)
+                for write, status in zip(writes, statuses, strict=True):
+                    write.done(status.decode())
+        finally:
+            self._flushing = None
+
+    # -- sessions ------------------------------------------------------------------------------------------------
+
+    async def open(self, opened: Iterable[Opened]) -> None:
+        """Take in new sessions, all or none.
+
+        Raises:
+            JournalAway: It is not known whether they were taken in.
+        """
+        sessions = list(opened)
+        arguments: list[Any] = []
+        for each in sessions:
+            arguments += [each.about.pack(), _milliseconds(each.about.idle_timeout_s + _MARGIN_S)]
+            arguments += [each.node, each.upstream_id, each.episode]
+            arguments += [b"" if each.head is None else each.head.pack(), flags(each.over), len(each.steps)]
+            arguments += [step.pack() for step in each.steps]
+        await self._run("open", [each.session_id for each in sessions], arguments)
+
+    async def load(self, session_id: str) -> SharedSession | None:
+        """A session; None where there is none.
+
+        Raises:
+            JournalAway: It is not known.
+        """
+        content, moving_ms = await self._run("load", [session_id], [])
+        found = dict(zip(content[::2], content[1::2], strict=True))
+        if not found:
+            return None
+        try:
+            return _session(found, moving_ms)
+        except (KeyError, TypeError, ValueError) as error:
+            raise JournalAway(f"what it has of {session_id} cannot be read: {error!r}") from error
+
+    async def claim(self, session_id: str, generation: int) -> Claim | str:
+        """Take the right to move a session of this generation; or why it cannot be had.
+
+        Raises:
+            JournalAway: It is not known.
+        """
+        arguments = [generation, self._holder, _milliseconds(LEASE_S)]
+        status, *rest = await self._run("claim", [session_id], arguments)
+        if status != b"ok":
+            return cast(str, status.decode())
+        episode, head, steps = rest
+        return Claim(generation + 1, episode, Head.read(head), [Step.read(step) for step in steps])
+
+    async def renew(self, session_id: str, generation: int) -> str:
+        """Keep the right to move a session; `ok`, or why it is lost."""
+        return await self._status("renew", session_id, [generation, _milliseconds(LEASE_S)])
+
+    async def moved(self, session_id: str, generation: int, node: str, upstream_id: str) -> str:
+        """Note where a session lives from now on; `ok`, or why it does not."""
+        return await self._status("moved", session_id, [generation, node, upstream_id])
+
+    async def stays(self, session_id: str, generation: int) -> str:
+        """Give the right to move a session back; it lives where it did."""
+        return await self._status("moved", session_id, [generation])
+
+    async def end(
+        self, session_ids: Sequence[str], reason: EndReason, generation: int | None = None
+    ) -> list[tuple[str, str, str]]:
+        """Note that sessions are no more.
+
+        Args:
+            session_ids: Which.
+            reason: Why.
+            generation: Only while they have this one; any, if None.
+
+        Returns:
+            For each `ok` or why not, its node and its id there.
+
+        Raises:
+            JournalAway: It is not known whether they are.
+        """
+        arguments: list[Any] = [reason, _milliseconds(_GRAVE_S)]
+        arguments += ["" if generation is None else generation] * len(session_ids)
+        found = await self._run("close", session_ids, arguments)
+        return [(status.decode(), _text(node), _text(upstream_id)) for status, node, upstream_id in found]
+
+    async def _status(self, command: str, session_id: str, arguments: Sequence[Any]) -> str:
+        return cast(str, (await self._run(command, [session_id], arguments)).decode())
+
+    # -- Redis ---------------------------------------------------------------------------------------------------
+
+    async def _run(self, command: str, session_ids: Sequence[str], arguments: Sequence[Any]) -> Any:
+        """Run the script.
+
+        Raises:
+            JournalAway: It did not answer that it was done.
+        """
+        if self._trouble is not None:
+            raise JournalAway(self._trouble)
+        keys = [_PREFIX + session_id for session_id in session_ids]
+        try:
+            return await self._evaluate(command, keys, arguments)
+        except (RedisError, OSError, TimeoutError) as error:
+            self._lost(str(error) or type(error).__name__)
+            raise JournalAway(self._trouble or "it does not answer") from error
+
+    async def _evaluate(self, command: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        evaluate: Callable[..., Awaitable[Any]] = self._redis.execute_command
+        try:
+            return await evaluate("EVALSHA", self._digest, len(keys), *keys, command, *arguments)
+        except NoScriptError:
+            # It was started anew, or this is the first call.
+            await evaluate("SCRIPT LOAD", self._script)
+            return await evaluate("EVALSHA", self._digest, len(keys), *keys, command, *arguments)
+
+    def _lost(self, trouble: str) -> None:
+        if self._trouble is None:
+            _log.error("the shared journal cannot be used: %s", trouble)
+        self._trouble = trouble
+        if self._reaching is None:
+            self._reaching = self._loop.create_task(self._reach())
+
+    async def _reach(self) -> None:
+        """Try until the journal can be written to again."""
+        pause = _FIRST_PAUSE_S
+        try:
+            while self._trouble is not None:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _MAX_PAUSE_S)
+                try:
+                    await self._try()
+                except JournalAway as away:
+                    self._trouble = str(away)
+            _log.warning("the shared journal can be used again")
+        finally:
+            self._reaching = None
+
+    async def _look(self) -> None:
+        try:
+            await self._try()
+        except JournalAway as away:
+            self._lost(str(away))
+            raise
+
+    async def _try(self) -> None:
+        try:
+            await self._evaluate("try", [_TRIAL], [])
+        except (RedisError, OSError, TimeoutError) as error:
+            raise JournalAway(str(error) or type(error).__name__) from error
+        self._trouble = None
+
+    async def _warn(self) -> None:
+        """Tell the operator of settings under which what was acknowledged may be lost."""
+        try:
+            found = await self._redis.info("memory", "persistence")
+        except (RedisError, OSError, TimeoutError):
+            # Not everybody may ask for that.
+            return
+        policy = found.get("maxmemory_policy", "noeviction")
+        if policy != "noeviction":
+            _log.warning(
+                "the shared journal may evict sessions: set maxmemory-policy noeviction, not %s", policy
+            )
+        if not found.get("aof_enabled", 1):
+            _log.warning("the shared journal does not outlive its server: set appendonly yes")
+
+
+def _session(found: dict[bytes, bytes], moving_ms: int) -> SharedSession:
+    ended = found.get(b"ended")
+    reason = None if ended is None else next(each for each in END_REASONS if each == ended.decode())
+    over = int(found[b"over"])
+    return SharedSession(
+        about=About.read(found[b"about"]),
+        generation=int(found[b"generation"]),
+        node=found[b"node"].decode(),
+        upstream_id=found[b"upstream_id"].decode(),
+        episode=int(found[b"episode"]),
+        steps=int(found[b"steps"]),
+        head=Head.read(found[b"head"]),
+        over=(bool(over & 1), bool(over & 2)),
+        ended=reason,
+        moving_s=moving_ms / 1000 if b"holder" in found else None,
+    )
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, int(1000 * seconds))
+
+
+def _text(content: Any) -> str:
+    return content.decode() if isinstance(content, bytes) else ""

@@ -1,0 +1,196 @@
+"""Log-probabilities of tiny models of each family: engine, training and the model's own forward agree."""
+
+import asyncio
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from tests.support.tiny_models import reference_logprobs
+from trainer.backends.base import TrainRow
+from trainer.backends.heads import PolicyHead
+from trainer.backends.torch_backend import Schedule, TorchBackend
+from trainer.config.run import OptimizerSettings
+from trainer.errors import ConfigError
+from trainer.inference.base import GenerationRequest, SamplingParams
+from trainer.inference.torch_engine import TorchEngine
+from trainer.models.language_head import has_plain_head
+from trainer.probe import probe_log_probabilities
+
+VOCABULARY = 50
+_SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+# The window is shorter than the rows below: what lies outside it must be hidden in decoding, too.
+FAMILIES = {
+    "qwen2.5": Qwen2Config(**_SHAPE, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**_SHAPE),
+    "llama-3": LlamaConfig(**_SHAPE),
+    "gemma-2": Gemma2Config(
+        **_SHAPE, sliding_window=6, final_logit_softcapping=3.0, query_pre_attn_scalar=16
+    ),
+    "gemma-3": Gemma3TextConfig(
+        **_SHAPE,
+        sliding_window=6,
+        layer_types=["sliding_attention", "full_attention"],
+        final_logit_softcapping=None,
+    ),
+    "gemma-3-capped": Gemma3TextConfig(**_SHAPE, sliding_window=6, final_logit_softcapping=3.0),
+    "mistral": MistralConfig(**_SHAPE, sliding_window=6),
+    "granite": GraniteConfig(**_SHAPE, logits_scaling=8.0, residual_multiplier=0.5, attention_multiplier=0.2),
+    "cohere": CohereConfig(**_SHAPE, logit_scale=0.0625),
+}
+PLAIN = {"qwen2.5", "qwen3", "llama-3", "gemma-3", "mistral"}
+
+
+def model_of(family: str):
+    """A model of a family, with weights large enough that caps and scales are felt."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        model = AutoModelForCausalLM.from_config(FAMILIES[family], dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(6.0)
+    return model
+
+
+async def replies_of(model, prompts, *, temperature=1.0, tokens=9):
+    async with TorchEngine(model, max_rows=8, max_length=64) as engine:
+        return await asyncio.gather(
+            *(
+                engine.generate(
+                    GenerationRequest(str(number), prompt, SamplingParams(tokens, temperature), number)
+                )
+                for number, prompt in enumerate(prompts)
+            )
+        )
+
+
+PROMPTS = [[5, 9, 11], list(range(3, 20)), [7, 7, 30, 41, 2, 8, 9, 14]]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_engine_and_training_compute_the_models_own_log_probabilities(family):
+    model = model_of(family)
+    assert model.dtype is torch.float32
+    for temperature in (1.0, 0.7):
+        replies = await replies_of(model, PROMPTS, temperature=temperature)
+        settings = OptimizerSettings(tokens_per_micro_batch=64)
+        backend = TorchBackend(PolicyHead(model, temperature), settings, Schedule(1e-3, 0, 1, "constant"))
+        rows = []
+        for prompt, reply in zip(PROMPTS, replies, strict=True):
+            mask = [False] * len(prompt) + [True] * len(reply.token_ids)
+            rows.append(TrainRow(torch.tensor(prompt + reply.token_ids), torch.tensor(mask)))
+        for prompt, reply, trained in zip(PROMPTS, replies, backend.forward(rows), strict=True):
+            own = reference_logprobs(model, prompt + reply.token_ids, temperature)[len(prompt) - 1 :]
+            assert reply.logprobs == pytest.approx(own, abs=1e-5)
+            assert trained[len(prompt) :].tolist() == pytest.approx(own, abs=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plain_heads_are_told_from_others(family):
+    model = model_of(family)
+    assert has_plain_head(model) is (family in PLAIN)
+    with torch.no_grad():
+        # Weights so small that a cap bends nothing yet: it is there all the same.
+        model.get_output_embeddings().weight.mul_(1e-3)
+    assert has_plain_head(model) is (family in PLAIN)
+
+
+def logprobs_and_gradient(model, entropy, logits_at_once):
+    head = PolicyHead(model, 0.8, logits_at_once)
+    ids = torch.arange(3, 43).view(2, 20) % VOCABULARY
+    row, column = (torch.arange(1, 20).repeat(2) < 0).long(), torch.arange(1, 20).repeat(2)
+    row[19:] = 1
+    model.zero_grad(set_to_none=True)
+    chosen, spread = head.outputs(ids, row, column, entropy)
+    loss = chosen.sum() + (0.0 if spread is None else 0.3 * spread.sum())
+    loss.backward()
+    return chosen.detach(), spread, [parameter.grad.clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("entropy", ["none", "metric", "gradient"])
+def test_logits_in_parts_give_the_same_numbers_and_gradients(entropy):
+    model = model_of("qwen3")
+    whole = logprobs_and_gradient(model, entropy, 2**26)
+    parts = logprobs_and_gradient(model, entropy, 7 * VOCABULARY)
+    torch.testing.assert_close(parts[0], whole[0], atol=1e-6, rtol=1e-5)
+    if entropy != "none":
+        torch.testing.assert_close(parts[1], whole[1], atol=1e-6, rtol=1e-5)
+    for mine, theirs in zip(parts[2], whole[2], strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_logits_in_parts_are_never_held_together():
+    model = model_of("llama-3")
+    seen = []
+    model.get_output_embeddings().register_forward_hook(lambda _, __, output: seen.append(output.numel()))
+    logprobs_and_gradient(model, "metric", 7 * VOCABULARY)
+    # Two more are the proof that the head is plain.
+    assert max(seen) <= 7 * VOCABULARY
+    assert len(seen) == 2 + 2 * 6, "six parts, once forward and once more for the gradient"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_the_probe_passes_every_family(family):
+    model = model_of(family)
+    async with TorchEngine(model, max_rows=4, max_length=40) as engine:
+        assert await probe_log_probabilities(model, engine, list(range(3, 30)), 0.9, 40) < 1e-5
+
+
+class HeadOnly:
+    """An engine that computes logits apart from the model's forward."""
+
+    version = 0
+
+    def __init__(self, model):
+        self._model = model
+
+    async def generate_together(self, requests):
+        model, scaling = self._model, self._model.config.logits_scaling
+        try:
+            model.config.logits_scaling = 1.0
+            return await replies_of(model, [request.prompt_ids for request in requests], tokens=8)
+        finally:
+            model.config.logits_scaling = scaling
+
+
+async def test_the_probe_refuses_with_names_and_numbers():
+    model = model_of("granite")
+    with pytest.raises(ConfigError) as refused:
+        await probe_log_probabilities(model, HeadOnly(model), [3, 4, 5, 6], 1.0, 40)
+    text = str(refused.value)
+    assert text.startswith("log-probabilities of GraniteForCausalLM do not agree: for token ")
+    assert "the inference engine has -" in text
+    assert "training -" in text
+    assert "the model's own forward -" in text
+
+
+async def test_the_probe_refuses_what_is_no_number():
+    model = model_of("llama-3")
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    async with TorchEngine(model, max_rows=4, max_length=40) as engine:
+        with pytest.raises(ConfigError, match="do not agree"):
+            await probe_log_probabilities(model, engine, [3, 4, 5, 6], 1.0, 40)

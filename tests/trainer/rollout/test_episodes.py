@@ -1,0 +1,255 @@
+"""Training episodes: whatever a session, an agent or a reward does, there is an outcome, or a plug-in is named."""
+
+import inspect
+import math
+import sys
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from clients.protocol.arrays import DecodeError
+from clients.protocol.errors import ProblemError
+from trainer.errors import PluginError
+from trainer.inference.base import GenerationResult, SamplingParams
+from trainer.plugins import load_plugin
+from trainer.records import Outcome, Segment, Trajectory, Turn
+from trainer.rollout.actors import ModelActor, ScriptedActor
+from trainer.rollout.episodes import EpisodePlayer
+from trainer.tasks.task import Task
+
+TASK = Task(0, "Any-v0", seed=0)
+
+
+class Session:
+    """A session that answers as it is told."""
+
+    env = SimpleNamespace(metadata={}, kind="episodic")
+
+    def __init__(self, *, reward=1.0, info=None, problem=None):
+        self.reward, self.info, self.problem = reward, info or {}, problem
+
+    async def reset(self, seed, options):
+        return "board", {}
+
+    async def step(self, reply):
+        if self.problem is not None:
+            raise self.problem
+        return "board", self.reward, True, False, {"success": True, **self.info}
+
+
+class Pool:
+    """A pool whose sessions are all alike."""
+
+    def __init__(self, session=None, problem=None):
+        self._session, self._problem = session or Session(), problem
+
+    @asynccontextmanager
+    async def session(self, task):
+        if self._problem is not None:
+            raise self._problem
+        yield self._session
+
+
+async def played(pool, *, actor=None, **plugins) -> Trajectory:
+    settings = {
+        name: load_plugin(f"{__name__}:{function}", f"rollout.{name}") for name, function in plugins.items()
+    }
+    player = EpisodePlayer(pool, lambda: actor or ScriptedActor(["Up"]), 3, **settings)
+    return await player.play(TASK, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("problem", "outcome"),
+    [
+        (ProblemError("env_error", "ValueError: no board"), Outcome.ENVIRONMENT_ERROR),
+        (ProblemError("at_capacity", "no place"), Outcome.ENVIRONMENT_ERROR),
+        (ProblemError("upstream_error", "gone"), Outcome.ENVIRONMENT_ERROR),
+        (ProblemError("step_timeout", "slow"), Outcome.TIMEOUT),
+    ],
+)
+async def test_a_session_that_cannot_be_made_is_an_outcome(problem, outcome):
+    trajectory = await played(Pool(problem=problem))
+    assert trajectory.outcome is outcome
+    assert trajectory.detail == str(problem)
+    assert (trajectory.member, trajectory.attempt) == (1, 2)
+
+
+async def test_what_playing_again_cannot_mend_is_raised():
+    for code in ("unknown_env", "invalid_kwargs", "unauthorized", "forbidden"):
+        with pytest.raises(ProblemError, match=code):
+            await played(Pool(problem=ProblemError(code, "no")))
+
+
+@pytest.mark.parametrize(
+    "session",
+    [
+        Session(reward=math.nan),
+        Session(reward=-math.inf),
+        Session(reward=True),
+        Session(reward=1e300),
+        Session(reward=None),
+        Session(info={"format_penalty": math.nan}),
+        Session(info={"format_penalty": "much"}),
+    ],
+)
+async def test_a_number_of_an_environment_that_is_none_is_an_outcome(session):
+    trajectory = await played(Pool(session))
+    assert trajectory.outcome is Outcome.INVALID_NUMBER
+    assert not trajectory.outcome.is_result
+    assert trajectory.detail.startswith("the environment's ")
+
+
+async def test_an_answer_that_cannot_be_read_is_an_outcome():
+    trajectory = await played(
+        Pool(Session(problem=DecodeError("the reward of a step is a number, not bool")))
+    )
+    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+
+
+async def test_an_action_that_the_space_refuses_does_not_end_the_run():
+    trajectory = await played(Pool(Session(problem=ProblemError("invalid_action", "too long"))))
+    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+
+
+async def test_metrics_of_an_environment_that_are_no_numbers_are_counted():
+    metrics = {"steps": 2, "won": True, "speed": math.nan, "size": math.inf, "name": "x"}
+    trajectory = await played(Pool(Session(info={"metrics": metrics})))
+    assert trajectory.outcome is Outcome.SOLVED
+    assert trajectory.metrics == {"steps": 2.0, "won": 1.0, "metrics_refused": 2.0}
+
+
+def one_each(trajectory):
+    return np.ones(len(trajectory.turns), dtype=np.float32)
+
+
+def not_a_number(trajectory):
+    return [math.nan for _ in trajectory.turns]
+
+
+def a_flag(trajectory):
+    return [True for _ in trajectory.turns]
+
+
+def too_many(trajectory):
+    return [0.0] * 5
+
+
+def nothing(trajectory):
+    return None
+
+
+def broken(trajectory):
+    return [int("x") for _ in trajectory.turns]
+
+
+def wrong_signature():
+    return []
+
+
+async def test_rewards_of_the_user_replace_the_environments():
+    trajectory = await played(Pool(Session(reward=7.0)), reward="one_each")
+    assert [turn.reward for turn in trajectory.turns] == [1.0]
+
+
+@pytest.mark.parametrize("function", ["not_a_number", "a_flag"])
+async def test_a_reward_of_the_users_that_is_no_number_is_an_outcome(function):
+    trajectory = await played(Pool(), reward=function)
+    assert trajectory.outcome is Outcome.INVALID_NUMBER
+    assert f"a reward of {__name__}:{function} is " in trajectory.detail
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("too_many", "returned 5 rewards for 1 turns"),
+        ("nothing", "raised TypeError"),
+        ("broken", "raised ValueError: invalid literal for int()"),
+        ("wrong_signature", "raised TypeError: wrong_signature"),
+    ],
+)
+async def test_a_bug_in_a_reward_names_plugin_file_and_line(function, message):
+    with pytest.raises(PluginError) as raised:
+        await played(Pool(), reward=function)
+    text = str(raised.value)
+    assert text.startswith(f"rollout.reward '{__name__}:{function}' ")
+    assert message in text
+    lines = inspect.getsource(sys.modules[__name__]).splitlines()
+    line = int(text.rpartition("line ")[2].rstrip(")"))
+    assert __file__ in text
+    where = 'int("x")' if function == "broken" else f"def {function}("
+    assert where in lines[line - 1]
+
+
+async def agent_that_asks(session, task, member, actor, max_turns, attempt):
+    await session.reset(seed=1, options=None)
+    await session.step("Up")
+    raise AssertionError("the step should have failed")
+
+
+async def agent_with_a_bug(session, task, member, actor, max_turns, attempt):
+    return {}["missing"]
+
+
+async def agent_that_returns_nothing(session, task, member, actor, max_turns, attempt):
+    return None
+
+
+async def agent_with_a_nan(session, task, member, actor, max_turns, attempt):
+    return Trajectory(task, member, attempt, turns=[Turn(-1, 0, 0, "", "", reward=math.nan)])
+
+
+async def agent_with_a_torn_record(session, task, member, actor, max_turns, attempt):
+    return Trajectory(task, member, attempt, segments=[Segment(ids=[1, 2], logprobs=[0.0])])
+
+
+async def test_a_problem_of_the_environment_in_an_agent_of_the_users_is_an_outcome():
+    trajectory = await played(
+        Pool(Session(problem=ProblemError("env_error", "oops"))), agent="agent_that_asks"
+    )
+    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("agent_with_a_bug", "raised KeyError"),
+        ("agent_that_returns_nothing", "must return a Trajectory, not NoneType"),
+        ("agent_with_a_torn_record", "the lists of segment 0 differ in length"),
+    ],
+)
+async def test_a_bug_in_an_agent_names_it(function, message):
+    with pytest.raises(PluginError, match=f"rollout.agent '{__name__}:{function}'") as raised:
+        await played(Pool(), agent=function)
+    assert message in str(raised.value)
+
+
+async def test_numbers_of_an_agent_are_looked_at():
+    assert (await played(Pool(), agent="agent_with_a_nan")).outcome is Outcome.INVALID_NUMBER
+
+
+class Engine:
+    def __init__(self, logprob):
+        self._logprob = logprob
+
+    async def generate(self, request):
+        return GenerationResult([3], [self._logprob], [0], "stop")
+
+
+class Prompts:
+    def begin(self, info):
+        pass
+
+    def extend(self, trajectory, messages):
+        trajectory.segments.append(Segment())
+        trajectory.segments[-1].append_context([1, 2])
+        return [1, 2]
+
+
+@pytest.mark.parametrize("logprob", [math.nan, math.inf, -math.inf, 0.5])
+async def test_log_probabilities_that_are_none_are_an_outcome(logprob):
+    actor = ModelActor(Engine(logprob), Prompts(), SamplingParams(4), 64, 0, "test")
+    trajectory = await played(Pool(), actor=actor)
+    assert trajectory.outcome is Outcome.INVALID_NUMBER
+    assert "inference engine" in trajectory.detail

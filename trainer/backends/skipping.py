@@ -1,0 +1,36 @@
+"""Optimizer steps that are left out because they would have destroyed the weights."""
+
+from trainer.errors import RunError
+
+
+class SkippedSteps:
+    """Counts optimizer steps, and ends the run where too many in a row are left out.
+
+    Args:
+        what: What is trained, for the message.
+        limit: How many steps in a row may be left out.
+    """
+
+    def __init__(self, what: str, limit: int) -> None:
+        self._what = what
+        self._limit = limit
+        self._in_a_row = 0
+
+    def note(self, *, applied: bool, why: str = "") -> None:
+        """Take note of a step.
+
+        Args:
+            applied: Whether it was taken.
+            why: What was wrong, if not.
+
+        Raises:
+            RunError: If it is one too many.
+        """
+        self._in_a_row = 0 if applied else self._in_a_row + 1
+        if self._in_a_row > self._limit:
+            raise RunError(
+                f"{self._in_a_row} optimizer steps of the {self._what} in a row were left out "
+                f"(optimizer.max_skipped_steps {self._limit}): {why or 'the loss or its gradient is not finite'}; no "
+                "weights were harmed. Look at the rewards, lower optimizer.learning_rate, or go on from an older "
+                "checkpoint"
+            )

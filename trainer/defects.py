@@ -1,0 +1,43 @@
+"""Errors that nobody expected: named by file and line, and kept whole where the run keeps its records."""
+
+import tempfile
+import traceback
+from pathlib import Path
+
+from trainer.config.run import RunSettings
+from trainer.plugins import one_line
+
+TRACEBACK_FILE = "traceback.txt"
+"""The name of the last error's traceback in a run's directory."""
+
+
+def described(error: BaseException) -> str:
+    """Return an error's class, message, file and line, on one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {one_line(error)}{place}"
+
+
+def keep_traceback(settings: RunSettings | None, error: BaseException) -> Path:
+    """Write an error's traceback into the run's directory, or beside all others where that cannot be written.
+
+    Args:
+        settings: The run; None if its settings were not read.
+        error: What was raised.
+
+    Returns:
+        The file.
+    """
+    text = "".join(traceback.format_exception(error))
+    if settings is not None:
+        file = Path(settings.output_dir) / TRACEBACK_FILE
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        except OSError:
+            pass  # a full disk, for example, may be the very error
+        else:
+            return file
+    with tempfile.NamedTemporaryFile("w", prefix="roll-train-", suffix=".txt", delete=False) as other:
+        other.write(text)
+    return Path(other.name)

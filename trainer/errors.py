@@ -1,0 +1,17 @@
+"""What a user can mend. These errors end a command with one line; what is none of them is a defect."""
+
+
+class TrainerError(Exception):
+    """Base of the errors whose message is all that a user needs."""
+
+
+class ConfigError(TrainerError, ValueError):
+    """The settings cannot be used; the message says where and what to do."""
+
+
+class RunError(TrainerError, RuntimeError):
+    """A run cannot go on; the message says why and what to do."""
+
+
+class PluginError(TrainerError):
+    """Code of the user's failed or broke its contract; the message names it, with file and line where it failed."""

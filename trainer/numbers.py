@@ -1,0 +1,61 @@
+"""Numbers from outside, looked at where they enter: a user's code, an environment, an inference engine."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+LARGEST = 1e9
+"""Magnitude beyond which a number is refused: sums and squares of it must stay far within float32."""
+
+
+class InvalidNumberError(Exception):
+    """What should be a number is not finite, not a number at all, or too large to compute with."""
+
+
+def finite_number(value: object, name: str) -> float:
+    """Return `value` as a float.
+
+    Args:
+        value: A number of Python's, numpy's or torch's. A boolean is none, and neither is text.
+        name: What it is, for the message.
+
+    Raises:
+        InvalidNumberError: If it is not a number, not finite, or larger than `LARGEST`.
+    """
+    try:
+        plain = value.item() if isinstance(value, np.generic | np.ndarray | Tensor) else value
+        if isinstance(plain, bool | str | bytes) or not hasattr(plain, "__float__"):
+            raise InvalidNumberError(f"{name} is {_shown(value)}, which is no number")
+        number = float(plain)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise InvalidNumberError(f"{name} is {_shown(value)}: {error}") from error
+    if not math.isfinite(number) or abs(number) > LARGEST:
+        raise InvalidNumberError(f"{name} is {number:g}; numbers are finite and at most {LARGEST:g}")
+    return number
+
+
+def are_finite(values: Iterable[float]) -> bool:
+    """Whether all of `values` are finite."""
+    return all(map(math.isfinite, values))
+
+
+def not_finite(state: Any, name: str = "") -> Iterator[str]:
+    """Yield the names of all tensors in nested dictionaries and lists that hold anything but finite numbers."""
+    if isinstance(state, Tensor):
+        if state.is_floating_point() and not bool(state.isfinite().all()):
+            yield name
+    elif isinstance(state, float):
+        if not math.isfinite(state):
+            yield name
+    elif isinstance(state, Mapping | list | tuple):
+        parts = state.items() if isinstance(state, Mapping) else enumerate(state)
+        for key, part in parts:
+            yield from not_finite(part, f"{name}.{key}" if name else str(key))
+
+
+def _shown(value: object) -> str:
+    text = repr(value) if isinstance(value, bool | int | float | str | None) else f"a {type(value).__name__}"
+    return text if len(text) <= 40 else f"{text[:40]}..."

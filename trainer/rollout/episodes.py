@@ -1,0 +1,132 @@
+"""Training episodes: a session is lent, an agent plays in it, rewards may be given anew; every end has an outcome."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from clients.protocol.errors import ProblemError
+from clients.session import EnvSession
+from trainer.numbers import InvalidNumberError, are_finite, finite_number
+from trainer.plugins import Plugin
+from trainer.records import Segment, Trajectory, Turn
+from trainer.rollout.actors import Actor
+from trainer.rollout.agent import note_failure, play_episode
+from trainer.rollout.environments import EnvironmentPool
+from trainer.tasks.task import Task
+
+PlayInSession = Callable[[EnvSession], Awaitable[Trajectory]]
+
+
+async def play_in_session(
+    pool: EnvironmentPool, task: Task, play: PlayInSession, member: int = 0, attempt: int = 0
+) -> Trajectory:
+    """Lend a session and play in it. A session that cannot be made is an outcome like any other.
+
+    Raises:
+        ProblemError: If the server refuses what the run asks for (unknown environment, bad kwargs, wrong token).
+    """
+    try:
+        async with pool.session(task) as session:
+            return await play(session)
+    except (ProblemError, InvalidNumberError) as error:
+        trajectory = Trajectory(task, member, attempt)
+        note_failure(trajectory, error)
+        return trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodePlayer:
+    """Plays the episodes that are trained on.
+
+    Attributes:
+        pool: The environments.
+        make_actor: Makes the player of one episode.
+        max_turns: Turns after which an episode is truncated.
+        agent: A coroutine of the user's that plays in place of ours.
+        reward: A function of the user's that gives the turns their rewards.
+    """
+
+    pool: EnvironmentPool
+    make_actor: Callable[[], Actor]
+    max_turns: int
+    agent: Plugin | None = None
+    reward: Plugin | None = None
+
+    async def play(self, task: Task, member: int, attempt: int) -> Trajectory:
+        """Play one episode.
+
+        Raises:
+            PluginError: If code of the user's raises or returns what cannot be read.
+            ProblemError: If the server refuses what the run asks for.
+        """
+
+        async def in_session(session: EnvSession) -> Trajectory:
+            return await self._agent(session, task, member, attempt)
+
+        trajectory = await play_in_session(self.pool, task, in_session, member, attempt)
+        if self.reward is not None and trajectory.outcome.is_result:
+            try:
+                _give_rewards(trajectory, self.reward)
+            except InvalidNumberError as error:
+                note_failure(trajectory, error)
+        return trajectory
+
+    async def _agent(self, session: EnvSession, task: Task, member: int, attempt: int) -> Trajectory:
+        actor = self.make_actor()
+        if self.agent is None:
+            return await play_episode(session, task, member, actor, self.max_turns, attempt)
+        with self.agent.running():
+            trajectory = await self.agent.function(session, task, member, actor, self.max_turns, attempt)
+        if not isinstance(trajectory, Trajectory):
+            raise self.agent.broken(f"must return a Trajectory, not {type(trajectory).__name__}")
+        if fault := _record_fault(trajectory):
+            raise self.agent.broken(f"returned a record that does not fit together: {fault}")
+        _check_numbers(trajectory)
+        return trajectory
+
+
+def _give_rewards(trajectory: Trajectory, reward: Plugin) -> None:
+    """Replace the turns' rewards by those of a function of the user's.
+
+    Raises:
+        PluginError: If it raises, or does not return a number for each turn.
+        InvalidNumberError: If one of them is none that can be computed with.
+    """
+    given = reward(trajectory)
+    with reward.running():
+        rewards = list(given)
+    if len(rewards) != len(trajectory.turns):
+        raise reward.broken(f"returned {len(rewards)} rewards for {len(trajectory.turns)} turns")
+    numbers = [finite_number(value, f"a reward of {reward.path}") for value in rewards]
+    for turn, value in zip(trajectory.turns, numbers, strict=True):
+        turn.reward = value
+
+
+def _record_fault(trajectory: Trajectory) -> str | None:
+    """What of a record that other code than ours wrote does not fit together."""
+    for place, segment in enumerate(trajectory.segments):
+        lengths = {len(part) for part in _lists(segment)}
+        if lengths != {len(segment.ids)}:
+            return f"the lists of segment {place} differ in length"
+    for place, turn in enumerate(trajectory.turns):
+        if turn.start != turn.end and not _is_span(turn, trajectory):
+            return f"turn {place} is not within its segment"
+    return None
+
+
+def _lists(segment: Segment) -> tuple[list[int], list[bool], list[float], list[int], list[int]]:
+    return segment.ids, segment.action_mask, segment.logprobs, segment.versions, segment.turn_index
+
+
+def _is_span(turn: Turn, trajectory: Trajectory) -> bool:
+    if not 0 <= turn.segment < len(trajectory.segments):
+        return False
+    return 0 <= turn.start < turn.end <= len(trajectory.segments[turn.segment].ids)
+
+
+def _check_numbers(trajectory: Trajectory) -> None:
+    for turn in trajectory.turns:
+        turn.reward = finite_number(turn.reward, "a turn's reward")
+        turn.format_penalty = finite_number(turn.format_penalty, "a turn's format penalty")
+    for segment in trajectory.segments:
+        if not are_finite(segment.logprobs):
+            raise InvalidNumberError("a log-probability of the record is not finite")
