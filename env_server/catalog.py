@@ -212,6 +212,7 @@ def _class_entry(
     env_id: str, target: str, settings: Settings, max_episode_steps: int | None, *, ours: bool
 ) -> CatalogEntry:
     env_class = _load_class(target)
+    schema, operator_kwargs = _declared_kwargs(env_class, target)
     metadata = dict(env_class.metadata)
     if max_episode_steps is None:
         max_episode_steps = metadata.get("max_episode_steps")
@@ -226,11 +227,24 @@ def _class_entry(
         settings,
         metadata=metadata,
         isolation=_isolation(metadata) if ours else "process",
-        schema=getattr(env_class, "kwargs_schema", None),
-        operator_kwargs=frozenset(getattr(env_class, "operator_kwargs", frozenset())),
+        schema=schema,
+        operator_kwargs=operator_kwargs,
         max_episode_steps=max_episode_steps,
         deterministic=bool(metadata.get("deterministic", ours)),
     )
+
+
+def _declared_kwargs(
+    env_class: type[gymnasium.Env[Any, Any]], target: str
+) -> tuple[Mapping[str, Any] | None, frozenset[str]]:
+    """The schema of what a client may set, and the names that are the operator's, as the class says."""
+    try:
+        schema = getattr(env_class, "kwargs_schema", None)
+        return schema, frozenset(getattr(env_class, "operator_kwargs", frozenset()))
+    except Exception as error:  # the boundary to an author's annotations
+        raise ConfigurationError(
+            f"cannot read the kwargs that {target!r} declares: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _gymnasium_entry(env_id: str, target: str, settings: Settings) -> CatalogEntry:

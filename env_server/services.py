@@ -105,7 +105,7 @@ class Services:
             self._forwarder = Forwarder(seat.directory, seat.index, seat.processes)
         self._neighbours = Neighbours(seat, self._forwarder)
         self._readiness = Readiness(
-            *(seat, self.lifecycle, self._workplaces, self._journal_file, roster, shared)
+            seat, self.lifecycle, self._workplaces, self._journal_file, roster, shared
         )
         self._exposition = Exposition(
             *(settings, seat, self.metrics, self._sessions.by_id),

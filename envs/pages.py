@@ -94,12 +94,6 @@ def _steps(limit: int | None) -> str:
     return "1 step" if limit == 1 else f"{limit} steps by default"
 
 
-def _steps(limit: int | None) -> str:
-    if limit is None:
-        return "no limit"
-    return "1 step" if limit == 1 else f"{limit} steps by default"
-
-
 def _kwargs(kwargs: tuple[Kwarg, ...]) -> str:
     own = [kwarg for kwarg in kwargs if not kwarg.operator]
     operators = [kwarg for kwarg in kwargs if kwarg.operator]
@@ -131,7 +125,10 @@ def _baselines(audit: Mapping[str, Any]) -> str:
 
 def _found(audit: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for entry in audit["entries"]:
-        yield entry["check"], entry["detail"] or entry["verdict"]
+        if entry["verdict"] == "skipped":
+            continue
+        told = entry["detail"] or entry["verdict"]
+        yield entry["check"], told if entry["verdict"] == "ok" else f"**{entry['verdict']}**: {told}"
 
 
 def _cell(text: Any) -> str:

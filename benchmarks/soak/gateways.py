@@ -22,6 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,10 @@ class Progress:
             fresh.replace(path)
 
 
+Pause = Callable[[], float]
+"""How long a player thinks before a step, in seconds."""
+
+
 def actions_of(number: int) -> list[str]:
     return random.Random(number).choices(ACTIONS, k=LONGEST)
 
@@ -137,7 +143,7 @@ class HttpPlayer:
         self._progress = progress
         self._names_places = names_places
 
-    async def play(self, game: str, number: int, pause: random.Random | None) -> list[Any]:
+    async def play(self, game: str, number: int, pause: "Pause | None") -> list[Any]:
         body = {
             "env_id": game,
             "kwargs": GAMES[game],
@@ -150,7 +156,7 @@ class HttpPlayer:
         seen = [made["reset"]["observation"]]
         for index, action in enumerate(actions_of(number)):
             if pause is not None:
-                await asyncio.sleep(pause.uniform(0.0, 0.6))
+                await asyncio.sleep(pause())
             begun = time.monotonic()
             step = await self._step(path, action, index)
             self._progress.slowest_step_s = max(self._progress.slowest_step_s, time.monotonic() - begun)
@@ -199,14 +205,14 @@ class UnknownError(Exception):
 
 
 async def play_with_client(
-    client: EnvClient, progress: Progress, number: int, game: str, pause: random.Random
+    client: EnvClient, progress: Progress, number: int, game: str, pause: Pause
 ) -> list[Any]:
     """The same through our client, whose sessions must stay the same."""
     session = await client.make(game, GAMES[game], idle_timeout_s=IDLE_S)
     name = session.session_id
     seen: list[Any] = [(await session.reset(seed=number)).observation]
     for action in actions_of(number):
-        await asyncio.sleep(pause.uniform(0.0, 0.6))
+        await asyncio.sleep(pause())
         begun = time.monotonic()
         step = await session.step(action)
         progress.slowest_step_s = max(progress.slowest_step_s, time.monotonic() - begun)
@@ -226,11 +232,19 @@ class Fleet:
         self.journal = Journal(place).start()
         shared = ("--gateway", "--allow-network", "loopback", "--linger-s", "5")
         url = f"redis://127.0.0.1:{self.journal.port}/0"
-        self.gateways = [Server([*shared, "--journal-url", url]).start() for _ in range(GATEWAYS)]
-        register = [part for gateway in self.gateways for part in ("--register", gateway.url)]
-        # Half of the nodes come back with what they had, and half with nothing.
-        states = [("--state-dir", f"{place}/node-{number}") if number % 2 else () for number in range(NODES)]
-        self.nodes = [Server([*SERVED, *register, *state, "--workers", "1"]).start() for state in states]
+        self.gateways = [
+            Server([*shared, "--journal-url", url, "--state-dir", f"{place}/gateway-{number}"])
+            for number in range(GATEWAYS)
+        ]
+        with ThreadPoolExecutor() as starting:
+            list(starting.map(Server.start, self.gateways))
+            register = [part for gateway in self.gateways for part in ("--register", gateway.url)]
+            # Half of the nodes come back with what they had, and half with nothing.
+            states = [
+                ("--state-dir", f"{place}/node-{number}") if number % 2 else () for number in range(NODES)
+            ]
+            self.nodes = [Server([*SERVED, *register, *state, "--workers", "1"]) for state in states]
+            list(starting.map(Server.start, self.nodes))
 
     def stop(self) -> None:
         for server in (*self.nodes, *self.gateways, self.journal):
@@ -296,10 +310,19 @@ async def _back(victim: Server, pause_s: float) -> None:
 
 
 async def player(
-    number: int, url: str, client: EnvClient, http: httpx.AsyncClient, progress: Progress, until: float
+    number: int,
+    client: EnvClient,
+    http: httpx.AsyncClient,
+    progress: Progress,
+    until: float,
+    longest_pause_s: float,
 ) -> None:
     """Play one episode after the other. Of four players one names no places, and one has our client's sockets."""
-    pause = random.Random(f"{progress.seed} {number}")
+    chance = random.Random(f"{progress.seed} {number}")
+
+    def pause() -> float:
+        return chance.uniform(0.0, longest_pause_s)
+
     episode = sum(each.startswith(f"{number}.") for each in progress.played)
     games = list(GAMES)
     while time.monotonic() < until:
@@ -381,7 +404,7 @@ async def play_all(
         httpx.AsyncClient(base_url=proxy.url, timeout=90, limits=limits) as http,
     ):
         playing = [
-            asyncio.create_task(player(number, proxy.url, client, http, progress, until))
+            asyncio.create_task(player(number, client, http, progress, until, options.pause))
             for number in range(options.players)
         ]
         firing = asyncio.create_task(fleet.fire(options, progress))
@@ -414,6 +437,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--kills", type=int, default=60, help="Of gateways and nodes, in all.")
     parser.add_argument("--journal-kills", type=int, default=0, help="Of the journal's server, beside those.")
+    parser.add_argument("--pause", type=float, default=0.6, help="Players think so long at most, in seconds.")
     parser.add_argument("--players", type=int, default=32)
     parser.add_argument(
         "--settle-s",
@@ -424,6 +448,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="Where progress and results are kept.")
     options = parser.parse_args()
+    # Servers in groups of their own are ended by this program, also where it is told to stop.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT
     ).stdout.strip()

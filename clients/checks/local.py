@@ -292,6 +292,9 @@ def check_kwargs(target: Target) -> Iterator[Finding]:
     kind = type(env.unwrapped)
     env.close()
     schema = getattr(kind, "kwargs_schema", None)
+    if schema is None and not inspect.signature(kind).parameters:
+        yield Finding(check, Status.PASS, "no kwargs")
+        return
     if schema is None:
         yield Finding(
             check,
@@ -304,7 +307,29 @@ def check_kwargs(target: Target) -> Iterator[Finding]:
     if wrong:
         yield Finding(check, Status.FAIL, "; ".join(wrong), "let schema and `__init__` name the same things")
     else:
-        yield Finding(check, Status.PASS, ", ".join(schema.get("properties", {})) or "no kwargs")
+        properties = schema.get("properties", {})
+        yield Finding(check, Status.PASS, ", ".join(properties) or "no kwargs")
+        yield from _check_descriptions(properties)
+
+
+def _check_descriptions(properties: dict[str, Any]) -> Iterator[Finding]:
+    if not properties:
+        return
+    check = "kwargs are described"
+    bare = [
+        name
+        for name, part in properties.items()
+        if not (isinstance(part, dict) and part.get("description") and "default" in part)
+    ]
+    if bare:
+        yield Finding(
+            check,
+            Status.WARN,
+            f"no description or no default: {', '.join(bare)}",
+            "say both in the schema, or declare them by annotations of `__init__` (`envs.kwargs.DeclaredKwargs`)",
+        )
+    else:
+        yield Finding(check, Status.PASS)
 
 
 def _schema_faults(kind: type, schema: Any) -> Iterator[str]:

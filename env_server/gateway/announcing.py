@@ -173,12 +173,7 @@ class Announcer:
         if not due:
             return False
         envs = [{"env_id": env_id, "probed": env_id in gateway.registered} for env_id in due]
-        body: dict[str, Any] = {
-            "url": self._url,
-            "token": self._token,
-            "load": self._load(),
-            "envs": envs,
-        }
+        body: dict[str, Any] = {"url": self._url, "token": self._token, "load": self._load(), "envs": envs}
         if len(self._gateways) > 1:
             body["gateways"] = len(self._gateways)
         reply = _reply(await self._client.post(f"{gateway.url}/v1/registrations", json=body))

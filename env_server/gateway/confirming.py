@@ -107,7 +107,7 @@ class Confirming:
             self._sessions.end(session, reason)
             return session_gone(session.session_id, reason)
         away = JournalAway(status)
-        return not_known(away) if operation.is_numbered_here else away.problem()
+        return away.not_known() if operation.is_numbered_here else away.problem()
 
     async def _fill(
         self, operation: "OnItsWay", answer: "Reply | ProblemError", arguments: Arguments
@@ -182,14 +182,6 @@ class Confirming:
             operation.fields["step"] = found.steps
             operation.is_numbered_here = True
         self._again(operation, gone=False)
-
-
-def not_known(error: Exception | str) -> ProblemError:
-    """The problem that a step may have been taken, which only one that names its place can find out."""
-    return ProblemError(
-        "upstream_error",
-        f"{error}; whether the step was taken is not known: name its episode and step, and ask again",
-    )
 
 
 def _reason(text: Any) -> EndReason:

@@ -16,19 +16,28 @@ LEASE_S = 6.0
 """A gateway that moves a session and dies keeps the others waiting for no longer than this."""
 
 _RETRY_AFTER_S = 1
+_AWAY = "the journal that the gateways share cannot be used at present"
 _pack = msgpack.Packer(use_bin_type=True).pack
+
+
+def not_known(trouble: Exception | str) -> ProblemError:
+    """The problem that a step may have been taken, which only one that names its place can find out."""
+    return ProblemError(
+        "upstream_error",
+        f"{trouble}; whether the step was taken is not known: name its episode and step, and ask again",
+    )
 
 
 class JournalAway(Exception):  # noqa: N818 - the name says what happened
     """The journal does not answer, or cannot be written: nothing may be said to a client for now."""
 
     def problem(self) -> ProblemError:
-        """What a client is told, which asks again."""
-        return ProblemError(
-            "draining",
-            f"the gateways' shared journal cannot be used at present: {self}",
-            retry_after=_RETRY_AFTER_S,
-        )
+        """What a client is told, which asks again; why, and where the journal is, only the log says."""
+        return ProblemError("draining", _AWAY, retry_after=_RETRY_AFTER_S)
+
+    def not_known(self) -> ProblemError:
+        """The same of a step that may have been taken, and named no place."""
+        return not_known(_AWAY)
 
 
 class Head(NamedTuple):

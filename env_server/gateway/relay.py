@@ -14,8 +14,8 @@ from clients.protocol.errors import ProblemError
 from env_server.auth import Caller
 from env_server.context import Context
 from env_server.envelope import as_problem
-from env_server.gateway.confirming import Confirming, not_known
-from env_server.gateway.journal_entries import Arguments, JournalAway
+from env_server.gateway.confirming import Confirming
+from env_server.gateway.journal_entries import Arguments, JournalAway, not_known
 from env_server.gateway.link import Passage
 from env_server.gateway.relayed import UNREADABLE, RelayedSession
 from env_server.gateway.relocation import PATIENCE_S, Relocation, renamed

@@ -59,6 +59,7 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
             "price that it has, from 0 to 1. Success is 1."
         ),
         "max_episode_steps": 15,
+        "action_labels": True,
     }
 
     def __init__(
@@ -148,6 +149,7 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
         self._goal_index = 0
         self._shop = self._visit(0)
         self._expert: Expert | None = None
+        self._labels = False
         self._steps = self._invalid = 0
         self._last = ""
 
@@ -156,7 +158,7 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Begin a visit. Options are `goal_index`, `split` and `expert`."""
+        """Begin a visit. Options are `goal_index`, `split`, `expert` and `labels`, for people who play."""
         super().reset(seed=seed)
         options = options or {}
         index = options.get("goal_index")
@@ -171,6 +173,7 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
         self._shop = self._visit(index)
         anywhere = self.wording.search_anywhere
         self._expert = Expert(self._shop, search_anywhere=anywhere) if options.get("expert", False) else None
+        self._labels = bool(options.get("labels", False))
         self._steps = self._invalid = 0
         self._last = ""
         info = self._info(valid=True, penalty=0.0)
@@ -244,6 +247,22 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
             return [f"search[{instruction_query(self._shop) or 'KEYWORDS'}]"]
         return [f"click[{name}]" for name in self._clickables()]
 
+    def _action_labels(self) -> dict[str, str]:
+        """Return what people read on buttons: of a product its name and price, of a value its option, too."""
+        shop = self._shop
+        shown = map(shop.catalogue.product, shop.shown) if shop.page == "search_results" else ()
+        labels = {each.asin.lower(): f"{each.title}, {each.price_tag}" for each in shown}
+        for value, clickable in shop.clickables().items():
+            if clickable.kind == "option":
+                chosen = " ✓" if shop.options.get(clickable.name) == value else ""
+                labels[value] = f"{clickable.name}: {value}{chosen}"
+        actions = codes(shop) if self._compact else {text: parse_action(text) for text in self._listed()}
+        return {
+            text: labels.get(action.argument, action.argument)
+            for text, action in actions.items()
+            if action is not None and action.name == "click"
+        }
+
     def _observation(self) -> str:
         if self._compact:
             return as_compact_text(self._shop)
@@ -297,6 +316,8 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
                 "options": dict(shop.options),
             },
         }
+        if self._labels:
+            info["action_labels"] = self._action_labels()
         if shop.score is not None:
             info["score"] = shop.score.describe() | {"noun_tagger": self._noun_tagger}
             info["goal"] = _plain_goal(shop.goal)

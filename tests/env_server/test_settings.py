@@ -68,6 +68,7 @@ def test_values(tmp_path: Path, flags: dict[str, Any], text: str, expected: dict
         ({}, "port: [\n", "cannot read"),
         ({}, "host: 0.0.0.0\n", "loopback"),
         ({}, "gateway: true\nprocesses: 2\n", "one I/O process"),
+        ({}, "journal_url: redis://127.0.0.1\n", "journal_url is for gateways"),
         ({}, "isolation: {A: cloud}\n", "isolation.A"),
         ({}, "isolation: {a/b: inline}\n", "isolation"),
         ({"isolation": ["inline"]}, "", "not ENV=VALUE"),

@@ -32,8 +32,8 @@ def environment():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_data_set_pays_its_own_answers_and_no_junk(environment, name):
     for seed in range(3):
-        prompt, info = environment.reset(seed=seed, options={"dataset": name, "seed": seed})
-        task = info["state"]["task"]
+        prompt, _ = environment.reset(seed=seed, options={"dataset": name, "seed": seed})
+        task = environment.task
         assert prompt == task["question"]
         verdict = environment.score(f"<think>junk</think><answer>{task['answer']}</answer>", task)
         assert verdict.outcome == "correct", verdict
@@ -44,8 +44,8 @@ def test_a_data_set_pays_its_own_answers_and_no_junk(environment, name):
 
 
 def test_a_scorer_that_raises_on_junk_says_that_it_is_no_answer(environment):
-    _, info = environment.reset(options={"dataset": "prime_factorization", "seed": 4})
-    verdict = environment.score("<answer>two times three</answer>", info["state"]["task"])
+    environment.reset(options={"dataset": "prime_factorization", "seed": 4})
+    verdict = environment.score("<answer>two times three</answer>", environment.task)
     assert (verdict.score, verdict.outcome) == (0.0, "unparsable")
     assert verdict.detail.startswith("no_such_answer: the scorer raised ValueError")
 

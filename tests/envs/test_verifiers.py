@@ -89,19 +89,19 @@ def assert_verdict(verdict: Verdict) -> None:
 @settings(max_examples=40, deadline=None)
 @given(response=RESPONSES, seed=st.integers(0, 50))
 def test_every_response_has_a_verdict(env_id, response, seed):
-    _, info = verifier(env_id).reset(seed=seed)
-    verdict = verifier(env_id).score(response, info["state"]["task"])
+    verifier(env_id).reset(seed=seed)
+    verdict = verifier(env_id).score(response, verifier(env_id).task)
     assert_verdict(verdict)
     # Nothing is kept from one response to the next.
-    assert verifier(env_id).score(response, info["state"]["task"]) == verdict
+    assert verifier(env_id).score(response, verifier(env_id).task) == verdict
 
 
 @pytest.mark.parametrize("env_id", CHECKED_TASKS)
 @settings(max_examples=60, deadline=None)
 @given(response=RESPONSES, seed=st.integers(0, 50), data=st.data())
 def test_every_task_has_a_verdict(env_id, response, seed, data):
-    _, info = verifier(env_id).reset(seed=seed)
-    task = dict(info["state"]["task"])
+    verifier(env_id).reset(seed=seed)
+    task = dict(verifier(env_id).task)
     field = data.draw(
         st.sampled_from([*task, "mode", "reward", "template", "tokens", "ground_truth", "func_name"])
     )

@@ -11,6 +11,7 @@ from typing import Any
 from trainer.config.run import PromptSettings
 from trainer.plugins import Plugin, load_plugin
 
+_LAST_TURNS = 3
 Message = Mapping[str, Any]
 """A chat message: `role`, `content`, and whatever else the chat template reads."""
 
@@ -50,7 +51,7 @@ def context_policy(settings: PromptSettings) -> ContextPolicy:
         return _checked_policy(load_plugin(settings.custom_context, "prompt.custom_context"))
     if settings.context == "full_history":
         return full_history
-    return last_turns(1 if settings.context == "single_turn" else settings.turns)
+    return last_turns(1 if settings.context == "single_turn" else settings.turns or _LAST_TURNS)
 
 
 def _checked_policy(plugin: Plugin) -> ContextPolicy:
@@ -83,6 +84,13 @@ def with_instruction(messages: list[Message], instruction: str | None, placement
         return [{"role": "system", "content": instruction}, *messages]
     for position, message in enumerate(messages):
         if message["role"] == "user":
-            changed = dict(message) | {"content": f"{instruction}\n\n{message['content']}"}
+            changed = dict(message) | {"content": prefixed(instruction, message["content"])}
             return [*messages[:position], changed, *messages[position + 1 :]]
     return [{"role": "user", "content": instruction}, *messages]
+
+
+def prefixed(text: str, content: Any) -> Any:
+    """Return a message's content with a text before it, and an empty line between them."""
+    if isinstance(content, list):
+        return [{"type": "text", "text": text}, *content]
+    return f"{text}\n\n{content}"

@@ -5,8 +5,9 @@ from typing import Any
 
 from trainer.config.run import PromptSettings
 from trainer.records import Segment, Trajectory
+from trainer.rollout.chat_template import Tool
 from trainer.rollout.context import ContextPolicy, Exchange, Message, with_instruction
-from trainer.rollout.rendering import ChatRenderer, Tool
+from trainer.rollout.rendering import ChatRenderer
 
 
 class PromptBuilder:
@@ -68,9 +69,12 @@ class PromptBuilder:
     def _continuation(self, messages: list[Message]) -> list[Message] | None:
         """The messages after the last reply, if `messages` are the last prompt, that reply, and more."""
         seen = len(self._messages)
-        if not self.renderer.append_only or not self._history or len(messages) <= seen + 1:
+        if not self._history or len(messages) <= seen + 1 or messages[seen + 1]["role"] == "assistant":
             return None
         reply = {"role": "assistant", "content": self._history[-1].reply}
-        if messages[:seen] == self._messages and messages[seen] == reply:
-            return messages[seen + 1 :]
-        return None
+        if messages[:seen] != self._messages or messages[seen] != reply:
+            return None
+        if not self.renderer.append_only:
+            self.renderer.template.note("it rewrites earlier turns, so every turn is a segment of its own")
+            return None
+        return messages[seen + 1 :]

@@ -216,15 +216,17 @@ class RetailEnv(ToolEnv):
         return {
             "state": {
                 "database": self._shop.digest,
-                "user_id": self._user_id,
-                "orders": {
-                    key: self._shop.database["orders"][key]["status"]
-                    for key in self._shop.database["users"].get(self._user_id, {}).get("orders", ())
-                },
                 "requests_left": len(self._requests) - customer.place,
+                # What a policy has to find out is told to those only who may ask for experts.
+                **(self._account() if self._expert else {}),
             },
             "anchor": digest([self._shop.digest, talk, made]),
         }
+
+    def _account(self) -> dict[str, Any]:
+        account = self._shop.database["users"].get(self._user_id, {})
+        orders = {key: self._shop.database["orders"][key]["status"] for key in account.get("orders", ())}
+        return {"user_id": self._user_id, "orders": orders}
 
     def _info(self, *, success: bool, valid: bool, reward: float, penalty: float) -> dict[str, Any]:
         info = super()._info(success=success, valid=valid, reward=reward, penalty=penalty)

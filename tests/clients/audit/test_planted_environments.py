@@ -76,7 +76,7 @@ PAID = [
     ),
     (
         "AnswerInState",
-        {'leaks: answer in info["state"]': WARNING},
+        {'leaks: answer in info["state"]': FAILED},
         ('answer in info["state"]', "info['state']['answer'], said back: 40/40 solved"),
     ),
     (

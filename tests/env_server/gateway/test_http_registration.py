@@ -171,15 +171,26 @@ async def test_replicas_are_alike(http: httpx.AsyncClient) -> None:
             {"deterministic": False},
             {"max_episode_steps": 5},
             {"kwargs_schema": {"type": "object"}},
+            {"kwargs_schema": KWARGS | {"properties": {"size": {"type": "integer", "default": 5}}}},
         ):
             async with scripted(saying(**fields)) as other:
                 answer = await register(http, "Alike", other)
                 assert (answer["code"], answer["fields"]) == ("spec_mismatch", list(fields))
         assert (await http.get("/v1/envs/Alike")).json()["replicas"] == 1
+        described = {"size": {"type": "integer", "default": 4, "description": "How large it is."}}
+        async with scripted(saying(kwargs_schema=KWARGS | {"properties": described})) as other:
+            second = await register(http, "Alike", other)
+            assert (await http.get("/v1/envs/Alike")).json()["replicas"] == 2
+            await unregister(http, second)
         await unregister(http, first)
 
 
-SPEC = {"version": "1", "deterministic": True}
+KWARGS = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {"size": {"type": "integer", "default": 4}},
+}
+SPEC = {"version": "1", "deterministic": True, "kwargs_schema": KWARGS}
 STEP = {"observation": "on", "reward": 0, "terminated": False, "truncated": False, "info": {}}
 
 

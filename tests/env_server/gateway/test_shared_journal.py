@@ -1,6 +1,9 @@
 """Several gateways before the same nodes: no answered step is lost, and no session lives twice."""
 
 import asyncio
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -213,6 +216,7 @@ async def test_nothing_is_answered_while_the_journal_is_away(fleet: Fleet, playe
             await player.ask(method, path, body)
     reasons = (await player.http.get("/ready")).json()
     assert "journal" in str(reasons)
+    assert str(fleet.journal.port) not in away.value.detail, "where it is is nobody's business"
     fleet.journal.start()
     await patiently(player, "1")
     fleet.journal.pause()
@@ -264,7 +268,7 @@ async def test_a_journal_that_is_full_refuses_and_goes_on_when_it_is_not(
     try:
         with pytest.raises(ProblemError, match="draining") as full:
             await player.step("0")
-        assert "memory" in full.value.detail
+        assert "journal" in full.value.detail
     finally:
         fleet.journal.ask("CONFIG", "SET", "maxmemory", "0")
     await patiently(player, "0")
@@ -410,3 +414,30 @@ async def test_a_journal_that_is_away_is_tried_no_further_until_it_is_back(
         while one.trouble is not None:
             await asyncio.sleep(0.02)
     assert await write(one, *check(1)) == "ok"
+
+
+# -- what an operator gets wrong -------------------------------------------------------------------------------------
+
+
+def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "env_server", "--gateway", "--port", "0", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_an_address_that_is_none_is_refused_without_showing_it() -> None:
+    ended = serve("--journal-url", "memcached://user:secret@127.0.0.1/0")
+    assert ended.returncode == 2
+    assert "journal_url cannot be read" in ended.stderr
+    assert "secret" not in ended.stderr
+
+
+def test_a_gateway_waits_for_a_journal_that_is_not_there_yet(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+    with ServerProcess((*GATEWAY, "--journal-url", server.url)) as gateway:
+        answer = httpx.get(f"{gateway.url}/ready")
+        assert (answer.status_code, [each["code"] for each in answer.json()["reasons"]]) == (503, ["journal"])
+        with server:
+            deadline = time.monotonic() + 30
+            while httpx.get(f"{gateway.url}/ready").status_code != 200:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)

@@ -101,6 +101,29 @@ async def test_a_number_of_an_environment_that_is_none_is_an_outcome(session):
     assert trajectory.detail.startswith("the environment's ")
 
 
+@pytest.mark.parametrize(
+    ("info", "outcome"),
+    [
+        ({"success": 1}, Outcome.SOLVED),
+        ({"success": 0.0}, Outcome.FAILED),
+        ({"success": "false"}, Outcome.INVALID_NUMBER),
+        ({"success": None}, Outcome.INVALID_NUMBER),
+        ({"action_is_valid": "no"}, Outcome.INVALID_NUMBER),
+    ],
+)
+async def test_truth_values_are_booleans_or_numbers(info, outcome):
+    assert (await played(Pool(Session(info=info)))).outcome is outcome
+
+
+async def test_very_long_keys_of_states_are_kept_as_digests():
+    class Long(Session):
+        async def reset(self, seed, options):
+            return "board", {"anchor": "x" * 1_000_000}
+
+    (turn,) = (await played(Pool(Long()))).turns
+    assert len(turn.anchor) == 32
+
+
 async def test_an_answer_that_cannot_be_read_is_an_outcome():
     trajectory = await played(
         Pool(Session(problem=DecodeError("the reward of a step is a number, not bool")))

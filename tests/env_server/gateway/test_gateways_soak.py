@@ -1,0 +1,42 @@
+"""A short run of the soak: three gateways, four nodes, a shared journal, requests spread at random, and kills."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.redis_server import program
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_a_few_kills_of_gateways_and_nodes_lose_no_step(tmp_path: Path) -> None:
+    program()
+    out = tmp_path / "soak.json"
+    command = [
+        sys.executable,
+        "benchmarks/soak/gateways.py",
+        "--minutes",
+        "0.15",
+        "--kills",
+        "4",
+        "--seed",
+        "3",
+    ]
+    command += [
+        "--journal-kills",
+        "1",
+        "--players",
+        "8",
+        "--pause",
+        "0.15",
+        "--settle-s",
+        "0",
+        "--out",
+        str(out),
+    ]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    result = json.loads(out.read_text())["result"]
+    assert set(result["kills"]) == {"gateway", "node", "journal"}
+    assert result["episodes"] >= 8
