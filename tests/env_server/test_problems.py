@@ -324,6 +324,28 @@ async def test_a_field_of_another_type_is_refused(server: Server, fast: bool) ->
             assert problem["code"] == "invalid_request", (name, wrong, problem)
 
 
+@pytest.mark.parametrize("options", [{"mapp": ["SG"]}, {"split": "train", "": 1}, {"expert": "yes"}])
+async def test_options_that_there_are_not_are_refused_and_cost_nothing(
+    server: Server, options: dict[str, Any]
+) -> None:
+    async with server.socket() as socket:
+        made = await socket.make("FrozenLake-v0")
+        begin = {"options": options}
+        episode = await socket.call("episode", session_id=made)
+        for op, fields in (
+            ("reset", {"session_id": made, **begin}),
+            ("step", {"session_id": made, "action": "Left", "autoreset": True, "reset": begin}),
+            ("make", {"env_id": "FrozenLake-v0", "reset": begin}),
+            ("restore", {"episode": episode | begin}),
+        ):
+            problem = (await socket.ask(op, **fields))["error"]
+            assert problem["code"] == "invalid_request", (op, problem)
+            assert "expert" in problem["detail"]
+        assert (await socket.call("step", session_id=made, action="Left"))["step"] == 1
+        declared = (await socket.call("envs", env_id="FrozenLake-v0"))["metadata"]["reset_options"]
+        assert declared == ["expert", "map", "split"]
+
+
 async def test_kwargs_are_what_a_portable_episode_can_keep() -> None:
     arguments = ("--env", "Fragile=tests.support.fragile_envs:Fragile", "--isolation", "Fragile=inline")
     with Server(*arguments) as server:
