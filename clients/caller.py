@@ -54,6 +54,7 @@ class Caller:
         self._patience_s = timing.operation_s
         self._request_prefix = secrets.token_hex(12)
         self._request_numbers = itertools.count()
+        self._complained = False
 
     def new_request_id(self) -> str:
         """Return an id by which the server knows a repeated request."""
@@ -91,7 +92,10 @@ class Caller:
                 connection = pool.ready(process)
                 if connection is None:
                     connection = await self._connect(process, deadline)
-                return await connection.request(fields, deadline, pool.max_request_bytes)
+                reply = await connection.request(fields, deadline, pool.max_request_bytes)
+                if attempt:
+                    self._complained = False
+                return reply
             except ConnectionLost as lost:
                 error: Exception = lost
                 delay = pool.backoff.delay(attempt - 1) if attempt else 0.0
@@ -103,7 +107,9 @@ class Caller:
                 delay = pool.backoff.delay_after(problem, attempt)
             if asyncio.get_running_loop().time() + delay >= deadline:
                 raise error
-            if not attempt:
+            # A thousand calls that wait for one server are one complaint.
+            if not self._complained and pool.on_outage is None:
+                self._complained = True
                 _log.warning("%s: %s; asking again until it answers", pool.url, error)
             attempt += 1
             await asyncio.sleep(delay)

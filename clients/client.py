@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -42,6 +42,8 @@ class EnvClient:
         timeout_s: How long one operation may take, with all reconnects and retries.
         connect_timeout_s: How long to wait for a server that was never reached.
         reconnect_timeout_s: How long to wait for a server that was reached before.
+        on_outage: Called when the server cannot be reached, once, with why; and with None when it can again. In its
+            place a warning is logged.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class EnvClient:
         timeout_s: float = 600.0,
         connect_timeout_s: float = 15.0,
         reconnect_timeout_s: float = 300.0,
+        on_outage: Callable[[Exception | None], None] | None = None,
     ) -> None:
         if encoding not in ("json", "msgpack"):
             raise ValueError(f"encoding is json or msgpack, not {encoding!r}")
@@ -60,6 +63,7 @@ class EnvClient:
         timing = Timing(connect_timeout_s, reconnect_timeout_s, timeout_s)
         self._caller = Caller(url, token=token, binary=encoding == "msgpack", timing=timing)
         self._pool = self._caller.pool
+        self._pool.on_outage = on_outage
         self._envs: dict[str, EnvInfo] = {}
         self._sessions = SessionKeeper(self._caller)
 

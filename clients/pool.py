@@ -78,6 +78,7 @@ class ConnectionPool:
     Attributes:
         info: What the server said about itself when it was last connected to.
         on_lost: Called with the index of a process when the connection to it breaks.
+        on_outage: Called when no process can be reached any more, once, with why; and with None when one can again.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class ConnectionPool:
         self.backoff = Backoff(jitter)
         self.info: dict[str, Any] = {}
         self.on_lost: Callable[[int], None] | None = None
+        self.on_outage: Callable[[Exception | None], None] | None = None
         self.max_request_bytes = _DEFAULT_MAX_REQUEST_BYTES
         self.max_batch = _DEFAULT_MAX_BATCH
         self._socket_url = socket_url(url)
@@ -195,6 +197,7 @@ class ConnectionPool:
         patience = self._timing.reconnect_s if self._reached else self._timing.connect_s
         give_up_at = loop.time() + patience
         attempt = 0
+        told = False
         while True:
             try:
                 self._adopt(*await self._open())
@@ -207,7 +210,12 @@ class ConnectionPool:
                 error = lost
                 delay = self.backoff.delay(attempt)
             else:
+                if told:
+                    self._tell(None)
                 return
+            if self._reached and not told:
+                told = True
+                self._tell(error)
             if loop.time() + delay > give_up_at:
                 raise ConnectionError(f"no server answers at {self.url}: {error}") from error
             await asyncio.sleep(delay)
@@ -252,6 +260,10 @@ class ConnectionPool:
         self._connections[connection.process] = connection
         connection.on_lost = partial(self._lost, connection.process)
         return None
+
+    def _tell(self, error: Exception | None) -> None:
+        if self.on_outage is not None:
+            self.on_outage(error)
 
     def _lost(self, process: int) -> None:
         if self.on_lost is not None and not self._closed:

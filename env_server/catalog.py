@@ -72,6 +72,12 @@ class CatalogEntry:
         return bool(self.metadata.get("forkable", self.deterministic)) and self.deterministic
 
     @property
+    def reset_options(self) -> frozenset[str] | None:
+        """The options of a reset, where the environment declares them; None where it does not, and takes any."""
+        declared = self.metadata.get("reset_options")
+        return frozenset(map(str, declared)) if isinstance(declared, list | tuple) else None
+
+    @property
     def render_modes(self) -> list[str]:
         """The modes that `render` takes: all but the one that opens a window where the server runs."""
         return [str(mode) for mode in self.metadata.get("render_modes", ()) if mode != "human"]
@@ -212,6 +218,7 @@ def _class_entry(
     env_id: str, target: str, settings: Settings, max_episode_steps: int | None, *, ours: bool
 ) -> CatalogEntry:
     env_class = _load_class(target)
+    schema, operator_kwargs = _declared_kwargs(env_class, target)
     metadata = dict(env_class.metadata)
     if max_episode_steps is None:
         max_episode_steps = metadata.get("max_episode_steps")
@@ -226,11 +233,24 @@ def _class_entry(
         settings,
         metadata=metadata,
         isolation=_isolation(metadata) if ours else "process",
-        schema=getattr(env_class, "kwargs_schema", None),
-        operator_kwargs=frozenset(getattr(env_class, "operator_kwargs", frozenset())),
+        schema=schema,
+        operator_kwargs=operator_kwargs,
         max_episode_steps=max_episode_steps,
         deterministic=bool(metadata.get("deterministic", ours)),
     )
+
+
+def _declared_kwargs(
+    env_class: type[gymnasium.Env[Any, Any]], target: str
+) -> tuple[Mapping[str, Any] | None, frozenset[str]]:
+    """The schema of what a client may set, and the names that are the operator's, as the class says."""
+    try:
+        schema = getattr(env_class, "kwargs_schema", None)
+        return schema, frozenset(getattr(env_class, "operator_kwargs", frozenset()))
+    except Exception as error:  # the boundary to an author's annotations
+        raise ConfigurationError(
+            f"cannot read the kwargs that {target!r} declares: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _gymnasium_entry(env_id: str, target: str, settings: Settings) -> CatalogEntry:
@@ -277,16 +297,25 @@ def _gymnasium_text_entry(env_id: str, target: str, settings: Settings) -> Catal
 
 
 def _registered(target: str) -> tuple[EnvSpec, dict[str, Any]]:
-    """The registration of a Gymnasium environment, and its class's metadata."""
+    """The registration of a Gymnasium environment, and its class's metadata.
+
+    As for `gymnasium.make`, the id may stand behind the module that registers it: `module:Id`.
+    """
+    module, _, env_id = target.rpartition(":")
     try:
-        spec = gymnasium.spec(target)
+        if module:
+            importlib.import_module(module)
+        spec = gymnasium.spec(env_id)
         env_class = (
             gymnasium.envs.registration.load_env_creator(spec.entry_point)
             if isinstance(spec.entry_point, str)
             else spec.entry_point
         )
-    except (gymnasium.error.Error, ImportError) as error:
-        raise ConfigurationError(f"cannot serve the Gymnasium environment {target!r}: {error}") from error
+    except Exception as error:  # the boundary to an author's module
+        reason = (
+            str(error) if isinstance(error, gymnasium.error.Error) else f"{type(error).__name__}: {error}"
+        )
+        raise ConfigurationError(f"cannot serve the Gymnasium environment {target!r}: {reason}") from error
     return spec, dict(getattr(env_class, "metadata", {}))
 
 

@@ -26,6 +26,7 @@ _MAX_REASON = 300
 _LARGEST_SCHEMA = 64 * 1024
 _MOST_LOOKS = 20_000
 _NAMES = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})
+_WORDS = frozenset({"title", "description", "$comment", "format"})
 _VALUES = frozenset({"const", "enum", "default", "examples"})
 
 
@@ -166,6 +167,21 @@ def _unknown(name: str, named: Mapping[str, Any]) -> str:
         return f"there is no such kwarg; did you mean {near[0]!r}?"
     names = ", ".join(list(named)[:_MOST_NAMES]) or "none"
     return f"there is no such kwarg; there are {names}"[:_MAX_REASON]
+
+
+def without_descriptions(schema: Any, *, names: bool = False) -> Any:
+    """What a schema allows and what its defaults are, without the words on it."""
+    if isinstance(schema, list):
+        return [without_descriptions(part) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        name: part
+        if name in _VALUES and not names
+        else without_descriptions(part, names=name in _NAMES and not names)
+        for name, part in schema.items()
+        if names or name not in _WORDS
+    }
 
 
 def _without_patterns(schema: Any, *, names: bool = False) -> Any:

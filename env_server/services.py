@@ -356,7 +356,7 @@ class Services:
         if self._journal_file is not None:
             self._journal_file.close()
         if self._tracing is not None:
-            await asyncio.to_thread(self._tracing.close)
+            await self._tracing.close()
         self._census.close()
         self._claims.close()
 

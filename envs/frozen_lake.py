@@ -7,7 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from envs.frozen_lake_maps import MAX_SIDE, Rows, checked_map, draw_map, goal_distances
+from envs.frozen_lake_maps import (
+    MAX_SIDE,
+    MapWishes,
+    Rows,
+    checked_map,
+    draw_map,
+    example_map,
+    goal_distances,
+)
 from envs.grid import GridGame, Move
 from envs.splits import SPLIT, checked_split
 from envs.text_game import GameKwargs, StepLimit
@@ -16,7 +24,10 @@ ACTIONS = ("Left", "Down", "Right", "Up")
 _ICE, _HOLE, _GOAL, _PLAYER = (222, 238, 248), (28, 60, 96), (244, 201, 93), (200, 60, 60)
 _COLOURS = {"S": _ICE, "F": _ICE, "H": _HOLE, "G": _GOAL}
 _CELL = 24
-_PLANNING_SWEEPS = 10_000
+# About thirty milliseconds: whoever shares the process waits.
+_PLANNING_UPDATES, _PLANNING_SWEEPS = 5_000, 250
+_FEW_CELLS = 64
+_FADING = 0.99
 
 
 class FrozenLakeEnv(GridGame):
@@ -27,6 +38,7 @@ class FrozenLakeEnv(GridGame):
     """
 
     metadata: dict[str, Any] = GridGame.metadata | {
+        "reset_options": ["expert", "map", "split"],
         "description": "Cross a frozen lake to the goal without falling into a hole.",
         "observation": "The map, row by row: `P` you, `_` ice, `O` a hole, `G` the goal.",
         "actions": "`Left`, `Down`, `Right` or `Up`.",
@@ -77,14 +89,14 @@ class FrozenLakeEnv(GridGame):
         if max_path is not None and max_path < min_path:
             raise ValueError(f"max_path {max_path} is below min_path {min_path}")
         self._fixed = None if map is None else checked_map(map)
-        self._difficulty: dict[str, Any] = {
-            "size": size,
-            "hole_density": hole_density,
-            "random_start": random_start,
-            "min_path": min_path,
-            "max_path": max_path,
-        }
+        self._wishes = MapWishes(size, hole_density, random_start, min_path, max_path)
         self._split = checked_split(split)
+        if self._fixed is None and example_map(self._wishes, self._split) is None:
+            raise ValueError(
+                f"no map of size {size} with hole_density {hole_density}, a path of {min_path} to {max_path} steps "
+                f"and split {split} was found (a straight way has {2 * (size - 1)} steps): loosen min_path, max_path "
+                "or hole_density"
+            )
         self._slippery = is_slippery
         self._success_rate = success_rate
         self._rewards = {"G": float(reward_schedule[0]), "H": float(reward_schedule[1])}
@@ -113,7 +125,11 @@ class FrozenLakeEnv(GridGame):
         rows = checked_map(given) if given is not None else self._fixed
         if rows is None:
             split = checked_split(options.get("split", self._split))
-            rows = draw_map(self.np_random, split=split, **self._difficulty)
+            rows = draw_map(self.np_random, self._wishes, split) or example_map(self._wishes, split)
+            if rows is None:
+                raise ValueError(
+                    f"no map of split {split} was found: loosen min_path, max_path or hole_density"
+                )
         self._take_map(rows)
         starts = [cell for cell, tile in enumerate(self._tiles) if tile == "S"]
         self._position = starts[0] if len(starts) == 1 else starts[int(self.np_random.integers(len(starts)))]
@@ -222,25 +238,48 @@ class FrozenLakeEnv(GridGame):
         return self._distance_table
 
     def _plan(self) -> list[int]:
-        """Return the action of each cell that makes reaching the goal most probable (value iteration)."""
+        """Return the action of each cell that makes reaching the goal most probable (value iteration).
+
+        Large maps are planned by fewer sweeps than it takes to the end, which is nearly as good.
+        """
         if self._policy is None:
-            values = [1.0 if tile == "G" else 0.0 for tile in self._tiles]
             safe = [cell for cell, tile in enumerate(self._tiles) if tile in "SF"]
-            policy = [0] * len(values)
-            for _ in range(_PLANNING_SWEEPS):
-                change = 0.0
-                for cell in safe:
-                    chances = [
-                        sum(
-                            probability * values[self._moves[cell][way]]
-                            for way, probability in self._outcomes(action)
-                        )
-                        for action in range(4)
-                    ]
-                    policy[cell] = chances.index(max(chances))
-                    change = max(change, abs(chances[policy[cell]] - values[cell]))
-                    values[cell] = chances[policy[cell]]
-                if change < 1e-12:
-                    break
-            self._policy = policy
+            self._policy = self._plan_by_cell(safe) if len(safe) <= _FEW_CELLS else self._plan_at_once()
         return self._policy
+
+    def _plan_by_cell(self, safe: Sequence[int]) -> list[int]:
+        values = [1.0 if tile == "G" else 0.0 for tile in self._tiles]
+        policy = [0] * len(values)
+        for _ in range(_PLANNING_UPDATES // max(1, len(safe))):
+            change = 0.0
+            for cell in safe:
+                chances = [
+                    sum(
+                        probability * values[self._moves[cell][way]]
+                        for way, probability in self._outcomes(action)
+                    )
+                    for action in range(4)
+                ]
+                policy[cell] = chances.index(max(chances))
+                change = max(change, abs(chances[policy[cell]] - values[cell]))
+                values[cell] = chances[policy[cell]]
+            if change < 1e-12:
+                break
+        return policy
+
+    def _plan_at_once(self) -> list[int]:
+        ends = np.array([tile in "GH" for tile in self._tiles])
+        # Where the goal is far, a guess by distance saves the sweeps that carry its value there.
+        distances = np.array(self._distances(), dtype=np.float64)
+        values = np.where(distances < 0, 0.0, _FADING**distances)
+        moves = np.array(self._moves)
+        chances = np.zeros((4, len(values)))
+        for _ in range(_PLANNING_SWEEPS):
+            reached = values[moves.T]
+            for action in range(4):
+                chances[action] = sum(
+                    probability * reached[way] for way, probability in self._outcomes(action)
+                )
+            values = np.where(ends, values, chances.max(axis=0))
+        policy: list[int] = chances.argmax(axis=0).tolist()
+        return policy

@@ -216,8 +216,8 @@ class DeclaredKwargs:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Put the kwargs into the docstring."""
         super().__init_subclass__(**kwargs)
-        text = cls.__dict__.get("__doc__") or ""
-        cls.__doc__ = _OfClass(cache(lambda owner: _documented(owner, text)))  # type: ignore[assignment]
+        if text := cls.__dict__.get("__doc__"):
+            cls.__doc__ = _OfClass(cache(lambda owner: _documented(owner, text)))  # type: ignore[assignment]
 
 
 # -- reading a constructor ---------------------------------------------------------------------------------------------

@@ -80,18 +80,12 @@ def _facts(spec: EnvironmentSpec, metadata: Mapping[str, Any]) -> str:
         "longest episode": _steps(spec.max_episode_steps),
         "deterministic": "yes: seed and actions fix an episode" if metadata.get("deterministic") else "no",
         "expert": "yes" if metadata.get("expert") else "no",
+        "options of a reset": ", ".join(f"`{option}`" for option in metadata.get("reset_options", ())),
         "drawings": ", ".join(f"`{mode}`" for mode in metadata["render_modes"]),
         "class": f"`{spec.entry_point}`",
     }
-    return "\n".join(
-        ["| | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in rows.items())]
-    )
-
-
-def _steps(limit: int | None) -> str:
-    if limit is None:
-        return "no limit"
-    return "1 step" if limit == 1 else f"{limit} steps by default"
+    told = (f"| {name} | {_cell(value)} |" for name, value in rows.items() if value)
+    return "\n".join(["| | |", "|---|---|", *told])
 
 
 def _steps(limit: int | None) -> str:
@@ -131,7 +125,10 @@ def _baselines(audit: Mapping[str, Any]) -> str:
 
 def _found(audit: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for entry in audit["entries"]:
-        yield entry["check"], entry["detail"] or entry["verdict"]
+        if entry["verdict"] == "skipped":
+            continue
+        told = entry["detail"] or entry["verdict"]
+        yield entry["check"], told if entry["verdict"] == "ok" else f"**{entry['verdict']}**: {told}"
 
 
 def _cell(text: Any) -> str:

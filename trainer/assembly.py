@@ -18,7 +18,8 @@ from trainer.console import RunConsole
 from trainer.embedded_server import embedded_server
 from trainer.inference.base import InferenceClient, SamplingParams
 from trainer.inference.torch_engine import TorchEngine
-from trainer.models.load import load_model, load_tokenizer
+from trainer.models.load import load_model, load_tokenizer, model_folder
+from trainer.models.stop_ids import stop_ids
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model
 from trainer.models.tokenizer import build_tiny_tokenizer
 from trainer.models.value_head import ValueModel
@@ -28,6 +29,7 @@ from trainer.rollout.actors import ModelActor
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
 from trainer.rollout.gate import WaveGate
+from trainer.rollout.outages import OutageReport
 from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.rendering import ChatRenderer
 from trainer.rollout.scheduler import EpisodeSlots
@@ -72,11 +74,11 @@ class Players:
 
 def build_policy(settings: RunSettings, directory: Path | None = None) -> Policy:
     """Load the policy from `directory` (or the path in the settings), or build the tiny one."""
-    path = directory or (Path(settings.model.path) if settings.model.path else None)
+    path = directory or (model_folder(settings.model.path) if settings.model.path else None)
     if path is not None:
         model = load_model(path)
         tokenizer = load_tokenizer(path)
-        return Policy(model, tokenizer, ChatRenderer(tokenizer))
+        return Policy(model, tokenizer, _renderer(settings, model, tokenizer))
     tokenizer = build_tiny_tokenizer()
     shape = TinyPolicySettings(
         vocabulary=len(tokenizer),
@@ -88,7 +90,11 @@ def build_policy(settings: RunSettings, directory: Path | None = None) -> Policy
         pad_id=tokenizer.pad_token_id,
     )
     model = build_tiny_model(shape, derive_seed(settings.seed, "model"))
-    return Policy(model, tokenizer, ChatRenderer(tokenizer))
+    return Policy(model, tokenizer, _renderer(settings, model, tokenizer))
+
+
+def _renderer(settings: RunSettings, model: PreTrainedModel, tokenizer: Any) -> ChatRenderer:
+    return ChatRenderer(tokenizer, settings.prompt.template_kwargs, stop_ids(model))
 
 
 def policy_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBackend:
@@ -162,6 +168,7 @@ async def open_environments(
     console: RunConsole,
     serve: Serve = embedded_server,
     timeout_s: float = OPERATION_TIMEOUT_S,
+    connect_s: float = 15.0,
 ) -> AsyncIterator[EnvironmentPool]:
     """Connect to the run's environments; start a server on loopback if none is named.
 
@@ -170,6 +177,7 @@ async def open_environments(
         console: Where such a server's address is said.
         serve: How it is started.
         timeout_s: How long one operation of an environment may take.
+        connect_s: How long a server is waited for at the beginning.
     """
     async with AsyncExitStack() as stack:
         url = settings.env_url
@@ -178,13 +186,17 @@ async def open_environments(
             console.say(f"no --env-url: started an embedded environment server on {url}")
         # In the settings it would be written to the run's directory with all the others.
         token = settings.env_token or os.environ.get(TOKEN_VARIABLE)
-        pool = EnvironmentPool(url, token, settings.rollout.encoding, timeout_s)
+        patience_s = settings.rollout.server_timeout_s
+        outages = OutageReport(console, patience_s)
+        pool = EnvironmentPool(
+            url, token, settings.rollout.encoding, timeout_s, outages, patience_s, connect_s
+        )
         yield await stack.enter_async_context(pool)
 
 
 @asynccontextmanager
 async def open_players(
-    settings: RunSettings, policy: Policy, pool: EnvironmentPool
+    settings: RunSettings, policy: Policy, pool: EnvironmentPool, console: RunConsole
 ) -> AsyncIterator[Players]:
     """Start the inference engine and what leads to it.
 
@@ -192,12 +204,14 @@ async def open_players(
         settings: The run.
         policy: What plays.
         pool: Where: in deterministic mode, so many episodes run at one time as every server allows.
+        console: Where it is said in what way the chat template needs other conversations.
 
     Raises:
         ConfigError: If engine and training do not agree on log-probabilities.
     """
     torch.set_num_threads(settings.threads)
     context = context_policy(settings.prompt)
+    policy.renderer.template.say = console.say
     if settings.prompt.tools == "template":
         policy.renderer.require_tools()
 

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from clients.commands.version import add_version
 from clients.protocol.arrays import DecodeError, EncodeError
 from clients.protocol.errors import ProblemError
+from trainer.config.checks import check_settings
 from trainer.config.load import dump_settings, load_settings
 from trainer.config.run import RunSettings
 from trainer.defects import described, keep_traceback
@@ -38,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    if options.probe and not options.dry_run:
+        print("roll-train: --probe belongs to --dry-run, which trains nothing", file=sys.stderr)
+        return 2
     overrides = list(options.overrides)
     if options.env_url is not None:
         overrides.append(f"env_url={options.env_url}")
@@ -46,10 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = load_settings(options.config, overrides)
         if options.dry_run:
             print(dump_settings(settings), end="")
-            return 0
+            check_settings(settings)
+            if not options.probe:
+                return 0
         return asyncio.run(_run(command, settings, options))
     except _MISTAKES as error:
         kept = f"; traceback in {keep_traceback(settings, error)}" if isinstance(error, PluginError) else ""
+        if isinstance(error, ProblemError) and error.code == "unauthorized":
+            kept += "; give the server's token in the environment variable ROLLGYM_TOKEN, or as env_token=..."
         print(f"roll-train: {error}{kept}", file=sys.stderr)
         return getattr(error, "exit_code", 2)
     except KeyboardInterrupt:
@@ -84,9 +93,13 @@ def _parser(command: str) -> argparse.ArgumentParser:
             "eval": "Measure a policy on the panels of a config.",
         }[command],
     )
+    add_version(parser)
     parser.add_argument("--env-url", help="environment server; without it one is started on loopback")
     parser.add_argument("--config", type=Path, help="YAML file with the run's settings")
     parser.add_argument("--dry-run", action="store_true", help="print the resolved settings and stop")
+    parser.add_argument(
+        "--probe", action="store_true", help="with --dry-run: also ask server, data sets and model"
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings laid over the file's")
     if command in ("rollout", "eval"):
         parser.add_argument(
@@ -114,6 +127,10 @@ async def _command(command: str, settings: RunSettings, options: argparse.Namesp
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # the run has a console of its own
+    if options.probe:
+        from trainer.commands.probe import probe
+
+        return await probe(settings)
     if command == "rollout":
         from trainer.commands.rollout import rollout
 

@@ -59,6 +59,15 @@ class RunConsole:
         """Print text that stays, as it is: an observation may hold what elsewhere means a colour or a picture."""
         self._console.print(text, markup=False, soft_wrap=True)
 
+    def explain(self, text: str) -> None:
+        """Print a long sentence that stays, broken between words."""
+        self._console.print(text, markup=False)
+
+    @property
+    def live(self) -> bool:
+        """Whether there is a terminal, where a line can be changed once it is drawn."""
+        return self._live is not None
+
     def begin(self, title: str, total: int, done: int = 0) -> None:
         """Show a bar for what begins now, in place of the one before it."""
         if self._bar is not None:

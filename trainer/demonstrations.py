@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainer.errors import RunError
-from trainer.evaluate import play_tasks, with_expert
+from trainer.evaluate import play_tasks, score, with_expert
 from trainer.records import Segment, Trajectory, Turn
 from trainer.rollout.actors import ExpertActor, View
 from trainer.rollout.environments import EnvironmentPool
@@ -56,6 +56,7 @@ async def collect_demonstrations(
 
     Raises:
         RunError: If the experts solve fewer than half of the tasks that were tried.
+        NoResultError: If the environments fail all of them.
     """
     solved: list[Trajectory] = []
     tried = 0
@@ -70,5 +71,7 @@ async def collect_demonstrations(
         played = await play_tasks(
             with_expert(tasks), lambda _: DemonstratingActor(template, make_prompts()), pool, max_turns
         )
+        if not any(trajectory.outcome.is_result for trajectory in played):
+            score(played)  # says what became of them
         solved += [trajectory for trajectory in played if trajectory.success]
     return solved

@@ -44,7 +44,7 @@ def find_checkpoint(
 
     Raises:
         ConfigError: If the output directory holds another run, which this one would write into.
-        CheckpointError: If the settings name a folder that is not there or no checkpoint, or none can be read.
+        CheckpointError: If the settings name a folder that is no checkpoint, or none can be read.
     """
     resume = settings.checkpoint.resume
     directory = Path(settings.output_dir)
@@ -59,10 +59,6 @@ def find_checkpoint(
         _begin_anew(store, say)
         return None
     folder = Path(resume)
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"checkpoint.resume: '{resume}' is neither auto, nor never, nor a checkpoint's folder"
-        )
     checkpoint = load_checkpoint(folder)
     if not store.holds(folder):
         if _holds_a_run(directory, store):

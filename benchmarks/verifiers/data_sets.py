@@ -15,10 +15,10 @@ JUNK = ("no idea", "<answer>∞×@</answer>", "<answer>[[1, 'x'</answer>", "0")
 
 def judge(environment: ReasoningGymEnv, name: str) -> str:
     try:
-        _, info = environment.reset(options={"dataset": name, "seed": 1})
+        environment.reset(options={"dataset": name, "seed": 1})
     except (ValueError, TimeoutError, RuntimeError) as refused:
         return f"gives no task: {str(refused)[:100]}"
-    task = info["state"]["task"]
+    task = environment.task
     if task["answer"] is None:
         return "has no reference answer"
     own = environment.score(f"<answer>{task['answer']}</answer>", task)

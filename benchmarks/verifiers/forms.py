@@ -35,7 +35,9 @@ JUDGED = 256
 
 
 def drawn(environment: VerifierEnv, answers: Any) -> list[tuple[str, dict[str, Any]]]:
-    tasks = [environment.reset(seed=seed)[1]["state"]["task"] for seed in range(TASKS)]
+    tasks = [
+        environment.reset(seed=seed, options={"expert": True})[1]["state"]["task"] for seed in range(TASKS)
+    ]
     return [(answers.answer(task), task) for task in tasks]
 
 

@@ -41,7 +41,9 @@ def recorded(name: str) -> list[dict[str, Any]]:
 
 def generated(environment: VerifierEnv, write: str, count: int) -> list[Item]:
     """Responses to generated tasks, every second one with the answer of another."""
-    tasks = [environment.reset(seed=seed)[1]["state"]["task"] for seed in range(count)]
+    tasks = [
+        environment.reset(seed=seed, options={"expert": True})[1]["state"]["task"] for seed in range(count)
+    ]
     answers = [tasks[number - number % 2]["answer"] for number in range(count)]
     return [
         (f"{THOUGHTS}So the answer is:\n{write.format(answer)}", task)
@@ -136,7 +138,9 @@ def main() -> None:
         return lambda response, task: verifier.score(response, task).outcome
 
     def processes(verifier: MathEnv | ReasoningGymEnv) -> Callable[[], list[int]]:
-        return lambda: verifier._symbolic.pids() if verifier._symbolic is not None else none
+        if isinstance(verifier, MathEnv):
+            return lambda: verifier._symbolic.pids() if verifier._symbolic is not None else none
+        return verifier._share.pool.pids
 
     cases: list[tuple[str, str, Sequence[Item], Callable[..., str], Callable[[], list[int]]]] = [
         ("grade school solutions (recorded)", "Math-v0, arithmetic", solutions, scorer(alone), lambda: none),

@@ -32,10 +32,11 @@ async def audit_leaks(subject: Subject) -> list[Entry]:
     looks = await _sample(subject)
     if not looks:
         return [Entry(_SECTION, "answers", Verdict.SKIPPED, "no episode could be played without a failure")]
+    told = _tasks_told(subject, looks)
     candidates = _candidates(subject, looks)
     if not any(mark.success is not None for each in subject.all_played() for mark in each.marks):
         detail = 'info["success"] never says what is solved, so what is said back cannot be judged'
-        return [Entry(_SECTION, "answers", Verdict.SKIPPED, detail)]
+        return [*told, Entry(_SECTION, "answers", Verdict.SKIPPED, detail)]
     bar = _bar(subject)
     tried, promising = await _screen(subject, candidates)
     found = []
@@ -43,7 +44,33 @@ async def audit_leaks(subject: Subject) -> list[Entry]:
         confirmed = await _confirm(subject, extract)
         if confirmed is not None and confirmed.rate.low > bar:
             found.append((extract, confirmed))
-    return _entries(tried, len(candidates), found)
+    return [*told, *_entries(tried, len(candidates), found)]
+
+
+def _tasks_told(subject: Subject, looks: Sequence[Look]) -> list[Entry]:
+    """See that a reset of a verifier does not tell the task's fields, of which one is the answer."""
+    if subject.env.kind != "stateless":
+        return []
+    resets = [look[1] for look in looks if look[2] == 0]
+    places = sorted({place for info in resets for place in _tasks_in(info, "info")})
+    check = "task at the reset"
+    if not places:
+        return [Entry(_SECTION, check, Verdict.OK, f"{len(resets)} resets tell nothing of it but the prompt")]
+    remedy = "a task holds its answer: tell it only where the reset's option `expert` asks for it"
+    return [
+        Entry(_SECTION, check, Verdict.FAILED, f"{places[0]} holds its fields", remedy, {"places": places})
+    ]
+
+
+def _tasks_in(value: Any, place: str) -> list[str]:
+    if not isinstance(value, Mapping):
+        return []
+    found = []
+    for key, each in value.items():
+        if key == "task" and isinstance(each, Mapping) and each:
+            found.append(f"{place}[{key!r}]")
+        found += _tasks_in(each, f"{place}[{key!r}]")
+    return found
 
 
 async def _sample(subject: Subject) -> list[Look]:
@@ -163,13 +190,13 @@ def _entries(tried: int, known: int, found: Sequence[tuple[Extract, Tally]]) -> 
             "answer in info",
             in_info,
             Verdict.FAILED,
-            'whoever shows infos to a policy gives the answer away: take it out, or keep it in info["state"]',
+            "whoever shows infos to a policy gives the answer away: take it out",
         ),
         (
             'answer in info["state"]',
             apart,
-            Verdict.WARNING,
-            "it is kept apart from what a policy sees, for viewers and tests: never show it to one",
+            Verdict.FAILED,
+            "whoever plays gets it with each answer of the server: tell it only where the option `expert` asks for it",
         ),
     ):
         if not group:

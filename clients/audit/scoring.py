@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from clients.audit.arena import Arena, Game
 from clients.audit.card import Entry, Verdict
 from clients.audit.policies import WORDINGS, GiveUp, Player, Policy
 from clients.audit.subject import Subject
+from clients.audit.watch import Watch
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import Verdict as Score
 from clients.statistics import success_rate
@@ -34,13 +36,18 @@ _HEDGES: Mapping[str, Callable[[Sequence[str]], str]] = {
 
 @dataclass(frozen=True)
 class _Task:
-    """A task with what a policy is told of it; the answer is a text that is paid in full, where one is known."""
+    """A task with what is told of it; the answer is a text that is paid in full, where one is known.
+
+    `told` is the info of a reset to it that did not ask for the task, where there was such a reset.
+    """
 
     fields: Mapping[str, Any]
     prompt: str = ""
     instruction: str = ""
     answer: str | None = None
     field: str | None = None
+    told: Mapping[str, Any] | None = None
+    seed: int | None = None
 
 
 async def audit_scoring(subject: Subject) -> list[Entry]:
@@ -54,8 +61,9 @@ async def audit_scoring(subject: Subject) -> list[Entry]:
                 _SECTION,
                 "tasks",
                 Verdict.SKIPPED,
-                "resets show no task fields in info['state']['task'], so nothing can be scored",
-                "name tasks in a file: --items FILE, one JSON object of task fields a line",
+                "the server shows no task fields in info['state']['task'], so nothing can be scored",
+                "let it (roll-serve --allow-expert), or name tasks in a file: --items FILE, one JSON object of task "
+                "fields a line",
             )
         ]
     try:
@@ -67,31 +75,50 @@ async def audit_scoring(subject: Subject) -> list[Entry]:
             *await _hedging(subject, tasks),
             company,
             *await _reference(subject, tasks),
+            *_told(tasks),
         ]
+        await _play_answers(subject, tasks)
     except ProblemError as problem:
         return [Entry(_SECTION, "scores", Verdict.FAILED, str(problem), "a verifier answers every response")]
     return entries
 
 
 async def _tasks(subject: Subject) -> list[_Task]:
-    """Return the tasks that were given, or those that resets draw and show in their state."""
+    """Return the tasks that were given, or those that resets draw and show where they are asked to."""
     if subject.settings.items:
         return [_Task(dict(fields)) for fields in subject.settings.items[:_MOST_TASKS]]
-    tasks: list[_Task] = []
+    seeds = subject.seeds("tasks", min(_MOST_TASKS, max(20, subject.settings.episodes)))
+    told = await _resets(subject, seeds, subject.arena(), None)
+    # A server that gives no tasks, and a verifier that knows no such option, have done nothing wrong.
+    unwatched = Arena(subject.client, subject.env.env_id, subject.kwargs, Watch(), 1)
+    asked = await _resets(subject, seeds, unwatched, {"expert": True})
+    tasks = []
+    for seed, (observation, info) in (asked or told).items():
+        state = info.get("state")
+        fields = state.get("task") if isinstance(state, Mapping) else None
+        if isinstance(fields, Mapping) and fields:
+            instruction = str(info.get("instruction", ""))
+            before = told.get(seed, ("", {}))[1]
+            tasks.append(_Task(dict(fields), observation, instruction, told=before, seed=seed))
+    return tasks
 
-    def begin(_: int) -> Player:
+
+async def _resets(
+    subject: Subject, seeds: Sequence[int], arena: Arena, options: Mapping[str, Any] | None
+) -> dict[int, tuple[str, Mapping[str, Any]]]:
+    """Return observation and info of resets, by seed."""
+    seen: dict[int, tuple[str, Mapping[str, Any]]] = {}
+
+    def begin(seed: int) -> Player:
         def see(observation: Any, info: Mapping[str, Any]) -> Any:
-            state = info.get("state")
-            fields = state.get("task") if isinstance(state, Mapping) else None
-            if isinstance(fields, Mapping) and fields:
-                tasks.append(_Task(dict(fields), str(observation), str(info.get("instruction", ""))))
+            seen[seed] = str(observation), info
             raise GiveUp
 
         return see
 
-    count = min(_MOST_TASKS, max(20, subject.settings.episodes))
-    await subject.arena().play(subject.games(Policy("tasks", begin), "tasks", count))
-    return tasks
+    policy = Policy("tasks", begin, options)
+    await arena.play([Game(policy, seed) for seed in seeds])
+    return {seed: seen[seed] for seed in seeds if seed in seen}
 
 
 async def _score(subject: Subject, items: Sequence[tuple[_Task, str]]) -> list[Score]:
@@ -112,11 +139,7 @@ async def _with_answers(subject: Subject, tasks: Sequence[_Task]) -> list[_Task]
     if best is None or best[0] < 0.8 * len(tasks):
         return list(tasks)
     _, name, _ = best
-    return [
-        _Task(task.fields, task.prompt, task.instruction, str(task.fields[name]), name)
-        for task in tasks
-        if name in task.fields
-    ]
+    return [replace(task, answer=str(task.fields[name]), field=name) for task in tasks if name in task.fields]
 
 
 def _scalars(task: _Task) -> list[str]:
@@ -301,6 +324,43 @@ async def _company(subject: Subject, tasks: Sequence[_Task]) -> Entry:
     return Entry(
         _SECTION, check, Verdict.OK, f"{len(items)} items: alone, in a batch, reversed, doubled, again"
     )
+
+
+async def _play_answers(subject: Subject, tasks: Sequence[_Task]) -> None:
+    """Play episodes that are solved, so that what they are paid is seen, too."""
+    answers = {task.seed: task.answer for task in tasks if task.seed is not None and task.answer is not None}
+    policy = Policy("reference answer", lambda seed: lambda _observation, _info: answers[seed])
+    subject.keep(await subject.arena().play([Game(policy, seed) for seed in answers if seed is not None]))
+
+
+def _told(tasks: Sequence[_Task]) -> list[Entry]:
+    """See that nothing that is sent before the reply holds the answer; of the prompt more is said elsewhere."""
+    known = [task for task in tasks if task.told is not None and task.answer and len(task.answer) >= 2]
+    if not known:
+        return []
+    held = [task for task in known if _holds(task.told, str(task.answer), task.prompt)]
+    rate = success_rate(len(held), len(known))
+    return [
+        Entry(
+            "leaks",
+            "answer told before the reply",
+            Verdict.FAILED if rate.low >= 0.5 else Verdict.OK,
+            f"the infos of {len(held)} of {len(known)} resets hold it",
+            "tell the task only where the reset's option `expert` asks for it" if rate.low >= 0.5 else "",
+            {"held": len(held), "resets": len(known)},
+        )
+    ]
+
+
+def _holds(value: Any, answer: str, prompt: str) -> bool:
+    """Tell whether an info has the answer in any of its texts and numbers that is not the prompt."""
+    if isinstance(value, Mapping):
+        return any(_holds(each, answer, prompt) for each in value.values())
+    if isinstance(value, (list, tuple)):
+        return any(_holds(each, answer, prompt) for each in value)
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)) or str(value) == prompt:
+        return False
+    return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", str(value)) is not None
 
 
 async def _reference(subject: Subject, tasks: Sequence[_Task]) -> list[Entry]:

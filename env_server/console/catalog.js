@@ -120,8 +120,9 @@ function tagsOf(env) {
 
 function facts(env) {
   const rows = [
-    ["Actions", describeSpace(env.action_space)],
-    ["Observations", describeSpace(env.observation_space)],
+    ["Actions", told(env.metadata.actions, env.action_space)],
+    ["Observations", told(env.metadata.observation, env.observation_space)],
+    typeof env.metadata.reward === "string" && ["Reward", env.metadata.reward],
     ["Version", env.version],
     ["Longest episode", env.max_episode_steps === null ? "no limit" : `${env.max_episode_steps} steps`],
     ["Can be copied", env.forkable ? "yes" : "no"],
@@ -130,8 +131,13 @@ function facts(env) {
   return h(
     "dl",
     { class: "facts" },
-    rows.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
+    rows.filter(Boolean).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
   );
+}
+
+/** What an environment says of what it takes or shows, behind the space. */
+function told(words, space) {
+  return typeof words === "string" ? `${describeSpace(space)}: ${words}` : describeSpace(space);
 }
 
 function kwargsTable(env) {

@@ -13,7 +13,10 @@ export class FormError extends Error {
 
 /** Fields for a schema: their elements, and a function that reads the kwargs. What is left empty is not sent. */
 export function kwargsFields(schema) {
-  const fields = Object.entries(schema.properties ?? {}).map(([name, part]) => fieldOf(name, part ?? {}));
+  const needed = new Set(Array.isArray(schema.required) ? schema.required : []);
+  const fields = Object.entries(schema.properties ?? {}).map(([name, part]) =>
+    fieldOf(name, part ?? {}, needed.has(name)),
+  );
   const open = schema.additionalProperties !== false && schema.additionalProperties !== undefined;
   if (open || (schema.properties === undefined && schema.additionalProperties !== false))
     fields.push(restField());
@@ -27,7 +30,7 @@ export function kwargsFields(schema) {
 /** Say what a schema of one kwarg allows. */
 export function describeKwarg(part) {
   const words = [];
-  if (part.enum) words.push(part.enum.map((value) => JSON.stringify(value)).join(" | "));
+  if (Array.isArray(part.enum)) words.push(part.enum.map((value) => JSON.stringify(value)).join(" | "));
   else if (part.type) words.push([part.type].flat().join(" or "));
   if (part.minimum !== undefined) words.push(`≥ ${part.minimum}`);
   if (part.exclusiveMinimum !== undefined) words.push(`> ${part.exclusiveMinimum}`);
@@ -43,32 +46,72 @@ export function describeKwarg(part) {
   return words.join(", ") || "any JSON";
 }
 
-function fieldOf(name, part) {
-  const hint = part.description ? `${part.description} (${describeKwarg(part)})` : describeKwarg(part);
-  const choices = part.enum ?? (part.type === "boolean" ? [true, false] : null);
-  if (choices) return choiceField(name, choices, hint);
-  if (part.type === "integer" || part.type === "number") return numberField(name, part, hint);
-  if (part.type === "string") return textField(name, hint);
-  return jsonField(name, hint);
+function fieldOf(name, part, needed) {
+  // The default stands in the field.
+  const allowed = describeKwarg({ ...part, default: undefined });
+  const hint = part.description ? `${part.description} (${allowed})` : allowed;
+  // Null is what a kwarg is that is left empty, or its default says otherwise and it is among the choices.
+  const kinds = [part.type ?? []].flat().filter((kind) => kind !== "null");
+  const kind = kinds.length === 1 ? kinds[0] : null;
+  const empty = emptyOf(part, needed);
+  const made = () => {
+    if (Array.isArray(part.enum)) return choiceField(name, part.enum, hint, empty);
+    if (kind === "boolean") return choiceField(name, [true, false], hint, empty);
+    if (kind === "integer" || kind === "number") return numberField(name, kind, part, hint, empty);
+    if (kind === "string") return textField(name, part, hint, empty);
+    if (kind === "array" && Array.isArray(part.items?.enum)) return severalField(name, part.items.enum, hint);
+    return jsonField(name, hint, empty);
+  };
+  const field = made();
+  const read = () => {
+    const found = field.read();
+    if (needed && !(name in found)) throw new FormError(`${name}: is needed`, field.control);
+    return found;
+  };
+  return { ...field, read };
 }
 
-function choiceField(name, choices, hint) {
+/** What a field says that is left empty. */
+function emptyOf(part, needed) {
+  if (needed) return "needed";
+  if (part.default === undefined) return "default";
+  return part.default === null ? "default (null)" : `default (${JSON.stringify(part.default)})`;
+}
+
+/** A box for each value; none is checked: not sent. */
+function severalField(name, values, hint) {
+  const boxes = values.map((value) => [value, h("input", { type: "checkbox" })]);
+  const group = h(
+    "fieldset",
+    { class: "several" },
+    boxes.map(([value, box]) => h("label", {}, box, String(value))),
+  );
+  group.setAttribute("aria-label", name);
+  const chosen = () => boxes.filter(([, box]) => box.checked).map(([value]) => value);
+  return {
+    element: h("div", { class: "field" }, h("span", { class: "label" }, name), group, h("small", {}, hint)),
+    control: boxes[0]?.[1],
+    read: () => (chosen().length ? { [name]: chosen() } : {}),
+  };
+}
+
+function choiceField(name, choices, hint, empty) {
   const select = h(
     "select",
     {},
-    h("option", { value: "" }, "default"),
+    h("option", { value: "" }, empty),
     choices.map((choice, index) => h("option", { value: String(index) }, JSON.stringify(choice))),
   );
   return field(name, select, hint, (text) => choices[Number(text)]);
 }
 
-function numberField(name, part, hint) {
+function numberField(name, kind, part, hint, empty) {
   const input = h("input", {
     type: "number",
     min: part.minimum,
     max: part.maximum,
-    step: part.type === "integer" ? "1" : "any",
-    placeholder: "default",
+    step: kind === "integer" ? "1" : "any",
+    placeholder: empty,
   });
   const read = (text) => {
     if (!input.checkValidity()) throw new FormError(`${name}: ${input.validationMessage}`, input);
@@ -85,19 +128,18 @@ function numberField(name, part, hint) {
   };
 }
 
-function textField(name, hint) {
-  return field(
-    name,
-    h("input", { type: "text", placeholder: "default", autocomplete: "off" }),
-    hint,
-    (text) => text,
-  );
+function textField(name, part, hint, empty) {
+  const lines = part.format === "multiline";
+  const control = lines
+    ? h("textarea", { rows: "4", placeholder: empty, spellcheck: "false" })
+    : h("input", { type: "text", placeholder: empty, autocomplete: "off" });
+  return field(name, control, hint, (text) => text);
 }
 
-function jsonField(name, hint) {
+function jsonField(name, hint, empty) {
   const input = h("input", {
     type: "text",
-    placeholder: "default",
+    placeholder: empty,
     autocomplete: "off",
     spellcheck: "false",
   });
@@ -107,12 +149,13 @@ function jsonField(name, hint) {
 function restField() {
   const area = h("textarea", { rows: "2", spellcheck: "false" });
   const made = labelled("other kwargs", area, "JSON object");
-  return { element: made, read: () => (area.value.trim() ? parseObject("other kwargs", area) : {}) };
+  return { element: made, control: area, read: () => (area.value.trim() ? parseObject("other kwargs", area) : {}) };
 }
 
 function field(name, control, hint, parse) {
   return {
     element: labelled(name, control, hint),
+    control,
     read: () => (control.value === "" ? {} : { [name]: parse(control.value) }),
   };
 }

@@ -95,6 +95,7 @@ export class PlayView {
     try {
       const reset = this.readReset();
       const kwargs = this.kwargs.read();
+      this.given = kwargs;
       await this.turns;
       await this.close();
       const made = await this.app.server.call("make", { env_id: this.env.env_id, kwargs });
@@ -105,7 +106,7 @@ export class PlayView {
         this.stageFor(made);
         await this.run(
           (session) => session.reset(reset),
-          () => this.controls.focus(),
+          () => this.begun(),
         );
       }
     } catch (error) {
@@ -118,7 +119,23 @@ export class PlayView {
   readReset() {
     if (!this.seed.checkValidity()) throw new FormError(`seed: ${this.seed.validationMessage}`, this.seed);
     const options = parseObject("options", this.options);
-    return { ...(this.seed.value && { seed: Number(this.seed.value) }), ...(options && { options }) };
+    const wished = { ...this.labels(), ...options };
+    return {
+      ...(this.seed.value && { seed: Number(this.seed.value) }),
+      ...(Object.keys(wished).length && { options: wished }),
+    };
+  }
+
+  /** The option of a reset that has actions named for people, where the environment knows it. */
+  labels() {
+    const { reset_options: known } = this.env.metadata;
+    return Array.isArray(known) && known.includes("labels") ? { labels: true } : {};
+  }
+
+  begun() {
+    this.controls.focus({ preventScroll: true });
+    // On a narrow page the form stands above what it began.
+    if (this.stage.getBoundingClientRect().top > window.innerHeight / 2) this.stage.scrollIntoView();
   }
 
   /** Lay out the stage of a session. */
@@ -126,12 +143,18 @@ export class PlayView {
     this.spaces = { action: made.action_space, observation: made.observation_space };
     this.observation = h("div", { class: "observation", "aria-label": "Observation", role: "region" });
     this.frame = h("div", { class: "frame" });
-    this.instruction = h("p", { class: "instruction" });
+    this.instruction = h("p", {
+      class: "instruction",
+      tabindex: "0",
+      role: "region",
+      "aria-label": "Instruction",
+    });
     this.facts = h("dl", { class: "tiles" });
     this.info = h("pre");
     this.history = h("tbody");
     this.controls = new ActionControls(
       made.action_space,
+      mannerOf(this.env, this.given),
       (action) => this.act(action),
       (error) => this.refuse(error),
     );
@@ -167,9 +190,10 @@ export class PlayView {
     this.problem.clear();
     const begin = (session) => {
       fill(this.history);
-      return session.reset({});
+      const labels = this.labels();
+      return session.reset(Object.keys(labels).length ? { options: labels } : {});
     };
-    await this.run(begin, () => this.controls.focus());
+    await this.run(begin, () => this.begun());
   }
 
   async act(action) {
@@ -209,17 +233,27 @@ export class PlayView {
     fill(this.observation, showValue(reply.observation, this.spaces.observation));
     fill(this.facts, tiles(this.session, reply));
     this.info.textContent = pretty(reply.info);
-    if (typeof reply.info.instruction === "string") fill(this.instruction, reply.info.instruction);
     const begun = reply.reward === undefined;
+    this.controls.offer(reply.info);
+    if (begun) {
+      this.instruct(reply.info);
+      this.controls.begin(reply.observation);
+    }
     this.history.prepend(
       begun ? resetRow(this.session) : stepRow(this.session, reply, this.lastAction, this.spaces),
     );
-    this.controls.offer(reply.info);
     const leaves = over && this.controls.element.contains(document.activeElement);
     this.controls.enable(!over);
     // A control that is disabled loses the focus to nowhere.
     if (leaves) this.restart.focus();
     announce(begun ? `Episode begun with seed ${this.session.seed}` : spoken(this.session, reply));
+  }
+
+  /** What the policy is told; where there are forms for its tools, without the tools and how they are called. */
+  instruct(info) {
+    const { instruction, rules } = info;
+    const text = this.controls.tools?.offered && typeof rules === "string" ? rules : instruction;
+    if (typeof text === "string") fill(this.instruction, text);
   }
 
   redraw() {
@@ -321,6 +355,19 @@ class Session {
   }
 }
 
+const MARKS = {
+  ragen: (action) => `<answer>${action}</answer>`,
+  roll: (action) => `<answer>${action}</answer>`,
+  "verl-agent": (action) => `<think></think><action>${action}</action>`,
+  gem: (action) => `\\boxed{${action}}`,
+};
+
+/** What replies are made of: what the environment declares, and what it was made with. */
+function mannerOf(env, kwargs) {
+  const chosen = (name) => kwargs[name] ?? env.kwargs_schema.properties?.[name]?.default;
+  return { ...env.metadata.reply, calls: chosen("call_format"), mark: MARKS[chosen("profile")] };
+}
+
 /** The mode in which a page can show an environment, pictures first. */
 function drawingMode(env) {
   const modes = env.metadata.render_modes ?? [];
@@ -348,9 +395,9 @@ function stepRow(session, reply, action, spaces) {
     "tr",
     {},
     h("th", { scope: "row" }, reply.step - 1),
-    h("td", { class: "cut" }, describeAction(action, spaces.action)),
+    h("td", { class: "cut" }, h("div", {}, describeAction(action, spaces.action))),
     h("td", { class: "number" }, shortNumber(Number(reply.reward))),
-    h("td", { class: "cut" }, inLine(reply.observation, spaces.observation)),
+    h("td", { class: "cut" }, h("div", {}, inLine(reply.observation, spaces.observation))),
   );
 }
 

@@ -3,6 +3,8 @@
 import { describeAction } from "./actions.js";
 import { alertBox, announce, button, fill, h, labelled } from "./dom.js";
 import { firstSteps, readEpisode } from "./episode.js";
+import { RunView } from "./run.js";
+import { isRunFile } from "./run_file.js";
 import { shortNumber, showValue, pretty } from "./values.js";
 
 // The digests that the server makes are asked for after so many steps, and then each time there are half as many more.
@@ -17,13 +19,14 @@ export class ReplayView {
     this.run = 0;
     this.file = h("input", {
       type: "file",
-      accept: ".json,application/json",
+      accept: ".json,.jsonl,application/json",
       onclick: () => this.forget(),
       onchange: () => this.open(),
     });
     this.verdict = h("p", { class: "verdict", role: "status" });
     this.progress = h("progress", { "aria-label": "Replayed steps", hidden: true });
     this.player = h("section", { "aria-label": "Episode", hidden: true });
+    this.ofRun = new RunView(app, (error) => (error ? this.problem.show(error) : this.problem.clear()));
     this.element = h(
       "section",
       {},
@@ -32,7 +35,8 @@ export class ReplayView {
         "p",
         {},
         "A portable episode holds a seed, actions and a digest of every step. ",
-        "The server takes the same steps again, and each digest has to be the same.",
+        "The server takes the same steps again, and each digest has to be the same. ",
+        "A run’s episodes.jsonl opens here as well: what its policy saw and said, turn by turn.",
       ),
       h(
         "div",
@@ -40,13 +44,14 @@ export class ReplayView {
         labelled(
           "Episode file",
           this.file,
-          "From “Download the episode”, roll-env play --save, or GET /v1/sessions/…/episode.",
+          "From “Download the episode”, roll-env play --save, or GET /v1/sessions/…/episode; or a run’s episodes.jsonl.",
         ),
       ),
       this.problem.element,
       this.verdict,
       this.progress,
       this.player,
+      this.ofRun.element,
     );
   }
 
@@ -58,6 +63,7 @@ export class ReplayView {
 
   stop() {
     this.run += 1;
+    this.ofRun.close();
   }
 
   /** Let the same file be chosen again: it may have been written anew. */
@@ -68,17 +74,19 @@ export class ReplayView {
   async open() {
     const [file] = this.file.files;
     if (file === undefined) return;
+    if (await isRunFile(file)) {
+      this.clear();
+      await this.ofRun.open(file);
+      return;
+    }
     const text = await file.text();
     await this.replay(() => readEpisode(text));
   }
 
   /** Replay an episode from its begin; another replay, or leaving the page, ends it. */
   async replay(read) {
-    this.run += 1;
+    this.clear();
     const mine = this.run;
-    this.problem.clear();
-    this.say("", "");
-    this.player.hidden = true;
     const replay = new Replay(this.app.server, (session) => this.app.closeLater(session));
     try {
       const episode = read();
@@ -98,6 +106,16 @@ export class ReplayView {
       this.progress.hidden = true;
       await replay.close();
     }
+  }
+
+  /** Leave what was shown before. */
+  clear() {
+    this.run += 1;
+    this.problem.clear();
+    this.say("", "");
+    this.player.hidden = true;
+    this.progress.hidden = true;
+    this.ofRun.close();
   }
 
   judge(replay) {
@@ -181,7 +199,11 @@ export class ReplayView {
       "tr",
       {},
       h("th", { scope: "row" }, jump),
-      h("td", { class: "cut" }, index === 0 ? "–" : describeAction(frame.action, replay.spaces.action)),
+      h(
+        "td",
+        { class: "cut" },
+        h("div", {}, index === 0 ? "–" : describeAction(frame.action, replay.spaces.action)),
+      ),
       h("td", { class: "number" }, index === 0 ? "–" : shortNumber(Number(frame.reward))),
       h(
         "td",

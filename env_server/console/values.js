@@ -6,6 +6,7 @@ const PICTURES = new Set(["image/png", "image/jpeg", "image/gif", "image/webp"])
 const SHOWN_NUMBERS = 64;
 const SMALLEST_PICTURE = 8;
 const SHORT_LINE = 80;
+const LONGEST_DRAWN = 140;
 const READERS = {
   bool: (view, at) => view.getUint8(at),
   int8: (view, at) => view.getInt8(at),
@@ -22,7 +23,7 @@ const READERS = {
 
 /** A node that shows a value in JSON's encoding; the space says what lists of numbers are. */
 export function showValue(value, space) {
-  if (typeof value === "string") return h("pre", { class: "text" }, value === "" ? "(empty text)" : value);
+  if (typeof value === "string") return showText(value);
   const array = arrayOf(value, space);
   if (array !== null) return isPicture(array) ? pictureOf(array) : h("pre", {}, shortArray(array));
   if (value?.__bytes__) return showBytes(...value.__bytes__);
@@ -45,6 +46,20 @@ export function showValue(value, space) {
   }
   const line = inLine(value, space);
   return h("pre", {}, line.length <= SHORT_LINE ? line : pretty(value));
+}
+
+/** A text; prose is broken where the page ends, a drawing never is. */
+function showText(text) {
+  return h("pre", { class: isDrawing(text) ? "text drawing" : "text" }, text === "" ? "(empty text)" : text);
+}
+
+/** Whether lines stand below each other on purpose: several of one length, and none as long as prose. */
+function isDrawing(text) {
+  const lengths = text.split("\n").map((line) => line.length);
+  if (lengths.some((length) => length > LONGEST_DRAWN)) return false;
+  return lengths.some(
+    (length, index) => length > 1 && length === lengths[index + 1] && length === lengths[index + 2],
+  );
 }
 
 /** A value in a line of text. */

@@ -16,6 +16,7 @@ from env_server.gateway.node import Node
 from env_server.gateway.roster import EndOfRegistration, Enrolled, Roster
 from env_server.gateway.targets import Target
 from env_server.gateway.upstream import EnvironmentSpec, Upstream
+from env_server.kwargs_rules import without_descriptions
 from env_server.metrics import Metrics
 
 DEFAULT_TTL_S = 60.0
@@ -363,8 +364,11 @@ def _busyness(registration: Registration) -> float:
 
 def _differing(one: EnvironmentSpec, other: EnvironmentSpec) -> list[str]:
     """The fields in which two specs differ, of those that a client relies on."""
-    names = ["version", "stateless", "kwargs_schema", "deterministic", "max_episode_steps"]
+    names = ["version", "stateless", "deterministic", "max_episode_steps"]
     differing = [name for name in names if getattr(one, name) != getattr(other, name)]
+    # Nodes of which one describes better are alike: a fleet is renewed node by node.
+    if without_descriptions(one.kwargs_schema) != without_descriptions(other.kwargs_schema):
+        differing.append("kwargs_schema")
     for name in ("action_space", "observation_space"):
         if describe_space(getattr(one, name)) != describe_space(getattr(other, name)):
             differing.append(name)

@@ -34,6 +34,7 @@ class CodeEnv(TurnEnv):
     """
 
     metadata: dict[str, Any] = TurnEnv.metadata | {
+        "reply": {"language": "python"},
         "description": "A programming problem, with several tries and tests that say what is wrong.",
         "observation": "The problem; then how the program did on the tests that may be seen.",
         "actions": "A program in a fenced block.",

@@ -24,6 +24,7 @@ class PythonReplEnv(SessionEnv):
     """Python statements run in a sandbox, turn by turn, until the question is answered."""
 
     metadata: dict[str, Any] = SessionEnv.metadata | {
+        "reply": {"language": "python", "answer": True},
         "description": "A Python interpreter that keeps its state, and a question about files.",
     }
     _blocks: ClassVar[tuple[str, ...]] = ("python", "py", "python3")

@@ -17,6 +17,7 @@ class ShellEnv(SessionEnv):
     """Shell commands run in a sandbox, turn by turn, until the goal is reached."""
 
     metadata: dict[str, Any] = SessionEnv.metadata | {
+        "reply": {"language": "bash", "answer": True},
         "description": "A shell that keeps its state, and a goal in a tree of files.",
     }
     _blocks: ClassVar[tuple[str, ...]] = ("bash", "sh", "shell")

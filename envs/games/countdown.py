@@ -1,16 +1,21 @@
 """Countdown-v0: make a target out of some numbers, each used once."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Unpack
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Annotated, Any, NamedTuple, Unpack
 
+import numpy as np
 from pydantic import Field
 
-from envs.games.countdown_numbers import ExpressionError, draw_sum, evaluate, solve
-from envs.splits import SPLIT, checked_split, split_of_text
+from envs.games.countdown_numbers import ExpressionError, draw_sum, evaluate, solve, take_apart
+from envs.splits import SPLIT, Split, checked_split, split_of_text
 from envs.text_game import GameKwargs, Move, Refusal, TextGame
 
-# About a third of a second, so that wishes which contradict each other hold nobody up.
-_TRIES = 10_000
+# About twenty milliseconds: whoever shares the process waits.
+_TRIES, _BUILT = 400, 200
+_MOST_LOOKS = 10_000
 _MOST_NUMBERS, _LARGEST = 6, 10_000
 
 
@@ -24,6 +29,7 @@ class CountdownEnv(TextGame[str]):
     """
 
     metadata: dict[str, Any] = TextGame.metadata | {
+        "reset_options": ["expert", "numbers", "split", "target"],
         "description": "Make a target out of given numbers with + - * / and parentheses.",
         "observation": "The numbers, the target, and the attempts so far with their values.",
         "actions": "One expression with the numbers, `+ - * /` and parentheses.",
@@ -62,6 +68,14 @@ class CountdownEnv(TextGame[str]):
         self._targets = (int(target[0]), int(target[1]))
         self._use_all = use_all
         self._split = checked_split(split)
+        wishes = Wishes(count, largest, self._targets, use_all)
+        self._wishes = wishes
+        if example_task(wishes, self._split) is None:
+            raise ValueError(
+                f"no task with {count} numbers up to {largest}, a target from {target[0]} to {target[1]} and split "
+                f"{split} was found ({count} numbers up to {largest} make at most {largest**count}): widen target, or "
+                "take more or larger numbers"
+            )
         self._numbers: list[int] = []
         self._target = 0
         self._solution: str | None = None
@@ -71,27 +85,18 @@ class CountdownEnv(TextGame[str]):
         self._attempts = []
         if "numbers" in options or "target" in options:
             self._numbers, self._target = _checked_task(options)
-            self._solution = solve(self._numbers, self._target, use_all=self._use_all)
+            self._solution = solve(self._numbers, self._target, use_all=self._use_all, most=_MOST_LOOKS)
         else:
             self._draw(options)
 
     def _draw(self, options: Mapping[str, Any]) -> None:
         split = checked_split(options.get("split", self._split))
-        least, greatest = self._targets
-        for _ in range(_TRIES):
-            numbers = self.np_random.integers(1, self._largest + 1, self._count).tolist()
-            used = self._count if self._use_all else int(self.np_random.integers(2, self._count + 1))
-            value, text = draw_sum(self.np_random, numbers[:used])
-            if value.denominator != 1 or not least <= value <= greatest:
-                continue
-            task = f"{sorted(numbers)} {value}"
-            if split is None or split_of_text(task) == split:
-                self._numbers, self._target, self._solution = sorted(numbers), int(value), text
-                return
-        raise ValueError(
-            f"no task with {self._count} numbers up to {self._largest}, a target from {least} to {greatest} and split "
-            f"{split} was found: widen target, or take more or larger numbers"
-        )
+        task = draw_task(self.np_random, self._wishes, split) or example_task(self._wishes, split)
+        if task is None:
+            raise ValueError(
+                f"no task of split {split} was found: widen target, or take more or larger numbers"
+            )
+        self._numbers, self._target, self._solution = sorted(task.numbers), task.target, task.solution
 
     def _read(self, text: str) -> str | Refusal:
         expression = text.split("=")[0].strip("\"'`“”‘’ \t\r\n")
@@ -134,6 +139,55 @@ class CountdownEnv(TextGame[str]):
 
     def _expert_reply(self) -> str:
         return self._solution or _listed(self._numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What tasks are wanted; as of `CountdownEnv`."""
+
+    count: int
+    largest: int
+    targets: tuple[int, int]
+    use_all: bool
+
+
+class DrawnTask(NamedTuple):
+    """Numbers, what is to be made of them, and how."""
+
+    numbers: tuple[int, ...]
+    target: int
+    solution: str
+
+
+def draw_task(generator: np.random.Generator, wishes: Wishes, split: Split | None) -> DrawnTask | None:
+    """Join numbers at random until their value is a target; where targets are rare, take one apart into numbers.
+
+    Returns:
+        A task of the split; None if none was found soon.
+    """
+    least, greatest = wishes.targets
+    for attempt in range(_TRIES + _BUILT):
+        numbers = generator.integers(1, wishes.largest + 1, wishes.count).tolist()
+        used = wishes.count if wishes.use_all else int(generator.integers(2, wishes.count + 1))
+        if attempt < _TRIES:
+            value, text = draw_sum(generator, numbers[:used])
+            if value.denominator != 1 or not least <= value <= greatest:
+                continue
+        else:
+            value = Fraction(int(generator.integers(least, greatest + 1)))
+            built = take_apart(generator, int(value), used, wishes.largest)
+            if built is None:
+                continue
+            numbers[:used], text = built
+        if split is None or split_of_text(f"{sorted(numbers)} {value}") == split:
+            return DrawnTask(tuple(numbers), int(value), text)
+    return None
+
+
+@lru_cache(maxsize=256)
+def example_task(wishes: Wishes, split: Split | None) -> DrawnTask | None:
+    """Return a task that fits, always the same one; None where wishes contradict each other."""
+    return draw_task(np.random.default_rng(0), wishes, split)
 
 
 def _checked_task(options: Mapping[str, Any]) -> tuple[list[int], int]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, count
 
 import numpy as np
 
@@ -19,6 +19,7 @@ _OPERATIONS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction
 _PLAIN = str.maketrans({"×": "*", "÷": "/", "−": "-", "·": "*", "x": "*", "X": "*"})
 _SYMBOLS = re.compile(r"[\d+\-*/() ]+", re.ASCII)
 _LONGEST = 200
+_LARGEST_PART = 10**9
 
 Sums = dict[Fraction, str]
 """Values that can be reached, each with one way to it."""
@@ -71,8 +72,52 @@ def draw_sum(generator: np.random.Generator, numbers: list[int]) -> tuple[Fracti
     return value, _bare(text)
 
 
-def solve(numbers: list[int], target: int, *, use_all: bool) -> str | None:
-    """Return an expression of the target, or None if there is none: the search is complete.
+def take_apart(
+    generator: np.random.Generator, target: int, count: int, largest: int
+) -> tuple[list[int], str] | None:
+    """Take a target apart into numbers, one after the other; None where the last one is too large, or none.
+
+    Returns:
+        The numbers, and the expression of them that is the target.
+    """
+    numbers: list[int] = []
+    form, rest = "{}", target
+    for left in range(count - 1, 0, -1):
+        number = _next_number(generator, rest, left, largest)
+        ways = [
+            (f"({number} + {{}})", rest - number),
+            (f"({number} - {{}})", number - rest),
+            (f"({{}} - {number})", rest + number),
+        ]
+        if rest % number == 0:
+            ways.append((f"({number} * {{}})", rest // number))
+        if rest * number <= _LARGEST_PART:
+            ways.append((f"({{}} / {number})", rest * number))
+        possible = [way for way in ways if 1 <= way[1] <= (largest if left == 1 else _LARGEST_PART)]
+        if not possible:
+            return None
+        part, rest = possible[int(generator.integers(len(possible)))]
+        numbers.append(number)
+        form = form.format(part)
+    if not 1 <= rest <= largest:
+        return None
+    return [*numbers, rest], _bare(form.format(rest))
+
+
+def _next_number(generator: np.random.Generator, rest: int, left: int, largest: int) -> int:
+    """Draw a number that leaves something which so many numbers after it can make."""
+    if rest > (left + 1) * largest:
+        # No sum is as large: only a product is.
+        numbers = np.arange(2, largest + 1)
+        divisors = numbers[(rest % numbers == 0) & (rest // numbers <= float(largest) ** left)]
+        if len(divisors):
+            return int(divisors[generator.integers(len(divisors))])
+    least = max(1, rest - left * largest)
+    return int(generator.integers(min(least, largest), largest + 1))
+
+
+def solve(numbers: list[int], target: int, *, use_all: bool, most: int | None = None) -> str | None:
+    """Return an expression of the target, or None if there is none: the search is complete, unless it is given up.
 
     It meets in the middle. What three numbers or fewer can make is listed; of more, one part is listed, and the other
     must then make what is missing.
@@ -81,22 +126,34 @@ def solve(numbers: list[int], target: int, *, use_all: bool) -> str | None:
         numbers: Each may be used once.
         target: What the expression is to be.
         use_all: Whether each must be used.
+        most: Sums that are looked up before the search is given up; None for as many as it takes.
     """
+    looks = count()
     sizes = [len(numbers)] if use_all else range(1, len(numbers) + 1)
     for size in sizes:
         for chosen in sorted(set(combinations(sorted(numbers), size))):
-            if (found := _reach(chosen, Fraction(target))) is not None:
+            try:
+                found = _reach(chosen, Fraction(target), looks, most)
+            except _GivenUpError:
+                return None
+            if found is not None:
                 return _bare(found)
     return None
 
 
-def _reach(numbers: tuple[int, ...], target: Fraction) -> str | None:
+class _GivenUpError(Exception):
+    """A search takes too long."""
+
+
+def _reach(numbers: tuple[int, ...], target: Fraction, looks: Iterator[int], most: int | None) -> str | None:
+    if most is not None and next(looks) >= most:
+        raise _GivenUpError
     if len(numbers) <= 3:
         return _all_sums(numbers).get(target)
     for few, rest in _splits(numbers):
         for value, text in _all_sums(few).items():
             for missing, form in _missing(target, value):
-                if (found := _reach(rest, missing)) is not None:
+                if (found := _reach(rest, missing, looks, most)) is not None:
                     return f"({form.format(known=text, rest=found)})"
     return None
 

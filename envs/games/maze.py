@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from envs.games.maze_maps import Cell, Maze, draw_maze
+from envs.games.maze_maps import Cell, Maze, draw_maze, example_maze, longest_way
 from envs.grid import GridGame
 from envs.kwargs import OneOf
-from envs.splits import SPLIT, checked_split
+from envs.splits import SPLIT, Split, checked_split
 from envs.text_game import GameKwargs, Move, Refusal, StepLimit
 
 ACTIONS = ("Up", "Down", "Left", "Right")
@@ -27,6 +27,7 @@ class MazeEnv(GridGame):
     """
 
     metadata: dict[str, Any] = GridGame.metadata | {
+        "reset_options": ["expert", "split"],
         "description": "Find the way through a maze.",
         "observation": "The maze as a map, or your cell, the goal and the open ways, as `show` says.",
         "actions": "`Up`, `Down`, `Left` or `Right`.",
@@ -69,15 +70,31 @@ class MazeEnv(GridGame):
             raise ValueError(
                 f"1 <= min_path <= max_path is needed, and a way on the maze, not {min_path} and {max_path}"
             )
+        if min_path > (most := longest_way(size, loops)):
+            raise ValueError(
+                f"mazes of size {size} with loops {loops} have ways of at most {most} steps: loosen min_path "
+                f"{min_path}, or take fewer loops"
+            )
         self._size = size
         self._difficulty: dict[str, Any] = {"loops": loops, "min_path": min_path, "max_path": max_path}
         self._show = show
         self._split = checked_split(split)
+        if self._example(self._split) is None:
+            raise ValueError(
+                f"no maze of size {size} with a way of {min_path} to {max_path} steps and split {split} was found: "
+                "loosen min_path or max_path, or take fewer loops"
+            )
         self._take(Maze(2, frozenset({frozenset({(0, 0), (0, 1)})}), (0, 0), (0, 1)))
 
     def _begin(self, options: Mapping[str, Any]) -> None:
         split = checked_split(options.get("split", self._split))
-        self._take(draw_maze(self.np_random, self._size, split=split, **self._difficulty))
+        maze = draw_maze(self.np_random, self._size, split=split, **self._difficulty) or self._example(split)
+        if maze is None:
+            raise ValueError(f"no maze of split {split} was found: loosen min_path or max_path")
+        self._take(maze)
+
+    def _example(self, split: Split | None) -> Maze | None:
+        return example_maze(self._size, split=split, **self._difficulty)
 
     def _take(self, maze: Maze) -> None:
         self._maze = maze

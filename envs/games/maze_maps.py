@@ -1,7 +1,10 @@
-"""Mazes: drawn at random, measured by shortest way."""
+"""Mazes: drawn at random, measured by shortest way, and wound around a long way where that is asked for."""
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -10,7 +13,9 @@ from envs.splits import Split, split_of_text
 WAYS = ((-1, 0), (1, 0), (0, -1), (0, 1))
 """Rows and columns that each action adds: up, down, left, right."""
 
-_TRIES = 500
+# Tries, by the cells that they carve: about ten milliseconds, since whoever shares the process waits.
+_CELLS = 1_600
+_WOUND = 6
 
 Cell = tuple[int, int]
 Passage = frozenset[Cell]
@@ -71,8 +76,11 @@ def draw_maze(
     min_path: int,
     max_path: int | None,
     split: Split | None,
-) -> Maze:
-    """Draw mazes until one has a shortest way of the wanted length and belongs to the split.
+) -> Maze | None:
+    """Draw mazes until one has a shortest way of the wanted length and belongs to the split; or else wind one.
+
+    Long ways are rare in mazes that are drawn at random. After a few tries a way of the wanted length is laid first,
+    and the maze around it; of its other walls, those are broken through that make the way no shorter.
 
     Args:
         generator: Draws.
@@ -82,10 +90,10 @@ def draw_maze(
         max_path: And at most; None for no bound.
         split: Only mazes of this split, by content; None for any.
 
-    Raises:
-        ValueError: If no such maze turns up: the wishes contradict each other.
+    Returns:
+        The maze; None if none turned up soon.
     """
-    for _ in range(_TRIES):
+    for _ in range(max(1, _CELLS // size**2)):
         passages = _carved(generator, size, loops)
         start, goal = (
             divmod(cell, size) for cell in generator.choice(size * size, 2, replace=False).tolist()
@@ -94,12 +102,110 @@ def draw_maze(
         length = maze.distances()[start]
         if not min_path <= length <= (length if max_path is None else max_path):
             continue
-        if split is None or split_of_text("\n".join([*maze.drawn(), f"{start} {goal}"])) == split:
+        if split is None or _split_of(maze) == split:
             return maze
-    raise ValueError(
-        f"no maze of size {size} with a way of {min_path} to {max_path} steps and split {split} was found: loosen "
-        "min_path or max_path, or take fewer loops"
-    )
+    most = longest_way(size, loops)
+    longest = most if max_path is None else min(most, max_path)
+    for _ in range(_WOUND if min_path <= longest else 0):
+        # Where walls are to be broken through, the shortest way that will do leaves most of them.
+        length = min_path if loops else int(generator.integers(min_path, longest + 1))
+        maze = _wound(generator, size, loops, length)
+        for form in _turned(maze):
+            if split is None or _split_of(form) == split:
+                return form
+    return None
+
+
+@lru_cache(maxsize=256)
+def example_maze(
+    size: int, loops: float, min_path: int, max_path: int | None, split: Split | None
+) -> Maze | None:
+    """Return a maze that fits, always the same one; None where wishes contradict each other, or nearly do."""
+    generator = np.random.default_rng(0)
+    return draw_maze(generator, size, loops=loops, min_path=min_path, max_path=max_path, split=split)
+
+
+def longest_way(size: int, loops: float) -> int:
+    """Return the length of the longest shortest way that can be asked for.
+
+    Without loops a way can lead through all cells. Where all walls are broken through, it leads straight from corner to
+    corner; between the two the bound is a line.
+    """
+    return int((1.0 - loops) * (size * size - 1) + loops * 2 * (size - 1))
+
+
+def _split_of(maze: Maze) -> Split:
+    return split_of_text("\n".join([*maze.drawn(), f"{maze.start} {maze.goal}"]))
+
+
+def _turned(maze: Maze) -> Iterator[Maze]:
+    """Yield a maze as it is, turned and mirrored, and each of these from its goal to its start."""
+    last = maze.size - 1
+    for turn in range(4):
+        for mirrored in (False, True):
+
+            def moved(cell: Cell, turn: int = turn, mirrored: bool = mirrored) -> Cell:
+                row, column = cell
+                for _ in range(turn):
+                    row, column = column, last - row
+                return (row, last - column) if mirrored else (row, column)
+
+            passages = frozenset(frozenset(map(moved, passage)) for passage in maze.passages)
+            start, goal = moved(maze.start), moved(maze.goal)
+            yield Maze(maze.size, passages, start, goal)
+            yield Maze(maze.size, passages, goal, start)
+
+
+def _wound(generator: np.random.Generator, size: int, loops: float, length: int) -> Maze:
+    """Draw a maze whose shortest way has a length: a part of a walk through all cells, and what is grown on it."""
+    walk = _walk_through_all(generator, size)
+    first = int(generator.integers(len(walk) - length))
+    way = walk[first : first + length + 1]
+    steps = {cell: place for place, cell in enumerate(way)}
+    passages = {frozenset(pair) for pair in pairwise(way)}
+    growing = list(way)
+    draws = iter(generator.random((2 * size * size, 2)).tolist())
+    while growing:
+        which, where = next(draws)
+        place = int(which * len(growing))
+        cell = growing[place]
+        fresh = [near for near in _around(cell, size) if near not in steps]
+        if not fresh:
+            # Each cell is taken from the list once, and put there once.
+            growing[place] = growing[-1]
+            growing.pop()
+            continue
+        near = fresh[int(where * len(fresh))]
+        passages.add(frozenset((cell, near)))
+        steps[near] = steps[cell] + 1
+        growing.append(near)
+    cells = [divmod(cell, size) for cell in range(size * size)]
+    pairs = [(cell, near) for cell in cells for near in _around(cell, size) if cell < near]
+    walls = [pair for pair in pairs if frozenset(pair) not in passages]
+    # No passage brings one more than a step further from the start, so none makes the way shorter.
+    harmless = [pair for pair in walls if abs(steps[pair[0]] - steps[pair[1]]) <= 1]
+    count = min(int(loops * len(walls)), len(harmless))
+    broken = generator.permutation(len(harmless))[:count].tolist()
+    passages |= {frozenset(harmless[place]) for place in broken}
+    return Maze(size, frozenset(passages), way[0], way[-1])
+
+
+def _walk_through_all(generator: np.random.Generator, size: int) -> list[Cell]:
+    """Draw a walk through all cells: row by row, and then shuffled by biting off its ends (Oberdorf et al. 2006).
+
+    Source: R. Oberdorf et al., Secondary structures in long compact polymers, Physical Review E 74, 051801.
+    """
+    walk = [
+        (row, column if row % 2 == 0 else size - 1 - column) for row in range(size) for column in range(size)
+    ]
+    for way, turn in generator.random((3 * size * size, 2)).tolist():
+        if turn < 0.5:
+            walk.reverse()
+        near = [cell for cell in _around(walk[-1], size) if cell != walk[-2]]
+        bitten = near[int(way * len(near))] if near else walk[-2]
+        place = walk.index(bitten) + 1
+        walk[place:] = walk[place:][::-1]
+    return walk
 
 
 def _carved(generator: np.random.Generator, size: int, loops: float) -> frozenset[Passage]:

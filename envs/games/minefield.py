@@ -6,10 +6,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from envs.games.minesweeper_solver import Clue, mine_chances
+from envs.games.minesweeper_solver import Clue, Effort, TooHardError, mine_chances
 from envs.splits import Split, split_of_text
 
 _TRIES = 2_000
+# About thirty milliseconds: whoever shares the process waits.
+_EFFORT, _EFFORT_FOR_ONE = 4_000, 1_000
+_NOISE = (1.5, 1.0, 0.5, *[0.25] * 37)
 
 
 @lru_cache(maxsize=256)
@@ -61,12 +64,16 @@ class Minefield:
         near = neighbours(self.rows, self.columns)
         return [(near[cell] - opened, self.number(cell)) for cell in sorted(opened) if near[cell] - opened]
 
-    def solvable_from(self, first: int) -> bool:
-        """Return whether reasoning alone clears the field once a cell is open."""
+    def solvable_from(self, first: int, effort: Effort | None = None) -> bool:
+        """Return whether reasoning alone clears the field once a cell is open.
+
+        Raises:
+            TooHardError: That takes more than the effort to find out.
+        """
         opened = self.opened_by(first)
         cells = set(range(self.rows * self.columns))
         while len(opened) < len(cells) - len(self.mines):
-            chances = mine_chances(cells - opened, self.clues(opened), len(self.mines))
+            chances = mine_chances(cells - opened, self.clues(opened), len(self.mines), effort)
             safe = [cell for cell, chance in chances.items() if chance == 0]
             if not safe:
                 return False
@@ -87,6 +94,9 @@ def draw_minefield(
 ) -> Minefield:
     """Draw a field in which the first cell and, if there is room, those around it have no mine.
 
+    Fields of many mines that can be cleared by reasoning are rare. After some of them the mines are drawn away from the
+    first cell, a little at first and then more, which makes them easier.
+
     Raises:
         ValueError: If no such field turns up.
     """
@@ -94,10 +104,37 @@ def draw_minefield(
     if rows * columns - len(free) < mines:
         free = {first}
     cells = sorted(set(range(rows * columns)) - free)
+    effort = Effort(_EFFORT)
     for _ in range(_TRIES):
         field = Minefield(rows, columns, frozenset(generator.choice(cells, mines, replace=False).tolist()))
-        if split is not None and split_of_text(f"{rows}x{columns} {sorted(field.mines)}") != split:
+        if not _is_of(field, split):
             continue
-        if not solvable or field.solvable_from(first):
+        try:
+            if not solvable or field.solvable_from(first, effort):
+                return field
+        except TooHardError:
+            break
+    away = np.array(
+        [
+            max(abs(cell // columns - first // columns), abs(cell % columns - first % columns))
+            for cell in cells
+        ]
+    )
+    for noise in _NOISE:
+        farthest = np.argsort(-(away + noise * generator.standard_normal(len(cells))))
+        field = Minefield(rows, columns, frozenset(cells[place] for place in farthest[:mines].tolist()))
+        if _is_of(field, split) and _is_easy(field, first):
             return field
     raise ValueError(f"no field of {rows}x{columns} with {mines} mines was found: take fewer mines")
+
+
+def _is_of(field: Minefield, split: Split | None) -> bool:
+    text = f"{field.rows}x{field.columns} {sorted(field.mines)}"
+    return split is None or split_of_text(text) == split
+
+
+def _is_easy(field: Minefield, first: int) -> bool:
+    try:
+        return field.solvable_from(first, Effort(_EFFORT_FOR_ONE))
+    except TooHardError:
+        return False

@@ -6,12 +6,14 @@ from typing import Annotated, Any, Unpack
 from pydantic import Field
 
 from envs.games.minefield import Minefield, draw_minefield
-from envs.games.minesweeper_solver import mine_chances
+from envs.games.minesweeper_solver import Effort, TooHardError, guessed_chances, mine_chances
 from envs.splits import SPLIT, checked_split
 from envs.text_game import GameKwargs, Move, Refusal, StepLimit, TextGame, read_numbers
 
 _VERBS = ("reveal", "flag")
 _MOST = 16
+# Ways to put mines that an expert looks at: about thirty milliseconds.
+_MOST_WAYS = 10_000
 _DENSEST = {True: 0.2, False: 0.5}
 
 
@@ -23,6 +25,7 @@ class MinesweeperEnv(TextGame[tuple[str, int]]):
     """
 
     metadata: dict[str, Any] = TextGame.metadata | {
+        "reset_options": ["expert", "split"],
         "description": "Open all cells without mines.",
         "observation": "The field: numbers of mines around open cells, covered cells and flags.",
         "actions": "`reveal ROW COLUMN` or `flag ROW COLUMN`.",
@@ -169,6 +172,10 @@ class MinesweeperEnv(TextGame[tuple[str, int]]):
         covered = set(range(self._height * self._width)) - self._open
         if len(covered) == self._mines:
             return self._written(("flag", min(covered)))
-        chances = mine_chances(covered, self._field.clues(self._open), self._mines)
+        clues = self._field.clues(self._open)
+        try:
+            chances = mine_chances(covered, clues, self._mines, Effort(_MOST_WAYS))
+        except TooHardError:
+            chances = guessed_chances(covered, clues, self._mines)
         best = min(sorted(chances), key=lambda cell: chances[cell])
         return self._written(("flag" if best in self._flags else "reveal", best))

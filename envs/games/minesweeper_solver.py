@@ -13,15 +13,60 @@ _Counts = dict[int, tuple[int, list[int]]]
 """By number of mines: in how many ways they can lie, and, for each group, how many mines those put there in all."""
 
 
-def mine_chances(covered: Set[int], clues: Sequence[Clue], mines: int) -> dict[int, Fraction]:
+class Effort:
+    """How much is looked at before a search is given up.
+
+    Args:
+        most: Ways to put mines that are tried.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+
+    def spend(self, count: int = 1) -> None:
+        """Count some.
+
+        Raises:
+            TooHardError: There were as many as there may be.
+        """
+        self.left -= count
+        if self.left < 0:
+            raise TooHardError
+
+
+class TooHardError(Exception):
+    """A search was given up."""
+
+
+def guessed_chances(covered: Set[int], clues: Sequence[Clue], mines: int) -> dict[int, Fraction]:
+    """Return what each clue alone says of the cells beside it, where all of them together are too many to count."""
+    chances = dict.fromkeys(covered, Fraction(mines, len(covered)))
+    for cells, near in clues:
+        for cell in cells:
+            chances[cell] = max(Fraction(near, len(cells)), chances[cell] if near else Fraction(0))
+    for cells, near in clues:
+        if not near:
+            chances.update(dict.fromkeys(cells, Fraction(0)))
+    return chances
+
+
+def mine_chances(
+    covered: Set[int], clues: Sequence[Clue], mines: int, effort: Effort | None = None
+) -> dict[int, Fraction]:
     """Return the chance of a mine under each covered cell, all fields that fit the clues being equally likely.
 
     Args:
         covered: Covered cells.
         clues: What the open cells say of them.
         mines: Mines under all covered cells together.
+        effort: How much is looked at; None for as much as it takes.
+
+    Raises:
+        TooHardError: It takes more than that.
     """
-    components = [(groups, _counts(groups, near)) for groups, near in _components(clues)]
+    if effort is not None:
+        effort.spend(len(covered))  # what follows takes as long as some ways for each of them
+    components = [(groups, _counts(groups, near, effort)) for groups, near in _components(clues)]
     rest = tuple(sorted(covered - {cell for groups, _ in components for group in groups for cell in group}))
     components.append(
         ((rest,), {k: (comb(len(rest), k), [k * comb(len(rest), k)]) for k in range(len(rest) + 1)})
@@ -65,7 +110,7 @@ def _components(clues: Sequence[Clue]) -> Iterator[tuple[tuple[_Group, ...], lis
         yield tuple(map(tuple, alike.values())), near
 
 
-def _counts(groups: tuple[_Group, ...], clues: Sequence[Clue]) -> _Counts:
+def _counts(groups: tuple[_Group, ...], clues: Sequence[Clue], effort: Effort | None) -> _Counts:
     """Count the ways to put mines into the groups of one component."""
     within = [[place for place, group in enumerate(groups) if group[0] in cells] for cells, _ in clues]
     beside = [
@@ -79,6 +124,8 @@ def _counts(groups: tuple[_Group, ...], clues: Sequence[Clue]) -> _Counts:
     counts: _Counts = {}
 
     def put(step: int) -> None:
+        if effort is not None:
+            effort.spend()
         if step == len(order):
             ways = prod(comb(len(group), number) for group, number in zip(groups, placed, strict=True))
             before, per_group = counts.get(sum(placed), (0, [0] * len(groups)))

@@ -5,13 +5,26 @@ from typing import Annotated, Any, Unpack
 
 from pydantic import Field
 
-from envs.games.sudoku_grids import BOXES, Grid, draw_puzzle, only_solution, peers
+from envs.games.sudoku_grids import (
+    BOXES,
+    FEW_CLUES,
+    Grid,
+    TooHardError,
+    draw_puzzle,
+    known_puzzle,
+    only_solution,
+    peers,
+    shuffled,
+)
 from envs.kwargs import OneOf
 from envs.splits import SPLIT, checked_split, split_of_text
 from envs.text_game import GameKwargs, Move, Refusal, TextGame, read_numbers
 
 _CLUES = {4: (4, 15, 8), 9: (24, 80, 40)}
-_TRIES = 60
+_TRIES = {4: 40, 9: 1}
+# Puzzles come from clients, too, and whoever shares the process waits for their solution.
+_MOST_POSITIONS = 4_000
+_SHUFFLES = 60
 
 
 class SudokuEnv(TextGame[tuple[int, int]]):
@@ -22,6 +35,7 @@ class SudokuEnv(TextGame[tuple[int, int]]):
     """
 
     metadata: dict[str, Any] = TextGame.metadata | {
+        "reset_options": ["expert", "puzzle", "split"],
         "description": "Fill a grid so that each number stands once in every row, column and box.",
         "observation": "The grid, and what stands twice in a row, column or box, if anything does.",
         "actions": "Row, column and number: `1 2 3`.",
@@ -74,11 +88,22 @@ class SudokuEnv(TextGame[tuple[int, int]]):
 
     def _draw(self, options: Mapping[str, Any]) -> tuple[Grid, Grid]:
         split = checked_split(options.get("split", self._split))
-        for _ in range(_TRIES):
-            drawn = draw_puzzle(self.np_random, self._size, self._clues)
-            if drawn is not None and (split is None or split_of_text(_digits(drawn[0])) == split):
+        drawn = self._any_puzzle()
+        for _ in range(_SHUFFLES):
+            if drawn is None:
+                break
+            if split is None or split_of_text(_digits(drawn[0])) == split:
                 return drawn
+            drawn = shuffled(self.np_random, *drawn)
         raise ValueError(f"no puzzle with {self._clues} clues and split {split} was found: give more clues")
+
+    def _any_puzzle(self) -> tuple[Grid, Grid] | None:
+        if self._size == 4 or self._clues >= FEW_CLUES:
+            for _ in range(_TRIES[self._size]):
+                drawn = draw_puzzle(self.np_random, self._size, self._clues)
+                if drawn is not None:
+                    return drawn
+        return known_puzzle(self.np_random, self._clues) if self._size == 9 else None
 
     def _checked(self, puzzle: Any) -> tuple[Grid, Grid]:
         text = puzzle.replace(".", "0") if isinstance(puzzle, str) else ""
@@ -88,7 +113,12 @@ class SudokuEnv(TextGame[tuple[int, int]]):
                 "empty ones"
             )
         grid = tuple(map(int, text))
-        solution = only_solution(grid, self._size)
+        try:
+            solution = only_solution(grid, self._size, _MOST_POSITIONS)
+        except TooHardError:
+            raise ValueError(
+                "the solution of this puzzle is not found soon enough: give more clues"
+            ) from None
         if solution is None or 0 not in grid:
             raise ValueError("puzzle must have an empty cell, and exactly one solution")
         return grid, solution

@@ -11,7 +11,7 @@ from envs.grid import GridGame, Move
 from envs.kwargs import OPERATOR, OneOf
 from envs.sokoban.bank import LevelBank, load_bank
 from envs.sokoban.board import ACTIONS, Level, parse_level
-from envs.sokoban.generator import Difficulty, generate
+from envs.sokoban.generator import Difficulty, GeneratedLevel, example_level, generate
 from envs.sokoban.solver import SearchLimitError, push_distances, solve
 from envs.splits import SPLIT, checked_split
 from envs.text_game import GameKwargs, StepLimit
@@ -43,8 +43,8 @@ _COLOURS = {
     " ": (235, 235, 225),
 }
 _CELL = 16
-# About a sixth of a second. A level may come from a client, and whoever shares the process waits meanwhile.
-_MAX_STATES = 50_000
+# About thirty milliseconds. A level may come from a client, and whoever shares the process waits meanwhile.
+_MAX_STATES = 8_000
 
 
 class SokobanEnv(GridGame):
@@ -55,6 +55,7 @@ class SokobanEnv(GridGame):
     """
 
     metadata: dict[str, Any] = GridGame.metadata | {
+        "reset_options": ["expert", "level", "level_index", "split"],
         "description": "Push every box onto a target; boxes cannot be pulled.",
         "observation": (
             "The board, row by row, in the symbols of the `vocabulary`; the instruction explains them."
@@ -85,7 +86,10 @@ class SokobanEnv(GridGame):
         ] = None,
         level: Annotated[
             str | None,
-            Field(description="One level as XSB text; wins over size and difficulty, and over level files."),
+            Field(
+                json_schema_extra={"format": "multiline"},
+                description="One level as XSB text; wins over size and difficulty, and over level files.",
+            ),
         ] = None,
         levels_file: Annotated[
             str | None,
@@ -134,12 +138,19 @@ class SokobanEnv(GridGame):
         self._source: dict[str, Any] | None = None
         self._difficulty = Difficulty(int(size[0]), int(size[1]), boxes, min_moves, max_moves)
         self._split = checked_split(split)
+        drawn = self._fixed is None and self._bank is None
+        if drawn and example_level(self._difficulty, self._split) is None:
+            raise ValueError(
+                f"no level of size {size[0]}x{size[1]} with {boxes} boxes, {min_moves} to {max_moves} moves and split "
+                f"{split} was found: loosen min_moves, max_moves or size, or take fewer boxes"
+            )
         self._symbols = str.maketrans(dict(VOCABULARIES[symbols]))
         self._legend = VOCABULARIES[symbols]
         self._shows_dead_squares = dead_squares
         self._level = self._fixed or parse_level("####\n#@$.#\n####")
         self._text = self._level.to_xsb()
         self._known_optimum: int | None = None
+        self._searched_optimum = True
         self._plan: list[int] = []
         self._planned_for: Level | None = None
         self._on_target = 0
@@ -150,6 +161,7 @@ class SokobanEnv(GridGame):
     def _begin(self, options: Mapping[str, Any]) -> None:
         self._known_optimum = None
         self._source = None
+        made: GeneratedLevel | None = None
         given = options.get("level")
         if given is not None:
             fixed = parse_level(given)
@@ -159,12 +171,17 @@ class SokobanEnv(GridGame):
             fixed = self._from_bank(self._bank, options)
         else:
             split = checked_split(options.get("split", self._split))
-            made = generate(self.np_random, self._difficulty, split)
-            self._known_optimum = made.optimal_moves
+            made = generate(self.np_random, self._difficulty, split) or example_level(self._difficulty, split)
+            if made is None:
+                raise ValueError(f"no level of split {split} was found: loosen min_moves, max_moves or size")
             fixed = made.level
         self._level = fixed
         self._text = fixed.to_xsb()
         self._plan, self._planned_for = [], None
+        self._searched_optimum = made is None
+        if made is not None:
+            self._known_optimum = made.optimal_moves
+            self._plan, self._planned_for = list(made.solution), fixed if made.solution else None
         # gym-sokoban counts from zero even if a box starts on a target: the first step then pays for it.
         self._on_target = 0
 
@@ -225,7 +242,7 @@ class SokobanEnv(GridGame):
         )
 
     def _optimal_steps(self) -> int | None:
-        if self._known_optimum is None:
+        if self._known_optimum is None and self._searched_optimum:
             plan = self._solution()
             self._known_optimum = len(plan) if plan is not None else None
         return self._known_optimum

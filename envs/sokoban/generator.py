@@ -4,18 +4,23 @@ A breadth-first search runs in reverse over boxes and player: walking back, or p
 one move forwards, so the layer in which a position is first found is the least number of moves that solve it.
 """
 
+from collections import deque
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
 from envs.sokoban.board import Level, Room
-from envs.sokoban.solver import State
+from envs.sokoban.solver import push_distances
 from envs.splits import Split, split_of_text
 
-_TRIES = 2_000
 _MAX_STATES = 40_000
-# All rooms together: about two thirds of a second, so that wishes which contradict each other hold nobody up for long.
-_ALL_STATES = 400_000
+# All rooms together, a room counting for some states by itself: about thirty milliseconds, since whoever shares the
+# process waits.
+_ALL_STATES, _STATES_OF_A_ROOM = 20_000, 30
+_DRAWS, _LAST_DRAWS = 8, 64
+_ROOMS_PULLED_APART, _PULLS_OF_A_BOX = 4, 10
 _TURN_PROBABILITY = 0.35
 # Floor that each step of the walk stamps, as (row, column) around it.
 _STAMPS = (
@@ -48,45 +53,54 @@ class Difficulty:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedLevel:
-    """A level and the moves of its shortest solution."""
+    """A level that was made.
+
+    Attributes:
+        level: The level.
+        optimal_moves: Moves of its shortest solution; None where nobody knows.
+        solution: Actions that solve it; empty where only their number is known.
+    """
 
     level: Level
-    optimal_moves: int
+    optimal_moves: int | None
+    solution: tuple[int, ...] = ()
 
 
-def generate(generator: np.random.Generator, difficulty: Difficulty, split: Split | None) -> GeneratedLevel:
-    """Draw a level of the wanted difficulty and split.
+def generate(
+    generator: np.random.Generator, difficulty: Difficulty, split: Split | None
+) -> GeneratedLevel | None:
+    """Draw a level of the wanted difficulty and split; None if none turned up soon.
 
-    Raises:
-        ValueError: If none turns up: the wishes contradict each other.
+    Of many boxes a search backwards does not get far. Where it finds nothing, boxes are pulled from their targets at
+    random; then a solution is known, and bounds of the fewest moves, but not their number.
     """
     states = 0
-    for _ in range(_TRIES):
-        if states > _ALL_STATES:
-            break
+    while states < _ALL_STATES:
+        states += _STATES_OF_A_ROOM
         room = _draw_room(generator, difficulty)
         if room is None:
             continue
-        layers = _pull_layers(room, difficulty.max_moves)
-        states += sum(map(len, layers))
-        wanted = [
-            (state, depth)
-            for depth, layer in enumerate(layers)
-            if depth >= difficulty.min_moves
-            for state in layer
-            if not state[0] & room.targets and state[1] not in room.targets
-        ]
+        layers = _PullLayers(room, difficulty.max_moves)
+        states += layers.count
+        wanted = layers.unsolved(difficulty.min_moves)
         # A few draws from one room are cheap; many would make levels of one room alike.
-        for _ in range(min(8, len(wanted))):
-            (boxes, player), depth = wanted[int(generator.integers(len(wanted)))]
-            level = Level(room, boxes, player)
+        draws = _DRAWS if states < _ALL_STATES else _LAST_DRAWS
+        for _ in range(min(draws, len(wanted))):
+            level, depth = layers.level(*wanted[int(generator.integers(len(wanted)))])
             if split is None or split_of(level) == split:
                 return GeneratedLevel(level, depth)
-    raise ValueError(
-        f"no level of size {difficulty.height}x{difficulty.width} with {difficulty.boxes} boxes and "
-        f"{difficulty.min_moves} to {difficulty.max_moves} moves was found: loosen min_moves, max_moves or size, "
-        "or take fewer boxes"
-    )
+    for _ in range(_ROOMS_PULLED_APART):
+        room = _draw_room(generator, difficulty)
+        made = None if room is None else _pulled_apart(generator, room, difficulty, split)
+        if made is not None:
+            return made
+    return None
+
+
+@lru_cache(maxsize=256)
+def example_level(difficulty: Difficulty, split: Split | None) -> GeneratedLevel | None:
+    """Return a level that fits, always the same one; None where wishes contradict each other, or nearly do."""
+    return generate(np.random.default_rng(0), difficulty, split)
 
 
 def split_of(level: Level) -> Split:
@@ -133,25 +147,138 @@ def _draw_room(generator: np.random.Generator, difficulty: Difficulty) -> Room |
     return Room(height, width, walls, frozenset(cells[place] for place in targets))
 
 
-def _pull_layers(room: Room, max_moves: int | None) -> list[list[State]]:
-    """Return positions by the least number of moves that solve them, as far as the search gets."""
-    layer: list[State] = [(room.targets, cell) for cell in room.floor if cell not in room.targets]
-    layers = [layer]
-    seen = set(layer)
-    while layer and len(seen) < _MAX_STATES and (max_moves is None or len(layers) <= max_moves):
-        found: list[State] = []
-        for boxes, player in layer:
-            for step in room.steps:
-                back = player - step
-                if back in room.walls or back in boxes:
+_PLAYER_BITS = 9
+
+
+class _PullLayers:
+    """Positions of a room by the least number of moves that solve them, as far as the search gets.
+
+    A position is one number: a bit for each cell with a box, over the number of the player's cell. Cells are counted
+    among the floor only. Nothing else is as fast to copy and to look up.
+
+    Args:
+        room: With boxes on its targets.
+        max_moves: Moves that a solution may have; None for no bound.
+    """
+
+    def __init__(self, room: Room, max_moves: int | None) -> None:
+        self._room = room
+        self._cells = room.floor
+        place = {cell: number for number, cell in enumerate(self._cells)}
+        self._targets = sum(1 << place[cell] for cell in room.targets)
+        # From each cell: where one can step back to, and the cell on the other side, whose box would come along.
+        ways = [
+            [
+                (
+                    place[cell - step],
+                    1 << place[cell - step],
+                    1 << place[cell + step] if cell + step in place else 0,
+                )
+                for step in room.steps
+                if cell - step in place
+            ]
+            for cell in self._cells
+        ]
+        boxes = self._targets << _PLAYER_BITS
+        layer = [boxes | place[cell] for cell in self._cells if cell not in room.targets]
+        self.layers = [layer]
+        seen = set(layer)
+        while layer and len(seen) < _MAX_STATES and (max_moves is None or len(self.layers) <= max_moves):
+            layer = self._before(layer, seen, ways)
+            self.layers.append(layer)
+        self.count = sum(map(len, self.layers))
+
+    @staticmethod
+    def _before(layer: list[int], seen: set[int], ways: list[list[tuple[int, int, int]]]) -> list[int]:
+        found: list[int] = []
+        for state in layer:
+            player = state & ((1 << _PLAYER_BITS) - 1)
+            boxes = state >> _PLAYER_BITS
+            for back, back_bit, ahead_bit in ways[player]:
+                if boxes & back_bit:
                     continue
-                ahead = player + step
-                if (state := (boxes, back)) not in seen:
-                    seen.add(state)
-                    found.append(state)
-                if ahead in boxes and (state := ((boxes - {ahead}) | {player}, back)) not in seen:
-                    seen.add(state)
-                    found.append(state)
-        layers.append(found)
-        layer = found
-    return layers
+                if (walked := state - player + back) not in seen:
+                    seen.add(walked)
+                    found.append(walked)
+                if boxes & ahead_bit:
+                    pulled = (boxes ^ ahead_bit | 1 << player) << _PLAYER_BITS | back
+                    if pulled not in seen:
+                        seen.add(pulled)
+                        found.append(pulled)
+        return found
+
+    def unsolved(self, min_moves: int) -> list[tuple[int, int]]:
+        """Return the positions, with their moves, in which neither a box nor the player stands on a target."""
+        targets, apart = self._targets, self._targets << _PLAYER_BITS
+        return [
+            (state, depth)
+            for depth, layer in enumerate(self.layers)
+            if depth >= min_moves
+            for state in layer
+            if not state & apart and not targets >> (state & ((1 << _PLAYER_BITS) - 1)) & 1
+        ]
+
+    def level(self, state: int, depth: int) -> tuple[Level, int]:
+        """Return a position as a level, with its moves."""
+        boxes, player = state >> _PLAYER_BITS, state & ((1 << _PLAYER_BITS) - 1)
+        places = frozenset(cell for number, cell in enumerate(self._cells) if boxes >> number & 1)
+        return Level(self._room, places, self._cells[player]), depth
+
+
+def _pulled_apart(
+    generator: np.random.Generator, room: Room, difficulty: Difficulty, split: Split | None
+) -> GeneratedLevel | None:
+    """Pull boxes from their targets at random, until one of the positions on the way is what is wanted."""
+    free = [cell for cell in room.floor if cell not in room.targets]
+    boxes = set(room.targets)
+    trail = [free[int(generator.integers(len(free)))]]
+    distances = push_distances(room)
+    for which, stays in generator.random((_PULLS_OF_A_BOX * difficulty.boxes, 2)).tolist():
+        ways = _ways_from(room, boxes, trail[-1])
+        pulls = [
+            (box, box + step)
+            for box in sorted(boxes)
+            for step in room.steps
+            if box + step in ways and box + 2 * step in ways
+        ]
+        # Boxes that are still on a target come first, most of the time.
+        late = [pull for pull in pulls if pull[0] in room.targets] if stays < 0.8 else []
+        pulls = late or pulls
+        if not pulls:
+            return None
+        box, stand = pulls[int(which * len(pulls))]
+        trail += [*_way_to(ways, stand), 2 * stand - box]
+        boxes = (boxes - {box}) | {stand}
+        level = Level(room, frozenset(boxes), trail[-1])
+        if difficulty.max_moves is not None and len(trail) - 1 > difficulty.max_moves:
+            return None
+        # Each push moves one box by one cell, so a solution has no fewer moves than that.
+        least = sum(distances[each] for each in boxes)
+        fits = least >= difficulty.min_moves and not boxes & room.targets and trail[-1] not in room.targets
+        if fits and (split is None or split_of(level) == split):
+            forwards = pairwise(trail[::-1])
+            return GeneratedLevel(level, None, tuple(room.steps.index(to - at) for at, to in forwards))
+    return None
+
+
+def _ways_from(room: Room, boxes: set[int], player: int) -> dict[int, int]:
+    """Return the cells that the player can walk to, each with the cell before it."""
+    came_from = {player: player}
+    frontier = deque([player])
+    while frontier:
+        cell = frontier.popleft()
+        for step in room.steps:
+            near = cell + step
+            if near not in came_from and near not in room.walls and near not in boxes:
+                came_from[near] = cell
+                frontier.append(near)
+    return came_from
+
+
+def _way_to(ways: dict[int, int], cell: int) -> list[int]:
+    """Return the cells that lead to one, without the one where the player stands."""
+    way = []
+    while ways[cell] != cell:
+        way.append(cell)
+        cell = ways[cell]
+    return way[::-1]

@@ -40,6 +40,8 @@ class ToolUseEnv(ToolEnv):
     """
 
     metadata: dict[str, Any] = ToolEnv.metadata | {
+        "reset_options": ["expert", "split"],
+        "reply": {"answer": True},
         "description": "Answer generated questions with a calculator, search, a key-value store and dates.",
         "observation": "The question; then the results of the calls.",
         "actions": (
@@ -125,8 +127,10 @@ class ToolUseEnv(ToolEnv):
         return Heard("The answer is wrong.", terminated=True)
 
     def _facts(self) -> dict[str, Any]:
+        # What is asked for may lie in the store.
+        store = {"store": self._store.texts} if self._expert else {}
         return {
-            "state": {"kind": self._task.kind, "question": self._task.question, "store": self._store.texts},
+            "state": {"kind": self._task.kind, "question": self._task.question, **store},
             # Two turns of one task are alike where the store is, and where the same is known.
             "anchor": digest([self._store.texts, self._found]),
         }

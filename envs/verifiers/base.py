@@ -52,6 +52,7 @@ class VerifierEnv(DeclaredKwargs, gymnasium.Env[str, str]):
         self.observation_space = UnicodeText()
         self.render_mode = render_mode
         self._task: Mapping[str, Any] = {}
+        self._shows_task = False
         self._prompt = ""
 
     @abstractmethod
@@ -81,15 +82,21 @@ class VerifierEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Draw a task, or take the one whose fields the options are."""
+        """Draw a task, or take the one whose fields the options are.
+
+        A task holds its answer, and so it is told to nobody. The option `expert`, which a server refuses unless its
+        operator allows it, puts it into `info["state"]["task"]`, for tests and audits.
+        """
         super().reset(seed=seed)
-        self._task = self.checked_task(options) if options else self.draw_task()
+        fields = dict(options or {})
+        self._shows_task = bool(fields.pop("expert", False))
+        self._task = self.checked_task(fields) if fields else self.draw_task()
         self._prompt = self.prompt(self._task)
         info = {
             "instruction": self.instruction(),
             "success": False,
             "action_is_valid": True,
-            "state": {"task": deepcopy(dict(self._task))},
+            "state": self._state(),
             "anchor": "0",
             "optimal_steps": 1,
         }
@@ -106,7 +113,7 @@ class VerifierEnv(DeclaredKwargs, gymnasium.Env[str, str]):
             "outcome": verdict.outcome,
             "detail": verdict.detail,
             "metrics": {"score": verdict.score},
-            "state": {"task": deepcopy(dict(self._task))},
+            "state": self._state(),
             "anchor": "1",
         }
         return verdict.detail, verdict.score, True, False, info
@@ -114,3 +121,11 @@ class VerifierEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     def render(self) -> Any:
         """Return the task as text."""
         return self._prompt if self.render_mode == "ansi" else None
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """The fields of the task, with its answer: for whoever has this object, and for no client."""
+        return deepcopy(dict(self._task))
+
+    def _state(self) -> dict[str, Any]:
+        return {"task": self.task} if self._shows_task else {}

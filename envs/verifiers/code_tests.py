@@ -33,6 +33,7 @@ class CodeTestsEnv(VerifierEnv):
     """
 
     metadata: dict[str, Any] = VerifierEnv.metadata | {
+        "reply": {"language": "python"},
         "description": "Programs, scored by hidden tests in a sandbox.",
         "observation": "The problem.",
         "actions": "A response with a program in a fenced block.",

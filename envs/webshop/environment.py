@@ -10,6 +10,7 @@ from pydantic import Field
 from clients.protocol.spaces import UnicodeText
 from envs.kwargs import OPERATOR, DeclaredKwargs, OneOf, RenderMode
 from envs.profiles import reply_format, said_actions
+from envs.reset_options import checked_options
 from envs.splits import SPLIT, Split, checked_split
 from envs.text_game import StepLimit
 from envs.webshop.cache import open_catalogue
@@ -41,6 +42,7 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     """
 
     metadata: dict[str, Any] = {
+        "reset_options": ["expert", "goal_index", "labels", "split"],
         "render_modes": ["ansi"],
         "render_fps": 1,
         "kind": "episodic",
@@ -148,6 +150,7 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
         self._goal_index = 0
         self._shop = self._visit(0)
         self._expert: Expert | None = None
+        self._labels = False
         self._steps = self._invalid = 0
         self._last = ""
 
@@ -156,12 +159,12 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Begin a visit. Options are `goal_index`, `split` and `expert`."""
+        """Begin a visit. Options are `goal_index`, `split`, `expert` and `labels`, for people who play."""
         super().reset(seed=seed)
-        options = options or {}
-        index = options.get("goal_index")
+        given = checked_options(self.metadata["reset_options"], options)
+        index = given.get("goal_index")
         if index is None:
-            among = goal_range(len(self._goals), checked_split(options.get("split", self._split)))
+            among = goal_range(len(self._goals), checked_split(given.get("split", self._split)))
             index = self._goals.draw(self.np_random, among, by_weight=self._by_weight)
         elif not isinstance(index, int) or not 0 <= index < len(self._goals):
             raise ValueError(
@@ -170,7 +173,8 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
         self._goal_index = index
         self._shop = self._visit(index)
         anywhere = self.wording.search_anywhere
-        self._expert = Expert(self._shop, search_anywhere=anywhere) if options.get("expert", False) else None
+        self._expert = Expert(self._shop, search_anywhere=anywhere) if given.get("expert", False) else None
+        self._labels = bool(given.get("labels", False))
         self._steps = self._invalid = 0
         self._last = ""
         info = self._info(valid=True, penalty=0.0)
@@ -244,6 +248,22 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
             return [f"search[{instruction_query(self._shop) or 'KEYWORDS'}]"]
         return [f"click[{name}]" for name in self._clickables()]
 
+    def _action_labels(self) -> dict[str, str]:
+        """Return what people read on buttons: of a product its name and price, of a value its option, too."""
+        shop = self._shop
+        shown = map(shop.catalogue.product, shop.shown) if shop.page == "search_results" else ()
+        labels = {each.asin.lower(): f"{each.title}, {each.price_tag}" for each in shown}
+        for value, clickable in shop.clickables().items():
+            if clickable.kind == "option":
+                chosen = " ✓" if shop.options.get(clickable.name) == value else ""
+                labels[value] = f"{clickable.name}: {value}{chosen}"
+        actions = codes(shop) if self._compact else {text: parse_action(text) for text in self._listed()}
+        return {
+            text: labels.get(action.argument, action.argument)
+            for text, action in actions.items()
+            if action is not None and action.name == "click"
+        }
+
     def _observation(self) -> str:
         if self._compact:
             return as_compact_text(self._shop)
@@ -297,6 +317,8 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
                 "options": dict(shop.options),
             },
         }
+        if self._labels:
+            info["action_labels"] = self._action_labels()
         if shop.score is not None:
             info["score"] = shop.score.describe() | {"noun_tagger": self._noun_tagger}
             info["goal"] = _plain_goal(shop.goal)

@@ -49,6 +49,11 @@ def page(browser: Browser, served: Server) -> Iterator[Page]:
 
 def open_play(page: Page, env_id: str, seed: int = 4) -> None:
     page.goto(f"/console#/play/{env_id}")
+    open_play_again(page, seed)
+
+
+def open_play_again(page: Page, seed: int = 4) -> None:
+    """Begin an episode of what stands in the form."""
     page.get_by_label("Seed").fill(str(seed))
     page.get_by_role("button", name="Begin the episode").press("Enter")
     expect(page.get_by_role("row", name=f"reset seed {seed}")).to_be_visible()
@@ -168,6 +173,77 @@ def test_what_the_server_refuses_is_told_where_it_was_typed(page: Page) -> None:
     page.get_by_label("Reply").fill("raise")
     page.get_by_role("button", name="Send").click()
     expect(page.get_by_role("alert")).to_contain_text("env_error")
+
+
+def test_a_shop_is_played_by_the_names_of_its_products(page: Page) -> None:
+    open_play(page, "WebShop-v0")
+    assert "pillow cover" in page.get_by_label("search").input_value()
+    page.get_by_role("button", name="search", exact=True).click()
+    page.get_by_role("button", name=re.compile(r"Pillow Cover, \$8.82")).click()
+    page.get_by_role("button", name="size: 18x18").click()
+    expect(page.get_by_role("button", name="size: 18x18 ✓")).to_be_visible()
+    page.get_by_role("button", name="buy now").click()
+    expect(tile(page, "State")).to_have_text(re.compile("^terminated"))
+    expect(page.get_by_role("row", name="3 click[buy now]")).to_be_visible()
+    page.get_by_role("button", name="Another episode").press("Enter")
+    expect(page.get_by_role("button", name="search", exact=True)).to_be_visible()
+
+
+def test_an_action_is_said_as_the_profile_wants_it(page: Page) -> None:
+    page.goto("/console#/play/FrozenLake-v0")
+    page.get_by_text("Kwargs (15)").click()
+    page.get_by_label("profile").select_option(label='"verl-agent"')
+    open_play_again(page)
+    page.get_by_role("button", name="Down", exact=True).click()
+    expect(page.get_by_role("row", name="0 <think></think><action>Down</action>")).to_be_visible()
+    expect(tile(page, "State")).to_have_text("in play")
+
+
+def test_tools_are_called_by_forms(page: Page) -> None:
+    page.goto("/console#/play/Retail-v0")
+    page.get_by_text("Kwargs (11)").click()
+    page.get_by_label("cancel").check()
+    open_play_again(page)
+    expect(page.get_by_role("region", name="Observation")).to_contain_text("cancel")
+    told = page.get_by_role("region", name="Instruction")
+    expect(told).to_contain_text("First find out who the customer is")
+    expect(told).not_to_contain_text("tool_call")
+    page.get_by_label("Tool", exact=True).select_option("find_user_by_name_and_zip")
+    page.get_by_label("first_name").fill("Nobody")
+    page.get_by_role("button", name="Call").click()
+    expect(page.get_by_role("alert")).to_contain_text("last_name: is needed")
+    expect(page.get_by_label("last_name")).to_be_focused()
+    page.get_by_label("last_name").fill('O"Hara')
+    page.get_by_label("zip").fill("12345")
+    page.get_by_role("button", name="Call").click()
+    expect(page.get_by_role("region", name="Observation")).to_contain_text("tool_response")
+    expect(tile(page, "State")).to_have_text("in play")
+
+
+def test_a_program_is_written_in_lines_and_sent_in_a_block(page: Page) -> None:
+    open_play(page, "Code-v0")
+    reply = page.get_by_label("Reply in python")
+    expect(reply).to_be_focused()
+    assert reply.input_value().startswith("def last_standing(")
+    reply.press("Enter")
+    expect(tile(page, "Steps")).to_have_text("0")
+    begun = reply.input_value()
+    page.keyboard.press("Control+Enter")
+    # Whether or not there is a sandbox here, the reply has gone out as it should.
+    expect(page.get_by_role("row", name="0 ```python").or_(page.get_by_role("alert"))).to_be_visible(
+        timeout=60_000
+    )
+    assert reply.input_value() == begun
+
+
+def test_prose_is_broken_and_drawings_are_not(browser: Browser, served: Server) -> None:
+    with browser.new_context(base_url=served.url, viewport={"width": 640, "height": 800}) as context:
+        page = context.new_page()
+        for env_id, drawn in (("WebShop-v0", False), ("Retail-v0", False), ("Sokoban-v0", True)):
+            open_play(page, env_id)
+            text = page.locator(".observation pre")
+            assert text.evaluate("each => each.classList.contains('drawing')") is drawn, env_id
+            assert text.evaluate("each => each.scrollWidth <= each.clientWidth"), env_id
 
 
 def test_numbers_are_buttons_and_arrays_are_json(page: Page) -> None:
@@ -295,6 +371,72 @@ def test_a_file_that_is_no_episode_is_refused(page: Page, served: Server) -> Non
         choose(page, content)
         expect(page.get_by_role("alert")).to_contain_text(told)
         expect(page.locator(".verdict")).to_contain_text("Not proved")
+
+
+def run_lines(server: Server) -> list[str]:
+    """Episodes as a run writes them: one as it was played, one that was paid otherwise, one of another environment."""
+    task = {"index": 0, "env_id": "FrozenLake-v0", "kwargs": {"size": 4}, "seed": 4, "options": None}
+    turns = []
+    with httpx.Client(base_url=server.url) as client:
+        made = client.post(
+            "/v1/sessions", json={"env_id": "FrozenLake-v0", "kwargs": {"size": 4}, "reset": {"seed": 4}}
+        ).json()
+        path, seen = f"/v1/sessions/{made['session_id']}", made["reset"]["observation"]
+        for reply in ["Down", "nonsense", "Down"]:
+            step = client.post(f"{path}/step", json={"action": reply}).json()
+            turns.append({"observation": seen, "reply": reply, "reward": step["reward"], "valid": True})
+            seen = step["observation"]
+        client.delete(path)
+    played = {"step": 2, "task": task, "member": 1, "outcome": "failed", "detail": "", "reward": 0.0}
+    paid = [turns[0], turns[1] | {"reward": 0.5, "valid": False}, turns[2]]
+    return [
+        json.dumps(played | {"turns": turns, "segments": [{"ids": [1, 2, 3]}]}),
+        json.dumps(played | {"outcome": "solved", "member": 2, "turns": paid}),
+        json.dumps(played | {"turns": []}),
+    ]
+
+
+def choose_run(page: Page, text: str) -> None:
+    file = {"name": "episodes.jsonl", "mimeType": "application/octet-stream", "buffer": text.encode()}
+    page.get_by_label("Episode file").set_input_files(file)
+
+
+def test_the_episodes_of_a_run_are_read_turn_by_turn(page: Page, served: Server) -> None:
+    played, paid, silent = run_lines(served)
+    page.goto("/console#/replay")
+    choose_run(page, "\n".join([played, "not an episode", paid, silent, '{"step": 3, "ta']))
+    expect(page.get_by_text("3 episodes. Not episodes: line 2.")).to_contain_text("last line is not written")
+    page.get_by_role("button", name="line 1", exact=True).click()
+    episode = page.get_by_role("region", name="Episode of the run")
+    for text in ("FrozenLake-v0", "Member of its group1", "turn 0: reward 0"):
+        expect(episode).to_contain_text(text)
+    expect(episode.get_by_role("region", name="Reply")).to_contain_text("Down")
+    episode.get_by_role("button", name="Forward").click()
+    expect(episode.get_by_role("region", name="Reply")).to_contain_text("nonsense")
+    episode.get_by_role("button", name="Play it again").click()
+    expect(episode.get_by_text("Same: 3 turns")).to_be_visible()
+    page.get_by_label("Outcome").select_option("solved")
+    expect(page.get_by_role("region", name="Episodes of the run").get_by_role("row")).to_have_count(2)
+    page.get_by_role("button", name="line 3").click()
+    episode.get_by_role("button", name="Play it again").click()
+    expect(episode.get_by_text("Differs at turn 1: the server pays 0, and 0.5 was recorded")).to_be_visible()
+    expect(episode.get_by_text("turn 1: reward 0.5, not understood")).to_be_visible()
+    page.get_by_label("Outcome").select_option("")
+    page.get_by_role("button", name="line 4").click()
+    expect(episode.get_by_text("The policy said nothing.")).to_be_visible()
+
+
+def test_a_long_run_is_listed_in_parts(page: Page, served: Server) -> None:
+    played, _, _ = run_lines(served)
+    page.goto("/console#/replay")
+    choose_run(page, f"{played}\n" * 250)
+    rows = page.get_by_role("region", name="Episodes of the run").get_by_role("row")
+    expect(page.get_by_text("250 episodes.")).to_be_visible()
+    expect(rows).to_have_count(101)
+    page.get_by_role("button", name="Show more").click()
+    page.get_by_role("button", name="Show more").click()
+    expect(rows).to_have_count(251)
+    expect(page.get_by_role("button", name="Show more")).to_be_hidden()
 
 
 def test_no_text_of_an_environment_becomes_a_part_of_the_page(page: Page, served: Server) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from clients.protocol.errors import ProblemError
 from env_server.configuration import ConfigurationError
-from env_server.kwargs_rules import KwargsRules
+from env_server.kwargs_rules import KwargsRules, without_descriptions
 
 
 @pytest.fixture
@@ -149,3 +149,12 @@ def test_many_unknown_names_are_told_in_part() -> None:
     with pytest.raises(ProblemError) as caught:
         KwargsRules("Game", STRICT, frozenset()).check({f"sise{number}": 1 for number in range(50_000)})
     assert len(caught.value.extra["errors"]) == 20
+
+
+def test_the_words_of_a_schema_are_told_from_what_it_allows() -> None:
+    properties = {"description": {"type": "string", "description": "A word.", "default": {"title": "x"}}}
+    schema = {"title": "Game", "properties": properties, "anyOf": [{"description": "One."}]}
+    assert without_descriptions(schema) == {
+        "properties": {"description": {"type": "string", "default": {"title": "x"}}},
+        "anyOf": [{}],
+    }

@@ -73,8 +73,8 @@ def test_an_episode_is_one_step():
     environment = ArithmeticEnv(digits=1, terms=3, operators="*")
     observation, info = environment.reset(seed=4)
     assert info["instruction"]
-    answer = info["state"]["task"]["answer"]
-    assert observation == f"{info['state']['task']['question']} = ?"
+    answer = environment.task["answer"]
+    assert observation == f"{environment.task['question']} = ?"
     _, reward, terminated, truncated, info = environment.step(f"<answer>{answer}</answer>")
     assert (reward, terminated, truncated, info["success"]) == (1.0, True, False, True)
     check_env(ArithmeticEnv(render_mode="ansi"))
@@ -85,10 +85,13 @@ def test_splits_and_seeds():
     for split in ("train", "valid", "test"):
         environment = ArithmeticEnv(split=split, digits=3)
         for seed in range(30):
-            question = environment.reset(seed=seed)[1]["state"]["task"]["question"]
+            question = environment.reset(seed=seed, options={"expert": True})[1]["state"]["task"]["question"]
             assert split_of_text(question) == split
             assert questions.setdefault(question, split) == split
-            assert environment.reset(seed=seed)[1]["state"]["task"]["question"] == question
+            assert (
+                environment.reset(seed=seed, options={"expert": True})[1]["state"]["task"]["question"]
+                == question
+            )
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_every_drawn_task_can_be_done_and_needs_work():
         environment = FormatEnv(families=[family])
         for seed in range(60):
             prompt, info = environment.reset(seed=seed)
-            task = info["state"]["task"]
+            task = environment.task
             verdict = environment.score(answer(task), task)
             assert verdict.outcome == "correct", (verdict.detail, task, answer(task))
             for idle in ("yes", prompt, info["instruction"], "0", ""):

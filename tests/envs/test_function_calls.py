@@ -17,8 +17,8 @@ from tests.support.recorded_data import recorded
 def test_the_reference_answer_is_right_and_others_are_not(name, category):
     env = FunctionCallsEnv(call_format=name, categories=[category])
     for seed in range(6):
-        _, info = env.reset(seed=seed)
-        task = info["state"]["task"]
+        env.reset(seed=seed)
+        task = env.task
         assert env.score(task["answer"], task).outcome == "correct"
         other = FORMATS[name].write([ToolCall(task["functions"][0]["name"], {})])
         assert env.score(other, task).outcome == "wrong"
@@ -37,7 +37,9 @@ def test_an_answer_that_cannot_be_read_is_no_wrong_one():
 def test_gymnasium_accepts_it_and_splits_are_by_content():
     check_env(FunctionCallsEnv(render_mode="ansi"), skip_render_check=True)
     env = FunctionCallsEnv(split="valid")
-    questions = {env.reset(seed=seed)[1]["state"]["task"]["question"] for seed in range(20)}
+    questions = {
+        env.reset(seed=seed, options={"expert": True})[1]["state"]["task"]["question"] for seed in range(20)
+    }
     assert {split_of_text(question) for question in questions} == {"valid"}
 
 

@@ -223,7 +223,7 @@ def test_every_drawn_prompt_can_be_followed_and_needs_work():
     counts = Counter()
     for seed in range(400):
         prompt, info = environment.reset(seed=seed)
-        task = info["state"]["task"]
+        task = environment.task
         verdict = environment.score(answer(task), task)
         assert verdict.outcome == "correct", (verdict.detail, task, answer(task))
         for idle in ("yes", prompt, info["instruction"], "I do not know.", ""):

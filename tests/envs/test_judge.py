@@ -379,7 +379,7 @@ def test_drawn_questions(double):
             assert split_of_text(question) == split
             assert seen.setdefault(question, split) == split
             assert environment.reset(seed=seed)[0] == question
-            reference = info["state"]["task"]["reference"]
+            reference = environment.task["reference"]
             _, reward, terminated, _, info = environment.step(f" {reference}. ")
             assert (reward, terminated, info["success"]) == (1.0, True, True)
     with pytest.raises(ValueError, match="give the task's"):

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clients.client import EnvClient
+from clients.protocol.errors import ProblemError
 from envs.splits import split_of_text
 from envs.verifiers.affordable import too_much
 from envs.verifiers.exact import NotExact, rational, read_value
@@ -256,8 +257,8 @@ def test_generated_tasks_keep_to_their_split_and_their_answers_are_right():
         for split in ("train", "test"):
             environment = MathEnv(kinds=[kind], split=split, backend="none")
             for seed in range(20):
-                prompt, info = environment.reset(seed=seed)
-                task = info["state"]["task"]
+                prompt, _ = environment.reset(seed=seed)
+                task = environment.task
                 assert split_of_text(task["question"]) == split
                 assert prompt == task["question"]
                 assert environment.score(task["answer"], task).outcome == "correct"
@@ -421,10 +422,14 @@ async def test_it_scores_over_the_wire_and_in_sessions():
             verdicts = await client.verify("Math-v0", items)
             judged = await client.verify("Math-v0", hostile)
             session = await client.make("Math-v0", {"split": "train", "kinds": ["root"]})
-            _, info = await session.reset(seed=3)
-            _, reward, terminated, _, info = await session.step(
-                rf"\boxed{{{info['state']['task']['answer']}}}"
-            )
+            with pytest.raises(ProblemError, match="allow_expert"):
+                await session.reset(seed=3, options={"expert": True})
+            await session.reset(seed=3)
+            ours = MathEnv(split="train", kinds=["root"], backend="none")
+            ours.reset(seed=3)
+            _, reward, terminated, _, info = await session.step(rf"\boxed{{{ours.task['answer']}}}")
+            await session.reset(seed=3)
+            *_, ended = await session.step(rf"\boxed{{{HANGING}}}")
     assert [verdict.outcome for verdict in verdicts] == ["correct", "correct", "wrong", "unparsable"]
     assert {verdict.outcome for verdict in judged} == {"wrong", "unparsable"}
     assert [verdict.detail.split(":")[0] for verdict in verdicts] == [
@@ -434,3 +439,4 @@ async def test_it_scores_over_the_wire_and_in_sessions():
         "no_answer",
     ]
     assert (reward, terminated, info["success"]) == (1.0, True, True)
+    assert ended["outcome"] == "unparsable"

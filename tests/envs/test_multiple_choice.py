@@ -121,8 +121,8 @@ def test_generated_questions_have_one_right_option():
     for split in ("train", "test"):
         environment = MultipleChoiceEnv(split=split, options=5)
         for seed in range(40):
-            prompt, info = environment.reset(seed=seed)
-            task = info["state"]["task"]
+            prompt, _ = environment.reset(seed=seed)
+            task = environment.task
             assert split_of_text(f"{task['question']} {task['options']}") == split
             assert len(set(task["options"])) == 5
             assert all(f") {option}" in prompt for option in task["options"])

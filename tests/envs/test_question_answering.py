@@ -128,8 +128,8 @@ def test_generated_tasks_keep_to_their_split_and_pay_their_answers():
         for split in ("train", "valid"):
             environment = QuestionAnsweringEnv(kinds=(kind,), split=split)
             for seed in range(20):
-                prompt, info = environment.reset(seed=seed)
-                task = info["state"]["task"]
+                prompt, _ = environment.reset(seed=seed)
+                task = environment.task
                 assert split_of_text(prompt) == split
                 assert environment.score(f"<answer>{task['answer']}</answer>", task).outcome == "correct"
     question, _ = QuestionAnsweringEnv(kinds=("date",)).reset(seed=1)

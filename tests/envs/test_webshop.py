@@ -354,3 +354,21 @@ def test_arguments_that_make_no_sense(kwargs: dict[str, Any], message: str) -> N
 def test_goals_that_are_not_there(index: Any) -> None:
     with pytest.raises(ValueError, match="goal_index must be"):
         WebShopEnv().reset(seed=1, options={"goal_index": index})
+
+
+@pytest.mark.parametrize("profile", ["native", "compact"])
+def test_actions_have_labels_for_people_where_they_are_asked_for(profile: str) -> None:
+    environment = WebShopEnv(profile=profile)
+    _, info = environment.reset(seed=4, options={"labels": True})
+    assert info["action_labels"] == {}  # a search says itself
+    seen = []
+    for wanted in ("Pillow Cover, $8.82", "size: 18x18"):
+        _, _, _, _, info = environment.step(info["available_actions"][0] if not seen else seen[-1])
+        labels = info["action_labels"]
+        assert labels.keys() <= set(info["available_actions"])
+        seen.append(next(action for action, label in labels.items() if wanted in label))
+    _, _, _, _, info = environment.step(seen[-1])
+    assert info["action_labels"][seen[-1]] == "size: 18x18 ✓"
+    assert "action_labels" not in environment.reset(seed=4)[1]
+    with pytest.raises(ValueError, match="'labels' is true or false"):
+        environment.reset(seed=4, options={"labels": "yes"})

@@ -26,7 +26,9 @@ class Walk(gymnasium.Env):
     }
     kwargs_schema: ClassVar[dict[str, Any]] = {
         "type": "object",
-        "properties": {"risk": {"type": "number", "default": 0.1}},
+        "properties": {
+            "risk": {"type": "number", "default": 0.1, "description": "Chance that a step ends the walk."}
+        },
         "additionalProperties": False,
     }
 

@@ -9,8 +9,9 @@ from pydantic import BaseModel
 from tests.support.attribute_reads import attribute_reads
 from trainer.cli import main
 from trainer.config.load import dump_settings, load_settings
-from trainer.config.reference import _models_in, reference
+from trainer.config.reference import reference
 from trainer.config.run import RunSettings
+from trainer.config.strict import models_in
 from trainer.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +80,7 @@ def every_field(model: type[BaseModel] = RunSettings) -> set[str]:
     for name, field in model.model_fields.items():
         owner = next(each for each in model.__mro__ if name in inspect.get_annotations(each))
         fields.add(f"{owner.__module__}.{owner.__qualname__}.{name}")
-        for inner in _models_in(field.annotation):
+        for inner in models_in(field.annotation):
             fields |= every_field(inner)
     return fields
 

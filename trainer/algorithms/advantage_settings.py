@@ -114,3 +114,13 @@ AdvantageSettings = Annotated[
     GroupAdvantage | TurnAdvantage | GigpoAdvantage | GaeAdvantage | BiLevelGaeAdvantage | CustomAdvantage,
     Field(discriminator="kind"),
 ]
+
+
+def compares_members(advantage: AdvantageSettings) -> bool:
+    """Whether an advantage is 0 in a group of one, because there is nobody to compare it with."""
+    if (
+        not isinstance(advantage, GroupAdvantage | TurnAdvantage | GigpoAdvantage)
+        or advantage.singleton == "raw"
+    ):
+        return False
+    return advantage.kind == "gigpo" or advantage.baseline != "none" or advantage.scale == "group_std"

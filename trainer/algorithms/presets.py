@@ -93,11 +93,20 @@ def resolve_preset(name: str, overrides: Mapping[str, Any]) -> AlgorithmSettings
     Raises:
         ValueError: If there is no such preset, or the result contradicts itself.
     """
-    if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, n=1)
+    return AlgorithmSettings.model_validate(lay_over_preset(name, overrides))
+
+
+def lay_over_preset(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `resolve_preset` makes settings of, unchecked.
+
+    Raises:
+        ValueError: If there is no such preset.
+    """
+    if not isinstance(name, str) or name not in PRESETS:
+        near = difflib.get_close_matches(str(name), PRESETS, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"known presets: {', '.join(PRESETS)}"
         raise ValueError(f"unknown preset '{name}'; {hint}")
-    return AlgorithmSettings.model_validate(_merged(PRESETS[name].model_dump(), overrides))
+    return _merged(PRESETS[name].model_dump(), overrides)
 
 
 def _merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class RatioSettings(Settings):
         "token",
         description="Ratio of each token (PPO), or mean over a turn or a whole row (GSPO, arXiv:2507.18071).",
     )
-    clamp: PositiveFloat = Field(20.0, description="Largest magnitude of the log ratio (verl: 20).")
+    clamp: float = Field(20.0, gt=0.0, le=80.0, description="Largest magnitude of the log ratio (verl: 20).")
 
 
 class PpoSurrogate(Settings):

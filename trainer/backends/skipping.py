@@ -31,6 +31,5 @@ class SkippedSteps:
             raise RunError(
                 f"{self._in_a_row} optimizer steps of the {self._what} in a row were left out "
                 f"(optimizer.max_skipped_steps {self._limit}): {why or 'the loss or its gradient is not finite'}; no "
-                "weights were harmed. Look at the rewards, lower optimizer.learning_rate, or go on from an older "
-                "checkpoint"
+                "weights were harmed: look at the rewards, or lower optimizer.learning_rate"
             )

@@ -17,7 +17,7 @@ async def evaluate(settings: RunSettings, checkpoint: Path | None) -> int:
         console = RunConsole(settings.steps, live=False)
         policy = trained_policy(settings, checkpoint)
         pool = await stack.enter_async_context(open_environments(settings, console))
-        players = await stack.enter_async_context(open_players(settings, policy, pool))
+        players = await stack.enter_async_context(open_players(settings, policy, pool, console))
         panels = await build_panels(settings, pool)
         evaluator = Evaluator(settings, policy, players, pool, console, panels, task_source(settings))
         evaluator.say("baseline", await evaluator.baselines())

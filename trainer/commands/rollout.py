@@ -68,7 +68,7 @@ async def rollout(
         tasks = [task for task, _ in scripts] or await _tasks(settings, panel, episodes, pool)
         model = None
         if policy is not None:
-            model = policy, await stack.enter_async_context(open_players(settings, policy, pool))
+            model = policy, await stack.enter_async_context(open_players(settings, policy, pool, console))
         cast = _Cast(settings, player, scripts, model)
         played: list[Trajectory] = []
         for number, task in enumerate(tasks):

@@ -22,13 +22,13 @@ from trainer.assembly import (
 )
 from trainer.backends.torch_backend import TorchBackend
 from trainer.checkpoint import Checkpoint, CheckpointError, CheckpointStore, RunState
-from trainer.config.plugins import check_plugins
+from trainer.config.checks import check_settings
 from trainer.config.run import RunSettings, WarmStartSettings
 from trainer.console import RunConsole
 from trainer.demonstrations import collect_demonstrations
 from trainer.embedded_server import embedded_server
 from trainer.ending import Ending
-from trainer.errors import TrainerError
+from trainer.errors import RunError, TrainerError
 from trainer.evaluate import Score
 from trainer.evaluation import Evaluator, as_metrics, build_panels
 from trainer.learner import Learner, Models
@@ -71,9 +71,10 @@ async def train(settings: RunSettings, ending: Ending) -> int:
         ending: Ends the run before its time, in order.
 
     Raises:
-        RunStoppedError: If it was interrupted, or lost its environments or its disk, once what was learnt is saved.
+        RunStoppedError: If it was interrupted, lost its environments or its disk, or cannot go on, once what was learnt
+            is saved.
     """
-    check_plugins(settings)
+    check_settings(settings)
     directory = Path(settings.output_dir)
     store = CheckpointStore(directory / "checkpoints", settings.checkpoint.keep)
     with run_lock(directory):
@@ -87,7 +88,7 @@ async def train(settings: RunSettings, ending: Ending) -> int:
             if ending.reason is None:
                 raise
             raise _stopped(ending.reason, store) from None
-        except (ConnectionError, TimeoutError, WriteError) as error:
+        except (ConnectionError, TimeoutError, WriteError, RunError) as error:
             raise _stopped(error, store) from error
     return 0
 
@@ -119,12 +120,13 @@ async def _train(
     elif clear_records(directory):
         console.say(f"the run in {directory} left no checkpoint: it begins again, and its records with it")
     policy = build_policy(settings)
+    policy.renderer.template.say = console.say
     serve = partial(embedded_server, on_end=ending.end)
     pool = await stack.enter_async_context(open_environments(settings, console, serve))
     await check_streams(streams, pool)
     panels = await build_panels(settings, pool)
     models, state = await _start(settings, store, checkpoint, policy, pool, source, console)
-    players = await stack.enter_async_context(open_players(settings, policy, pool))
+    players = await stack.enter_async_context(open_players(settings, policy, pool, console))
     publisher = WeightPublisher([players.client])
     await publisher.publish(models.policy, state.version)
     tracker = Tracker(directory, settings.tracking, state.step)
@@ -293,7 +295,16 @@ def _scheduler(
         agent=_plugin(rollout_settings.agent, "rollout.agent"),
         reward=_plugin(rollout_settings.reward, "rollout.reward"),
     )
-    return RolloutScheduler(source, window, player.play, plan, ledger, players.slots, console.say)
+    return RolloutScheduler(
+        source,
+        window,
+        player.play,
+        plan,
+        ledger,
+        players.slots,
+        report=console.explain,
+        disconnected=lambda: pool.disconnected,
+    )
 
 
 def _plugin(path: str | None, setting: str) -> Plugin | None:

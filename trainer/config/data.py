@@ -1,10 +1,10 @@
 """Settings of data sets: rows of files as tasks of verifiers."""
 
-from typing import Any, Self
+from typing import Self
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-from trainer.config.strict import Settings
+from trainer.config.strict import JsonObject, ServerUrl, Settings, Weight
 
 
 class RouteSettings(Settings):
@@ -14,7 +14,7 @@ class RouteSettings(Settings):
     verifiers: dict[str, str] = Field(
         min_length=1, description="Environment id of the verifier, by the column's value."
     )
-    weights: dict[str, PositiveFloat] = Field(
+    weights: dict[str, Weight] = Field(
         {},
         description="Shares of the values among the data set's tasks; by their numbers of rows if empty. Name all "
         "values or none.",
@@ -60,17 +60,17 @@ class DatasetSettings(Settings):
         "their own names, but for those that the route and the difficulty read.",
     )
     omit: list[str] = Field([], description="Columns that are no task fields.")
-    kwargs: dict[str, Any] = Field({}, description="What the verifiers are made with.")
+    kwargs: JsonObject = Field({}, description="What the verifiers are made with.")
     difficulty: DifficultySettings | None = None
-    limit: int | None = Field(None, ge=1, description="Only so many rows, from the first one on.")
+    limit: PositiveInt | None = Field(None, description="Only so many rows, from the first one on.")
     shuffle: bool = Field(True, description="Every pass over the rows in an order of its own.")
-    weight: PositiveFloat = Field(
+    weight: Weight = Field(
         1.0, description="Share of the tasks, relative to the other data sets and environments."
     )
     domain: str = Field(
         "", description="Name in the metrics; the route's value, or else the verifier's id, if empty."
     )
-    url: str | None = Field(None, description="Server of the verifiers; the run's default if absent.")
+    url: ServerUrl | None = Field(None, description="Server of the verifiers; the run's default if absent.")
 
     @model_validator(mode="after")
     def _one_of_each(self) -> Self:

@@ -1,14 +1,20 @@
 """Read a run's settings: a YAML file, then `key=value` words from the command line."""
 
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from trainer.config.run import RunSettings
+from trainer.config.strict import WRONG_VALUE, models_in
 from trainer.errors import ConfigError
+
+_SECRET = frozenset({"env_token"})
+_MOST_SHOWN = 60
+_JSON_TYPES = frozenset({"float", "int", "str", "bool", "list", "dict"})
 
 
 def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> RunSettings:
@@ -31,6 +37,8 @@ def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> RunSettin
             raise ConfigError(f"{path} is not text in UTF-8: {error.reason}") from error
         except yaml.YAMLError as error:
             raise ConfigError(f"{path} is not YAML: {error}") from error
+        except RecursionError as error:
+            raise ConfigError(f"{path} is nested too deep") from error
         if not isinstance(values, dict):
             raise ConfigError(f"{path} must hold a mapping of settings")
     for word in overrides:
@@ -52,7 +60,7 @@ def _apply_override(values: dict[str, Any], word: str) -> None:
         raise ConfigError(f"'{word}' is not key=value, for example rollout.group_size=16")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"the value of '{word}' is not YAML: {error}") from error
     *parents, last = key.split(".")
     node: Any = values
@@ -86,6 +94,42 @@ def _list_index(node: list[Any], name: str, key: str) -> int:
 def _readable(error: ValidationError) -> str:
     lines = []
     for problem in error.errors():
-        place = ".".join(str(part) for part in problem["loc"]) or "settings"
-        lines.append(f"{place}: {problem['msg'].removeprefix('Value error, ')}")
+        place = _place(problem["loc"])
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == WRONG_VALUE:
+            place, message = _place([*problem["loc"], problem["ctx"]["key"]]), problem["ctx"]["reason"]
+        elif problem["type"] == "union_tag_not_found":
+            message = f"names no kind, and there are several; for example {place}.kind=..., or a preset"
+        elif problem["type"] not in ("value_error", "missing") and place not in _SECRET:
+            message += f", not {_shown(problem['input'])}"
+        lines.append(f"{place}: {message}")
     return "\n".join(lines)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} ..."
+
+
+def _place(location: Sequence[int | str]) -> str:
+    """The key that a user wrote: without the kind of a part, which stands in the location where there are several."""
+    names: list[str] = []
+    model: type[BaseModel] | None = RunSettings
+    kinds: dict[str, type[BaseModel]] = {}
+    for part in location:
+        if part in kinds:
+            model, kinds = kinds[str(part)], {}
+            continue
+        if part not in _JSON_TYPES:  # pydantic's word for a part of a free value
+            names.append(str(part))
+        field = model.model_fields.get(str(part)) if model is not None else None
+        if field is None:
+            continue
+        models = models_in(field.annotation)
+        kinds = {} if field.discriminator is None else {_kind(each): each for each in models}
+        model = models[0] if len(models) == 1 else None
+    return ".".join(names) or "settings"
+
+
+def _kind(model: type[BaseModel]) -> str:
+    return str(typing.get_args(model.model_fields["kind"].annotation)[0])

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from trainer.config.run import RunSettings
+from trainer.config.strict import models_in
 
 _HEADER = """# Settings of a run
 
@@ -38,7 +39,7 @@ def _write(
     nested: list[tuple[type[BaseModel], str]] = []
     for name, field in model.model_fields.items():
         key = f"{prefix}.{name}" if prefix else name
-        for inner in _models_in(field.annotation):
+        for inner in models_in(field.annotation):
             nested.append((inner, key))
         if field.default is PydanticUndefined and field.default_factory is None:
             default = "required"
@@ -51,12 +52,6 @@ def _write(
     sections.append("\n".join(lines) + "\n")
     for inner, key in nested:
         _write(inner, inner.__name__.removesuffix("Settings"), key, sections, seen)
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in typing.get_args(annotation) for model in _models_in(part)]
 
 
 def _type_name(annotation: Any) -> str:

@@ -1,17 +1,20 @@
 """Every setting of a training run. Each field is read by code; a test proves it."""
 
 import re
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from trainer.algorithms.presets import resolve_preset
+from trainer.algorithms.advantage_settings import compares_members
+from trainer.algorithms.presets import lay_over_preset, resolve_preset
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.config.data import DatasetSettings
-from trainer.config.strict import Settings
+from trainer.config.strict import Count, JsonObject, Seconds, ServerUrl, Settings, Weight
 
 _SERVED = re.compile(r"([A-Za-z0-9._-]{1,128}=)?[\w.]+:\w+")
 
+
+_SET_BY_US = frozenset({"conversation", "tools", "tokenize", "add_generation_prompt", "return_dict"})
 
 PLAIN_REPLY = "{action}"
 """A reply that is the action and nothing else."""
@@ -20,56 +23,99 @@ PLAIN_REPLY = "{action}"
 class TaskSettings(Settings):
     """One environment of the mixture that a run plays."""
 
-    env_id: str
-    kwargs: dict[str, Any] = Field({}, description="What the environment is made with.")
-    options: dict[str, Any] | None = Field(None, description="Options of every reset.")
-    weight: PositiveFloat = Field(1.0, description="Share of the tasks, relative to the other entries.")
+    env_id: str = Field(min_length=1)
+    kwargs: JsonObject = Field({}, description="What the environment is made with.")
+    options: JsonObject | None = Field(None, description="Options of every reset.")
+    weight: Weight = Field(1.0, description="Share of the tasks, relative to the other entries.")
     domain: str = Field("", description="Name in the metrics; the environment's id if empty.")
-    url: str | None = Field(None, description="Server of this entry; the run's default if absent.")
+    url: ServerUrl | None = Field(None, description="Server of this entry; the run's default if absent.")
 
 
 class ModelSettings(Settings):
     """The policy."""
 
     path: str | None = Field(
-        None, description="Directory in Hugging Face layout; absent: build the tiny policy."
+        None,
+        min_length=1,
+        description="Directory in Hugging Face layout, or the name of a model on the Hugging Face hub, such as "
+        "Qwen/Qwen2.5-0.5B-Instruct, which is fetched once; absent: build the tiny policy.",
     )
-    hidden_size: PositiveInt = Field(64, description="Tiny policy: width.")
-    layers: PositiveInt = Field(2, description="Tiny policy: depth.")
-    heads: PositiveInt = Field(4, description="Tiny policy: attention heads.")
+    hidden_size: int = Field(64, ge=1, le=65_536, description="Tiny policy: width.")
+    layers: int = Field(2, ge=1, le=1024, description="Tiny policy: depth.")
+    heads: int = Field(4, ge=1, le=1024, description="Tiny policy: attention heads.")
     max_length: PositiveInt = Field(1024, description="Longest row in tokens, prompt and replies together.")
+
+    @model_validator(mode="after")
+    def _shape_is_one(self) -> Self:
+        shape = {name: getattr(self, name) for name in ("hidden_size", "layers", "heads")}
+        if self.path is not None:
+            odd = [name for name, value in shape.items() if value != type(self).model_fields[name].default]
+            if odd:
+                raise ValueError(
+                    f"{', '.join(odd)} shape the tiny policy, and path names another model: leave out one of them"
+                )
+        elif self.hidden_size % (2 * self.heads):
+            raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of twice heads {self.heads}")
+        return self
 
 
 class PromptSettings(Settings):
     """What of an episode the policy is shown."""
 
     context: Literal["full_history", "last_turns", "single_turn"] = "full_history"
-    turns: PositiveInt = Field(3, description="Turns that `last_turns` keeps, the current one included.")
+    turns: PositiveInt | None = Field(
+        None, description="Turns that `last_turns` keeps, the current one included; 3 if absent."
+    )
     instruction: Literal["system", "first_user", "none"] = Field(
         "system", description="Where the environment's instruction goes."
     )
     tools: Literal["none", "template"] = Field(
         "none", description="Whether the chat template is given the environment's tools (`info['tools']`)."
     )
+    template_kwargs: JsonObject = Field(
+        {},
+        description="Further variables of the chat template, such as enable_thinking: false (Qwen3), or date_string "
+        "where a template writes today's date (Llama-3).",
+    )
     custom_context: str | None = Field(
         None, description="module:attr of a function (history, observation) -> messages; replaces `context`."
     )
+
+    @field_validator("template_kwargs")
+    @classmethod
+    def _variables_are_the_templates(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if ours := sorted(_SET_BY_US & set(value)):
+            raise ValueError(f"{', '.join(ours)}: set by the run itself")
+        return value
+
+    @model_validator(mode="after")
+    def _context_is_one(self) -> Self:
+        if self.turns is not None and self.context != "last_turns":
+            raise ValueError(
+                f"turns is read by context 'last_turns' only, not by '{self.context}': set that, or leave turns out"
+            )
+        if self.custom_context is not None and self.context != "full_history":
+            raise ValueError(
+                f"custom_context takes the place of context '{self.context}': leave out one of them"
+            )
+        return self
 
 
 class RolloutSettings(Settings):
     """How episodes are played for training."""
 
-    groups_per_step: PositiveInt = 8
-    group_size: PositiveInt = 8
+    groups_per_step: Count = 8
+    group_size: Count = 8
     extra_members: int = Field(
         0,
         ge=0,
+        le=1_000_000,
         description="Episodes started beyond group_size; the last ones are cancelled. Groups then hold the episodes "
         "that end first, which are the short ones: training sees fewer long episodes than the policy plays.",
     )
     max_turns: PositiveInt = 30
     max_new_tokens: PositiveInt = 64
-    temperature: PositiveFloat = 1.0
+    temperature: float = Field(1.0, ge=0.01, le=100.0, description="Divides the logits.")
     top_p: float = Field(
         1.0,
         gt=0.0,
@@ -86,6 +132,7 @@ class RolloutSettings(Settings):
     max_staleness: int = Field(
         0,
         ge=0,
+        le=1000,
         description="Most updates that a group may be behind when it is trained; 0 trains on-policy. Rollouts run "
         "ahead by as many steps.",
     )
@@ -95,17 +142,16 @@ class RolloutSettings(Settings):
         le=1.0,
         description="Share of the groups under way that may overtake an unfinished one, where max_staleness allows.",
     )
-    episode_timeout_s: PositiveFloat = Field(
-        300.0, description="A hung episode is cancelled and played again."
+    episode_timeout_s: Seconds = Field(300.0, description="A hung episode is cancelled and played again.")
+    server_timeout_s: Seconds = Field(
+        300.0, description="A server that is gone is waited for so long; then the run is saved and ends."
     )
     max_attempts: PositiveInt = Field(3, description="Attempts at an episode before its group is dropped.")
-    max_failed_groups: PositiveInt = Field(
+    max_failed_groups: Count = Field(
         8,
         description="Groups of one environment that may be dropped in a row because it fails; one more ends the run.",
     )
-    max_concurrent_sequences: PositiveInt = Field(
-        256, description="Rows that the embedded engine decodes at once."
-    )
+    max_concurrent_sequences: Count = Field(256, description="Rows that the embedded engine decodes at once.")
     encoding: Literal["json", "msgpack"] = "msgpack"
     agent: str | None = Field(
         None, description="module:attr of a coroutine that plays an episode; replaces ours."
@@ -126,7 +172,7 @@ class RolloutSettings(Settings):
 class WarmStartSettings(Settings):
     """Supervised start on expert demonstrations that are collected over the wire."""
 
-    demonstrations: PositiveInt = Field(description="Expert episodes. None are used after the warm start.")
+    demonstrations: Count = Field(description="Expert episodes. None are used after the warm start.")
     epochs: PositiveInt = 4
     batch_rows: PositiveInt = 64
     learning_rate: PositiveFloat = 2e-3
@@ -140,13 +186,16 @@ class WarmStartSettings(Settings):
         return value
 
 
+_Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
 class OptimizerSettings(Settings):
     """AdamW and its schedule."""
 
     learning_rate: PositiveFloat = 1e-3
     critic_learning_rate: PositiveFloat = Field(2e-3, description="Used where the algorithm has a critic.")
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = Field(0.0, ge=0.0)
+    betas: tuple[_Beta, _Beta] = Field((0.9, 0.95), description="Decay of AdamW's two averages.")
+    weight_decay: float = Field(0.0, ge=0.0, le=100.0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
     gradient_clip: PositiveFloat = 1.0
@@ -165,14 +214,14 @@ class PanelSettings(Settings):
     dataset: DatasetSettings | None = Field(
         None, description="In place of an environment: the panel's tasks are the first rows."
     )
-    kwargs: dict[str, Any] = Field({}, description="What the environment is made with.")
-    options: dict[str, Any] | None = None
-    episodes: PositiveInt = 200
+    kwargs: JsonObject = Field({}, description="What the environment is made with.")
+    options: JsonObject | None = None
+    episodes: Count = 200
     distinct: bool = Field(
         True, description="Keep only tasks whose first state (of a data set: row) differs from all before it."
     )
     max_turns: PositiveInt | None = Field(None, description="The rollout's max_turns if absent.")
-    url: str | None = None
+    url: ServerUrl | None = None
     baselines: bool = Field(
         True,
         description="Also play the random baseline and the blind one (the best fixed sequence of actions), once. The "
@@ -194,12 +243,20 @@ class EvaluationSettings(Settings):
     )
     sampled: bool = True
     greedy: bool = True
-    interim_episodes: PositiveInt | None = Field(
+    interim_episodes: Count | None = Field(
         None, description="Episodes per panel between the two ends; all if absent."
     )
     panels: dict[str, PanelSettings] = Field(
         {}, description="Named panels; any environment, trained on or not."
     )
+
+    @model_validator(mode="after")
+    def _panels_are_played(self) -> Self:
+        if self.panels and not self.sampled and not self.greedy:
+            raise ValueError(
+                "sampled and greedy are both false, so nobody plays the panels: set one of them, or no panels"
+            )
+        return self
 
 
 class CheckpointSettings(Settings):
@@ -209,6 +266,7 @@ class CheckpointSettings(Settings):
     keep: PositiveInt = 2
     resume: str = Field(
         "never",
+        min_length=1,
         description="'auto' (the newest in output_dir, if any), 'never' (output_dir must hold no run), or a "
         "checkpoint's folder.",
     )
@@ -231,10 +289,10 @@ class RunSettings(Settings):
     deterministic: bool = Field(
         False, description="Ids, rewards and weights equal between two runs, step by step."
     )
-    output_dir: str = "runs/default"
+    output_dir: str = Field("runs/default", min_length=1)
     steps: PositiveInt = Field(100, description="Training steps.")
-    threads: PositiveInt = Field(1, description="Threads of torch's operators.")
-    env_url: str | None = Field(
+    threads: int = Field(1, ge=1, le=1024, description="Threads of torch's operators.")
+    env_url: ServerUrl | None = Field(
         None, description="Default environment server; absent: one is started on loopback."
     )
     env_token: str | None = Field(
@@ -281,10 +339,10 @@ class RunSettings(Settings):
     @classmethod
     def _resolve_preset(cls, value: Any) -> Any:
         if isinstance(value, str):
-            return resolve_preset(value, {})
+            return lay_over_preset(value, {})
         if isinstance(value, dict) and "preset" in value:
             overrides = {key: entry for key, entry in value.items() if key != "preset"}
-            return resolve_preset(value["preset"], overrides)
+            return lay_over_preset(value["preset"], overrides)
         return value
 
     @model_validator(mode="after")
@@ -309,5 +367,23 @@ class RunSettings(Settings):
         if self.deterministic and self.rollout.extra_members > 0:
             raise ValueError(
                 "deterministic: true needs rollout.extra_members: 0: who finishes first is a matter of time"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_can_be_compared(self) -> Self:
+        if self.rollout.group_size > 1:
+            return self
+        advantage, chosen = self.algorithm.advantage, self.algorithm.filter.kind
+        if compares_members(advantage):
+            raise ValueError(
+                f"rollout.group_size 1 leaves algorithm.advantage '{advantage.kind}' nothing to compare, so "
+                "that nothing would be learnt: set group_size to 2 or more, algorithm.advantage.singleton to 'raw', or "
+                "take preset 'ppo'"
+            )
+        if chosen in ("top_fraction", "top_p", "min_p"):
+            raise ValueError(
+                f"rollout.group_size 1 leaves algorithm.filter '{chosen}' nothing to compare: set group_size to 2 "
+                "or more, or algorithm.filter.kind to 'none'"
             )
         return self

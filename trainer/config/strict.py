@@ -1,15 +1,44 @@
-"""The base of every settings class: unknown keys are refused with a suggestion, values never change after loading."""
+"""The base of every settings class: what cannot be meant is refused, and values never change after loading."""
 
 import difflib
-from typing import Any
+import typing
+from typing import Annotated, Any
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic_core import PydanticCustomError
+
+WRONG_VALUE = "wrong_value"
+"""Type of the errors whose context names the `key` and the `reason`."""
+
+_LARGEST = 2**53
+"""The largest whole number that every reader of JSON and YAML reads as it was written."""
+
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+"""How many of something of which each takes memory."""
+Seconds = Annotated[float, Field(gt=0.0, le=31_536_000.0)]
+"""A time to wait, at most a year."""
+Weight = Annotated[float, Field(gt=0.0, le=1e9)]
+"""A share relative to others."""
+JsonObject = dict[str, JsonValue]
+"""What goes over the wire as it is."""
+
+
+def _server_url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https", "ws", "wss") or not parts.hostname:
+        raise ValueError(f"'{value}' is not the address of a server, such as http://127.0.0.1:8000")
+    return value
+
+
+ServerUrl = Annotated[str, AfterValidator(_server_url)]
+"""The address of an environment server."""
 
 
 class Settings(BaseModel):
-    """A frozen group of settings."""
+    """A frozen group of settings. Numbers are finite, and truth values are no numbers."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -21,4 +50,36 @@ class Settings(BaseModel):
                 near = difflib.get_close_matches(str(key), cls.model_fields, n=1)
                 hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(cls.model_fields)}"
                 raise ValueError(f"unknown key '{key}'; {hint}")
+            _refuse_what_only_looks_like_it(key, values[key], cls.model_fields[key].annotation)
         return values
+
+
+def _refuse_what_only_looks_like_it(key: str, value: Any, annotation: Any) -> None:
+    """Refuse truth values where none are meant, which Python takes for 1 and 0, and numbers that nobody means."""
+    if _takes(annotation, JsonValue):
+        return  # the environment's own, which knows what it takes
+    parts = value if isinstance(value, list | tuple) else [value]
+    if isinstance(value, dict) and typing.get_origin(annotation) is dict:
+        parts = list(value.values())
+    for part in parts:
+        if isinstance(part, bool) and not _takes(annotation, bool):
+            shown = str(part).lower()
+            reason = f"{shown} is a truth value; give what is meant, in quotes if it is the word '{shown}'"
+            raise PydanticCustomError(WRONG_VALUE, "{key}: {reason}", {"key": key, "reason": reason})
+        if type(part) is int and abs(part) > _LARGEST:
+            reason = f"a number of {len(str(abs(part)))} digits is larger than any that can be meant"
+            raise PydanticCustomError(WRONG_VALUE, "{key}: {reason}", {"key": key, "reason": reason})
+
+
+def _takes(annotation: Any, kind: Any) -> bool:
+    """Whether a value of a type may be meant by an annotation."""
+    if annotation is kind:
+        return True
+    return any(_takes(part, kind) for part in typing.get_args(annotation))
+
+
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The settings classes that an annotation names."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in typing.get_args(annotation) for model in models_in(part)]

@@ -41,6 +41,7 @@ class TorchEngine:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch-engine")
         self._loop_task: asyncio.Task[None] | None = None
         self._work = asyncio.Event()
+        self._failure: Exception | None = None
         self.tokens_generated = 0
 
     async def __aenter__(self) -> Self:
@@ -115,6 +116,9 @@ class TorchEngine:
             )
 
     def _wake(self) -> None:
+        if self._failure is not None:
+            # Nobody would ever answer.
+            raise RuntimeError("the inference engine has failed before") from self._failure
         if self._loop_task is None:
             self._loop_task = asyncio.get_running_loop().create_task(self._serve())
         self._work.set()
@@ -125,8 +129,9 @@ class TorchEngine:
             while True:
                 self._drop_cancelled()
                 while self._updates:
-                    state, version, done = self._updates.popleft()
+                    state, version, done = self._updates[0]
                     await loop.run_in_executor(self._thread, self._take_weights, state)
+                    self._updates.popleft()
                     self._version = version
                     if not done.done():
                         done.set_result(None)
@@ -143,7 +148,9 @@ class TorchEngine:
                     await self._work.wait()
         except Exception as error:
             # The engine is broken: whoever waits must hear of it rather than wait for ever.
-            for future in [*self._active, *(future for _, future in self._waiting)]:
+            self._failure = error
+            waiting = [future for _, future in self._waiting] + [done for *_, done in self._updates]
+            for future in [*self._active, *waiting]:
                 if not future.done():
                     future.set_exception(error)
             raise

@@ -135,7 +135,7 @@ def save(parts: Parts, state: RunState) -> None:
     if broken := list(not_finite(saved)):
         raise RunError(
             f"no checkpoint of step {state.step} is written, because {broken[0]} is not finite (of {len(broken)} such "
-            "tensors): lower optimizer.learning_rate and go on from the newest checkpoint"
+            "tensors): lower optimizer.learning_rate"
         )
     parts.checkpoints.save(state, saved)
 

@@ -1,5 +1,6 @@
 """One episode: reset, reply, step, until the environment says that it is over."""
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,8 @@ _CLIENT_FAULTS = frozenset(
     }
 )
 """Problems that playing again cannot mend: they end the run with their message."""
+
+_LONGEST_ANCHOR = 8192
 
 _FAULTS = {"timeout": Outcome.TIMEOUT, "error": Outcome.ENVIRONMENT_ERROR}
 """Verdicts that say nothing about the reply."""
@@ -59,7 +62,7 @@ async def play_episode(
             _note_result(turn, anchor, reward, info)
             metrics.add(info)
             if terminated or truncated:
-                solved = bool(info.get("success", False))
+                solved = _flag(info, "success", default=False)
                 failed = Outcome.FAILED if terminated else Outcome.TRUNCATED
                 trajectory.outcome = Outcome.SOLVED if solved else failed
                 verdict = info.get("outcome") if session.env.kind == "stateless" else None
@@ -106,6 +109,21 @@ def _options(task: Task) -> dict[str, Any] | None:
     return dict(task.options) if task.options is not None else None
 
 
+def _flag(info: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    """Return a truth value of an environment: a boolean, or a number as others have it."""
+    value = info.get(name, default)
+    return (
+        value if isinstance(value, bool) else finite_number(value, f"the environment's info['{name}']") != 0
+    )
+
+
+def _anchor(key: str) -> str:
+    """Return the key of a state; a very long one as its digest, since keys are compared text by text."""
+    if len(key) <= _LONGEST_ANCHOR:
+        return key
+    return hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
 def _view(number: int, observation: Any, info: Mapping[str, Any]) -> View:
     text = observation if isinstance(observation, str) else str(observation)
     return View(number, text, observation_messages(observation, info), info)
@@ -113,8 +131,8 @@ def _view(number: int, observation: Any, info: Mapping[str, Any]) -> View:
 
 def _note_result(turn: Turn, anchor: Any, reward: Any, info: Mapping[str, Any]) -> None:
     turn.reward = finite_number(reward, "the environment's reward")
-    turn.anchor = None if anchor is None else str(anchor)
-    turn.action_is_valid = bool(info.get("action_is_valid", True))
+    turn.anchor = None if anchor is None else _anchor(str(anchor))
+    turn.action_is_valid = _flag(info, "action_is_valid", default=True)
     turn.format_penalty = finite_number(
         info.get("format_penalty", 0.0), "the environment's info['format_penalty']"
     )

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from clients.protocol.arrays import DecodeError
 from trainer.config.run import PromptSettings
 from trainer.plugins import Plugin, load_plugin
 
+_LAST_TURNS = 3
 Message = Mapping[str, Any]
 """A chat message: `role`, `content`, and whatever else the chat template reads."""
 
@@ -50,7 +52,7 @@ def context_policy(settings: PromptSettings) -> ContextPolicy:
         return _checked_policy(load_plugin(settings.custom_context, "prompt.custom_context"))
     if settings.context == "full_history":
         return full_history
-    return last_turns(1 if settings.context == "single_turn" else settings.turns)
+    return last_turns(1 if settings.context == "single_turn" else settings.turns or _LAST_TURNS)
 
 
 def _checked_policy(plugin: Plugin) -> ContextPolicy:
@@ -64,13 +66,24 @@ def _checked_policy(plugin: Plugin) -> ContextPolicy:
 
 
 def _is_message(value: object) -> bool:
-    return isinstance(value, Mapping) and isinstance(value.get("role"), str) and "content" in value
+    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+        return False
+    # A message that only calls tools has no content.
+    return isinstance(value.get("content"), str | list) or bool(value.get("tool_calls"))
 
 
 def observation_messages(observation: Any, info: Mapping[str, Any]) -> tuple[Message, ...]:
-    """Return what the environment shows as messages: `info["messages"]`, or the text as one user message."""
+    """Return what the environment shows as messages: `info["messages"]`, or the text as one user message.
+
+    Raises:
+        DecodeError: If its messages are none.
+    """
     messages = info.get("messages")
     if messages:
+        if not isinstance(messages, list | tuple) or not all(map(_is_message, messages)):
+            raise DecodeError(
+                "the environment's info['messages'] must be a list of messages with role and content"
+            )
         return tuple(messages)
     return ({"role": "user", "content": observation if isinstance(observation, str) else str(observation)},)
 
@@ -83,6 +96,13 @@ def with_instruction(messages: list[Message], instruction: str | None, placement
         return [{"role": "system", "content": instruction}, *messages]
     for position, message in enumerate(messages):
         if message["role"] == "user":
-            changed = dict(message) | {"content": f"{instruction}\n\n{message['content']}"}
+            changed = dict(message) | {"content": prefixed(instruction, message["content"])}
             return [*messages[:position], changed, *messages[position + 1 :]]
     return [{"role": "user", "content": instruction}, *messages]
+
+
+def prefixed(text: str, content: Any) -> Any:
+    """Return a message's content with a text before it, and an empty line between them."""
+    if isinstance(content, list):
+        return [{"type": "text", "text": text}, *content]
+    return f"{text}\n\n{content}"

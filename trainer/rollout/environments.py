@@ -5,16 +5,18 @@ import contextlib
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import Literal, Self
 
-from gymnasium.spaces import Space
+from gymnasium.spaces import Space, Text
 
 from clients.client import EnvClient
 from clients.protocol.errors import ProblemError
 from clients.protocol.spaces import UnicodeText
 from clients.session import EnvSession
 from trainer.errors import ConfigError
+from trainer.rollout.outages import OutageReport
 from trainer.tasks.task import Task
 
 OPERATION_TIMEOUT_S = 600.0
@@ -26,6 +28,7 @@ class _Server:
     Attributes:
         client: The connection.
         limit: How many sessions it allows at one time.
+        lent: How many episodes play in a session, or wait for one.
         places: How many sessions may still be made.
         idle: Idle sessions by key, the key that was used last at the end.
         waiting: Who waits, in order: a key, and a future that gets an idle session of it, or None for a place.
@@ -34,6 +37,7 @@ class _Server:
     def __init__(self, client: EnvClient, limit: int) -> None:
         self.client = client
         self.limit = max(1, limit)
+        self.lent = 0
         self.places = self.limit
         self.idle: OrderedDict[str, list[EnvSession]] = OrderedDict()
         self.waiting: deque[tuple[str, asyncio.Future[EnvSession | None]]] = deque()
@@ -75,6 +79,9 @@ class EnvironmentPool:
         token: Bearer token for all servers.
         encoding: "json" or "msgpack".
         timeout_s: How long one operation may take, with all that clients do to have it answered.
+        outages: Told of servers that cannot be reached.
+        patience_s: How long a server that is gone is waited for.
+        connect_s: How long a server that was never reached is waited for.
     """
 
     def __init__(
@@ -83,11 +90,17 @@ class EnvironmentPool:
         token: str | None,
         encoding: Literal["json", "msgpack"],
         timeout_s: float = OPERATION_TIMEOUT_S,
+        outages: OutageReport | None = None,
+        patience_s: float = 300.0,
+        connect_s: float = 15.0,
     ) -> None:
         self._default_url = default_url
         self._token = token
         self._encoding = encoding
         self._timeout_s = timeout_s
+        self._outages = outages
+        self._patience_s = patience_s
+        self._connect_s = connect_s
         self._servers: dict[str, _Server] = {}
         self._connecting = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()
@@ -98,6 +111,11 @@ class EnvironmentPool:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._outages is not None:
+            self._outages.close()
+        if kind is not None:
+            for closing in self._closing:
+                closing.cancel()
         await asyncio.gather(*self._closing, return_exceptions=True)
         if kind is None:
             # After an error the server may be gone; its idle time-out then does what we cannot.
@@ -125,8 +143,19 @@ class EnvironmentPool:
         return self._servers[address]
 
     async def _connect(self, address: str) -> _Server:
+        heard = None
+        if self._outages is not None:
+            heard = self._outages.listener(address, partial(self._lent, address))
         try:
-            client = EnvClient(address, token=self._token, encoding=self._encoding, timeout_s=self._timeout_s)
+            client = EnvClient(
+                address,
+                token=self._token,
+                encoding=self._encoding,
+                timeout_s=max(self._timeout_s, 2 * self._patience_s),
+                connect_timeout_s=self._connect_s,
+                reconnect_timeout_s=self._patience_s,
+                on_outage=heard,
+            )
         except ValueError as error:
             raise ConfigError(str(error)) from error
         await client.__aenter__()
@@ -137,6 +166,15 @@ class EnvironmentPool:
     async def session(self, task: Task) -> AsyncIterator[EnvSession]:
         """Lend a session that can play `task`; a session whose episode failed is not used again."""
         server = await self._server(task.url)
+        server.lent += 1
+        try:
+            async with self._lend(server, task) as session:
+                yield session
+        finally:
+            server.lent -= 1
+
+    @asynccontextmanager
+    async def _lend(self, server: _Server, task: Task) -> AsyncIterator[EnvSession]:
         session = await self._take(server, task)
         healthy = False
         try:
@@ -150,7 +188,11 @@ class EnvironmentPool:
 
     @asynccontextmanager
     async def sessions(self, task: Task, wanted: int) -> AsyncIterator[list[EnvSession]]:
-        """Lend up to `wanted` sessions of one kind: as many as there are places for, and at least one."""
+        """Lend up to `wanted` sessions of one kind: as many as there are places for, and at least one.
+
+        Idle sessions are closed first.
+        """
+        await self.shrink()
         async with self.session(task) as first:
             server = await self._server(task.url)
             count = min(wanted - 1, server.places)
@@ -164,6 +206,14 @@ class EnvironmentPool:
                 self._abandon(server, *more)
                 for _ in range(count - len(more)):
                     _free(server)
+
+    @property
+    def disconnected(self) -> bool:
+        """Whether a server is gone now."""
+        return self._outages is not None and self._outages.any
+
+    def _lent(self, address: str) -> int:
+        return self._servers[address].lent if address in self._servers else 0
 
     async def shrink(self) -> None:
         """Close all idle sessions, for example after an evaluation that needed many."""
@@ -248,7 +298,7 @@ def _free(server: _Server) -> None:
 
 
 def _require_text(env_id: str, space: Space[object]) -> None:
-    if not isinstance(space, UnicodeText):
+    if not isinstance(space, UnicodeText | Text):
         raise ConfigError(
             f"{env_id} takes {space} actions, but a language model speaks text: serve it through the text adapter, "
             "`roll-serve --gymnasium-text ID` in place of `--gymnasium ID` (roll-env list shows which environments "

@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from clients.protocol.arrays import DecodeError
 from trainer.config.run import PromptSettings
 from trainer.records import Segment, Trajectory
+from trainer.rollout.chat_template import Tool
 from trainer.rollout.context import ContextPolicy, Exchange, Message, with_instruction
-from trainer.rollout.rendering import ChatRenderer, Tool
+from trainer.rollout.rendering import ChatRenderer
 
 
 class PromptBuilder:
@@ -33,9 +35,18 @@ class PromptBuilder:
 
         Args:
             info: What the reset told, with the `instruction` and the `tools`, if there are any.
+
+        Raises:
+            DecodeError: If they are no text and no list of declarations.
         """
         self._instruction = info.get("instruction")
-        self._tools = info.get("tools", ()) if self._shows_tools else ()
+        if not isinstance(self._instruction, str | None):
+            raise DecodeError("the environment's info['instruction'] must be text")
+        self._tools = (info.get("tools") or ()) if self._shows_tools else ()
+        if not isinstance(self._tools, list | tuple) or not all(
+            isinstance(each, Mapping) for each in self._tools
+        ):
+            raise DecodeError("the environment's info['tools'] must be a list of declarations")
         self._messages = []
         self._history = []
 
@@ -68,9 +79,12 @@ class PromptBuilder:
     def _continuation(self, messages: list[Message]) -> list[Message] | None:
         """The messages after the last reply, if `messages` are the last prompt, that reply, and more."""
         seen = len(self._messages)
-        if not self.renderer.append_only or not self._history or len(messages) <= seen + 1:
+        if not self._history or len(messages) <= seen + 1 or messages[seen + 1]["role"] == "assistant":
             return None
         reply = {"role": "assistant", "content": self._history[-1].reply}
-        if messages[:seen] == self._messages and messages[seen] == reply:
-            return messages[seen + 1 :]
-        return None
+        if messages[:seen] != self._messages or messages[seen] != reply:
+            return None
+        if not self.renderer.append_only:
+            self.renderer.template.note("it rewrites earlier turns, so every turn is a segment of its own")
+            return None
+        return messages[seen + 1 :]

@@ -5,11 +5,12 @@ rendered to. Then the next prompt is the stored ids plus a tail, and nothing is 
 rewrite the past (some drop earlier reasoning) fail the proof, and each of their turns opens a segment of its own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from trainer.errors import ConfigError
+from trainer.rollout.chat_template import ChatTemplate, Tool
 from trainer.rollout.context import Message
 
 _REPLY = "a-reply-that-no-template-rewrites"
@@ -18,11 +19,9 @@ _PROBE_TAILS: tuple[tuple[Message, ...], ...] = (
     ({"role": "user", "content": "P__\n_O_"},),
     ({"role": "user", "content": "one"}, {"role": "user", "content": "two"}),
 )
+_SYSTEM: tuple[Message, ...] = ({"role": "system", "content": "Play."},)
 _QUESTION: tuple[Message, ...] = ({"role": "user", "content": "x"},)
 _CACHE_SIZE = 8192
-
-Tool = Mapping[str, Any]
-"""What a tool is called, what it does and what it takes, as chat templates have it."""
 
 
 class ChatRenderer:
@@ -30,30 +29,36 @@ class ChatRenderer:
 
     Args:
         tokenizer: A Hugging Face tokenizer with a chat template.
+        options: Further variables of the template, such as `enable_thinking`.
+        stop_ids: Ids that end a reply beside the closing of a turn and the tokenizer's end of text: those of the
+            model's generation_config.
+
+    Attributes:
+        end_of_turn_id: The first id behind a reply, as the template closes it.
+        stop_token_ids: All ids that end a reply.
+        append_only: Whether a longer conversation always begins with the rendering of a shorter one.
 
     Raises:
         ConfigError: If the tokenizer has no chat template, or its turns have no closing token.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
-        if not getattr(tokenizer, "chat_template", None):
-            raise ConfigError(
-                "the tokenizer has no chat template: set one, or use the model's instruct tokenizer"
-            )
+    def __init__(
+        self, tokenizer: Any, options: Mapping[str, Any] | None = None, stop_ids: Iterable[int] = ()
+    ) -> None:
+        self.template = ChatTemplate(tokenizer, options or {})
         self._tokenizer = tokenizer
         self._ids_of_text = lru_cache(maxsize=_CACHE_SIZE)(self._tokenize)
-        closing = self._tail_text((), generation_prompt=False)
-        closing_ids = self._tokenize(closing)
+        closing_ids = self._tokenize(self._tail_text((), generation_prompt=False))
         if not closing_ids:
             raise ConfigError(
                 "the chat template does not close the assistant's turn; a stop token cannot be derived"
             )
         self.end_of_turn_id = closing_ids[0]
-        stops = {self.end_of_turn_id}
+        stops = {self.end_of_turn_id, *stop_ids}
         if tokenizer.eos_token_id is not None:
             stops.add(tokenizer.eos_token_id)
         self.stop_token_ids = tuple(sorted(stops))
-        self.append_only = self._prove_append_only()
+        self.append_only = self._only_appends(()) and self._keeps_system_in_front()
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Return the ids of a whole conversation, ready for the policy's reply.
@@ -62,7 +67,7 @@ class ChatRenderer:
             messages: The conversation.
             tools: Declarations that the template writes into it where it likes.
         """
-        return list(self._ids_of_text(self._render(messages, generation_prompt=True, tools=tools)))
+        return list(self._ids_of_text(self.template.text(messages, generation_prompt=True, tools=tools)))
 
     def require_tools(self) -> None:
         """Make sure that the chat template writes tools into prompts.
@@ -76,7 +81,7 @@ class ChatRenderer:
             "parameters": {"type": "object", "properties": {}},
         }
         tool: Tool = {"type": "function", "function": function}
-        if "a_probing_tool" not in self._render(_QUESTION, generation_prompt=True, tools=[tool]):
+        if "a_probing_tool" not in self.template.text(_QUESTION, generation_prompt=True, tools=[tool]):
             raise ConfigError(
                 "prompt.tools is 'template', and the tokenizer's chat template passes over tools: take a tokenizer "
                 "whose template knows them, or leave prompt.tools at 'none' and the tools in the instruction "
@@ -104,35 +109,35 @@ class ChatRenderer:
     def _tokenize(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def _render(
-        self, messages: Sequence[Message], *, generation_prompt: bool, tools: Sequence[Tool] = ()
-    ) -> str:
-        return str(
-            self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=[dict(tool) for tool in tools] or None,
-                tokenize=False,
-                add_generation_prompt=generation_prompt,
-            )
-        )
-
     def _tail_text(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
         opening: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _REPLY}]
-        whole = self._render([*opening, *messages], generation_prompt=generation_prompt)
+        whole = self.template.text([*opening, *messages], generation_prompt=generation_prompt)
         return whole.rpartition(_REPLY)[2]
 
-    def _prove_append_only(self) -> bool:
+    def _keeps_system_in_front(self) -> bool:
+        """Whether conversations with a system message only append; if not, it will go into the first user message.
+
+        Some templates write the system message into the last user message, and take it away from the one before.
+        """
+        if self.template.takes_system and not self._only_appends(_SYSTEM):
+            self.template.takes_system = False
+        return self._only_appends(_SYSTEM)
+
+    def _only_appends(self, system: Sequence[Message]) -> bool:
         for first in ("x", "P__\n_OG"):
-            start: list[Message] = [{"role": "user", "content": first}]
-            prompt = self._render(start, generation_prompt=True)
+            start: list[Message] = [*system, {"role": "user", "content": first}]
+            prompt = self.template.text(start, generation_prompt=True)
             for reply in _PROBE_REPLIES:
-                for new in _PROBE_TAILS:
-                    answered: list[Message] = [*start, {"role": "assistant", "content": reply}]
-                    whole = self._render([*answered, *new], generation_prompt=True)
-                    tail = self._tail_text(new)
-                    if whole != prompt + reply + tail:
-                        return False
-                    # The border must not merge: ids of reply and tail are those of the two apart.
-                    if self._tokenize(reply + tail) != self._tokenize(reply) + self._tokenize(tail):
-                        return False
+                answered: list[Message] = [*start, {"role": "assistant", "content": reply}]
+                if not all(self._continues(prompt, reply, answered, new) for new in _PROBE_TAILS):
+                    return False
         return True
+
+    def _continues(
+        self, prompt: str, reply: str, answered: Sequence[Message], new: Sequence[Message]
+    ) -> bool:
+        tail = self._tail_text(new)
+        if self.template.text([*answered, *new], generation_prompt=True) != prompt + reply + tail:
+            return False
+        # The border must not merge: ids of reply and tail are those of the two apart.
+        return self._tokenize(reply + tail) == self._tokenize(reply) + self._tokenize(tail)

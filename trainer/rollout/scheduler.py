@@ -68,6 +68,7 @@ class RolloutScheduler:
         ledger: Told of every task that is issued or dropped.
         slots: Told of every episode's start and end.
         report: Told, for people, why groups were dropped.
+        disconnected: Whether an environment server is gone now. Time that episodes wait for it is not theirs.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class RolloutScheduler:
         ledger: Ledger,
         slots: EpisodeSlots,
         report: Callable[[str], None] = lambda _: None,
+        disconnected: Callable[[], bool] = lambda: False,
     ) -> None:
         self.window = window
         self.counters: Counter[str] = Counter()
@@ -88,6 +90,7 @@ class RolloutScheduler:
         self._ledger = ledger
         self._slots = slots
         self._report = report
+        self._disconnected = disconnected
         self._failed_in_a_row: Counter[str] = Counter()
         self._failed_of: Counter[tuple[str, str]] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -228,10 +231,13 @@ class RolloutScheduler:
                 self._slots.leave(started=started)
 
     async def _attempt(self, task: Task, member: int, attempt: int) -> Trajectory:
-        try:
-            async with asyncio.timeout(self._plan.episode_timeout_s):
-                return await self._play(task, member, attempt)
-        except TimeoutError:
+        while True:
+            try:
+                async with asyncio.timeout(self._plan.episode_timeout_s):
+                    return await self._play(task, member, attempt)
+            except TimeoutError:
+                if self._disconnected():
+                    continue  # it was not the episode that hung
             hung = Trajectory(task, member, attempt, outcome=Outcome.TIMEOUT)
             hung.detail = f"no end within {self._plan.episode_timeout_s} s"
             return hung

@@ -1,6 +1,7 @@
 """Data sets as streams of tasks, one for each domain: the rows of one verifier that are reported under one name."""
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -134,7 +135,7 @@ def _weight(settings: DatasetSettings, value: str, rows: dict[str, list[bytes]])
 
 def _is_kept(difficulty: DifficultySettings, row: Row, place: str) -> bool:
     number = row.get(difficulty.column)
-    if isinstance(number, bool) or not isinstance(number, (int, float)):
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
         raise ConfigError(f"data set {place}: '{difficulty.column}' must be a number, not {number!r}")
     above = difficulty.minimum is None or number >= difficulty.minimum
     return above and (difficulty.maximum is None or number <= difficulty.maximum)

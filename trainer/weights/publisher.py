@@ -33,7 +33,7 @@ class WeightPublisher:
         if broken := list(not_finite(state)):
             raise PublishError(
                 f"the weights of version {version} are not finite ({broken[0]}, {len(broken)} of {len(state)}): they "
-                "are neither published nor saved; lower optimizer.learning_rate and go on from the newest checkpoint"
+                "are neither published nor saved; lower optimizer.learning_rate"
             )
         for client in self._clients:
             await client.update_weights(state, version)

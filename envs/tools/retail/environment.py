@@ -39,6 +39,7 @@ class RetailEnv(ToolEnv):
     """
 
     metadata: dict[str, Any] = ToolEnv.metadata | {
+        "reset_options": ["expert", "split"],
         "description": "Serve a customer of an online shop by tools and by the shop's rules.",
         "observation": "What the customer says, or the results of the calls.",
         "actions": "Calls of tools in the `call_format`, or what is said to the customer.",
@@ -216,15 +217,17 @@ class RetailEnv(ToolEnv):
         return {
             "state": {
                 "database": self._shop.digest,
-                "user_id": self._user_id,
-                "orders": {
-                    key: self._shop.database["orders"][key]["status"]
-                    for key in self._shop.database["users"].get(self._user_id, {}).get("orders", ())
-                },
                 "requests_left": len(self._requests) - customer.place,
+                # What a policy has to find out is told to those only who may ask for experts.
+                **(self._account() if self._expert else {}),
             },
             "anchor": digest([self._shop.digest, talk, made]),
         }
+
+    def _account(self) -> dict[str, Any]:
+        account = self._shop.database["users"].get(self._user_id, {})
+        orders = {key: self._shop.database["orders"][key]["status"] for key in account.get("orders", ())}
+        return {"user_id": self._user_id, "orders": orders}
 
     def _info(self, *, success: bool, valid: bool, reward: float, penalty: float) -> dict[str, Any]:
         info = super()._info(success=success, valid=valid, reward=reward, penalty=penalty)

@@ -8,14 +8,24 @@ from tests.support.audits import Auditor, entry_of, faults
 from tests.support.planted import verifiers
 
 FAILED, WARNING = "failed", "warning"
-# The task is in the state, as every verifier's is: for viewers and tests, and not for the policy.
-IN_STATE = {'leaks: answer in info["state"]': WARNING}
-
 PLANTED = [
     (
+        "TellsItsTask",
+        {
+            "leaks: task at the reset": FAILED,
+            'leaks: answer in info["state"]': FAILED,
+            "leaks: answer told before the reply": FAILED,
+        },
+        ("task at the reset", "leaks", "info['state']['task'] holds its fields"),
+    ),
+    (
+        "TellsItsAnswer",
+        {"leaks: answer told before the reply": FAILED},
+        ("answer told before the reply", "leaks", "the infos of 20 of 20 resets hold it"),
+    ),
+    (
         "PaysEcho",
-        IN_STATE
-        | {
+        {
             "verifier: echo": FAILED,
             "baselines: echo": FAILED,
             "leaks: answer in the observation": FAILED,
@@ -24,7 +34,7 @@ PLANTED = [
     ),
     (
         "PaysHedging",
-        IN_STATE | {"verifier: hedged replies": FAILED},
+        {"verifier: hedged replies": FAILED},
         ("hedged replies", "verifier", "wherever the right one stands"),
     ),
     (
@@ -34,17 +44,17 @@ PLANTED = [
     ),
     (
         "BeyondOne",
-        IN_STATE | {"verifier: scores in [0, 1]": FAILED, "rewards: in the declared range": FAILED},
+        {"verifier: scores in [0, 1]": FAILED, "rewards: in the declared range": FAILED},
         ("scores in [0, 1]", "verifier", "is scored 2.0"),
     ),
     (
         "ForgetsRepeats",
-        IN_STATE | {"verifier: same score in any company": FAILED, "verifier: reference answer": WARNING},
+        {"verifier: same score in any company": FAILED, "verifier: reference answer": WARNING},
         ("same score in any company", "verifier", "1, then 0"),
     ),
     (
         "PaysTheWrong",
-        IN_STATE | {"verifier: outcomes": FAILED},
+        {"verifier: outcomes": FAILED},
         ("outcomes", "verifier", "is wrong with the score 0.3"),
     ),
     (
@@ -68,7 +78,7 @@ def auditor() -> Iterator[Auditor]:
 
 def test_nothing_is_wrong_with_what_has_no_defect(auditor: Auditor) -> None:
     card = auditor.audit("Products")
-    assert faults(card) == IN_STATE
+    assert faults(card) == {}
     assert entry_of(card, "reference answer")["detail"] == "answer, said as it is: paid in full in 20/20"
 
 

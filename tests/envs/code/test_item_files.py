@@ -37,7 +37,10 @@ def test_parquet(tmp_path):
 
 def test_tasks_are_drawn_from_the_file(items):
     environment = CodeTestsEnv(data=str(items), split="valid")
-    drawn = {environment.reset(seed=seed)[1]["state"]["task"]["task_id"] for seed in range(20)}
+    drawn = {
+        environment.reset(seed=seed, options={"expert": True})[1]["state"]["task"]["task_id"]
+        for seed in range(20)
+    }
     valid = {ROWS[number]["task_id"] for number in ItemFile(items).rows_of("valid")}
     assert drawn <= valid
     assert len(drawn) > 1

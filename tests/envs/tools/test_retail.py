@@ -99,7 +99,7 @@ def test_splits_share_no_task():
     for split in ("train", "valid", "test"):
         env = RetailEnv(split=split)
         for seed in range(15):
-            observation, info = env.reset(seed=seed)
+            observation, info = env.reset(seed=seed, options={"expert": True})
             task = (observation, info["state"]["user_id"], info["state"]["database"])
             assert shown.setdefault(task, split) == split
     assert len(shown) == 45

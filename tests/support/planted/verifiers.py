@@ -1,4 +1,4 @@
-"""Verifiers with one defect each. `Products` has none; its task is in `info["state"]`, as all of ours have it."""
+"""Verifiers with one defect each. `Products` has none."""
 
 import re
 from collections.abc import Mapping
@@ -40,6 +40,21 @@ class Products(VerifierEnv):
 
     def verdict(self, right: bool) -> Verdict:
         return Verdict(1.0, "correct", "") if right else Verdict(0.0, "wrong", "")
+
+
+class TellsItsTask(Products):
+    def _state(self) -> dict[str, Any]:
+        return {"task": self.task}
+
+
+class TellsItsAnswer(Products):
+    """In words, of which no other check makes anything."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        observation, info = super().reset(seed=seed, options=options)
+        return observation, info | {"meta": {"source": ["row", f"gold={self.task['answer']}; level 3"]}}
 
 
 class PaysEcho(Products):

@@ -161,3 +161,26 @@ async def test_every_token_can_be_drawn(engine):
     sampling = SamplingParams(1, temperature=50.0)
     results = await engine.generate_together(requests_of([[3]] * 400, sampling))
     assert len({result.token_ids[0] for result in results}) > 0.9 * VOCABULARY
+
+
+@pytest.mark.parametrize("broken", ["advance", "recompute"])
+async def test_an_engine_that_broke_answers_everybody_then_and_later(model, monkeypatch, broken):
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    async with TorchEngine(model, max_rows=2, max_length=64) as engine, asyncio.timeout(30):
+        monkeypatch.setattr(engine._batch, broken, fail)
+        weights = dict(model.named_parameters())
+        requests = requests_of([[3, 4], [5], [6]], SamplingParams(4))
+        ends = await asyncio.gather(
+            *(engine.generate(request) for request in requests),
+            engine.update_weights(weights, version=1),
+            return_exceptions=True,
+        )
+        # Weights are taken first: only where that fails are they refused.
+        assert [str(end) for end in ends[:3]] == ["out of memory"] * 3
+        assert str(ends[3]) == ("None" if broken == "advance" else "out of memory")
+        with pytest.raises(RuntimeError, match="has failed before"):
+            await engine.update_weights(weights, version=2)
+        with pytest.raises(RuntimeError, match="has failed before"):
+            await engine.generate(requests[0])

@@ -94,7 +94,7 @@ def test_the_closing_token_is_not_repeated():
     ("context", "segments"), [("full_history", 1), ("last_turns", 3), ("single_turn", 4)]
 )
 def test_windows_open_segments_and_count_them(context, segments):
-    builder = builder_of(context=context, turns=2)
+    builder = builder_of(context=context, **({"turns": 2} if context == "last_turns" else {}))
     trajectory, _ = play(builder, ["a", "b", "c", "d"], ["Up"] * 4)
     assert len(trajectory.segments) == segments
     assert trajectory.forks == segments - 1

@@ -1,0 +1,83 @@
+"""Chat templates in the shapes of published ones, written for these tests, and tokenizers that know their marks."""
+
+from tokenizers import AddedToken
+
+from trainer.models.tokenizer import build_tiny_tokenizer
+
+QWEN25 = (
+    "{%- if messages[0].role == 'system' -%}<|im_start|>system{{ '\n' }}{{ messages[0].content }}<|im_end|>{{ '\n' }}"
+    "{%- else -%}<|im_start|>system{{ '\n' }}You are a helpful assistant.<|im_end|>{{ '\n' }}{%- endif -%}"
+    "{%- for message in messages -%}{%- if not (loop.first and message.role == 'system') -%}"
+    "<|im_start|>{{ message.role }}{{ '\n' }}{{ message.content }}<|im_end|>{{ '\n' }}"
+    "{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|im_start|>assistant{{ '\n' }}{%- endif -%}"
+)
+# Thoughts of earlier turns are taken away; without thinking the turn opens with an empty thought.
+QWEN3 = (
+    "{%- for message in messages -%}<|im_start|>{{ message.role }}{{ '\n' }}"
+    "{%- if message.role == 'assistant' -%}"
+    "{{ message.content.split('</think>')[-1].lstrip('\n') if not loop.last else message.content }}"
+    "{%- else -%}{{ message.content }}{%- endif -%}<|im_end|>{{ '\n' }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|im_start|>assistant{{ '\n' }}"
+    "{%- if enable_thinking is defined and enable_thinking is false -%}"
+    "<think>{{ '\n\n' }}</think>{{ '\n\n' }}{%- endif -%}{%- endif -%}"
+)
+LLAMA3 = (
+    "{{- bos_token -}}{%- for message in messages -%}"
+    "<|start_header_id|>{{ message.role }}<|end_header_id|>{{ '\n\n' }}{{ message.content | trim }}<|eot_id|>"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|start_header_id|>assistant<|end_header_id|>{{ '\n\n' }}{%- endif -%}"
+)
+GEMMA = (
+    "{{- bos_token -}}{%- if messages[0].role == 'system' -%}{{ raise_exception('System role not supported') }}"
+    "{%- endif -%}{%- for message in messages -%}"
+    "{%- if (message.role == 'user') != (loop.index0 % 2 == 0) -%}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{%- endif -%}"
+    "<start_of_turn>{{ 'model' if message.role == 'assistant' else message.role }}{{ '\n' }}"
+    "{{ message.content | trim }}<end_of_turn>{{ '\n' }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<start_of_turn>model{{ '\n' }}{%- endif -%}"
+)
+# The system message is written into the last user message, and so moves with every turn.
+MISTRAL = (
+    "{{- bos_token -}}{%- set system = messages[0].content if messages[0].role == 'system' else '' -%}"
+    "{%- set turns = messages[1:] if messages[0].role == 'system' else messages -%}"
+    "{%- for message in turns -%}"
+    "{%- if (message.role == 'user') != (loop.index0 % 2 == 0) -%}"
+    "{{ raise_exception('After the optional system message, roles must alternate user/assistant') }}{%- endif -%}"
+    "{%- if message.role == 'user' -%}"
+    "[INST] {{ system + '\n\n' if loop.last and system else '' }}{{ message.content }}[/INST]"
+    "{%- else -%}{{ message.content }}{{ eos_token }}{%- endif -%}{%- endfor -%}"
+)
+
+FAMILIES = {
+    "qwen2.5": (QWEN25, None, "<|im_end|>"),
+    "qwen3": (QWEN3, None, "<|im_end|>"),
+    "llama-3": (LLAMA3, "<|begin_of_text|>", "<|eot_id|>"),
+    "gemma": (GEMMA, "<bos>", "<end_of_turn>"),
+    "mistral": (MISTRAL, "<s>", "</s>"),
+}
+_MARKS = (
+    *(
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+        "<|begin_of_text|>",
+    ),
+    *("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<s>", "</s>", "[INST]", "[/INST]"),
+)
+
+
+def tokenizer_of(family: str):
+    """A tokenizer with a family's template and marks."""
+    template, bos, closing = FAMILIES[family]
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.add_special_tokens(
+        {"additional_special_tokens": [AddedToken(mark, special=True, normalized=False) for mark in _MARKS]}
+    )
+    tokenizer.chat_template = template
+    if bos is not None:
+        tokenizer.bos_token = bos
+    tokenizer.eos_token = "<eos>" if family == "gemma" else closing
+    return tokenizer

@@ -1,0 +1,114 @@
+"""Code of the user's that fails or breaks its contract is named, with the setting, the file and the line."""
+
+import pytest
+
+from trainer.algorithms.filters import filter_groups
+from trainer.algorithms.settings import CustomFilter
+from trainer.config.run import PromptSettings
+from trainer.errors import PluginError
+from trainer.plugins import load_plugin
+from trainer.rollout.context import context_policy
+from trainer.seeding import MAX_WIRE_SEED
+from trainer.tasks.own_source import OwnTaskSource
+from trainer.tasks.task import Task
+
+
+def flags(groups, returns):
+    return [True, False]
+
+
+def strangers(groups, returns):
+    return [7]
+
+
+def words(groups, returns):
+    return "01"
+
+
+def failing(*_):
+    return list(_)[99]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("flags", "must return the numbers of the groups to keep"),
+        ("words", "must return the numbers of the groups to keep"),
+        ("strangers", r"keeps unknown groups \[7\]"),
+        ("failing", "raised IndexError: list index out of range"),
+    ],
+)
+def test_a_filter(function, message):
+    settings = CustomFilter(kind="custom", function=f"{__name__}:{function}")
+    with pytest.raises(
+        PluginError, match=rf"algorithm.filter.function '{__name__}:{function}' {message}.*line \d+"
+    ):
+        filter_groups(settings, [0, 0, 1], [0.0, 1.0, 2.0])
+
+
+def nothing(history, observation):
+    return []
+
+
+def texts(history, observation):
+    return ["hello"]
+
+
+@pytest.mark.parametrize("function", ["nothing", "texts", "failing"])
+def test_a_context_policy(function):
+    policy = context_policy(PromptSettings(custom_context=f"{__name__}:{function}"))
+    with pytest.raises(PluginError, match=f"prompt.custom_context '{__name__}:{function}' "):
+        policy([], [{"role": "user", "content": "x"}])
+
+
+class Source:
+    """A task source that gives what it is told."""
+
+    def __init__(self, given):
+        self._given = given
+
+    def task(self, index):
+        return self._given
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, "gave NoneType for task 3, which is no Task"),
+        (Task(3, "Any-v0", seed=1.0), "seed 1.0, which is no integer"),
+        (Task(3, "Any-v0", seed=True), "seed True, which is no integer"),
+        (Task(3, "Any-v0", seed=MAX_WIRE_SEED), "seeds are from 0"),
+        (Task(3, "Any-v0", seed=-1), "seeds are from 0"),
+        (Task(4, "Any-v0", seed=1), "gave task 4 for index 3"),
+    ],
+)
+def test_a_task_source(given, message):
+    plugin = load_plugin(f"{__name__}:Source", "rollout.task_source")
+    with pytest.raises(PluginError, match=message):
+        OwnTaskSource(plugin, Source(given)).task(3)
+
+
+def test_a_task_source_without_tasks():
+    plugin = load_plugin(f"{__name__}:Source", "rollout.task_source")
+    with pytest.raises(PluginError, match=r"must return an object with a method task\(index\), not int"):
+        OwnTaskSource(plugin, 5)
+
+
+def asking(trajectory):
+    raise ConnectionError("my own service is down")
+
+
+def test_a_connection_of_the_plugins_own_is_not_ours():
+    with pytest.raises(PluginError, match="raised ConnectionError: my own service is down"):
+        load_plugin(f"{__name__}:asking", "rollout.reward")(None)
+
+
+def long(trajectory):
+    raise ValueError("word\n" * 10_000)
+
+
+def test_what_it_says_is_one_line_of_bounded_length():
+    with pytest.raises(PluginError) as raised:
+        load_plugin(f"{__name__}:long", "rollout.reward")(None)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 700

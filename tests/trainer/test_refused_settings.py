@@ -1,0 +1,299 @@
+"""Settings that cannot work are refused before anything is begun, with the key and what to do."""
+
+import math
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+import trainer.commands.probe
+from tests.support.processes import env_server
+from trainer.cli import main
+from trainer.config.load import load_settings
+from trainer.config.run import RunSettings
+from trainer.config.strict import models_in
+from trainer.errors import ConfigError
+
+MINIMAL = {"tasks": [{"env_id": "FrozenLake-v0"}]}
+HOLDERS = {
+    "tasks": [{"env_id": "FrozenLake-v0"}],
+    "datasets": [{"path": "rows.jsonl", "verifier": "Math-v0"}],
+    "warm_start": {"demonstrations": 5},
+}
+"""What must be there for a setting inside of it to be there."""
+NESTED = {
+    "datasets.route": {"column": "kind", "verifiers": {"a": "Math-v0"}},
+    "datasets.difficulty": {"column": "rate", "minimum": 0.0},
+    "algorithm.reward.overlong": {"max_tokens": 10, "buffer_tokens": 5},
+    "algorithm.critic": {},
+}
+
+
+def leaves(
+    model: type[BaseModel], prefix: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any, str | None]]:
+    """All settings below a class: the path, the annotation, and the kind of the part that holds it."""
+    for name, field in model.model_fields.items():
+        inner = models_in(field.annotation)
+        if not inner:
+            yield (*prefix, name), field.annotation, kind_of(model)
+        for each in inner:
+            yield from leaves(each, (*prefix, name))
+
+
+def kind_of(model: type[BaseModel]) -> str | None:
+    field = model.model_fields.get("kind")
+    return None if field is None else typing.get_args(field.annotation)[0]
+
+
+def types_in(annotation: Any) -> set[type]:
+    if isinstance(annotation, type) and not typing.get_args(annotation):
+        return {annotation}
+    return {kind for part in typing.get_args(annotation) for kind in types_in(part)}
+
+
+def settings_with(path: tuple[str, ...], kind: str | None, value: object) -> dict[str, Any]:
+    """The smallest settings in which a key has a value."""
+    *parents, last = path
+    values: dict[str, Any] = {"tasks": [{"env_id": "FrozenLake-v0"}]}
+    node: Any = values
+    for depth, name in enumerate(parents, start=1):
+        place = ".".join(parents[:depth])
+        if place in NESTED:
+            node[name] = dict(NESTED[place])
+            node.pop("verifier" if name == "route" else "", None)
+        elif name in HOLDERS:
+            node[name] = (
+                [dict(entry) for entry in HOLDERS[name]] if name != "warm_start" else dict(HOLDERS[name])
+            )
+        elif name == "panels":
+            node[name] = {"held_out": {"env_id": "FrozenLake-v0"}}
+        elif name == "dataset":
+            node.pop("env_id", None)
+            node[name] = dict(HOLDERS["datasets"][0])
+        else:
+            node.setdefault(name, {})
+        node = node[name]
+        node = node[0] if isinstance(node, list) else node["held_out"] if name == "panels" else node
+    if kind is not None:
+        node["kind"] = kind
+    node[last] = value
+    return values
+
+
+FIELDS = [
+    (path, annotation, kind)
+    for path, annotation, kind in leaves(RunSettings)
+    if path[-1] != "kind" and "dataset" not in path[:-1]  # a panel's data set is a data set
+]
+NUMBERS = [(path, kind) for path, annotation, kind in FIELDS if types_in(annotation) & {int, float}]
+WRONG_NUMBERS = [math.nan, math.inf, -math.inf, True, False, 10**30, -(10**30), "many", [[]], {"a": 1}]
+MAY_BE_ZERO_OR_NEGATIVE = {
+    "algorithm.entropy_coefficient",
+    "algorithm.reward.turn_low",
+    "algorithm.reward.turn_high",
+    "algorithm.surrogate.score_threshold",
+    "datasets.difficulty.minimum",
+    "datasets.difficulty.maximum",
+}
+
+
+def refusal(values: dict[str, Any]) -> str | None:
+    """What loading says against settings; None where they are taken."""
+    try:
+        RunSettings.model_validate(values)
+    except ValueError:
+        pass
+    else:
+        return None
+    import yaml
+
+    with pytest.raises(ConfigError) as refused:
+        load_settings(None, [f"{key}={yaml.safe_dump(value)}" for key, value in values.items()])
+    return str(refused.value)
+
+
+def test_the_walk_finds_the_settings():
+    found = {".".join(path) for path, _, _ in FIELDS}
+    assert {"steps", "optimizer.betas", "algorithm.advantage.epsilon", "tasks.weight"} <= found
+    assert len(found) > 100
+    assert len(NUMBERS) > 50
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"), NUMBERS, ids=lambda value: ".".join(value) if isinstance(value, tuple) else value
+)
+def test_what_is_no_number_is_refused_with_its_key(path, kind):
+    for wrong in WRONG_NUMBERS:
+        # Where a setting is a list of numbers, one of them is wrong.
+        value = [wrong, 0.5] if path[-1] == "betas" else {"a": wrong} if path[-1] == "weights" else wrong
+        if path[-1] in ("verifiers",):
+            continue
+        said = refusal(settings_with(path, kind, value))
+        assert said is not None, f"{path} takes {value!r}"
+        assert path[-1] in said, f"{said!r} does not name {path[-1]}"
+        assert ".group." not in said
+    if ".".join(path) not in MAY_BE_ZERO_OR_NEGATIVE and path[-1] not in ("betas", "weights"):
+        assert refusal(settings_with(path, kind, -1)) is not None
+
+
+@pytest.mark.parametrize(
+    ("path", "annotation", "kind"),
+    FIELDS,
+    ids=lambda value: ".".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_value_of_another_type_is_refused(path, annotation, kind):
+    plain = types_in(annotation) - {types.NoneType}
+    wrong: list[object] = [[["list"]], {"a": {"b": ["c"]}}]
+    if str in plain or typing.get_origin(annotation) is typing.Literal:
+        wrong += [1, 2.5, True, ["a"]] if str in plain and "list" not in str(annotation) else []
+    if path[-1] in ("kwargs", "options", "template_kwargs"):
+        wrong = [[1], "text", 3, {"a": math.nan}, {1: 2}]
+    if path[-1] in ("columns", "verifiers"):
+        wrong = [[1], "text", {"a": 1}]
+    for value in wrong:
+        assert refusal(settings_with(path, kind, value)) is not None, f"{path} takes {value!r}"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["rollout.group_size=1"],
+            "rollout.group_size 1 leaves algorithm.advantage 'group' nothing to compare",
+        ),
+        (["rollout.group_size=1", "algorithm=gigpo"], "algorithm.advantage 'gigpo' nothing to compare"),
+        (
+            ["rollout.group_size=1", "algorithm=starpo_s"],
+            "algorithm.filter 'top_fraction' nothing to compare",
+        ),
+        (["optimizer.betas=[1.0, 0.9]"], "optimizer.betas.0: Input should be less than 1, not 1.0"),
+        (["optimizer.betas=[0.9]"], "optimizer.betas"),
+        (["steps=true"], "steps: true is a truth value"),
+        (
+            ["checkpoint.resume=maybe"],
+            "checkpoint.resume: 'maybe' is neither auto, nor never, nor a checkpoint's folder",
+        ),
+        (
+            ["checkpoint.resume=no"],
+            "checkpoint.resume: false is a truth value; give what is meant, in quotes",
+        ),
+        (["prompt.turns=2"], "turns is read by context 'last_turns' only"),
+        (
+            ["prompt.custom_context=a:b", "prompt.context=single_turn"],
+            "takes the place of context 'single_turn'",
+        ),
+        (["model.hidden_size=30"], "hidden_size 30 must be a multiple of twice heads 4"),
+        (["model.path=elsewhere/model", "model.layers=3"], "layers shape the tiny policy"),
+        (["model.path=/nowhere/at/all"], "model.path: there is no folder /nowhere/at/all"),
+        (
+            ["env_url=localhost:8000"],
+            "env_url: 'localhost:8000' is not the address of a server, such as http://",
+        ),
+        (["tasks.0.url=ftp://x"], "tasks.0.url: 'ftp://x' is not the address of a server"),
+        (["tasks.0.env_id="], "tasks.0.env_id"),
+        (["output_dir="], "output_dir"),
+        (
+            ["datasets=[{path: nowhere.jsonl, verifier: Math-v0}]"],
+            "datasets.0.path: there is no nowhere.jsonl here",
+        ),
+        (["rollout.reward=no_module_of_mine:reward"], "rollout.reward: cannot import 'no_module_of_mine'"),
+        (["rollout.reward=json:nothing"], "rollout.reward: module 'json' has no attribute 'nothing'"),
+        (["rollout.reward=math:pi"], "rollout.reward: 'math:pi' is no function, but float"),
+        (["rollout.agent=agent"], "rollout.agent: 'agent' is not of the form module:attribute"),
+        (["algorithm.advantage.clip=3"], "algorithm.advantage: names no kind"),
+        (
+            ["algorithm={preset: grpo, advantage: {clip: -1}}"],
+            "algorithm.advantage.clip: Input should be greater than 0",
+        ),
+        (["algorithm={preset: [1]}"], "unknown preset '[1]'"),
+        (
+            ["evaluation={sampled: false, greedy: false, panels: {a: {env_id: FrozenLake-v0}}}"],
+            "sampled and greedy are both false",
+        ),
+        (["tasks.0.kwargs={day: 2024-01-01}"], "tasks.0.kwargs.day"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_work_is_refused_by_a_dry_run(capsys, words, message):
+    assert main(["--dry-run", "tasks=[{env_id: FrozenLake-v0}]", *words]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.startswith("roll-train: ")
+
+
+def test_a_token_is_never_shown(capsys):
+    assert main(["--dry-run", "tasks=[{env_id: FrozenLake-v0}]", "env_token=[secret]"]) == 2
+    assert "secret" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"a: [", b"[" * 5000, b"- 1"], ids=range(4))
+def test_a_file_that_is_no_settings(tmp_path, content):
+    (tmp_path / "run.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"run\.yaml"):
+        load_settings(tmp_path / "run.yaml")
+
+
+def test_a_single_member_may_be_trained_on_where_nothing_is_compared():
+    for words in ("algorithm=ppo", "algorithm={preset: grpo, advantage: {singleton: raw}}"):
+        load_settings(None, ["tasks=[{env_id: FrozenLake-v0}]", "rollout.group_size=1", words])
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with env_server() as address:
+        yield address
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch):
+    monkeypatch.setattr(trainer.commands.probe, "_PATIENCE_S", 60.0)  # this machine may be busy
+
+
+def probe(capfd, *words: str) -> tuple[int, str]:
+    code = main(["--dry-run", "--probe", "tasks=[{env_id: FrozenLake-v0}]", *words])
+    said = capfd.readouterr()
+    assert "Traceback" not in said.err
+    return code, "\n".join(line for line in (said.out + said.err).splitlines() if "probe: " in line)
+
+
+def test_a_probe_asks_environments_and_model(capfd, url):
+    code, said = probe(capfd, "--env-url", url)
+    assert code == 0
+    assert said.splitlines() == [
+        "probe: model: the tiny policy, which is built here",
+        "probe: environments: FrozenLake-v0 made and reset",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tasks.0.env_id=FrozenLike-v0"], "probe: environments: FrozenLike-v0: unknown_env"),
+        (["tasks.0.kwargs.size=huge"], "probe: environments: FrozenLake-v0: invalid_kwargs"),
+        (["warm_start={demonstrations: 3}"], "probe: environments: FrozenLake-v0: forbidden"),
+        (["evaluation.panels={a: {env_id: Nothing-v0}}"], "probe: environments: Nothing-v0: unknown_env"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_probe_says_what_is_missing(capfd, url, words, message):
+    code, said = probe(capfd, "--env-url", url, *words)
+    assert code == 2
+    assert message in said
+
+
+def test_a_probe_of_nothing_that_answers(capfd, tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen2"}')
+    code, said = probe(capfd, "--env-url", "http://127.0.0.1:9", f"model.path={tmp_path}/model")
+    assert code == 2
+    assert "holds no weights" in said
+    assert "probe: environments: no server answers at http://127.0.0.1:9" in said
+
+
+def test_a_probe_belongs_to_a_dry_run(capfd):
+    assert main(["--probe", "tasks=[{env_id: FrozenLake-v0}]"]) == 2
+    assert "--probe belongs to --dry-run" in capfd.readouterr().err

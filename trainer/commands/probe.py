@@ -1,0 +1,152 @@
+"""`roll-train --dry-run --probe`: asks server, data sets and model what a run would ask them first."""
+
+import asyncio
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import TypeVar
+
+from transformers import AutoConfig
+
+from clients.protocol.errors import ProblemError
+from trainer.assembly import open_environments, task_source
+from trainer.config.run import RunSettings
+from trainer.console import RunConsole
+from trainer.errors import ConfigError, TrainerError
+from trainer.models.load import load_tokenizer, model_folder
+from trainer.rollout.environments import EnvironmentPool
+from trainer.rollout.rendering import ChatRenderer
+from trainer.tasks.data_check import check_streams
+from trainer.tasks.dataset import load_streams
+from trainer.tasks.task import Task, TaskSource
+
+_PATIENCE_S = 6.0
+"""How long an answer may take, beside the seconds that it takes to import torch, and to start a server of our own."""
+_CONNECT_S = 3.0
+_TASKS = 64
+"""So many of a user's own tasks are looked at for their environments."""
+
+Result = TypeVar("Result")
+
+
+async def probe(settings: RunSettings) -> int:
+    """Ask for everything at once, and say of each whether it is there.
+
+    Returns:
+        The exit code: 2 if something is missing.
+    """
+    console = RunConsole(settings.steps, live=False)
+    answers = await asyncio.gather(
+        _answer("model", _in_time(_model(settings))),
+        _answer("environments", _environments(settings, console)),
+    )
+    for name, answer, fault in answers:
+        console.say(f"probe: {name}: {answer}") if fault is None else _complain(f"probe: {name}: {fault}")
+    return 2 if any(fault is not None for _, _, fault in answers) else 0
+
+
+async def _answer(name: str, question: Awaitable[str]) -> tuple[str, str, str | None]:
+    try:
+        return name, await question, None
+    except TimeoutError:
+        return name, "", f"no answer within {_PATIENCE_S:g} s"
+    except (TrainerError, ConnectionError, ProblemError) as error:
+        return name, "", str(error)
+
+
+async def _in_time(question: Awaitable[str]) -> str:
+    async with asyncio.timeout(_PATIENCE_S):
+        return await question
+
+
+def _complain(text: str) -> None:
+    sys.stderr.write(f"roll-train: {text}\n")
+
+
+async def _model(settings: RunSettings) -> str:
+    if settings.model.path is None:
+        return "the tiny policy, which is built here"
+    return await _in_background(partial(_look_at_model, settings, settings.model.path))
+
+
+def _look_at_model(settings: RunSettings, path: str) -> str:
+    folder = model_folder(path, fetch=False)
+    if not folder.is_dir():
+        return f"{path} is on the hub; the run fetches it"
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    if not any(folder.glob("*.safetensors")):
+        raise ConfigError(f"{folder} holds no weights: there is no .safetensors file")
+    renderer = ChatRenderer(load_tokenizer(folder), settings.prompt.template_kwargs)
+    if settings.prompt.tools == "template":
+        renderer.require_tools()
+    return f"{config.model_type} in {folder}"
+
+
+async def _environments(settings: RunSettings, console: RunConsole) -> str:
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(open_environments(settings, console, connect_s=_CONNECT_S))
+        return await _in_time(_ask(settings, pool))
+
+
+async def _ask(settings: RunSettings, pool: EnvironmentPool) -> str:
+    source = await _in_background(partial(task_source, settings))
+    tasks = _kinds(source, settings)
+    for task in tasks:
+        await _play_nothing(task, pool, settings)
+    streams = [stream for each in settings.datasets for stream in load_streams(each)]
+    await check_streams(streams, pool)
+    rows = sum(len(stream.rows) for stream in streams)
+    data = f"{len(settings.datasets)} data sets with {rows} rows" if streams else ""
+    made = f"{', '.join(sorted({task.env_id for task in tasks}))} made and reset" if tasks else ""
+    return "; ".join(part for part in (made, data) if part)
+
+
+def _kinds(source: TaskSource, settings: RunSettings) -> Sequence[Task]:
+    """One task of every kind: what the run trains on, and what its panels ask for."""
+    wanted = [Task(0, each.env_id, 0, each.kwargs, each.options, url=each.url) for each in settings.tasks]
+    if settings.rollout.task_source is not None:
+        wanted += [source.task(index) for index in range(_TASKS)]
+    for panel in settings.evaluation.panels.values():
+        if panel.dataset is None:
+            wanted.append(Task(0, panel.env_id, 0, panel.kwargs, panel.options, url=panel.url))
+    return list({task.session_key: task for task in reversed(wanted)}.values())
+
+
+async def _play_nothing(task: Task, pool: EnvironmentPool, settings: RunSettings) -> None:
+    trained = any(task.env_id == each.env_id for each in settings.tasks)
+    expert = {"expert": True} if settings.warm_start is not None and trained else {}
+    try:
+        async with pool.session(task) as session:
+            options = {**(task.options or {}), **expert}
+            _, info = await session.reset(seed=task.seed, options=options or None)
+    except ProblemError as problem:
+        raise ConfigError(f"{task.env_id}: {problem.code}: {problem.detail}") from problem
+    if expert and info.get("expert_action") is None:
+        raise ConfigError(f"{task.env_id} names no expert action, which the warm start needs")
+
+
+async def _in_background(work: Callable[[], Result]) -> Result:
+    """Run what blocks in a thread that nobody waits for: a network that hangs does not keep the command from ending."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Result] = loop.create_future()
+
+    def settle(result: Result | None, error: Exception | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - handed to who waits for it, whatever it is
+            loop.call_soon_threadsafe(settle, None, error)
+        else:
+            loop.call_soon_threadsafe(settle, result, None)
+
+    threading.Thread(target=run, daemon=True, name="probe").start()
+    return await done

@@ -1,0 +1,91 @@
+"""What settings name outside of themselves, files and code: all of it is looked for before anything else is begun."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainer.config.run import RunSettings
+from trainer.errors import ConfigError
+from trainer.plugins import load_attribute
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
+"""What a model on the Hugging Face hub may be called."""
+
+
+def check_settings(settings: RunSettings) -> None:
+    """Look for all files and functions that settings name.
+
+    Raises:
+        ConfigError: If something is not there; the message names the key.
+    """
+    check_resume(settings.checkpoint.resume)
+    panels = settings.evaluation.panels.items()
+    named = {f"datasets.{number}.path": each.path for number, each in enumerate(settings.datasets)} | {
+        f"evaluation.panels.{name}.dataset.path": panel.dataset.path
+        for name, panel in panels
+        if panel.dataset
+    }
+    for key, path in named.items():
+        if path is not None and not Path(path).exists():
+            raise ConfigError(
+                f"{key}: there is no {path} here; paths are taken from the directory of the command"
+            )
+    if settings.model.path is not None:
+        check_model_path(settings.model.path)
+    _check_plugins(settings)
+
+
+def check_resume(resume: str) -> None:
+    """Refuse a word that means nothing, and a folder that is not there.
+
+    Raises:
+        ConfigError: If it is neither a known word nor a folder.
+    """
+    if resume not in ("auto", "never") and not Path(resume).is_dir():
+        raise ConfigError(
+            f"checkpoint.resume: '{resume}' is neither auto, nor never, nor a checkpoint's folder"
+        )
+
+
+def check_model_path(path: str) -> None:
+    """Refuse what is neither a folder with a model nor of the form of a name on the Hugging Face hub.
+
+    Raises:
+        ConfigError: If it is neither.
+    """
+    folder = Path(path)
+    if folder.is_dir():
+        if not (folder / "config.json").exists():
+            raise ConfigError(f"model.path: {path} holds no model: it has no config.json")
+    elif not HUB_NAME.fullmatch(path) or folder.exists():
+        raise ConfigError(f"model.path: there is no folder {path}, and no model of the hub is called so")
+
+
+def _check_plugins(settings: RunSettings) -> None:
+    """Import everything that settings name of a user's code.
+
+    Raises:
+        ConfigError: If something is not there, cannot be imported, or cannot be called; the message names the key.
+    """
+    for key, path in _named(settings):
+        try:
+            found = load_attribute(path)
+        except ConfigError as error:
+            raise ConfigError(f"{key}: {error}") from error
+        if not callable(found):
+            raise ConfigError(f"{key}: '{path}' is no function, but {type(found).__name__}")
+
+
+def _named(settings: RunSettings) -> Iterator[tuple[str, str]]:
+    rollout, algorithm = settings.rollout, settings.algorithm
+    named = {
+        "rollout.agent": rollout.agent,
+        "rollout.reward": rollout.reward,
+        "rollout.task_source": rollout.task_source,
+        "prompt.custom_context": settings.prompt.custom_context,
+        "algorithm.advantage.function": getattr(algorithm.advantage, "function", None),
+        "algorithm.filter.function": getattr(algorithm.filter, "function", None),
+    }
+    for key, path in named.items():
+        if path is not None:
+            yield key, path

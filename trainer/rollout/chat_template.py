@@ -1,0 +1,151 @@
+"""A tokenizer's chat template, and conversations brought into the form that it accepts.
+
+Templates differ in what they take: some refuse system messages, or write them behind later turns, some demand that user
+and assistant alternate, some know no tools. What a template refuses is found out once, on small conversations, and
+every conversation is adapted in the same way from then on.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jinja2
+
+from trainer.errors import ConfigError
+from trainer.rollout.context import Message, prefixed
+
+Tool = Mapping[str, Any]
+"""What a tool is called, what it does and what it takes, as chat templates have it."""
+
+_JOINED = ("system", "user", "assistant")
+_FIRST, _SECOND, _THIRD = "first-probe", "second-probe", "third-probe"
+
+
+class ChatTemplate:
+    """Writes conversations as text.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer with a chat template.
+        options: Further variables of the template, such as `enable_thinking`.
+
+    Attributes:
+        say: Told, once for each, in what way conversations had to be changed; None while it is only tried out.
+        takes_system: Whether a conversation may begin with a system message.
+
+    Raises:
+        ConfigError: If the tokenizer has no chat template, or it refuses a user's message and its answer.
+    """
+
+    def __init__(self, tokenizer: Any, options: Mapping[str, Any]) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            raise ConfigError(
+                "the tokenizer has no chat template: set one, or use the model's instruct tokenizer"
+            )
+        self.say: Callable[[str], None] | None = None
+        self._said: set[str] = set()
+        self._tokenizer = tokenizer
+        self._options = dict(options)
+        user, reply = _message("user", _FIRST), _message("assistant", _SECOND)
+        self._apply([user, reply], generation_prompt=False, tools=())
+        self.takes_system = self._shows(_message("system", _FIRST), _message("user", _SECOND))
+        self._takes_late_system = self._shows(user, reply, _message("system", _THIRD), user)
+        self._takes_repeats = self._shows(user, _message("user", _SECOND))
+        self._takes_tools = self._shows(user, reply, _message("tool", _THIRD))
+
+    def text(
+        self, messages: Sequence[Message], *, generation_prompt: bool, tools: Sequence[Tool] = ()
+    ) -> str:
+        """Return a conversation as the template writes it.
+
+        Args:
+            messages: The conversation.
+            generation_prompt: Whether the opening of the assistant's turn is written behind it.
+            tools: Declarations that the template writes into it where it likes.
+
+        Raises:
+            ConfigError: If the template refuses it, whatever is done.
+        """
+        return self._apply(self._adapted(messages), generation_prompt=generation_prompt, tools=tools)
+
+    def note(self, text: str) -> None:
+        """Say something about the template, the first time it is found out."""
+        if self.say is not None and text not in self._said:
+            self._said.add(text)
+            self.say(f"chat template: {text}")
+
+    def _apply(self, messages: Sequence[Message], *, generation_prompt: bool, tools: Sequence[Tool]) -> str:
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    [dict(message) for message in messages],
+                    tools=[dict(tool) for tool in tools] or None,
+                    tokenize=False,
+                    add_generation_prompt=generation_prompt,
+                    **self._options,
+                )
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, AttributeError) as error:
+            roles = ", ".join(str(message.get("role")) for message in messages[:12])
+            raise ConfigError(
+                f"the tokenizer's chat template refuses a conversation of {len(messages)} messages ({roles}): {error}"
+            ) from error
+
+    def _shows(self, *messages: Message) -> bool:
+        """Whether the template accepts a conversation, and writes every message of it."""
+        try:
+            text = self._apply(messages, generation_prompt=False, tools=())
+        except ConfigError:
+            return False
+        return all(str(message["content"]) in text for message in messages)
+
+    def _adapted(self, messages: Sequence[Message]) -> list[Message]:
+        adapted = list(messages)
+        if not self._takes_tools:
+            adapted = [
+                self._as_user(message) if message["role"] == "tool" else message for message in adapted
+            ]
+        if adapted and adapted[0]["role"] == "system" and not self.takes_system:
+            self.note("it takes no system message in this place; it is put before the first user message")
+            adapted = _merged_into_user(adapted[0], adapted[1:])
+        if not self._takes_late_system:
+            adapted[1:] = [
+                self._as_user(message) if message["role"] == "system" else message for message in adapted[1:]
+            ]
+        return adapted if self._takes_repeats else self._joined(adapted)
+
+    def _as_user(self, message: Message) -> Message:
+        self.note(f"it takes no {message['role']} message in this place; it is given as the user's")
+        return {"role": "user", "content": message["content"]}
+
+    def _joined(self, messages: Sequence[Message]) -> list[Message]:
+        """Put messages of one role that follow each other into one."""
+        joined: list[Message] = []
+        for message in messages:
+            last = joined[-1] if joined else None
+            if last is not None and last["role"] == message["role"] and message["role"] in _JOINED:
+                self.note("it demands that user and assistant alternate; messages of one role are joined")
+                joined[-1] = dict(last) | {"content": _together(last["content"], message["content"])}
+            else:
+                joined.append(message)
+        return joined
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def _merged_into_user(system: Message, messages: Sequence[Message]) -> list[Message]:
+    for place, message in enumerate(messages):
+        if message["role"] == "user":
+            content = _together(system["content"], message["content"])
+            return [*messages[:place], dict(message) | {"content": content}, *messages[place + 1 :]]
+        if message["role"] == "assistant":
+            break
+    return [_message("user", system["content"]), *messages]
+
+
+def _together(first: Any, second: Any) -> Any:
+    """Return the content of two messages as that of one: texts with an empty line between, or lists of parts."""
+    if isinstance(first, str):
+        return prefixed(first, second)
+    parts = second if isinstance(second, list) else [{"type": "text", "text": str(second)}]
+    return [*first, *parts]

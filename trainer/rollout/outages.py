@@ -1,0 +1,94 @@
+"""What a person is told of an environment server that is gone: that it is, how long for, and who waits."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+_UNMENTIONED_S = 2.0
+"""A server that is back so soon, such as one that restarts, is not worth a word."""
+_FIRST_REMINDER_S = 15.0
+
+
+class OutageConsole(Protocol):
+    """Where it is said."""
+
+    @property
+    def live(self) -> bool:
+        """Whether a line can be changed once it is drawn."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        ...
+
+    def status(self, text: str | None) -> None:
+        """Draw a line in place of the last one."""
+        ...
+
+
+class OutageReport:
+    """Tells of servers that cannot be reached: a line that counts in a terminal, elsewhere ever rarer lines.
+
+    Args:
+        console: Where it is said.
+        patience_s: How long a server is waited for.
+    """
+
+    def __init__(self, console: OutageConsole, patience_s: float) -> None:
+        self._console = console
+        self._patience_s = patience_s
+        self._counting: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def any(self) -> bool:
+        """Whether a server is gone now."""
+        return bool(self._counting)
+
+    def listener(self, address: str, waiting: Callable[[], int]) -> Callable[[Exception | None], None]:
+        """Return what a client calls when it loses its server, and when it has it again.
+
+        Args:
+            address: The server.
+            waiting: How many episodes wait for it.
+        """
+        return partial(self._heard, address, waiting)
+
+    def close(self) -> None:
+        """Stop counting."""
+        for counting in self._counting.values():
+            counting.cancel()
+        self._counting.clear()
+
+    def _heard(self, address: str, waiting: Callable[[], int], error: Exception | None) -> None:
+        before = self._counting.pop(address, None)
+        if before is not None:
+            before.cancel()
+        if error is not None:
+            count = self._count(address, waiting, error)
+            self._counting[address] = asyncio.get_running_loop().create_task(count)
+
+    async def _count(self, address: str, waiting: Callable[[], int], error: Exception) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        reminder_s = _UNMENTIONED_S
+        try:
+            while True:
+                await asyncio.sleep(1.0)
+                gone_s = loop.time() - began
+                if gone_s < reminder_s and not self._console.live:
+                    continue
+                line = (
+                    f"environment server {address} has not answered for {gone_s:.0f} s, {waiting()} episodes wait; "
+                    f"the run is saved and ends after {self._patience_s:.0f} s ({error})"
+                )
+                if self._console.live:
+                    self._console.status(line)
+                else:
+                    self._console.say(line)
+                reminder_s = max(_FIRST_REMINDER_S, 2 * reminder_s)
+        finally:
+            if self._console.live:
+                self._console.status(None)
+            if reminder_s > _UNMENTIONED_S:
+                self._console.say(f"environment server {address} was gone for {loop.time() - began:.0f} s")
