@@ -68,11 +68,12 @@ class Settings(BaseModel):
         (), description="An environment to serve: `module:Class` or `name=module:Class` (repeatable)."
     )
     gymnasium: tuple[str, ...] = Field(
-        (), description="A Gymnasium id to serve: `ID` or `name=ID` (repeatable)."
+        (), description="A Gymnasium id to serve: `ID`, `module:ID` or `name=ID` (repeatable)."
     )
     gymnasium_text: tuple[str, ...] = Field(
         (),
-        description="A Gymnasium id to serve as text, for language models: `ID` or `name=ID` (repeatable).",
+        description="A Gymnasium id to serve as text, for language models: `ID`, `module:ID` or `name=ID` "
+        "(repeatable).",
     )
     isolation: dict[EnvironmentId, Isolation] = Field(
         default_factory=dict,
@@ -171,6 +172,11 @@ class Settings(BaseModel):
     max_registrations_per_token: Count = Field(1024, description="Registrations of one token at a gateway.")
     max_connections: Count = Field(
         8192, description="Open connections of one I/O process; more are closed at once."
+    )
+    max_upstream_connections: Count = Field(
+        256,
+        description="Connections of a gateway to one registered server that does not speak `rollgym`; more requests "
+        "wait for their turn.",
     )
     max_header_bytes: Count = Field(64 * 1024, description="Largest head of a request: its path and headers.")
     request_timeout_s: Seconds = Field(

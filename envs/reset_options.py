@@ -6,14 +6,17 @@ from typing import Any
 EXPERT = frozenset({"expert"})
 """The option of all that have an expert, and of those that say that they have none."""
 
+_FLAGS = ("expert", "labels")
+
 
 def misfit(known: Collection[str], options: Mapping[str, Any]) -> str | None:
     """Return what is wrong with the options of a reset, if anything is."""
     for name in options:
         if name not in known:
             return f"there is no option {name[:100]!r}; the options are {', '.join(sorted(known))}"
-    if type(options.get("expert", False)) is not bool:
-        return "the option 'expert' is true or false"
+    for flag in _FLAGS:
+        if type(options.get(flag, False)) is not bool:
+            return f"the option {flag!r} is true or false"
     return None
 
 

@@ -96,6 +96,10 @@ class ServerLost(WorkerLost):
     """A registered server failed, or none is there."""
 
 
+class ServerFailed(Exception):  # noqa: N818 - the name says what happened
+    """A registered server failed an operation, and has the environment still; whether it was done is not known."""
+
+
 class OperationTimeout(Exception):  # noqa: N818 - the name says what happened
     """The operation did not finish in time; its environment is gone."""
 
