@@ -150,7 +150,7 @@ def test_a_value_of_another_type_is_refused(path, annotation, kind):
     wrong: list[object] = [[["list"]], {"a": {"b": ["c"]}}]
     if str in plain or typing.get_origin(annotation) is typing.Literal:
         wrong += [1, 2.5, True, ["a"]] if str in plain and "list" not in str(annotation) else []
-    if path[-1] in ("kwargs", "options"):
+    if path[-1] in ("kwargs", "options", "template_kwargs"):
         wrong = [[1], "text", 3, {"a": math.nan}, {1: 2}]
     if path[-1] in ("columns", "verifiers"):
         wrong = [[1], "text", {"a": 1}]
