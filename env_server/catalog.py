@@ -72,6 +72,12 @@ class CatalogEntry:
         return bool(self.metadata.get("forkable", self.deterministic)) and self.deterministic
 
     @property
+    def reset_options(self) -> frozenset[str] | None:
+        """The options of a reset, where the environment declares them; None where it does not, and takes any."""
+        declared = self.metadata.get("reset_options")
+        return frozenset(map(str, declared)) if isinstance(declared, list | tuple) else None
+
+    @property
     def render_modes(self) -> list[str]:
         """The modes that `render` takes: all but the one that opens a window where the server runs."""
         return [str(mode) for mode in self.metadata.get("render_modes", ()) if mode != "human"]
@@ -291,16 +297,25 @@ def _gymnasium_text_entry(env_id: str, target: str, settings: Settings) -> Catal
 
 
 def _registered(target: str) -> tuple[EnvSpec, dict[str, Any]]:
-    """The registration of a Gymnasium environment, and its class's metadata."""
+    """The registration of a Gymnasium environment, and its class's metadata.
+
+    As for `gymnasium.make`, the id may stand behind the module that registers it: `module:Id`.
+    """
+    module, _, env_id = target.rpartition(":")
     try:
-        spec = gymnasium.spec(target)
+        if module:
+            importlib.import_module(module)
+        spec = gymnasium.spec(env_id)
         env_class = (
             gymnasium.envs.registration.load_env_creator(spec.entry_point)
             if isinstance(spec.entry_point, str)
             else spec.entry_point
         )
-    except (gymnasium.error.Error, ImportError) as error:
-        raise ConfigurationError(f"cannot serve the Gymnasium environment {target!r}: {error}") from error
+    except Exception as error:  # the boundary to an author's module
+        reason = (
+            str(error) if isinstance(error, gymnasium.error.Error) else f"{type(error).__name__}: {error}"
+        )
+        raise ConfigurationError(f"cannot serve the Gymnasium environment {target!r}: {reason}") from error
     return spec, dict(getattr(env_class, "metadata", {}))
 
 

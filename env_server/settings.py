@@ -68,11 +68,12 @@ class Settings(BaseModel):
         (), description="An environment to serve: `module:Class` or `name=module:Class` (repeatable)."
     )
     gymnasium: tuple[str, ...] = Field(
-        (), description="A Gymnasium id to serve: `ID` or `name=ID` (repeatable)."
+        (), description="A Gymnasium id to serve: `ID`, `module:ID` or `name=ID` (repeatable)."
     )
     gymnasium_text: tuple[str, ...] = Field(
         (),
-        description="A Gymnasium id to serve as text, for language models: `ID` or `name=ID` (repeatable).",
+        description="A Gymnasium id to serve as text, for language models: `ID`, `module:ID` or `name=ID` "
+        "(repeatable).",
     )
     isolation: dict[EnvironmentId, Isolation] = Field(
         default_factory=dict,

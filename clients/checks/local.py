@@ -15,6 +15,7 @@ from typing import Any
 
 import gymnasium
 import orjson
+from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
 from clients.checks.report import Finding, Status
@@ -60,6 +61,7 @@ def check_spaces(target: Target) -> Iterator[Finding]:
     env.close()
 
 
+_TEXT = (UnicodeText, spaces.Text)
 _OUR_SPACES = "use the space types of Gymnasium, or clients' UnicodeText, as they are"
 
 
@@ -81,7 +83,7 @@ def check_play(target: Target) -> Iterator[Finding]:
     yield play.finding(
         "info goes over the wire", "keep to str, int, float, bool, None, bytes, lists, dicts and arrays"
     )
-    speaks = isinstance(env.observation_space, UnicodeText) or isinstance(env.action_space, UnicodeText)
+    speaks = isinstance(env.observation_space, _TEXT) or isinstance(env.action_space, _TEXT)
     yield play.finding(
         'success in info["success"]',
         "say in info of every step, or at least of the last, whether the task is solved: a bool, apart from "
@@ -168,7 +170,7 @@ def check_odd_actions(target: Target) -> Iterator[Finding]:
     """Say to it what models say."""
     check = "odd replies are answered"
     env = target.build()
-    if not isinstance(env.action_space, UnicodeText):
+    if not isinstance(env.action_space, _TEXT):
         yield Finding(check, Status.SKIP, "the server refuses actions outside the action space")
         env.close()
         return

@@ -117,6 +117,11 @@ class Worker(ABC):
     def __init__(self) -> None:
         self.times = OperationTimes()
 
+    @property
+    def trouble(self) -> str | None:
+        """Why it can make no environment at present, for people; None if there is no reason."""
+        return None
+
     async def start(self) -> None:  # noqa: B027 - most workers have nothing to start
         """Get ready; called once before anything else."""
 

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+import trainer.commands.probe
 from tests.support.processes import env_server
 from trainer.cli import main
-from trainer.config.load import ConfigError, load_settings
+from trainer.config.load import load_settings
 from trainer.config.run import RunSettings
 from trainer.config.strict import models_in
+from trainer.errors import ConfigError
 
 MINIMAL = {"tasks": [{"env_id": "FrozenLake-v0"}]}
 HOLDERS = {
@@ -148,7 +150,7 @@ def test_a_value_of_another_type_is_refused(path, annotation, kind):
     wrong: list[object] = [[["list"]], {"a": {"b": ["c"]}}]
     if str in plain or typing.get_origin(annotation) is typing.Literal:
         wrong += [1, 2.5, True, ["a"]] if str in plain and "list" not in str(annotation) else []
-    if path[-1] in ("kwargs", "options"):
+    if path[-1] in ("kwargs", "options", "template_kwargs"):
         wrong = [[1], "text", 3, {"a": math.nan}, {1: 2}]
     if path[-1] in ("columns", "verifiers"):
         wrong = [[1], "text", {"a": 1}]
@@ -244,6 +246,11 @@ def test_a_single_member_may_be_trained_on_where_nothing_is_compared():
 def url() -> Iterator[str]:
     with env_server() as address:
         yield address
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch):
+    monkeypatch.setattr(trainer.commands.probe, "_PATIENCE_S", 60.0)  # this machine may be busy
 
 
 def probe(capfd, *words: str) -> tuple[int, str]:

@@ -22,8 +22,8 @@ from trainer.tasks.data_check import check_streams
 from trainer.tasks.dataset import load_streams
 from trainer.tasks.task import Task, TaskSource
 
-_PATIENCE_S = 8.0
-"""How long all of it may take, beside the seconds that it takes to import torch."""
+_PATIENCE_S = 6.0
+"""How long an answer may take, beside the seconds that it takes to import torch, and to start a server of our own."""
 _CONNECT_S = 3.0
 _TASKS = 64
 """So many of a user's own tasks are looked at for their environments."""
@@ -38,24 +38,27 @@ async def probe(settings: RunSettings) -> int:
         The exit code: 2 if something is missing.
     """
     console = RunConsole(settings.steps, live=False)
-    deadline = asyncio.get_running_loop().time() + _PATIENCE_S
     answers = await asyncio.gather(
-        _answer("model", _model(settings), deadline),
-        _answer("environments", _environments(settings, console), deadline),
+        _answer("model", _in_time(_model(settings))),
+        _answer("environments", _environments(settings, console)),
     )
     for name, answer, fault in answers:
         console.say(f"probe: {name}: {answer}") if fault is None else _complain(f"probe: {name}: {fault}")
     return 2 if any(fault is not None for _, _, fault in answers) else 0
 
 
-async def _answer(name: str, question: Awaitable[str], deadline: float) -> tuple[str, str, str | None]:
+async def _answer(name: str, question: Awaitable[str]) -> tuple[str, str, str | None]:
     try:
-        async with asyncio.timeout_at(deadline):
-            return name, await question, None
+        return name, await question, None
     except TimeoutError:
         return name, "", f"no answer within {_PATIENCE_S:g} s"
-    except (TrainerError, ValueError, ConnectionError, ProblemError) as error:
+    except (TrainerError, ConnectionError, ProblemError) as error:
         return name, "", str(error)
+
+
+async def _in_time(question: Awaitable[str]) -> str:
+    async with asyncio.timeout(_PATIENCE_S):
+        return await question
 
 
 def _complain(text: str) -> None:
@@ -82,18 +85,22 @@ def _look_at_model(settings: RunSettings, path: str) -> str:
 
 
 async def _environments(settings: RunSettings, console: RunConsole) -> str:
-    source = await _in_background(partial(task_source, settings))
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_environments(settings, console, connect_s=_CONNECT_S))
-        tasks = _kinds(source, settings)
-        for task in tasks:
-            await _play_nothing(task, pool, settings)
-        streams = [stream for each in settings.datasets for stream in load_streams(each)]
-        await check_streams(streams, pool)
-        await pool.shrink()
+        return await _in_time(_ask(settings, pool))
+
+
+async def _ask(settings: RunSettings, pool: EnvironmentPool) -> str:
+    source = await _in_background(partial(task_source, settings))
+    tasks = _kinds(source, settings)
+    for task in tasks:
+        await _play_nothing(task, pool, settings)
+    streams = [stream for each in settings.datasets for stream in load_streams(each)]
+    await check_streams(streams, pool)
     rows = sum(len(stream.rows) for stream in streams)
-    data = f"; {len(settings.datasets)} data sets with {rows} rows" if streams else ""
-    return f"{', '.join(sorted({task.env_id for task in tasks}))} made and reset{data}"
+    data = f"{len(settings.datasets)} data sets with {rows} rows" if streams else ""
+    made = f"{', '.join(sorted({task.env_id for task in tasks}))} made and reset" if tasks else ""
+    return "; ".join(part for part in (made, data) if part)
 
 
 def _kinds(source: TaskSource, settings: RunSettings) -> Sequence[Task]:

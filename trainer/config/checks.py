@@ -70,7 +70,7 @@ def _check_plugins(settings: RunSettings) -> None:
     for key, path in _named(settings):
         try:
             found = load_attribute(path)
-        except ValueError as error:
+        except ConfigError as error:
             raise ConfigError(f"{key}: {error}") from error
         if not callable(found):
             raise ConfigError(f"{key}: '{path}' is no function, but {type(found).__name__}")

@@ -9,7 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import Literal, Self
 
-from gymnasium.spaces import Space
+from gymnasium.spaces import Space, Text
 
 from clients.client import EnvClient
 from clients.protocol.errors import ProblemError
@@ -143,6 +143,9 @@ class EnvironmentPool:
         return self._servers[address]
 
     async def _connect(self, address: str) -> _Server:
+        heard = None
+        if self._outages is not None:
+            heard = self._outages.listener(address, partial(self._lent, address))
         try:
             client = EnvClient(
                 address,
@@ -151,9 +154,7 @@ class EnvironmentPool:
                 timeout_s=max(self._timeout_s, 2 * self._patience_s),
                 connect_timeout_s=self._connect_s,
                 reconnect_timeout_s=self._patience_s,
-                on_outage=None
-                if self._outages is None
-                else self._outages.listener(address, partial(self._lent, address)),
+                on_outage=heard,
             )
         except ValueError as error:
             raise ConfigError(str(error)) from error
@@ -187,7 +188,11 @@ class EnvironmentPool:
 
     @asynccontextmanager
     async def sessions(self, task: Task, wanted: int) -> AsyncIterator[list[EnvSession]]:
-        """Lend up to `wanted` sessions of one kind: as many as there are places for, and at least one."""
+        """Lend up to `wanted` sessions of one kind: as many as there are places for, and at least one.
+
+        Idle sessions are closed first.
+        """
+        await self.shrink()
         async with self.session(task) as first:
             server = await self._server(task.url)
             count = min(wanted - 1, server.places)
@@ -293,7 +298,7 @@ def _free(server: _Server) -> None:
 
 
 def _require_text(env_id: str, space: Space[object]) -> None:
-    if not isinstance(space, UnicodeText):
+    if not isinstance(space, UnicodeText | Text):
         raise ConfigError(
             f"{env_id} takes {space} actions, but a language model speaks text: serve it through the text adapter, "
             "`roll-serve --gymnasium-text ID` in place of `--gymnasium ID` (roll-env list shows which environments "

@@ -90,9 +90,9 @@ class RolloutScheduler:
         self._ledger = ledger
         self._slots = slots
         self._report = report
+        self._disconnected = disconnected
         self._failed_in_a_row: Counter[str] = Counter()
         self._failed_of: Counter[tuple[str, str]] = Counter()
-        self._disconnected = disconnected
         self._tasks: set[asyncio.Task[None]] = set()
         self._finished: dict[int, Group] = {}
         self._progress = asyncio.Event()

@@ -1,0 +1,113 @@
+"""`model.path` names a folder or a model of the Hugging Face hub; without a network the way out is said."""
+
+import re
+import shlex
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+import trainer.commands.probe
+import trainer.models.load
+from tests.support.processes import ROOT
+from trainer.cli import main
+from trainer.errors import ConfigError
+from trainer.models.load import load_model, model_folder, save_model
+from trainer.models.tokenizer import build_tiny_tokenizer
+
+NAME = "Qwen/Qwen2.5-0.5B-Instruct"
+GUIDE = ROOT / "docs" / "guides" / "own_model.md"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch) -> Path:
+    """An empty cache, and a hub that nobody answers for."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def cached(hub: Path) -> Path:
+    """A model of that name in the cache, as the hub's own client lays it out: the family is right, the size tiny."""
+    folder = hub / f"models--{NAME.replace('/', '--')}"
+    snapshot = folder / "snapshots" / "0123456789abcdef"
+    tokenizer = build_tiny_tokenizer()
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    save_model(Qwen2ForCausalLM(config), tokenizer, snapshot)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(snapshot.name)
+    return snapshot
+
+
+def test_a_model_in_the_cache_needs_no_network(cached):
+    assert model_folder(NAME) == cached
+    assert load_model(model_folder(NAME)).config.model_type == "qwen2"
+
+
+def test_a_folder_is_itself(tmp_path):
+    assert model_folder(str(tmp_path)) == tmp_path
+
+
+def test_without_a_network_the_way_out_is_said(hub):
+    with pytest.raises(ConfigError) as refused:
+        model_folder(NAME)
+    for word in (f"no folder {NAME} here", "cannot be reached", "hf download", "HF_HOME", "HF_HUB_OFFLINE=1"):
+        assert word in str(refused.value)
+
+
+def test_a_hub_that_says_nothing_is_not_waited_for_long(hub, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(trainer.models.load, "_HUB_TIMEOUT_S", 0.3)
+        with pytest.raises(ConfigError, match="cannot be reached"):
+            model_folder(NAME)
+
+
+def test_offline_the_cache_is_named(hub, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match=r"in the cache .*/hub, and HF_HUB_OFFLINE forbids"):
+        model_folder(NAME)
+
+
+def test_a_cache_that_was_left_half_filled_is_filled(cached, monkeypatch):
+    (cached / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="cannot be reached"):
+        model_folder(NAME)
+
+
+def commands() -> list[list[str]]:
+    """What the guide's blocks tell to type."""
+    blocks = re.findall(r"```bash\n(.*?)```", GUIDE.read_text(), flags=re.S)
+    return [shlex.split(line) for block in blocks for line in block.splitlines()]
+
+
+def test_every_command_of_the_guide_runs(cached, tmp_path, monkeypatch, capfd):
+    shutil.copytree(ROOT / "examples", tmp_path / "clone" / "examples")
+    monkeypatch.chdir(tmp_path / "clone")
+    monkeypatch.setattr(trainer.commands.probe, "_PATIENCE_S", 60.0)  # this machine may be busy
+    typed = commands()
+    assert len(typed) >= 6
+    for program, *words in typed:
+        assert program == "roll-train"
+        # Sizes are the tiny model's; keys, names and order are the guide's.
+        code = main(
+            [*words, "rollout.groups_per_step=1", "rollout.group_size=2", "tracking.tensorboard=false"]
+        )
+        printed = capfd.readouterr()
+        assert code == 0, (words, printed.err)
+    assert (tmp_path / "clone" / "runs" / "own_model" / "checkpoints" / "step_000002").is_dir()
+    assert (tmp_path / "clone" / "runs" / "sooner" / "model" / "config.json").exists()
