@@ -19,7 +19,7 @@ _LEAST_DESCRIPTION = 20
 _EMPTY_FLEET = """\
 no environments yet: this is a gateway, and no server has registered with it.
 Nodes that are starting register within seconds; ask again. To start one:
-  roll-serve --port 0 --register URL-OF-THE-GATEWAY
+  roll-serve --port 0 --register {url}
 """
 
 
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(orjson.dumps([env.model_dump() for env in chosen], option=orjson.OPT_INDENT_2).decode())
     elif not envs and is_gateway:
-        print(_EMPTY_FLEET, end="")
+        print(_EMPTY_FLEET.format(url=url), end="")
     else:
         console = Console(markup=False, emoji=False)
         console.print(_table(chosen, console.width))

@@ -43,7 +43,7 @@ def test_an_empty_fleet_is_told_from_an_empty_server() -> None:
         done = run("clients.commands.main", "list", "--url", gateway.url)
         assert done.returncode == 0, done.stderr
         assert "no environments yet" in done.stdout
-        assert "--register" in done.stdout
+        assert f"--register {gateway.url}\n" in done.stdout
         assert "starting" in done.stdout
         assert run("clients.commands.main", "list", "--url", gateway.url, "--json").stdout == "[]\n"
     with ServerProcess(("--no-builtin", *QUIET)) as server:
