@@ -9,15 +9,18 @@ STAMP := $(VENV)/.installed
 .PHONY: help install train reproduce test lint types contracts check clean
 
 help:
+	@echo "make install    a virtual environment in .venv with all commands; train and test begin with it"
 	@echo "make train      a policy learns FrozenLake in a served environment (about ten minutes on a laptop)"
 	@echo "make reproduce  the same with three seeds"
 	@echo "make test       all tests"
 	@echo "make check      lint, types and import contracts"
 
 $(STAMP): pyproject.toml constraints-cpu.txt
+	@echo "Installing rollgym and all that its tests need into $(VENV); the first time takes some minutes."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --progress-bar off -c constraints-cpu.txt -e '.[dev]' $(PIP_EXTRA)
-	touch $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints-cpu.txt -e '.[dev]' $(PIP_EXTRA)
+	@touch $(STAMP)
+	@echo "Installed. The commands are in $(BIN): run \`. $(BIN)/activate\` to have them without that, or $(BIN)/roll-env --help"
 
 install: $(STAMP)
 

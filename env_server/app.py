@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from functools import partial
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -22,7 +23,7 @@ from env_server.faces.mcp import McpFace, mcp_env_id
 from env_server.faces.openenv_socket import openenv_env_id, serve_openenv_socket
 from env_server.faces.operating import operate
 from env_server.fields import ENVELOPE
-from env_server.lifecycle import Lifecycle, Phase
+from env_server.lifecycle import Lifecycle, Phase, going_away
 from env_server.negotiation import answer, problem_answer, read_fields, wants_binary
 from env_server.openapi import describe_calls
 from env_server.origins import Origins
@@ -118,6 +119,9 @@ class App:
             return await self._route(request)
         except ClientDisconnect:
             raise
+        except asyncio.CancelledError:
+            # The server ends and waits for this answer no longer; whoever asked is told so all the same.
+            failure = going_away()
         except Exception as error:  # noqa: BLE001 - a defect of ours costs this call, not the server
             failure = as_problem(error)
         self._services.metrics.problems[failure.code] += 1
@@ -175,7 +179,13 @@ class App:
             reply = await operate(services.operations, context, call.op, fields)
         if call.empty:
             return Response(status_code=call.status)
-        return answer(reply, binary=binary, limit=self._reply_limit, status=call.status)
+        return answer(
+            reply,
+            binary=binary,
+            limit=self._reply_limit,
+            status=call.status,
+            take_back=partial(services.operations.take_back, context),
+        )
 
     # -- pages ---------------------------------------------------------------------------------------------------
 

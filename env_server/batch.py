@@ -1,9 +1,11 @@
 """Batches: many operations in one frame."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from clients.protocol.arrays import EncodeError
 from clients.protocol.frames import dumps
 from env_server.context import Context
 from env_server.envelope import FrameId, as_problem
@@ -153,17 +155,33 @@ def _failed(fields: Any, error: Exception) -> dict[str, Any]:
     return {"error": as_problem(error).to_problem()}
 
 
-def encode_results(number: FrameId, results: Results, limit: int, *, binary: bool) -> bytes:
-    """The answer to a batch; operations whose replies do not fit are answered `too_large`."""
-    content = dumps({"id": number, "results": results}, binary=binary)
-    if len(content) <= limit:
-        return content
+def encode_results(
+    number: FrameId, results: Results, limit: int, *, binary: bool, take_back: Callable[[Reply], int]
+) -> bytes:
+    """The answer to a batch; operations whose replies do not fit, or cannot be sent, are answered by a problem.
+
+    Args:
+        number: The id of the frame.
+        results: The results.
+        limit: Bytes that the answer may have.
+        binary: Whether it is MessagePack.
+        take_back: Closes the sessions that a reply which does not fit has opened, and counts them.
+    """
+    with contextlib.suppress(EncodeError):
+        content = dumps({"id": number, "results": results}, binary=binary)
+        if len(content) <= limit:
+            return content
     room = limit
     fitting = []
     for result in results:
-        size = len(dumps(result, binary=binary)) + 1
+        try:
+            size = len(dumps(result, binary=binary)) + 1
+        except EncodeError as error:
+            result = {"error": as_problem(error).to_problem()}
+            size = len(dumps(result, binary=binary)) + 1
         if size > room:
-            result = {"error": too_large_reply(size, limit).to_problem()}
+            closed = take_back(result["ok"]) if "ok" in result else 0
+            result = {"error": too_large_reply(size, limit, closed).to_problem()}
             size = len(dumps(result, binary=binary)) + 1
         room -= size
         fitting.append(result)

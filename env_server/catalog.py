@@ -72,6 +72,12 @@ class CatalogEntry:
         return bool(self.metadata.get("forkable", self.deterministic)) and self.deterministic
 
     @property
+    def reset_options(self) -> frozenset[str] | None:
+        """The options of a reset, where the environment declares them; None where it does not, and takes any."""
+        declared = self.metadata.get("reset_options")
+        return frozenset(map(str, declared)) if isinstance(declared, list | tuple) else None
+
+    @property
     def render_modes(self) -> list[str]:
         """The modes that `render` takes: all but the one that opens a window where the server runs."""
         return [str(mode) for mode in self.metadata.get("render_modes", ()) if mode != "human"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from clients.commands.version import add_version
 from env_server.configuration import ConfigurationError, add_flags, load_settings
 from env_server.listening import bind, url_of
 from env_server.seat import Seat
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Serve environments over HTTP and WebSocket.",
         epilog="`roll-serve token --help` makes tokens. Every flag may stand in the file of --config instead.",
     )
+    add_version(parser)
     parser.add_argument(
         "--config", type=Path, help="YAML file with any of these settings, under the same names."
     )

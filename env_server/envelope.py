@@ -3,7 +3,9 @@
 import logging
 from typing import Any
 
+from clients.protocol.arrays import EncodeError
 from clients.protocol.errors import ProblemError
+from clients.protocol.frames import dumps
 from env_server.validation import invalid
 
 _MAX_ID_TEXT = 128
@@ -37,5 +39,18 @@ def as_problem(error: Exception) -> ProblemError:
     """The problem to answer with; anything but a problem is a defect of the server, and goes to its log."""
     if isinstance(error, ProblemError):
         return error
+    if isinstance(error, EncodeError):
+        # What this server answers of its own was encoded before.
+        return ProblemError("upstream_error", f"the answer of a registered server {error}")
     _log.error("an operation failed inside the server", exc_info=error)
     return ProblemError("internal", "the server failed; its log says more")
+
+
+def sendable(problem: ProblemError, *, binary: bool) -> dict[str, Any]:
+    """A problem as an object; without what a registered server has said and no frame can hold."""
+    content = problem.to_problem()
+    try:
+        dumps(content, binary=binary)
+    except EncodeError:
+        return ProblemError(problem.code, "what more there was to say cannot be sent").to_problem()
+    return content

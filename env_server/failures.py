@@ -3,16 +3,23 @@
 import re
 
 from clients.protocol.errors import ProblemError
-from clients.protocol.values import EncodeError
+from clients.protocol.values import DecodeError, EncodeError
 from env_server.session import Running, Session
 from env_server.workers.base import EnvironmentRaised
 
-_PATHS = re.compile(r"file:/[^\s'\"]*|(?<![\w/:])(?:~|[A-Za-z]:)?(?:[/\\][\w.@+~ -]*[\w.@+~-]){2,}[/\\]?")
+# A name in a path may hold blanks where the path is in quotes, or where another name follows; elsewhere it ends there,
+# or the words after a path would be taken for a part of it.
+_NAME = r"[\w.@+~%$#,=-]+"
+_PATHS = re.compile(
+    r"file:/[^\s'\"]*"
+    r"|(?<=['\"`])(?:~|[A-Za-z]:)?(?:[/\\][^/\\'\"`\n]{1,255}){1,64}[/\\]?(?=['\"`])"
+    rf"|(?<![\w/:\\.])(?:~|[A-Za-z]:)?[/\\]{{1,2}}(?:{_NAME}(?: {_NAME}){{0,3}}[/\\]+){{1,64}}(?:{_NAME})?"
+)
 _MAX_MESSAGE = 500
 _MOST_READ = 10_000
 
 
-def environment_error(error: EnvironmentRaised | EncodeError) -> ProblemError:
+def environment_error(error: EnvironmentRaised | EncodeError | DecodeError) -> ProblemError:
     """The problem that an environment raised, or gave something that the wire has no form for.
 
     File paths are taken out of the message; the log has them.

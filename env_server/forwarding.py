@@ -10,9 +10,13 @@ from typing import Any, cast
 
 import msgpack
 
+from clients.protocol.arrays import EncodeError
 from clients.protocol.errors import ProblemError
+from clients.protocol.frames import dumps
 from env_server.configuration import ConfigurationError
-from env_server.envelope import as_problem
+from env_server.envelope import as_problem, sendable
+from env_server.lifecycle import going_away
+from env_server.pending import is_given_up
 
 Handler = Callable[[Mapping[str, Any], str, dict[str, Any], bool], Awaitable[Any]]
 """Answers a call: from whom it is, the operation, its fields, and whether values are for MessagePack."""
@@ -72,7 +76,7 @@ class _Link(asyncio.Protocol):
     def send(self, message: Any) -> None:
         """Send a message, if there is still somebody to take it."""
         if self._transport is not None:
-            self._transport.write(msgpack.packb(message))
+            self._transport.write(dumps(message, binary=True))
 
     async def ask(self, *question: Any) -> Any:
         """Send a question, and wait for its answer.
@@ -153,7 +157,7 @@ class Forwarder:
             link = await self._link(index, loop.time() + _AWAY_S)
             try:
                 is_problem, answer = await link.ask(caller, op, fields, binary)
-            except ValueError as error:
+            except EncodeError as error:
                 # Some of what JSON holds, such as lists in lists without end, MessagePack does not.
                 raise ProblemError("invalid_request", f"this call cannot be passed on: {error}") from error
             except _LinkLost:
@@ -223,6 +227,11 @@ class Forwarder:
             if self._connecting.get(index) is connecting:
                 del self._connecting[index]
             raise _away(index) from None
+        except asyncio.CancelledError:
+            if is_given_up():
+                raise
+            # This process ends, and connects to nobody any more.
+            raise going_away() from None
 
     async def _connect(self, index: int, deadline: float) -> _Link:
         loop = asyncio.get_running_loop()
@@ -281,8 +290,11 @@ class Forwarder:
         try:
             answer = (number, False, await self._handler(caller, op, fields, binary))
         except Exception as error:  # noqa: BLE001 - a defect of ours costs this call, not the process
-            answer = (number, True, as_problem(error).to_problem())
-        link.send(answer)
+            answer = (number, True, sendable(as_problem(error), binary=True))
+        try:
+            link.send(answer)
+        except EncodeError as error:
+            link.send((number, True, as_problem(error).to_problem()))
 
 
 def _same(link: _Link) -> _Link:

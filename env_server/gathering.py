@@ -6,6 +6,7 @@ frames wait to be answered, what was framed is left with the framing instead, un
 
 from typing import Any
 
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.protocol import State
 
@@ -21,7 +22,14 @@ class GatheringProtocol(WebSocketsSansIOProtocol):
     _gathered = 0
 
     async def send(self, message: Any) -> None:
-        """Send a message, at the end of this turn at the latest; all but plain messages is done as uvicorn does it."""
+        """Send a message, at the end of this turn at the latest; all but plain messages is done as uvicorn does it.
+
+        Raises:
+            OSError: The client has gone, or the socket was closed to it, so that nobody hears it.
+        """
+        if self.close_sent and message["type"] in ("websocket.send", "websocket.close"):
+            # To uvicorn that is an error of the application, which may not know yet that it has closed the socket.
+            raise ClientDisconnected
         if (
             message["type"] != "websocket.send"
             or self.conn.state is not State.OPEN

@@ -5,19 +5,45 @@ connection that sends half a request.
 """
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from http import HTTPStatus
+from typing import Any, NamedTuple, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from clients.protocol.errors import ProblemError
+from clients.protocol.frames import dumps
+from env_server.negotiation import PROBLEM_MEDIA_TYPE
 from env_server.settings import Settings
 
-_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-_TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+class _Refusal(NamedTuple):
+    """Why a request is not one that is answered."""
+
+    status: HTTPStatus
+    code: str
+    detail: str
+
+    def message(self) -> bytes:
+        """The answer after which the connection ends."""
+        problem = {**ProblemError(self.code, self.detail).to_problem(), "status": self.status.value}
+        body = dumps(problem, binary=False)
+        head = (
+            f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\nconnection: close\r\n"
+            f"content-type: {PROBLEM_MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        return head.encode() + body
 
 
-class _HeadTooLarge(Exception):  # noqa: N818 - never leaves the parser
-    """The head of a request is over the limit."""
+_NO_REQUEST = _Refusal(HTTPStatus.BAD_REQUEST, "invalid_request", "this is no request of HTTP/1.1")
+_TOO_SLOW = _Refusal(
+    HTTPStatus.REQUEST_TIMEOUT, "invalid_request", "the request did not come to its end in time"
+)
+
+
+class _Refused(Exception):  # noqa: N818 - never leaves the parser
+    """A request is refused for what its head says."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -35,6 +61,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._patience_s = settings.request_timeout_s
         self._head = 0
         self._in_head = True
+        self._refusal: _Refusal | None = None
+        self._ends = False
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -67,12 +95,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no request, and a head that is too large."""
+        """Refuse what is no request, and a head that is too large; requests before it are answered first."""
         if self._head > self._max_head:
-            self.transport.write(_TOO_LARGE)
+            limit = f"the head of a request may have {self._max_head} bytes"
+            self._refusal = _Refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "too_large", limit)
+        self._ends = True
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or cycle.more_body:
+            self._refuse(self._refusal or _NO_REQUEST)
+
+    def on_response_complete(self) -> None:
+        """A request is answered."""
+        super().on_response_complete()
+        if self._ends and (self.cycle is None or self.cycle.response_complete):
+            self._refuse(self._refusal or _NO_REQUEST)
+
+    def _refuse(self, refusal: _Refusal) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(refusal.message())
             self.transport.close()
-        else:
-            super().send_400_response(msg)
 
     # -- what the parser tells -----------------------------------------------------------------------------------
 
@@ -87,7 +128,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """A head is whole."""
         self._head = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if self._head > self._max_head:
-            raise _HeadTooLarge
+            raise _Refused
+        self._refusal = _wrong_with(self.parser.get_http_version(), self.headers)
+        if self._refusal is not None:
+            raise _Refused
         self._head = 0
         self._in_head = False
         super().on_headers_complete()
@@ -116,8 +160,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._wait()
             return
         if self._in_head or not cycle.response_started:
-            self.transport.write(_TOO_SLOW)
+            self._refuse(_TOO_SLOW)
         self.transport.close()
+
+
+def _wrong_with(version: str, headers: Sequence[tuple[bytes, bytes]]) -> _Refusal | None:
+    """What is wrong with the head of a request that another HTTP parser could read otherwise, if anything is."""
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) > 1 or (not hosts and version != "1.0"):
+        return _NO_REQUEST._replace(detail=f"a request has one Host header, and this one has {len(hosts)}")
+    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+    if codings not in ([], [b"chunked"]):
+        return _NO_REQUEST._replace(detail="the only Transfer-Encoding here is chunked")
+    return None
 
 
 def http_protocol(settings: Settings) -> type[asyncio.Protocol]:

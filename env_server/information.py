@@ -131,10 +131,15 @@ class Information:
             if query.env_id in (None, session.entry.env_id)
             and (query.after is None or session.session_id > query.after)
         ]
-        for reply in await self._neighbours.gather(context, "sessions", query.model_dump(exclude_none=True)):
+        more = False
+        for reply in await self._neighbours.gather_all(
+            context, "sessions", query.model_dump(exclude_none=True)
+        ):
             found.extend(reply["sessions"])
+            # A process that answers with a full page has more, whether or not this page has room for it.
+            more = more or "after" in reply
         found.sort(key=lambda info: info["session_id"])
-        more = len(found) > query.limit
+        more = more or len(found) > query.limit
         found = found[: query.limit]
         page: Reply = {"sessions": found}
         if more:

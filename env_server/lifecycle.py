@@ -41,3 +41,8 @@ class Lifecycle:
 
     def _problem(self) -> ProblemError:
         return ProblemError("draining", f"the server is {self.phase.value}", retry_after=_RETRY_S)
+
+
+def going_away() -> ProblemError:
+    """The problem that a server ends before it has an answer."""
+    return ProblemError("draining", "the server is going away", retry_after=_RETRY_S)

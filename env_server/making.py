@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from clients.protocol.episode import PortableEpisode
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import ForkRequest, MakeRequest, RestoreRequest
-from clients.protocol.values import EncodeError
+from clients.protocol.values import DecodeError, EncodeError
 from env_server.catalog import Catalog, CatalogEntry
 from env_server.context import Context
 from env_server.failures import busy, environment_error, not_reset, worker_died
@@ -87,7 +87,7 @@ class Making:
         if request.count is not None and request.count > self._settings.max_batch:
             raise invalid("count", f"at most {self._settings.max_batch}")
         if request.reset is not None:
-            self._resetting.check_options(request.reset.options)
+            self._resetting.check_options(entry, request.reset.options)
         opened: list[OpenedSession | RelayedOpening] = await self.remembered.once(
             context.caller.name,
             "make",
@@ -96,7 +96,10 @@ class Making:
         )
         try:
             replies = [made.answer(context) for made in opened]
-        except EncodeError as error:
+        except (EncodeError, DecodeError) as error:
+            session_ids = [str(made.reply["session_id"]) for made in opened]
+            self.forget(context.caller.name, session_ids)
+            self.close(context, session_ids)
             raise environment_error(error) from error
         return replies[0] if request.count is None else {"sessions": replies}
 
@@ -184,7 +187,7 @@ class Making:
         episode = request.episode
         entry = self._catalog.get(episode.env_id)
         entry.rules.check(episode.kwargs)
-        self._resetting.check_options(episode.options)
+        self._resetting.check_options(entry, episode.options)
         if not entry.deterministic:
             raise ProblemError("session_gone", f"{entry.env_id} cannot be rebuilt by replay", reason="lost")
         if episode.env_version != entry.version:
@@ -335,6 +338,13 @@ class Making:
     def _idle_timeout_s(self, request: MakeRequest | RestoreRequest) -> float:
         longest = self._settings.idle_timeout_s
         return min(request.idle_timeout_s or longest, longest)
+
+    def forget(self, caller: str, session_ids: Collection[str]) -> None:
+        """Forget the answers that tell of sessions which nobody was told of: what they answered may be asked again."""
+        unknown = frozenset(session_ids)
+        self.remembered.forget(
+            caller, lambda opened: any(each.reply["session_id"] in unknown for each in opened)
+        )
 
     def close(self, context: Context, session_ids: Iterable[str]) -> int:
         """Close those sessions that are here and the caller's, and count them; running steps are given up."""

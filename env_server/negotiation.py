@@ -1,5 +1,6 @@
 """HTTP bodies: which encoding, how large, and what they hold."""
 
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -8,6 +9,7 @@ from starlette.responses import Response
 from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import MEDIA_TYPES, dumps, loads
+from env_server.envelope import sendable
 
 _JSON = frozenset({"application/json", "text/json"})
 _MSGPACK = frozenset({"application/msgpack", "application/x-msgpack", "application/vnd.msgpack"})
@@ -33,6 +35,12 @@ async def read_fields(request: Request, limit: int) -> dict[str, Any]:
         ProblemError: `too_large`, `unsupported_media_type` or `invalid_request`.
     """
     body = await _read(request, limit)
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise ProblemError(
+            "unsupported_media_type",
+            f"bodies are not unpacked here, and this one has Content-Encoding {coding[:100]}",
+        )
     media_type = _media_type(request)
     if media_type and media_type not in _JSON and media_type not in _MSGPACK:
         raise ProblemError(
@@ -53,15 +61,29 @@ async def read_fields(request: Request, limit: int) -> dict[str, Any]:
     return fields
 
 
-def answer(content: Any, *, binary: bool, limit: int, status: int = 200) -> Response:
+def answer(
+    content: Any,
+    *,
+    binary: bool,
+    limit: int,
+    status: int = 200,
+    take_back: Callable[[Any], int] = lambda content: 0,
+) -> Response:
     """An HTTP answer.
+
+    Args:
+        content: What it holds.
+        binary: Whether it is MessagePack.
+        limit: Bytes that it may have.
+        status: Its status.
+        take_back: Closes the sessions that an answer which is too large has opened, and counts them.
 
     Raises:
         ProblemError: `too_large`.
     """
     body = dumps(content, binary=binary)
     if len(body) > limit:
-        raise too_large_reply(len(body), limit)
+        raise too_large_reply(len(body), limit, take_back(content))
     return Response(body, status, media_type=MEDIA_TYPES[binary])
 
 
@@ -72,7 +94,7 @@ def problem_answer(problem: ProblemError) -> Response:
         headers["Retry-After"] = str(problem.extra["retry_after"])
     if problem.code == "unauthorized":
         headers["WWW-Authenticate"] = 'Bearer realm="rollgym"'
-    body = dumps(problem.to_problem(), binary=False)
+    body = dumps(sendable(problem, binary=False), binary=False)
     return Response(body, problem.status, headers=headers, media_type=PROBLEM_MEDIA_TYPE)
 
 
@@ -101,6 +123,13 @@ def too_large_request(size: int, limit: int) -> ProblemError:
     )
 
 
-def too_large_reply(size: int, limit: int) -> ProblemError:
-    """The problem that an answer is over the limit; what was asked for was done."""
-    return ProblemError("too_large", f"the reply has {size} bytes; the limit is {limit}", limit=limit)
+def too_large_reply(size: int, limit: int, closed: int = 0) -> ProblemError:
+    """The problem that an answer is over the limit; what was asked for was done, but for the sessions it opened.
+
+    Args:
+        size: Bytes of the answer.
+        limit: Bytes that it may have.
+        closed: How many sessions it would have told of; nobody knows them, and so they are closed.
+    """
+    again = f"; the {closed} sessions that it opened are closed again: ask for fewer" if closed else ""
+    return ProblemError("too_large", f"the reply has {size} bytes; the limit is {limit}{again}", limit=limit)

@@ -13,6 +13,7 @@ from env_server.seat import Seat
 
 # Whoever asks for readiness does not wait for long.
 _READY_WITHIN_S = 0.5
+_RETRY_S = 2
 
 
 class Neighbours:
@@ -50,6 +51,19 @@ class Neighbours:
         if self._forwarder is None or context.forwarded:
             return []
         return await self._forwarder.gather(context.identity(), op, fields, context.binary)
+
+    async def gather_all(self, context: Context, op: str, fields: Mapping[str, Any]) -> list[Reply]:
+        """Call an operation in all other processes.
+
+        Raises:
+            ProblemError: `draining`, where one does not answer.
+        """
+        replies = await self.gather(context, op, fields)
+        if not context.forwarded and len(replies) < self._seat.processes - 1:
+            raise ProblemError(
+                "draining", "an I/O process of this server does not answer", retry_after=_RETRY_S
+            )
+        return replies
 
     async def readiness(self) -> list[Reason]:
         """Why other processes are not ready; one that does not answer at once is not."""

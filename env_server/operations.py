@@ -24,10 +24,10 @@ from env_server.log_fields import log_fields
 from env_server.making import Making
 from env_server.metrics import Metrics
 from env_server.neighbours import Neighbours
-from env_server.pending import Pending
+from env_server.pending import Pending, is_given_up
 from env_server.rate import RateLimit
 from env_server.rendering import Rendering
-from env_server.replies import Reply
+from env_server.replies import Reply, opened_sessions
 from env_server.resetting import Resetting
 from env_server.running_code import RunningCode
 from env_server.session import Session
@@ -64,6 +64,9 @@ class Calls(Protocol):
 
     def end(self, context: Context, session_id: str) -> None:
         """Close a session that was made here for no longer than a call or a socket of another protocol."""
+
+    def take_back(self, context: Context, reply: Reply) -> int:
+        """Close the sessions that an answer has opened which cannot be sent, and count them."""
 
 
 class Operations:
@@ -103,6 +106,7 @@ class Operations:
         self._claims = claims
         self._metrics = metrics
         self._calls = 0
+        self._closing: set[asyncio.Future[Reply]] = set()
         self._answered = metrics.answered
         self._seconds = metrics.seconds
         self._rate = rate
@@ -195,6 +199,10 @@ class Operations:
         except ProblemError as problem:
             self._count_problem(context, op, fields, problem)
             raise
+        except asyncio.CancelledError as error:
+            if is_given_up():
+                raise
+            raise self._defect(context, op, fields, error) from error
         except Exception as error:
             raise self._defect(context, op, fields, error) from error
         if not context.forwarded:
@@ -210,7 +218,9 @@ class Operations:
         if not context.forwarded and problem.code != "unknown_op":
             self._metrics.operation_failed(op, problem)
 
-    def _defect(self, context: Context, op: str, fields: Mapping[str, Any], error: Exception) -> ProblemError:
+    def _defect(
+        self, context: Context, op: str, fields: Mapping[str, Any], error: BaseException
+    ) -> ProblemError:
         """The problem that a defect of the server's ends in; its log says what it was."""
         _log.error("%s failed inside the server", op, exc_info=error, extra=log_fields(fields))
         problem = ProblemError("internal", "the server failed; its log says more")
@@ -242,6 +252,18 @@ class Operations:
         The client has asked for no such operation, so none is counted and no rate limit stands in its way.
         """
         self._making.close(context, [session_id])
+
+    def take_back(self, context: Context, reply: Reply) -> int:
+        """Close the sessions that an answer has opened which cannot be sent, and count them: nobody knows them."""
+        session_ids = opened_sessions(reply)
+        if session_ids:
+            self._making.forget(context.caller.name, session_ids)
+            closing = self._close(context, {"session_ids": session_ids})
+            if not isinstance(closing, dict):
+                task = asyncio.ensure_future(closing)
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+        return len(session_ids)
 
     def _call_general(self, context: Context, op: str, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
         handler = self._general.get(op)

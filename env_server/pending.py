@@ -44,6 +44,12 @@ class Pending:
         return future.__await__()
 
 
+def is_given_up() -> bool:
+    """Whether the task that runs is being cancelled; if not, a `CancelledError` that it meets is that of another."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 def _resolve(future: "asyncio.Future[Any]", answer: Any) -> None:
     if future.done():
         return

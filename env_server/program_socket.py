@@ -36,7 +36,7 @@ _LONGEST_READ_S = 5.0
 
 
 class _Message(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(strict=True, extra="forbid")
 
     op: Literal["read", "alive", "close"]
     timeout_s: float = Field(0.0, ge=0, allow_inf_nan=False)

@@ -84,8 +84,8 @@ class Readiness:
             found.append(("starting", "the server is looking at its environments"))
         elif phase is Phase.DRAINING:
             found.append(("draining", "the server ends when what runs is finished"))
-        if self._workplaces.starts_fail:
-            found.append(("workers", "worker processes end before they are ready; the log says more"))
+        if (trouble := self._workplaces.trouble) is not None:
+            found.append(("workers", trouble))
         if self._workplaces.threads_stuck:
             found.append(("threads", "all threads for environments are stuck in calls that took too long"))
         if self._journal_file is not None and not self._journal_file.is_kept:
@@ -97,9 +97,9 @@ class Readiness:
             found.append(("registrations", _not_back(missing)))
         if self._shared_journal is not None and self._shared_journal.trouble is not None:
             found.append(("journal", "the journal that the gateways share cannot be used"))
-        trouble = await self._look_at_disk()
-        if trouble is not None:
-            found.append(("state_dir", f"the state directory cannot be written: {trouble}"))
+        full = await self._look_at_disk()
+        if full is not None:
+            found.append(("state_dir", f"the state directory cannot be written: {full}"))
         return [Reason(code, detail, self._seat.index) for code, detail in found]
 
     async def _look_at_disk(self) -> str | None:

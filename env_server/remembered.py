@@ -41,6 +41,13 @@ class RememberedAnswers:
             task.add_done_callback(lambda done: self._settle(key, done))
         return await asyncio.shield(task)
 
+    def forget(self, caller: str, belongs: Callable[[Any], bool]) -> None:
+        """Forget the answers of a caller that a predicate says so of."""
+        answers = self._answers.get(caller, OrderedDict())
+        for key, task in list(answers.items()):
+            if task.done() and belongs(task.result()):
+                self._weights[caller] -= len(answers.pop(key).result())
+
     def recall(
         self, caller: str, op: str, request_id: str, give: Callable[[], Coroutine[Any, Any, Any]]
     ) -> None:

@@ -89,6 +89,12 @@ def step_reply(session: Session, record: StepRecord, outcome: StepOutcome, conte
     return reply
 
 
+def opened_sessions(reply: Mapping[str, Any]) -> list[str]:
+    """The sessions that an answer has opened, if it is one to make, fork or restore."""
+    made = [each for each in (reply, *reply.get("sessions", ())) if "action_space" in each]
+    return [*reply.get("session_ids", ()), *(each["session_id"] for each in made if "session_id" in each)]
+
+
 def session_reply(session: Session) -> Reply:
     """The answer to a call that makes a session."""
     return {

@@ -8,6 +8,7 @@ from typing import Any
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import ResetRequest
 from clients.protocol.values import DecodeError, EncodeError, decode_value, encode_value
+from env_server.catalog import CatalogEntry
 from env_server.context import Context
 from env_server.failures import busy, environment_error
 from env_server.fields import own_fields
@@ -20,6 +21,7 @@ from env_server.session import ResetRecord, Running, Session, StepRecord
 from env_server.settings import Settings
 from env_server.validation import invalid, validate
 from env_server.workers.base import EnvironmentRaised, StepOutcome
+from envs.reset_options import misfit
 
 _SEEDS = 2**53
 _log = logging.getLogger(__name__)
@@ -67,7 +69,7 @@ class Resetting:
             if running.kind == "reset" and request_id is not None and running.action == request_id:
                 return self._later(context, session, running)
             raise busy(running)
-        self.check_options(request.options)
+        self.check_options(session.entry, request.options)
         if session.inline is not None:
             record = self.inline(session, request.seed, request.options, request_id)
             return self._encoded(context, session, record)
@@ -75,8 +77,8 @@ class Resetting:
         running = self._runner.start(session, "reset", body, action=request_id)
         return self._later(context, session, running)
 
-    def check_options(self, options: Mapping[str, Any] | None) -> None:
-        """Refuse options that cannot be read or that the operator has not allowed.
+    def check_options(self, entry: CatalogEntry, options: Mapping[str, Any] | None) -> None:
+        """Refuse options that cannot be read, that there are not, or that the operator has not allowed.
 
         Raises:
             ProblemError: `invalid_request` or `forbidden`.
@@ -85,6 +87,9 @@ class Resetting:
             encode_value(None, decode_value(None, options), binary=False)
         except (DecodeError, EncodeError) as error:
             raise invalid("options", str(error)) from error
+        known = entry.reset_options
+        if options and known is not None and (wrong := misfit(known, options)) is not None:
+            raise invalid("options", f"{entry.env_id}: {wrong}")
         if options and options.get("expert") and not self._settings.allow_expert:
             raise ProblemError(
                 "forbidden", "this server gives no expert actions (its setting is allow_expert)"

@@ -14,10 +14,21 @@ from env_server.recovery import ReplayDiverged, rebuild
 from env_server.session import ResetRecord, Running, Session, StepRecord
 from env_server.sessions import Sessions, session_gone
 from env_server.settings import Settings
-from env_server.workers.base import EnvironmentRaised, OperationTimeout, ServerLost, StepOutcome, WorkerLost
+from env_server.workers.base import (
+    EnvironmentRaised,
+    OperationTimeout,
+    ServerFailed,
+    ServerLost,
+    StepOutcome,
+    WorkerLost,
+)
 
 _TRIES = 2
-_ENDINGS = (EnvironmentRaised, OperationTimeout, WorkerLost, ReplayDiverged, asyncio.CancelledError)
+_OF_THE_SERVER = (ServerFailed, ServerLost)
+_ENDINGS = (
+    *(EnvironmentRaised, OperationTimeout, WorkerLost, ServerFailed, ReplayDiverged),
+    asyncio.CancelledError,
+)
 _Result = TypeVar("_Result")
 
 
@@ -193,7 +204,7 @@ class Runner:
         if isinstance(error, _ENDINGS):
             problem = self._problem(session, running.kind, error)
             problem.__cause__ = error
-            if running.kind == "step":
+            if running.kind == "step" and not isinstance(error, _OF_THE_SERVER):
                 session.last = StepRecord(running.episode, running.step, running.action, problem)
             error = problem
         running.outcome.set_exception(error)
@@ -208,6 +219,8 @@ class Runner:
         if isinstance(error, ReplayDiverged):
             self._sessions.end(session, "replay_diverged")
             return session_gone(session.session_id, "replay_diverged")
+        if isinstance(error, _OF_THE_SERVER) and kind != "reset":
+            return _left_as_it_is(session, error)
         if session.playing:
             left = isinstance(error, asyncio.CancelledError)
             self._metrics.episodes[session.entry.label, "abandoned" if left else "error"] += 1
@@ -216,13 +229,23 @@ class Runner:
         if isinstance(error, EnvironmentRaised):
             return environment_error(error)
         session.attached = False
-        if isinstance(error, ServerLost):
+        if isinstance(error, _OF_THE_SERVER):
             return ProblemError("upstream_error", str(error))
         if isinstance(error, WorkerLost):
             return worker_died(session.entry.env_id)
         if isinstance(error, OperationTimeout):
             return ProblemError("step_timeout", f"the {kind} did not finish in time; reset the session")
         return ProblemError("step_timeout", f"the {kind} was cancelled; reset the session", cancelled=True)
+
+
+def _left_as_it_is(session: Session, error: ServerFailed | ServerLost) -> ProblemError:
+    """The problem that a registered server failed an operation: the session stays where it is, and can go on."""
+    if isinstance(error, ServerLost):
+        session.attached = False
+        return ProblemError("upstream_error", f"{error}; the session is rebuilt at its next step")
+    return ProblemError(
+        "upstream_error", f"{error}; the session goes on where it was, but the step may have been taken"
+    )
 
 
 def _answered(session: Session, before: EndedStep, began: ResetRecord) -> StepRecord:

@@ -11,7 +11,9 @@ from typing import Any
 from clients.protocol.errors import ProblemError
 from env_server.context import Context
 from env_server.fields import own_fields, refuse_fields
+from env_server.lifecycle import going_away
 from env_server.metrics import Metrics
+from env_server.pending import is_given_up
 from env_server.replies import Reply
 from env_server.served_sandbox import Places, ServedSandbox
 from env_server.settings import Settings
@@ -54,6 +56,9 @@ class RunningCode:
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
+            if not is_given_up():
+                # All runs are, since the server ends.
+                raise going_away() from None
             _give_up(running, cancellation)
             raise
 

@@ -18,6 +18,7 @@ from env_server.forwarding import Forwarder
 from env_server.gateway.announcements import Announcements
 from env_server.gateway.farewell import Farewell
 from env_server.gateway.lineage import Lineage
+from env_server.gateway.moves import Moves
 from env_server.gateway.node import Nodes
 from env_server.gateway.registering import Registering, catalog_entry
 from env_server.gateway.registry import Registration, Registry
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_MOVES = "moves.jsonl"
 # Nodes register again within seconds.
 _REGISTRATION_PATIENCE_S = 120.0
 
@@ -113,9 +115,13 @@ class Services:
         )
         self._runner = Runner(settings, self.metrics, self._sessions)
         resetting = Resetting(settings, self.metrics, self._runner, self._journal_file)
-        farewell = Farewell(registry, shared)
+        self._moves = Moves(
+            seat.directory / _MOVES if settings.gateway and seat.directory is not None else None
+        )
+        farewell = Farewell(registry, self._moves, shared)
         relocation = Relocation(
             *(settings, tokens, catalog, self._sessions, registry, nodes, farewell, self.metrics),
+            self._moves,
             None
             if shared is None
             else SharedRelocation(settings, self._sessions, registry, nodes, self.metrics, shared),
@@ -342,6 +348,7 @@ class Services:
                 await part.close()
         await self._sessions.shutdown()
         await self._relay.shutdown()
+        self._moves.close()
         await self._announcements.shutdown()
         if self._shared_journal is not None:
             await self._shared_journal.close()
@@ -349,7 +356,7 @@ class Services:
         if self._journal_file is not None:
             self._journal_file.close()
         if self._tracing is not None:
-            await asyncio.to_thread(self._tracing.close)
+            await self._tracing.close()
         self._census.close()
         self._claims.close()
 

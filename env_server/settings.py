@@ -173,6 +173,11 @@ class Settings(BaseModel):
     max_connections: Count = Field(
         8192, description="Open connections of one I/O process; more are closed at once."
     )
+    max_upstream_connections: Count = Field(
+        256,
+        description="Connections of a gateway to one registered server that does not speak `rollgym`; more requests "
+        "wait for their turn.",
+    )
     max_header_bytes: Count = Field(64 * 1024, description="Largest head of a request: its path and headers.")
     request_timeout_s: Seconds = Field(
         60.0, description="A request has to be here, body and all, in so long."

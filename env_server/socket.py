@@ -13,7 +13,7 @@ from clients.protocol.errors import ProblemError
 from clients.protocol.frames import SUBPROTOCOLS, dumps, loads
 from env_server.batch import Results, encode_results, read_batch, run_batch
 from env_server.context import Context
-from env_server.envelope import FrameId, as_problem, bad_frame, frame_id
+from env_server.envelope import FrameId, as_problem, bad_frame, frame_id, sendable
 from env_server.gathering import MORE
 from env_server.negotiation import PROBLEM_MEDIA_TYPE, too_large_reply, too_large_request
 from env_server.open_sockets import Place
@@ -281,8 +281,8 @@ class Socket:
             if isinstance(answer, ProblemError):
                 raise answer
             content = self._encode(number, answer)
-        except ProblemError as problem:
-            content = self._encode_problem(number, problem)
+        except Exception as error:  # noqa: BLE001 - a defect of ours costs this frame, not the socket
+            content = self._encode_problem(number, as_problem(error))
         self._forget(number)
         if not self._answers:
             self._services.answering(asyncio.get_running_loop().create_task(self._send_answers()))
@@ -314,12 +314,17 @@ class Socket:
             for result in reply:
                 if "error" in result:
                     self._problems[result["error"]["code"]] += 1
-            return encode_results(number, reply, self._reply_limit, binary=self._binary)
+            return encode_results(
+                number, reply, self._reply_limit, binary=self._binary, take_back=self._take_back
+            )
         content = dumps({"id": number, "ok": reply}, binary=self._binary)
         if len(content) > self._reply_limit:
-            raise too_large_reply(len(content), self._reply_limit)
+            raise too_large_reply(len(content), self._reply_limit, self._take_back(reply))
         return content
+
+    def _take_back(self, reply: Reply) -> int:
+        return self._services.operations.take_back(self._context, reply)
 
     def _encode_problem(self, number: FrameId, problem: ProblemError) -> bytes:
         self._problems[problem.code] += 1
-        return dumps({"id": number, "error": problem.to_problem()}, binary=self._binary)
+        return dumps({"id": number, "error": sendable(problem, binary=self._binary)}, binary=self._binary)

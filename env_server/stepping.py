@@ -71,8 +71,8 @@ class Stepping:
         if not (
             "action" in fields
             and fields.keys() <= _PLAIN_FIELDS
-            and (index is None or type(index) is int)
-            and (episode is None or type(episode) is int)
+            and (index is None or (type(index) is int and index >= 0))
+            and (episode is None or (type(episode) is int and episode >= 0))
             and type(fields.get("autoreset", False)) is bool
             and ("reset" not in fields or _only_seeds(fields["reset"]))
         ):
@@ -81,7 +81,7 @@ class Stepping:
             if request.autoreset:
                 chosen = request.reset
                 then = _NO_CHOICE if chosen is None else NextEpisode(chosen.seed, chosen.options)
-                self._resetting.check_options(then.options)
+                self._resetting.check_options(session.entry, then.options)
             return self._step(context, session, request.action, episode, index, then, request.timeout_s)
         then = None
         if fields.get("autoreset"):

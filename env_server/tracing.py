@@ -1,5 +1,9 @@
 """Traces: a span for each operation, sent to an OpenTelemetry collector. Imported only where that is wanted."""
 
+import asyncio
+import contextlib
+import logging
+import threading
 from collections.abc import Awaitable, Mapping
 from importlib.metadata import version
 from typing import Any
@@ -22,8 +26,10 @@ from env_server.traceparent import CURRENT
 
 _TRACED = SOCKET_OPS - {"ping"} | {"register", "unregister", "sessions"}
 _LONGEST = 128
+_CLOSE_TIMEOUT_S = 3.0
 _PLACE = ("episode", "step", "terminated", "truncated")
 _W3C = TraceContextTextMapPropagator()
+_log = logging.getLogger(__name__)
 
 
 class TracedOperations:
@@ -46,7 +52,9 @@ class TracedOperations:
         self._operations = operations
         self._sessions = sessions
         resource = Resource.create({"service.name": "rollgym", "rollgym.process": seat.index})
-        self._provider = TracerProvider(resource=resource, sampler=ParentBased(TraceIdRatioBased(ratio)))
+        sampler = ParentBased(TraceIdRatioBased(ratio))
+        # At the process's end, it would wait for the collector once more.
+        self._provider = TracerProvider(resource=resource, sampler=sampler, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
         self._tracer = self._provider.get_tracer("rollgym", version("rollgym"))
 
@@ -79,6 +87,10 @@ class TracedOperations:
         """Close a session that no client has named."""
         self._operations.end(context, session_id)
 
+    def take_back(self, context: Context, reply: Reply) -> int:
+        """Close the sessions that an answer has opened which cannot be sent."""
+        return self._operations.take_back(context, reply)
+
     async def _later(self, span: Span, reply: Awaitable[Reply]) -> Reply:
         token = CURRENT.set(_traceparent(span))
         try:
@@ -95,9 +107,23 @@ class TracedOperations:
         _finish(span, answer)
         return answer
 
-    def close(self) -> None:
-        """Send what was not sent yet; this may take some seconds."""
-        self._provider.shutdown()
+    async def close(self) -> None:
+        """Send what was not sent yet; a collector that takes too long for that does not get it."""
+        loop, sent = asyncio.get_running_loop(), asyncio.Event()
+
+        def shut_down() -> None:
+            self._provider.shutdown()
+            # The loop may be closed by then.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(sent.set)
+
+        # It waits for the collector for half a minute, and cannot be told otherwise; the process need not wait for it.
+        threading.Thread(target=shut_down, name="last-spans", daemon=True).start()
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await sent.wait()
+        except TimeoutError:
+            _log.warning("the last spans are lost: the collector did not take them in %g s", _CLOSE_TIMEOUT_S)
 
     def _begin(self, context: Context, op: str, fields: Mapping[str, Any]) -> Span:
         named = fields.get("traceparent")

@@ -46,9 +46,9 @@ class Workplaces:
         return self._remote if entry.source.kind == "registered" else self._workers[entry.isolation]
 
     @property
-    def starts_fail(self) -> bool:
-        """Whether child processes cannot be started at present."""
-        return self.processes.starts_fail
+    def trouble(self) -> str | None:
+        """Why environments isolated by process cannot be made at present; None if there is no reason."""
+        return self._workers["process"].trouble
 
     @property
     def threads_stuck(self) -> bool:

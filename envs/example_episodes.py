@@ -13,12 +13,22 @@ _LONGEST = 1_500
 _SEED = 0
 _DO_NOT_KNOW = "I do not know."
 _MARKED = {
+    "Arithmetic-v0": "<answer>{}</answer>",
+    "CodeTests-v0": "```python\n{}\n```",
+    "Composite-v0": "<answer>{}</answer>",
+    "FunctionCalls-v0": "{}",
     "Math-v0": "\\boxed{{{}}}",
     "MultipleChoice-v0": "\\boxed{{{}}}",
     "QA-v0": "<answer>{}</answer>",
     "ReasoningGym-v0": "<answer>{}</answer>",
 }
 """How an answer is said where a task has one and the environment has no expert."""
+_WRITTEN = {
+    "Format-v0": "Ночной поезд тихо шёл через лес, и в окнах долго мерцали далёкие огни.",
+    "InstructionFollowing-v0": "Keep the beans in a closed jar, and the smell stays in them.\n\n***\n\n"
+    "Grind them beside an open window, so that the room is fresh in the evening.",
+}
+"""What somebody writes who does the task of seed 0, where no answer is known."""
 
 
 def environment_class(spec: EnvironmentSpec) -> type[gymnasium.Env[Any, Any]]:
@@ -74,10 +84,12 @@ def _reply(environment: gymnasium.Env[Any, Any], env_id: str, info: Mapping[str,
     if available:
         return str(available[0])
     task = getattr(environment, "_task", {})
-    answer = task.get("answer", task.get("answers"))
+    answer = next((task[name] for name in ("answer", "answers", "solution") if name in task), None)
     answer = answer[0] if isinstance(answer, list) and answer else answer
     form = _MARKED.get(env_id)
-    return _DO_NOT_KNOW if form is None or answer is None else form.format(answer)
+    if form is None or answer is None:
+        return _WRITTEN.get(env_id, _DO_NOT_KNOW)
+    return form.format(answer)
 
 
 def written(episode: Mapping[str, Any]) -> str:

@@ -38,6 +38,7 @@ class FrozenLakeEnv(GridGame):
     """
 
     metadata: dict[str, Any] = GridGame.metadata | {
+        "reset_options": ["expert", "map", "split"],
         "description": "Cross a frozen lake to the goal without falling into a hole.",
         "observation": "The map, row by row: `P` you, `_` ice, `O` a hole, `G` the goal.",
         "actions": "`Left`, `Down`, `Right` or `Up`.",

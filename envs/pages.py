@@ -80,12 +80,12 @@ def _facts(spec: EnvironmentSpec, metadata: Mapping[str, Any]) -> str:
         "longest episode": _steps(spec.max_episode_steps),
         "deterministic": "yes: seed and actions fix an episode" if metadata.get("deterministic") else "no",
         "expert": "yes" if metadata.get("expert") else "no",
+        "options of a reset": ", ".join(f"`{option}`" for option in metadata.get("reset_options", ())),
         "drawings": ", ".join(f"`{mode}`" for mode in metadata["render_modes"]),
         "class": f"`{spec.entry_point}`",
     }
-    return "\n".join(
-        ["| | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in rows.items())]
-    )
+    told = (f"| {name} | {_cell(value)} |" for name, value in rows.items() if value)
+    return "\n".join(["| | |", "|---|---|", *told])
 
 
 def _steps(limit: int | None) -> str:

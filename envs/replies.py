@@ -27,6 +27,9 @@ LONGEST = 200_000
 ANSWER_WITHIN = 20_000
 """An answer, or an action, is looked for in so many characters at the end."""
 
+MOST_SECTIONS = 1_000
+"""No reply has more calls than this, nor a call more parameters."""
+
 _OPENED = re.compile(r"<(?:think|thinking|thought)>", re.IGNORECASE)
 _CLOSED = re.compile(r"</(?:think|thinking|thought)>", re.IGNORECASE)
 # Possessive throughout: a run of marks is looked at once, and not again for each way of dividing it.
@@ -233,8 +236,11 @@ def sections(text: str, opening: str, closing: str) -> tuple[list[Section], str]
         text: What was said.
         opening: Mark before a section, as it is written.
         closing: Mark behind it.
+
+    Returns:
+        At most `MOST_SECTIONS`; the last of them ends with its closing mark, whatever is opened in it.
     """
-    outside, *parts = text.split(opening)
+    outside, *parts = text.split(opening, MOST_SECTIONS)
     found, rest = [], [outside]
     for part in parts:
         body, mark, behind = part.partition(closing)

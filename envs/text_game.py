@@ -12,6 +12,7 @@ from pydantic import Field
 from clients.protocol.spaces import UnicodeText
 from envs.kwargs import DeclaredKwargs, OneOf, RenderMode
 from envs.profiles import PROFILES, name_table, named_action, profile_named, reply_format, said_actions
+from envs.reset_options import checked_options
 
 Action = TypeVar("Action")
 
@@ -65,6 +66,7 @@ class TextGame(DeclaredKwargs, gymnasium.Env[str, str], Generic[Action]):
     """
 
     metadata: dict[str, Any] = {
+        "reset_options": ["expert"],
         "observation": "The board as text, framed as the `profile` says.",
         "actions": "Text that names one action, in the marks that the `profile` asks for.",
         "reward": "1 when it is solved, else 0; `format_penalty` for a reply without a possible action.",
@@ -163,14 +165,14 @@ class TextGame(DeclaredKwargs, gymnasium.Env[str, str], Generic[Action]):
     ) -> tuple[str, dict[str, Any]]:
         """Begin an episode. All games take the option `expert`; each has its own beside it."""
         super().reset(seed=seed)
-        options = options or {}
-        self._expert = bool(options.get("expert", False))
+        given = checked_options(self.metadata["reset_options"], options)
+        self._expert = given.get("expert", False)
         if self._expert and not self.metadata["expert"]:
             raise ValueError(f"{type(self).__name__} has no expert: reset it without the option 'expert'")
         self._steps = 0
         self._invalid_turns = 0
         self._last_action = None
-        self._begin(options)
+        self._begin(given)
         info = self._info(success=False, valid=True, reward=0.0, penalty=0.0)
         info["instruction"] = f"{self._rules()} {self._reply_format}"
         info["optimal_steps"] = self._optimal_steps()

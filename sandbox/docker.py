@@ -12,22 +12,23 @@ from typing import TypeVar
 
 import docker
 
-from sandbox.base import SandboxUnavailableError
+from sandbox.base import SandboxSession, SandboxUnavailableError
 from sandbox.cancelling import Cancellation
 from sandbox.containers.container import Container, ContainerLostError, Order, failed
 from sandbox.containers.engine import connect
 from sandbox.containers.flags import Shape
 from sandbox.containers.pool import Containers, Loan
 from sandbox.containers.session import ContainerSession
+from sandbox.ended import EndedSession
 from sandbox.languages import MissingToolError, Toolchain, commands
 from sandbox.limits import DEFAULT_LIMITS, Limits
 from sandbox.probe import probe
 from sandbox.program import Program
 from sandbox.result import Guarantees, Outcome, RunResult
 from sandbox.supervisor.files import plain_names, plain_parts
+from sandbox.uploads import refused
 
 DEFAULT_IMAGE = "python:3.11-slim-bookworm"
-_BINARY = "main"
 _Content = TypeVar("_Content")
 
 
@@ -85,6 +86,8 @@ class DockerSandbox:
     ) -> RunResult:
         """Run a program to its end, or until it is cancelled; see `Sandbox`."""
         cancellation = cancellation or Cancellation()
+        if (result := refused(program, files, limits)) is not None:
+            return result
         try:
             order = Order(
                 files=_checked(files),
@@ -103,7 +106,7 @@ class DockerSandbox:
 
     def open_session(
         self, program: Program, *, files: Mapping[str, bytes] = {}, limits: Limits = DEFAULT_LIMITS
-    ) -> ContainerSession:
+    ) -> SandboxSession:
         """Start a program that is spoken to; see `Sandbox`.
 
         Its standard error is kept for the result of `close`.
@@ -111,11 +114,13 @@ class DockerSandbox:
         Raises:
             SandboxUnavailableError: If it cannot be started.
         """
+        if (result := refused(program, files, limits)) is not None:
+            return EndedSession(result)
         try:
             order = Order(files=_checked(files), limits=limits, session=True)
             built = self._build(program, order, Cancellation())
             if isinstance(built, RunResult):
-                return ContainerSession.of_result(built)
+                return EndedSession(built)
             loan = self._pool.take(Shape.of(limits))
         except (ContainerLostError, MissingToolError, ValueError) as error:
             raise SandboxUnavailableError(f"{self.name}: {error}") from error
@@ -161,10 +166,12 @@ class DockerSandbox:
 
         A compiler gets a container of its own, whose limits are other ones.
         """
-        name = commands(program, Toolchain()).source_name
-        order = replace(order, files={name: program.source.encode(), **order.files})
-        if commands(program, Toolchain()).compile is None:
-            return _Built(program, order, None)
+        beside = tuple(order.files)
+        what = commands(program, Toolchain(), files=beside)
+        source = program.source.encode(errors="surrogateescape")
+        order = replace(order, files={what.source_name: source, **order.files})
+        if what.compile is None:
+            return _Built(program, beside, order, None)
         limits = replace(
             order.limits,
             wall_seconds=order.limits.compile_seconds,
@@ -172,37 +179,44 @@ class DockerSandbox:
             memory_mb=order.limits.compile_memory_mb,
         )
         compiler = Order(
-            files=order.files, limits=limits, collect=(_BINARY,), collect_bytes=limits.disk_mb * 2**20
+            files=order.files,
+            limits=limits,
+            collect=(what.binary_name,),
+            collect_bytes=limits.disk_mb * 2**20,
         )
         with self._pool.borrowed(Shape.of(limits)) as loan:
-            command = commands(program, loan.container.tools).compile
+            command = commands(program, loan.container.tools, files=beside).compile
             assert command is not None
             result = _run(loan, command, compiler, cancellation)
-        binary = result.files.get(_BINARY)
+        binary = result.files.get(what.binary_name)
         result = replace(result, files={})
         if result.outcome is Outcome.SANDBOX_ERROR:
             return result
         if result.outcome is not Outcome.OK or binary is None:
             detail = f"the compiler failed: {result.detail or 'it made no program'}"
             return replace(result, outcome=Outcome.COMPILE_ERROR, detail=detail, compiling=result)
-        files = {**order.files, _BINARY: binary}
-        return _Built(program, replace(order, files=files, executable=frozenset({_BINARY})), result)
+        files = {**order.files, what.binary_name: binary}
+        order = replace(order, files=files, executable=frozenset({what.binary_name}))
+        return _Built(program, beside, order, result)
 
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """A program that can be started."""
+    """A program that can be started, with the files that were given beside it."""
 
     program: Program
+    beside: tuple[str, ...]
     order: Order
     compiling: RunResult | None
 
     def run(self, loan: Loan, cancellation: Cancellation) -> RunResult:
-        command = commands(self.program, loan.container.tools).run
-        return replace(_run(loan, command, self.order, cancellation), compiling=self.compiling)
+        return replace(_run(loan, self._command(loan), self.order, cancellation), compiling=self.compiling)
 
     def begin(self, loan: Loan) -> None:
-        loan.container.begin(commands(self.program, loan.container.tools).run, self.order)
+        loan.container.begin(self._command(loan), self.order)
+
+    def _command(self, loan: Loan) -> Sequence[str]:
+        return commands(self.program, loan.container.tools, files=self.beside).run
 
 
 def _run(loan: Loan, command: Sequence[str], order: Order, cancellation: Cancellation) -> RunResult:

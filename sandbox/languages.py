@@ -1,8 +1,9 @@
 """How a program in each language is compiled and started."""
 
+import itertools
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONHASHSEED": "0",
 }
-_SOURCE_NAMES: Mapping[Language, str] = {"python": "main.py", "bash": "main.sh", "cpp": "main.cpp"}
+_ENDINGS: Mapping[Language, str] = {"python": ".py", "bash": ".sh", "cpp": ".cpp"}
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -45,11 +46,13 @@ class Commands:
         source_name: The file that its source goes to, in the working directory.
         compile: The compiler's command line; None for an interpreted language.
         run: The program's command line.
+        binary_name: The file that the compiler makes there; empty for an interpreted language.
     """
 
     source_name: str
     compile: tuple[str, ...] | None
     run: tuple[str, ...]
+    binary_name: str = ""
 
 
 class MissingToolError(LookupError):
@@ -69,18 +72,25 @@ def host_toolchain() -> Toolchain:
     )
 
 
-def commands(program: Program, toolchain: Toolchain, directory: str = WORKING_DIRECTORY) -> Commands:
+def commands(
+    program: Program,
+    toolchain: Toolchain,
+    directory: str = WORKING_DIRECTORY,
+    files: Iterable[str] = (),
+) -> Commands:
     """Return what is run for a program.
 
     Args:
         program: The program.
         toolchain: What runs and compiles it.
         directory: Its working directory, as it sees it.
+        files: Paths of the files beside it, of which none takes its place.
 
     Raises:
         MissingToolError: If there is no compiler for its language.
     """
-    name = _SOURCE_NAMES[program.language]
+    stem, ending = _free_stem({path.partition("/")[0] for path in files}), _ENDINGS[program.language]
+    name = stem + ending
     source = f"{directory}/{name}"
     if program.language == "python":
         return Commands(name, None, (toolchain.python, source, *program.arguments))
@@ -88,6 +98,16 @@ def commands(program: Program, toolchain: Toolchain, directory: str = WORKING_DI
         return Commands(name, None, (toolchain.bash, source, *program.arguments))
     if toolchain.cxx is None:
         raise MissingToolError("there is no C++ compiler in the sandbox: install g++")
-    binary = f"{directory}/main"
+    binary = f"{directory}/{stem}"
     compiler = (toolchain.cxx, "-std=c++17", "-O2", "-pipe", "-o", binary, source)
-    return Commands(name, compiler, (binary, *program.arguments))
+    return Commands(name, compiler, (binary, *program.arguments), stem)
+
+
+def _free_stem(taken: Collection[str]) -> str:
+    """Return `main`, or where that is taken, in whatever language, another name."""
+    names = itertools.chain(("main", "program"), (f"program_{number}" for number in itertools.count(2)))
+    return next(
+        name
+        for name in names
+        if name not in taken and all(name + ending not in taken for ending in _ENDINGS.values())
+    )

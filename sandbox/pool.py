@@ -18,8 +18,10 @@ from sandbox.program import Program
 from sandbox.result import Guarantees, Outcome, RunResult
 from sandbox.supervised import result_of_stage
 from sandbox.supervisor.monitor import HARD_OUTPUT_BYTES
+from sandbox.uploads import refused
 
 _MIB = 1 << 20
+_SOURCE = "main.py"
 _SERVER_MEMORY_MB = 64
 _GRACE_SECONDS = 2.0
 _LIFETIME_SECONDS = 3600.0
@@ -65,9 +67,11 @@ class WarmPool:
         collect: Iterable[str] = (),
     ) -> RunResult:
         """Run a program to its end; its guarantees say whether it got a fresh sandbox."""
-        if program.language != "python" or not self._fits(limits):
+        if program.language != "python" or not self._fits(limits) or _SOURCE in _places(files):
             return self._inner.run(program, files=files, stdin=stdin, limits=limits, collect=collect)
-        laid = {**files, "main.py": program.source.encode(errors="surrogateescape")}
+        if (too_large := refused(program, files, limits)) is not None:
+            return too_large
+        laid = {**files, _SOURCE: program.source.encode(errors="surrogateescape")}
         with self._place() as place:
             try:
                 worker = place.worker or _Worker(self._inner, self._limits)
@@ -230,6 +234,10 @@ class _Worker:
         data = bytes(self._received[:count])
         del self._received[:count]
         return data
+
+
+def _places(files: Iterable[str]) -> set[str]:
+    return {name.partition("/")[0] for name in files}
 
 
 def _message(head: Mapping[str, Any], blobs: list[bytes]) -> bytes:

@@ -1,6 +1,7 @@
 """Another machine's sandbox: a server that answers `POST /run_code`."""
 
 import contextlib
+import json
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -8,19 +9,23 @@ from typing import Any
 
 import httpx
 
-from sandbox.base import SandboxUnavailableError
+from sandbox.base import SandboxSession, SandboxUnavailableError
+from sandbox.ended import EndedSession
 from sandbox.limits import DEFAULT_LIMITS, Limits
 from sandbox.probe import probe
 from sandbox.program import Program
-from sandbox.remote_session import RemoteSession, open_remote_session
+from sandbox.remote_session import open_remote_session
 from sandbox.result import Guarantees, Outcome, RunResult
 from sandbox.run_code import SandboxReply, build_request, read_guarantees, read_reply
 from sandbox.supervisor.files import plain_names
+from sandbox.uploads import refused, too_large
 
 _CONNECT_S = 10.0
 # A run waits for its turn at the server, and its answer for the network.
 _MARGIN_S = 60.0
 _NOT_BEGUN = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_TOO_LARGE = 413
+_JSON = {"Content-Type": "application/json"}
 _BUSY = frozenset({429, 503})
 _RETRY_S = 1.0
 _LONGEST_RETRY_S = 10.0
@@ -79,22 +84,28 @@ class RemoteSandbox:
         collect: Iterable[str] = (),
     ) -> RunResult:
         """Run a program to its end; see `Sandbox`."""
+        if (result := refused(program, files, limits)) is not None:
+            return result
         body = build_request(program, files, stdin, limits, plain_names(collect))
         seconds = limits.wall_seconds + limits.compile_seconds + self._patience_s + _MARGIN_S
         try:
             answer = self._ask("POST", "/run_code", body, seconds)
             return read_reply(answer)
+        except _UploadTooLargeError as error:
+            return too_large(f"the sandbox at {self._url}: {error}")
         except (_NotAnsweredError, ValueError) as error:
             return RunResult(outcome=Outcome.SANDBOX_ERROR, detail=f"the sandbox at {self._url}: {error}")
 
     def open_session(
         self, program: Program, *, files: Mapping[str, bytes] = {}, limits: Limits = DEFAULT_LIMITS
-    ) -> RemoteSession:
+    ) -> SandboxSession:
         """Start a program that is spoken to; see `Sandbox`.
 
         Raises:
             SandboxUnavailableError: If it cannot be started.
         """
+        if (result := refused(program, files, limits)) is not None:
+            return EndedSession(result)
         body = build_request(program, files, b"", limits, ())
         return open_remote_session(self._url, self._headers, body, limits.wall_seconds)
 
@@ -127,13 +138,16 @@ class RemoteSandbox:
         Raises:
             _NotAnsweredError: If there is no good answer.
         """
+        content = None if body is None else json.dumps(body).encode()
         give_up_at = time.monotonic() + self._patience_s
         attempts_left = 2
         timeout = httpx.Timeout(seconds, connect=_CONNECT_S)
         while True:
             pause = _RETRY_S
             try:
-                answer = self._client.request(method, self._url + path, json=body, timeout=timeout)
+                answer = self._client.request(
+                    method, self._url + path, content=content, headers=_JSON, timeout=timeout
+                )
             except _NOT_BEGUN as error:
                 reason = f"it cannot be reached: {error}"
             except httpx.TimeoutException as error:
@@ -149,6 +163,8 @@ class RemoteSandbox:
                 if answer.status_code == 200:
                     return _content(answer)
                 reason = _explain(answer)
+                if answer.status_code == _TOO_LARGE and _limit(answer) < len(content or b""):
+                    raise _UploadTooLargeError(reason)
                 if answer.status_code not in _BUSY:
                     raise _NotAnsweredError(reason)
                 with contextlib.suppress(ValueError):
@@ -163,11 +179,23 @@ class _NotAnsweredError(Exception):
     """There is no good answer; the text says why."""
 
 
+class _UploadTooLargeError(_NotAnsweredError):
+    """The server takes no request as large."""
+
+
 def _content(answer: httpx.Response) -> Any:
     try:
         return answer.json()
     except ValueError as error:
         raise _NotAnsweredError("it answered something that is no JSON") from error
+
+
+def _limit(answer: httpx.Response) -> float:
+    """Return how large a request may be, as a refusal says; where it does not say, it was this one."""
+    try:
+        return float(answer.json().get("limit", 0))
+    except (ValueError, TypeError, AttributeError):
+        return 0.0
 
 
 def _explain(answer: httpx.Response) -> str:

@@ -8,11 +8,14 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
+from websockets.frames import CloseCode
 from websockets.sync.client import ClientConnection, connect
 
-from sandbox.base import SandboxUnavailableError
+from sandbox.base import SandboxSession, SandboxUnavailableError
+from sandbox.ended import EndedSession
 from sandbox.result import Outcome, RunResult
 from sandbox.run_code import read_reply
+from sandbox.uploads import too_large
 
 _CONNECT_S = 10.0
 _ANSWER_S = 60.0
@@ -33,11 +36,23 @@ class RemoteSession:
         self._close = close
         self._ends_at = time.monotonic() + wall_seconds
         self._result: RunResult | None = None
+        self._refused_size = False
 
     def begin(self, request: Mapping[str, Any]) -> str | None:
-        """Start the program; gives why not, if it was refused."""
+        """Start the program; gives why not, if it was refused.
+
+        Raises:
+            UploadRefusedError: The server takes no request as large.
+        """
         answer = self._ask(json.dumps(request))
-        return None if isinstance(answer, dict) and "ok" in answer else _reason(answer)
+        if isinstance(answer, dict) and "ok" in answer:
+            return None
+        problem = answer.get("error") if isinstance(answer, dict) else None
+        if self._refused_size or (isinstance(problem, dict) and problem.get("code") == "too_large"):
+            raise UploadRefusedError(
+                _reason(answer) if problem else "its setting max_request_bytes bounds it"
+            )
+        return _reason(answer)
 
     def write(self, data: bytes) -> None:
         """Write to its standard input; see `SandboxSession`."""
@@ -86,6 +101,8 @@ class RemoteSession:
             self._connection.send(message)
             answer = self._connection.recv(timeout=patience_s)
         except (ConnectionClosed, TimeoutError) as error:
+            closed = error.rcvd if isinstance(error, ConnectionClosed) else None
+            self._refused_size = closed is not None and closed.code == CloseCode.MESSAGE_TOO_BIG
             self._lose(str(error) or "the server does not answer")
             return None
         return answer if isinstance(answer, bytes) else json.loads(answer)
@@ -97,9 +114,13 @@ class RemoteSession:
         self._close()
 
 
+class UploadRefusedError(Exception):
+    """The server takes no request as large as this one."""
+
+
 def open_remote_session(
     url: str, headers: Mapping[str, str], request: Mapping[str, Any], wall_seconds: float
-) -> RemoteSession:
+) -> SandboxSession:
     """Start a program that is spoken to.
 
     Raises:
@@ -124,7 +145,11 @@ def open_remote_session(
     except (OSError, InvalidHandshake, TimeoutError) as error:
         raise SandboxUnavailableError(f"remote: {address}: {error}") from error
     session = RemoteSession(connection, stack.close, wall_seconds)
-    refusal = session.begin(request)
+    try:
+        refusal = session.begin(request)
+    except UploadRefusedError as error:
+        stack.close()
+        return EndedSession(too_large(f"{address}: {error}"))
     if refusal is not None:
         stack.close()
         raise SandboxUnavailableError(f"remote: {address}: {refusal}")

@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sandbox.base import SandboxUnavailableError
+from sandbox.base import SandboxSession, SandboxUnavailableError
 from sandbox.cancelling import Cancellation
+from sandbox.ended import EndedSession
 from sandbox.languages import (
     ENVIRONMENT,
     WORKING_DIRECTORY,
@@ -30,6 +31,7 @@ from sandbox.result import Guarantees, Outcome, RunResult
 from sandbox.session import SupervisedSession
 from sandbox.supervisor.frames import Frame, FrameError, receive_frame, send_frame
 from sandbox.supervisor.order import Confinement, Order, Stage
+from sandbox.uploads import refused
 
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from sandbox.supervisor.launcher import main; main()"
 _CLOSING_SECONDS = 10.0
@@ -168,7 +170,7 @@ class SupervisedSandbox:
 
     def open_session(
         self, program: Program, *, files: Mapping[str, bytes] = {}, limits: Limits = DEFAULT_LIMITS
-    ) -> SupervisedSession:
+    ) -> SandboxSession:
         """Start a program that is spoken to; `wall_seconds` bounds the whole session.
 
         Its standard error is kept for the result of `close`.
@@ -176,6 +178,8 @@ class SupervisedSandbox:
         Raises:
             SandboxUnavailableError: If it cannot be started.
         """
+        if (result := refused(program, files, limits)) is not None:
+            return EndedSession(result)
         try:
             order, contents = self._order(program, files, limits, [])
             connection = self._launcher.connect()
@@ -209,6 +213,8 @@ class SupervisedSandbox:
         source: int | None,
         cancellation: Cancellation,
     ) -> RunResult:
+        if (too_large := refused(program, files, limits)) is not None:
+            return too_large
         try:
             order, contents = self._order(program, files, limits, collect)
             order = replace(order, follows_input=source is not None)
@@ -228,7 +234,7 @@ class SupervisedSandbox:
         self, program: Program, files: Mapping[str, bytes], limits: Limits, collect: list[str]
     ) -> tuple[Order, list[bytes]]:
         directory = self._directory()
-        what = commands(program, self._toolchain, directory)
+        what = commands(program, self._toolchain, directory, files)
         laid = {what.source_name: program.source.encode(errors="surrogateescape"), **files}
         order = Order(
             confinement=self.confinement,

@@ -1,5 +1,6 @@
 """The README's examples are the repository's, and they run."""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -58,3 +59,16 @@ def test_every_file_that_the_readme_names_exists():
 def test_the_commands_are_those_of_the_makefile():
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"`?make ([a-z]+)", README)) <= targets
+
+
+def test_the_custom_environment_ends_at_its_limit():
+    """Its own report card warns of one that does not."""
+    spec = importlib.util.spec_from_file_location(
+        "custom_environment", ROOT / "examples/custom_environment.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    env = module.Countdown()
+    env.reset(seed=0)
+    ends = [env.step("never")[2:4] for _ in range(env.metadata["max_episode_steps"])]
+    assert ends == [(False, False)] * 19 + [(False, True)]

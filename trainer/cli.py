@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from clients.commands.version import add_version
 from clients.protocol.arrays import DecodeError, EncodeError
 from clients.protocol.errors import ProblemError
 from trainer.config.checks import check_settings
@@ -56,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return asyncio.run(_run(command, settings, options))
     except _MISTAKES as error:
         kept = f"; traceback in {keep_traceback(settings, error)}" if isinstance(error, PluginError) else ""
+        if isinstance(error, ProblemError) and error.code == "unauthorized":
+            kept += "; give the server's token in the environment variable ROLLGYM_TOKEN, or as env_token=..."
         print(f"roll-train: {error}{kept}", file=sys.stderr)
         return getattr(error, "exit_code", 2)
     except KeyboardInterrupt:
@@ -90,6 +93,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
             "eval": "Measure a policy on the panels of a config.",
         }[command],
     )
+    add_version(parser)
     parser.add_argument("--env-url", help="environment server; without it one is started on loopback")
     parser.add_argument("--config", type=Path, help="YAML file with the run's settings")
     parser.add_argument("--dry-run", action="store_true", help="print the resolved settings and stop")

@@ -43,6 +43,7 @@ async def build_panel(name: str, settings: PanelSettings, pool: EnvironmentPool)
     if not settings.distinct:
         return Panel(name, tuple(_task(template, seed, seed) for seed in range(settings.episodes)), settings)
     client = await pool.client(settings.url)
+    stateless = (await client.env(settings.env_id)).kind == "stateless"
     seen: set[str] = set()
     tasks: list[Task] = []
     limit = settings.episodes * _SEARCH_FACTOR
@@ -52,7 +53,7 @@ async def build_panel(name: str, settings: PanelSettings, pool: EnvironmentPool)
             for place, result in enumerate(await client.reset_many(requests)):
                 if isinstance(result, ProblemError):
                     raise result
-                key = content_key(result.observation, result.info)
+                key = content_key(result.observation, result.info, stateless=stateless)
                 if key not in seen:
                     seen.add(key)
                     tasks.append(_task(template, len(tasks), start + place))
@@ -84,9 +85,13 @@ async def _rows_of(
     )
 
 
-def content_key(observation: Any, info: Mapping[str, Any]) -> str:
-    """Return a key of the first state: `info["state"]` where the environment gives it, else what is observed."""
-    return json.dumps(info.get("state", observation), sort_keys=True, default=str)
+def content_key(observation: Any, info: Mapping[str, Any], *, stateless: bool) -> str:
+    """Return a key of the first state: `info["state"]` where the environment gives it, else what is observed.
+
+    The state of a stateless environment does not hold its task, which is the observation.
+    """
+    state = observation if stateless else info.get("state", observation)
+    return json.dumps(state, sort_keys=True, default=str)
 
 
 def _task(template: Task, index: int, seed: int) -> Task:

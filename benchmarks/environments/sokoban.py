@@ -39,7 +39,9 @@ def ours(rows, columns, boxes, min_moves, levels):
     for seed in range(levels):
         generator = np.random.default_rng(seed)
         begun = time.process_time()
-        moves.append(generate(generator, difficulty, "train").optimal_moves)
+        made = generate(generator, difficulty, "train")
+        if made is not None and made.optimal_moves is not None:
+            moves.append(made.optimal_moves)
         times.append(time.process_time() - begun)
     environment = SokobanEnv(
         size=(rows, columns), boxes=boxes, min_moves=min_moves, max_episode_steps=STEPS + 1

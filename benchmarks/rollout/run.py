@@ -164,14 +164,14 @@ def main():
     floor = bound(workload, options.steps)
     print(f"work-conserving bound: {floor:.1f} s a step")
     print(
-        f"{'schedule':<34}{'s a step':>22}{'of bound':>10}{'mean lag':>10}{'max lag (allowed)':>20}{'turns':>8}"
+        f"{'schedule':<36}{'s a step':>22}{'of bound':>10}{'mean lag':>10}{'max lag (allowed)':>20}{'turns':>8}"
     )
     results = {"bound_s": floor}
 
     def report(name, durations, mean_lag=0.0, seen=0, turns=1.0, allowed=0):
         interval = mean_interval([float(value) for value in durations])
         print(
-            f"{name:<34}{interval!s:>22}{interval.value / floor:>10.2f}{mean_lag:>10.2f}{seen:>16} ({allowed})"
+            f"{name:<36}{interval!s:>22}{interval.value / floor:>10.2f}{mean_lag:>10.2f}{seen:>16} ({allowed})"
             f"{turns:>8.3f}"
         )
         results[name] = {

@@ -108,7 +108,9 @@ def main() -> None:
     columns = ("steps_per_s", *(f"{name}_cpu_us_per_step" for name in ("gateway", "node", "redis")), "p50_ms")
     for label, row in table.items():
         print(
-            f"| {label} | " + " | ".join(f"{row[each]:,}" if each in row else "" for each in columns) + " |"
+            f"| {label} | "
+            + " | ".join(f"{round(row[each], 2):,}" if each in row else "" for each in columns)
+            + " |"
         )
     if options.out:
         about = {**processes.machine(), "load_average": processes.load_average()}

@@ -1,17 +1,21 @@
-"""Costs: how long resets and steps take, and whether the server's memory grows with every episode."""
+"""Costs: how long resets and steps take, who waits for them, and whether the memory grows with every episode."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from statistics import median
 
 from clients.audit.card import Entry, Verdict
-from clients.audit.policies import GiveUp, random_policy
+from clients.audit.policies import GiveUp, random_policy, takes_text
 from clients.audit.subject import Subject
+from clients.long_texts import BEYOND_CHANCE_S, LIMIT_S, SIZES, long_texts
 from clients.protocol.errors import ProblemError
+from clients.session import EnvSession
 
 _SECTION = "costs"
 _RESETS = 40
@@ -23,13 +27,16 @@ _WARM_UP_WINDOWS = 3
 _LEAST_WINDOWS = 4
 _MOST_IN_A_WINDOW = 64
 _STEPS_PER_EPISODE = 20
+_HELD_RESETS = 16
+_HELD_REPEATS = 4
+_LEAST_TEXTS, _ALL_FROM_EPISODES = 8, 100
 _GROWS = 8 * 1024
 _GROWS_FAST = 64 * 1024
 
 
 async def audit_costs(subject: Subject) -> list[Entry]:
-    """Measure latency one call at a time, and memory over many episodes."""
-    return [*await _latency(subject), await _memory(subject)]
+    """Measure latency one call at a time, what holds up the server, and memory over many episodes."""
+    return [*await _latency(subject), *await _held_up(subject), await _memory(subject)]
 
 
 async def _latency(subject: Subject) -> list[Entry]:
@@ -72,6 +79,99 @@ def _timed(check: str, seconds: Sequence[float]) -> Entry:
         "rollouts wait for it: make it faster, or give the server more workers" if slow else "",
         {"count": len(ordered), "median_ms": middle * 1e3, "p99_ms": slowest * 1e3},
     )
+
+
+async def _held_up(subject: Subject) -> list[Entry]:
+    """Measure what resets, and steps on replies that repeat themselves, take of the process that all sessions share."""
+    checks = ("reset holds nobody up", "a megabyte holds nobody up")
+    speaks = takes_text(subject.action_space)
+    if subject.env.isolation != "inline":
+        detail = f"it runs in a {subject.env.isolation}, and not in the loop that serves everybody"
+        return [Entry(_SECTION, check, Verdict.OK, detail) for check in checks[: 1 + speaks]]
+    deadline = subject.budget.share(0.3)
+    measures = [_held_up_by_resets, *([_held_up_by_texts] if speaks else [])]
+    entries = []
+    async with subject.arena().sessions(1) as (session,):
+        for check, measure in zip(checks, measures, strict=False):
+            try:
+                entries.append(await measure(subject, session, check, deadline))
+            except ProblemError as problem:
+                entries.append(Entry(_SECTION, check, Verdict.SKIPPED, f"it failed: {problem}"))
+    return entries
+
+
+async def _held_up_by_resets(subject: Subject, session: EnvSession, check: str, deadline: float) -> Entry:
+    slowest, tried = 0.0, 0
+    for seed in subject.seeds("holding up", _HELD_RESETS):
+        slowest = max(slowest, await _cost(subject, partial(session.reset, seed)))
+        tried += 1
+        if time.monotonic() > deadline:
+            break
+    detail = f"{slowest * 1e3:.1f} ms of the server's CPU time at most, of {tried} seeds"
+    remedy = (
+        "bound what a reset does, or leave metadata['inline'] out, so that it runs in a process of its own"
+    )
+    return _held(check, slowest, detail, remedy)
+
+
+async def _held_up_by_texts(subject: Subject, session: EnvSession, check: str, deadline: float) -> Entry:
+    slowest, detail, tried = 0.0, "", 0
+    for name, text in _some(list(long_texts()), subject.settings.episodes):
+        if time.monotonic() > deadline:
+            break
+        tried += 1
+        # An episode may hold so many bytes of actions, and no more.
+        await session.reset(0)
+        # A small part first: what is quadratic shows before it takes minutes.
+        for size in SIZES:
+            seconds = await _cost(subject, partial(_answered, session, text[:size]))
+            if seconds > slowest:
+                slowest = seconds
+                detail = f"{size:,} characters of {name} take {seconds * 1e3:.1f} ms of the server's CPU time"
+            if slowest >= LIMIT_S:
+                break
+        if slowest >= LIMIT_S:
+            break
+    remedy = "look at no place of a reply twice, and read no more than a bounded part of it"
+    return _held(check, slowest, f"{detail}; {tried} texts" if tried else "no time was left", remedy)
+
+
+def _some(texts: Sequence[tuple[str, str]], episodes: int) -> Sequence[tuple[str, str]]:
+    """Return all texts for a hundred episodes or more, else as large a share of them, from all kinds."""
+    share = max(_LEAST_TEXTS, len(texts) * min(episodes, _ALL_FROM_EPISODES) // _ALL_FROM_EPISODES)
+    return [texts[place * len(texts) // share] for place in range(share)]
+
+
+def _held(check: str, seconds: float, detail: str, remedy: str) -> Entry:
+    slow = seconds >= LIMIT_S
+    return Entry(
+        _SECTION,
+        check,
+        Verdict.FAILED if slow else Verdict.OK,
+        detail,
+        f"everybody on the server waits meanwhile: {remedy}" if slow else "",
+        {"slowest_ms": seconds * 1e3, "limit_ms": LIMIT_S * 1e3},
+    )
+
+
+async def _answered(session: EnvSession, text: str) -> None:
+    _, _, terminated, truncated, _ = await session.step(text)
+    if terminated or truncated:
+        await session.reset(0)
+
+
+async def _cost(subject: Subject, act: Callable[[], Awaitable[object]]) -> float:
+    """Return what an act takes of the server, the least of some where it is slow: CPU time, or else the round trip."""
+    seconds = math.inf
+    for _ in range(_HELD_REPEATS):
+        used, begun = subject.cpu_seconds(), time.perf_counter()
+        await act()
+        taken = time.perf_counter() - begun
+        after = subject.cpu_seconds()
+        seconds = min(seconds, taken if used is None or after is None else min(taken, after - used))
+        if not LIMIT_S <= seconds < BEYOND_CHANCE_S:
+            break
+    return seconds
 
 
 async def _memory(subject: Subject) -> Entry:

@@ -13,11 +13,12 @@ from gymnasium import Space, spaces
 from clients.audit.policies import Wording, takes_text
 
 _MAX_TEXT = 500
+_LONGEST_READ = 20_000
 _MAX_ITEMS = 12
 _MAX_DEPTH = 6
 _ENDS = 6
 _NAMED = re.compile(
-    r"(?:answer|solution|target|goal|secret|key|label|correct|expected|reference)\w*\W+(\S+)", re.IGNORECASE
+    r"(?:answer|solution|target|goal|secret|key|label|correct|expected|reference)\w*+\W+(\S+)", re.IGNORECASE
 )
 _APART = frozenset({"state", "anchor", "metrics"})
 """Keys of info that the protocol keeps apart from what a policy sees."""
@@ -83,13 +84,13 @@ def _text_extracts(where: str, space: Space[Any], wording: Wording, text: Read) 
         compiled = re.compile(pattern)
 
         def read(observation: Any, info: Mapping[str, Any], step: int) -> Any:
-            found = compiled.findall(str(text(observation, info, step)))
+            found = compiled.findall(str(text(observation, info, step))[:_LONGEST_READ])
             return found[place] if -len(found) <= place < len(found) else None
 
         return read
 
     def named(observation: Any, info: Mapping[str, Any], step: int) -> Any:
-        found = _NAMED.findall(str(text(observation, info, step)))
+        found = _NAMED.findall(str(text(observation, info, step))[:_LONGEST_READ])
         return found[-1].strip("\"'.,;:()[]<>") if found else None
 
     yield Extract(f"what {where} calls answer, target or the like", False, _acting(space, wording, named))

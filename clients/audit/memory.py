@@ -1,8 +1,9 @@
-"""How much memory a process and its children hold, as far as this system tells."""
+"""What memory a process and its children hold, and what CPU time they take, as far as this system tells."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from clients.metrics import sum_of_metric
@@ -12,20 +13,39 @@ _RESIDENT = re.compile(r"^VmRSS:\s+(\d+) kB", re.MULTILINE)
 
 def resident_of_tree(process_id: int) -> int | None:
     """Return the resident bytes of a process and all below it; None where /proc does not tell."""
-    total, waiting = 0, [process_id]
-    while waiting:
-        home = Path("/proc") / str(waiting.pop())
+    total = 0
+    for home in _tree(process_id):
         try:
             found = _RESIDENT.search((home / "status").read_text())
-            for task in (home / "task").iterdir():
-                waiting.extend(int(child) for child in (task / "children").read_text().split())
         except OSError:
-            if int(home.name) == process_id:
-                return None
             continue  # it has ended meanwhile
         if found is not None:
             total += int(found.group(1)) * 1024
     return total or None
+
+
+def cpu_of_tree(process_id: int) -> float | None:
+    """Return the CPU seconds of a process and all below it that run now; None where /proc does not tell."""
+    total = 0
+    for home in _tree(process_id):
+        for task in (home / "task").glob("*/schedstat"):
+            try:
+                total += int(task.read_text().split()[0])
+            except (OSError, ValueError, IndexError):
+                continue
+    return total / 1e9 if total else None
+
+
+def _tree(process_id: int) -> Iterator[Path]:
+    waiting = [process_id]
+    while waiting:
+        home = Path("/proc") / str(waiting.pop())
+        try:
+            for task in (home / "task").iterdir():
+                waiting.extend(int(child) for child in (task / "children").read_text().split())
+        except OSError:
+            continue  # it has ended meanwhile
+        yield home
 
 
 def resident_by_metrics(url: str, token: str | None) -> int | None:

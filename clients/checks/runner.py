@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import clients
+from clients.checks.costs import check_costs
 from clients.checks.local import (
     check_gymnasium,
     check_kwargs,
@@ -30,6 +31,7 @@ CHECKS: dict[str, Check] = {
     "seeds": check_seeds,
     "statelessness": check_stateless,
     "kwargs": check_kwargs,
+    "costs": check_costs,
     "serving": check_served,
 }
 

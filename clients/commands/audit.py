@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from clients.audit.card import Card, Verdict
-from clients.audit.memory import resident_by_metrics, resident_of_tree
+from clients.audit.memory import cpu_of_tree, resident_by_metrics, resident_of_tree
 from clients.audit.printing import print_card
 from clients.audit.runner import PARTS, run_audit
 from clients.audit.subject import Budget, Settings
@@ -132,6 +132,7 @@ def _audit(
                     subject_name=options.target,
                     resident_bytes=resident,
                     elsewhere=elsewhere,
+                    cpu_seconds=(lambda: None) if process_id is None else partial(cpu_of_tree, process_id),
                     progress=progress,
                 )
 

@@ -16,6 +16,11 @@ from clients.commands.arguments import CONNECT_TIMEOUT_S, add_server_arguments, 
 from clients.protocol.messages import EnvInfo
 
 _LEAST_DESCRIPTION = 20
+_EMPTY_FLEET = """\
+no environments yet: this is a gateway, and no server has registered with it.
+Nodes that are starting register within seconds; ask again. To start one:
+  roll-serve --port 0 --register {url}
+"""
 
 
 def add_parser(commands: Any) -> None:
@@ -30,19 +35,22 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the catalog."""
     with server_url(options) as url:
-        envs = asyncio.run(_fetch(url, options.token))
+        envs, is_gateway = asyncio.run(_fetch(url, options.token))
     chosen = [env for env in envs if options.kind in (None, env.kind)]
     if options.json:
         print(orjson.dumps([env.model_dump() for env in chosen], option=orjson.OPT_INDENT_2).decode())
+    elif not envs and is_gateway:
+        print(_EMPTY_FLEET.format(url=url), end="")
     else:
         console = Console(markup=False, emoji=False)
         console.print(_table(chosen, console.width))
     return 0
 
 
-async def _fetch(url: str, token: str | None) -> list[EnvInfo]:
+async def _fetch(url: str, token: str | None) -> tuple[list[EnvInfo], bool]:
+    """What a server offers, and whether it is a gateway."""
     async with EnvClient(url, token=token, connect_timeout_s=CONNECT_TIMEOUT_S) as client:
-        return await client.envs()
+        return await client.envs(), (await client.info()).role == "gateway"
 
 
 def _table(envs: list[EnvInfo], room: int) -> Table:

@@ -24,12 +24,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _environments(arguments: Sequence[str]) -> int:
     """Carry out the commands that talk to servers."""
     from clients.commands import audit, bench, check, doctor, listing, play, registering, replay, show, verify
-    from clients.commands.arguments import UsageError
+    from clients.commands.arguments import TOKEN_VARIABLE, UsageError
+    from clients.commands.version import add_version
     from clients.protocol.errors import ProblemError
 
     parser = argparse.ArgumentParser(
         prog="roll-env", description="Look at, play, replay, check and measure environments."
     )
+    add_version(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in (listing, show, play, replay, verify, check, audit, bench, doctor):
         command.add_parser(commands)
@@ -42,7 +44,12 @@ def _environments(arguments: Sequence[str]) -> int:
         print(f"roll-env {options.command}: {error}", file=sys.stderr)
         return 2
     except (ProblemError, ConnectionError, TimeoutError) as error:
-        print(f"roll-env {options.command}: {error}", file=sys.stderr)
+        remedy = ""
+        if isinstance(error, ProblemError) and error.code == "unauthorized":
+            remedy = (
+                f"; give the server's token with --token, or in the environment variable {TOKEN_VARIABLE}"
+            )
+        print(f"roll-env {options.command}: {error}{remedy}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -23,6 +23,7 @@ from clients.env import RemoteEnv
 from clients.protocol.errors import ProblemError
 from clients.protocol.spaces import UnicodeText
 from clients.protocol.values import DecodeError, decode_value, encode_value
+from clients.terminal import wrapped
 
 _HELP = """\
   :quit         leave (so does the end of input)
@@ -105,7 +106,7 @@ class Game:
         self._ended = False
         instruction = self._info.get("instruction")
         if instruction:
-            print(f"{instruction}\n")
+            print(f"{wrapped(instruction)}\n")
         self._show(observation)
 
     def _save(self, name: str) -> None:
@@ -139,12 +140,13 @@ class Game:
         """Show what the agent sees, and what a person would rather look at."""
         space = self._env.observation_space
         if isinstance(observation, str):
-            print(observation)
+            print(wrapped(observation))
         else:
             print(_pretty(encode_value(space, observation, binary=False)))
         if not self._ended:
             actions = self._info.get("available_actions") or describe_actions(self._env.action_space)
-            print(f"actions: {', '.join(map(str, actions)) if isinstance(actions, list) else actions}")
+            named = ", ".join(map(str, actions)) if isinstance(actions, list) else str(actions)
+            print(wrapped(f"actions: {named}"))
 
 
 def save_episode(env: RemoteEnv, path: Path) -> str:

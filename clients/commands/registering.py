@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
@@ -12,11 +14,14 @@ import httpx
 from clients.checks.report import Finding, Status, print_report
 from clients.commands.arguments import UsageError, add_token_argument
 from clients.commands.local_server import LocalServer
-from clients.protocol.errors import ProblemError
-from clients.protocol.messages import RegisterReply
+from clients.protocol.errors import RETRY_LATER, ProblemError
+from clients.protocol.messages import HeartbeatReply, RegisterReply
 
 _PROTOCOLS = ("rollgym", "openenv", "gem", "http")
 _TIMEOUT_S = 120.0
+# A registration that is kept outlives a gateway or a server that is away for a while.
+_AGAIN_S = 2.0
+_MAY_PASS = RETRY_LATER | {"probe_failed"}
 # Where the server started for a probe may connect to: whoever types the command knows what the URL leads to.
 _ANYWHERE = ("--gateway", "--allow-network", "loopback", "--allow-network", "private")
 
@@ -30,7 +35,9 @@ def add_parsers(commands: Any) -> None:
     register.add_argument("--ttl-s", type=float, help="How long it lives past its last heartbeat.")
     register.add_argument("--description", help="What lists show.")
     register.add_argument(
-        "--keep", action="store_true", help="Send heartbeats until interrupted, then unregister."
+        "--keep",
+        action="store_true",
+        help="Send heartbeats until stopped (Ctrl-C or SIGTERM), then unregister.",
     )
     register.set_defaults(run=run_register)
     unregister = commands.add_parser("unregister", help="end a registration at a gateway")
@@ -45,24 +52,20 @@ def add_parsers(commands: Any) -> None:
 
 def run_register(options: argparse.Namespace) -> int:
     """Register, and stay if asked to."""
+    if options.keep:
+        # A container's stop is as good as Ctrl-C, and a shell's background ignores that.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
     with _client(options.gateway, options.token) as client:
         given = {"weight": options.weight, "ttl_s": options.ttl_s, "description": options.description}
-        reply = _register(
-            client, options, {name: value for name, value in given.items() if value is not None}
-        )
-        left = reply.expires_at - time.time()
-        print(reply.registration_id)
+        more = {name: value for name, value in given.items() if value is not None}
+        reply = _register(client, options, more)
+        print(reply.registration_id, flush=True)
         if not options.keep:
+            left = reply.expires_at - time.time()
             print(f"{reply.env_id} is offered at {options.gateway} for {left:.0f} s; --keep sends heartbeats")
             return 0
-        path = f"/v1/registrations/{reply.registration_id}"
-        try:
-            while True:
-                time.sleep(max(1.0, left / 3))
-                _call(client, "POST", f"{path}/heartbeat", {})
-        except KeyboardInterrupt:
-            _call(client, "DELETE", path)
-            print(f"{reply.env_id} takes no new sessions any more")
+        _keep(client, reply, lambda: _register(client, options, more))
     return 0
 
 
@@ -88,6 +91,41 @@ def run_probe(options: argparse.Namespace) -> int:
         for check in report
     ]
     return print_report(f"{options.env_id} at {options.server}", findings, as_json=options.json)
+
+
+def _keep(client: httpx.Client, reply: RegisterReply, register: Callable[[], RegisterReply]) -> None:
+    """Send heartbeats until told to stop, then unregister; with a gateway that has forgotten, register again."""
+    trouble = ""
+    try:
+        while True:
+            pause_s = _AGAIN_S if trouble else (reply.expires_at - time.time()) / 3
+            time.sleep(max(1.0, pause_s))
+            try:
+                reply = _beat(client, reply, register)
+            except (ConnectionError, ProblemError) as error:
+                if isinstance(error, ProblemError) and error.code not in _MAY_PASS:
+                    raise
+                if str(error) != trouble:
+                    print(f"{error}; trying on", file=sys.stderr, flush=True)
+                trouble = str(error)
+            else:
+                trouble = ""
+    except KeyboardInterrupt:
+        _call(client, "DELETE", f"/v1/registrations/{reply.registration_id}")
+        print(f"{reply.env_id} takes no new sessions any more")
+
+
+def _beat(client: httpx.Client, reply: RegisterReply, register: Callable[[], RegisterReply]) -> RegisterReply:
+    """Send a heartbeat, or register again; gives the registration as it is now."""
+    try:
+        beat = _call(client, "POST", f"/v1/registrations/{reply.registration_id}/heartbeat", {})
+    except ProblemError as problem:
+        if problem.code != "unknown_registration":
+            raise
+        again = register()
+        print(again.registration_id, flush=True)
+        return again
+    return reply.model_copy(update={"expires_at": HeartbeatReply.model_validate(beat).expires_at})
 
 
 def _add_server(parser: argparse.ArgumentParser) -> None:

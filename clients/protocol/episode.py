@@ -6,7 +6,7 @@ from hashlib import blake2b
 from typing import Annotated, Any, Literal, Self
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
 EPISODE_FORMAT = 1
 """The version of the portable episode's format that this package writes."""
@@ -22,7 +22,7 @@ class PortableEpisode(BaseModel):
     Observations are not kept: replaying the actions gives them again, and the digests prove it.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     format: Literal[1] = 1
     env_id: str
@@ -36,7 +36,8 @@ class PortableEpisode(BaseModel):
         default_factory=list, description="As they are on the wire, in JSON's encoding."
     )
     digests: list[Digest] = Field(default_factory=list, description="One for each action.")
-    reseeds: list[tuple[Steps, EpisodeSeed]] = Field(
+    # JSON has no tuples.
+    reseeds: list[Annotated[tuple[Steps, EpisodeSeed], Strict(False)]] = Field(
         default_factory=list,
         description="Of a fork: after this many steps, the generator was seeded anew with this.",
     )

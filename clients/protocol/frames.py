@@ -7,7 +7,7 @@ from typing import Any
 import msgpack
 import orjson
 
-from clients.protocol.arrays import DecodeError
+from clients.protocol.arrays import DecodeError, EncodeError
 
 MEDIA_TYPES = {False: "application/json", True: "application/msgpack"}
 """The HTTP content type by `binary`."""
@@ -15,13 +15,23 @@ MEDIA_TYPES = {False: "application/json", True: "application/msgpack"}
 SUBPROTOCOLS = {False: "rollgym.v1.json", True: "rollgym.v1.msgpack"}
 """The WebSocket subprotocol by `binary`."""
 
+_names = {False: "JSON", True: "MessagePack"}
+
 
 def dumps(obj: Any, *, binary: bool) -> bytes:
-    """Serialise plain data; values went through `encode_value` before."""
-    if binary:
-        packed: bytes = msgpack.packb(obj)
-        return packed
-    return orjson.dumps(obj)
+    """Serialise plain data; values went through `encode_value` before.
+
+    Raises:
+        EncodeError: It holds what the encoding has no form for: lists in lists without end, numbers or texts out of
+            range, objects. Encodings differ in what they bear, so that what was read as one may be no other.
+    """
+    try:
+        if binary:
+            packed: bytes = msgpack.packb(obj)
+            return packed
+        return orjson.dumps(obj)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise EncodeError(f"cannot be written as {_names[binary]}: {error}") from error
 
 
 def loads(data: bytes | str, *, binary: bool) -> Any:
@@ -37,8 +47,7 @@ def loads(data: bytes | str, *, binary: bool) -> Any:
     except DecodeError:
         raise
     except (ValueError, TypeError, MemoryError, RecursionError, msgpack.exceptions.UnpackException) as error:
-        kind = "MessagePack" if binary else "JSON"
-        raise DecodeError(f"not a valid {kind} frame: {error}") from error
+        raise DecodeError(f"not a valid {_names[binary]} frame: {error}") from error
 
 
 def _refuse_extension(code: int, data: bytes) -> Any:

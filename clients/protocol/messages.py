@@ -33,9 +33,9 @@ UpstreamProtocol = Literal["rollgym", "openenv", "gem", "http"]
 
 
 class Request(BaseModel):
-    """Base of all requests: a key that the schema does not know is refused."""
+    """Base of all requests: a key that the schema does not know is refused, and so is a value of another type."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Reply(BaseModel):

@@ -128,7 +128,8 @@ export class PlayView {
 
   /** The option of a reset that has actions named for people, where the environment knows it. */
   labels() {
-    return this.env.metadata.action_labels === true ? { labels: true } : {};
+    const { reset_options: known } = this.env.metadata;
+    return Array.isArray(known) && known.includes("labels") ? { labels: true } : {};
   }
 
   begun() {

@@ -20,7 +20,7 @@ PREFIX = "/apis/v1/envs/gem"
 class _Fields(BaseModel):
     """What ROCK does not know it does not look at."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(strict=True, extra="ignore")
 
 
 class GemMakeRequest(_Fields):

@@ -147,7 +147,12 @@ class McpFace:
             return self._say(result_message(message_id, {}))
         if method == "initialize":
             session_id, result = await self._initialize(context, request, env_id, params)
-            response = self._say(result_message(message_id, result))
+            try:
+                response = self._say(result_message(message_id, result))
+            except ProblemError:
+                # Nobody would know the session.
+                self._services.operations.end(context, session_id)
+                raise
             response.headers[_SESSION] = session_id
             return response
         if method not in ("tools/list", "tools/call"):

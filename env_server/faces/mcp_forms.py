@@ -36,7 +36,7 @@ _FOR_THE_AGENT = frozenset(
 class McpToolCall(BaseModel):
     """The parameters of `tools/call`."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(strict=True, extra="ignore")
 
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -45,7 +45,7 @@ class McpToolCall(BaseModel):
 class McpReset(BaseModel):
     """The arguments of the tool `reset`."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(strict=True, extra="forbid")
 
     seed: Seed | None = None
     options: dict[str, Any] | None = None
@@ -54,7 +54,7 @@ class McpReset(BaseModel):
 class McpStep(BaseModel):
     """The arguments of the tool `step`."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(strict=True, extra="forbid")
 
     action: Any
 

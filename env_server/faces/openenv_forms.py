@@ -41,7 +41,7 @@ class OpenEnvResetRequest(BaseModel):
     `options` and `kwargs` are those of our own protocol; `kwargs` that differ from the session's make it anew.
     """
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(strict=True, extra="ignore")
 
     seed: Seed | None = None
     episode_id: EpisodeId | None = None
@@ -52,7 +52,7 @@ class OpenEnvResetRequest(BaseModel):
 class OpenEnvAction(BaseModel):
     """An action: text, or whatever the action space holds."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(strict=True, extra="forbid")
 
     action: Any
     metadata: dict[str, Any] = Field(default_factory=dict, description="Not looked at.")
@@ -79,7 +79,7 @@ class OpenEnvReply(BaseModel):
 class OpenEnvState(BaseModel):
     """Where a session is."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(strict=True, extra="allow")
 
     episode_id: str | None = None
     step_count: int = 0

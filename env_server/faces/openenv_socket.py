@@ -123,7 +123,6 @@ class OpenEnvSocket:
             self._closed = True
             for task in self._answering:
                 task.cancel()
-            # A make that is cancelled ends by itself what it has made.
             await asyncio.gather(*self._answering, return_exceptions=True)
             self._end_session()
             self._services.socket_dropped(self._context)
@@ -241,8 +240,20 @@ class OpenEnvSocket:
     # -- the session ---------------------------------------------------------------------------------------------
 
     async def _make(self, kwargs: dict[str, Any]) -> None:
-        self._session = await self._operate("make", {"env_id": self._env_id, "kwargs": kwargs})
+        fields = {"env_id": self._env_id, "kwargs": kwargs}
+        making = asyncio.get_running_loop().create_task(self._operate("make", fields))
+        try:
+            self._session = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # A client that goes away does not keep another server from making a session, which would never end.
+            self._services.answering(making)
+            making.add_done_callback(self._end_made)
+            raise
         self._kwargs = kwargs
+
+    def _end_made(self, making: "asyncio.Task[Reply]") -> None:
+        if not making.cancelled() and making.exception() is None:
+            self._services.operations.end(self._context, making.result()["session_id"])
 
     def _end_session(self) -> None:
         session, self._session = self._session, {}

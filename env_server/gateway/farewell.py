@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from clients.protocol.errors import ProblemError
 from env_server.gateway.journal_entries import JournalAway
+from env_server.gateway.moves import Moves
 from env_server.gateway.registry import Registry
 from env_server.gateway.relayed import RelayedSession
 from env_server.held import EndReason
@@ -21,15 +22,18 @@ class Farewell:
 
     Args:
         registry: Counts the sessions of each registration.
+        moves: Where sessions live that their ids say to be elsewhere.
         journal: The journal that gateways share, if there is one.
     """
 
-    def __init__(self, registry: Registry, journal: "SharedJournal | None" = None) -> None:
+    def __init__(self, registry: Registry, moves: Moves, journal: "SharedJournal | None" = None) -> None:
+        self._moves = moves
         self._registry = registry
         self._journal = journal
 
     def to(self, session: RelayedSession, reason: EndReason) -> Coroutine[Any, Any, Any] | None:
         """End a session at its node; one that was not used here for long may be in use through another gateway."""
+        self._moves.ended(session.session_id)
         if reason == "evicted":
             return self._unless_used(session)
         if reason == "lost" and session.home.has_other_gateways and self._journal is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clients.protocol.errors import ProblemError
-from env_server.gateway.http_client import TargetClient, detail_of
+from env_server.gateway.http_client import TargetClient, TargetLimits, detail_of
 from env_server.gateway.http_upstream import read_outcome
 from env_server.gateway.reading import as_text, read_foreign_info
 from env_server.gateway.targets import Target
@@ -37,13 +37,13 @@ class GemUpstream(Upstream):
         target: Where it is: the base URL of ROCK's admin, with or without the prefix of the calls.
         env_id: What the environment is called there.
         token: Bearer token.
-        max_reply_bytes: Larger replies are refused.
+        limits: How large a reply, and how many connections.
     """
 
-    def __init__(self, target: Target, env_id: str, token: str | None, max_reply_bytes: int) -> None:
+    def __init__(self, target: Target, env_id: str, token: str | None, limits: TargetLimits) -> None:
         self._env_id = env_id
         self._prefix = "" if target.url.endswith(PREFIX) else PREFIX
-        self._client = TargetClient(target, token, max_reply_bytes)
+        self._client = TargetClient(target, token, limits)
         self._spec = EnvironmentSpec()
         self._sandboxes: dict[str, _Sandbox] = {}
 

@@ -13,16 +13,18 @@ from gymnasium import Space
 
 from clients.protocol.arrays import DecodeError
 from clients.protocol.values import decode_value, encode_value
-from env_server.gateway.http_client import TargetClient, detail_of
+from env_server.gateway.http_client import TargetClient, TargetLimits, detail_of
 from env_server.gateway.reading import read_info, read_number
 from env_server.gateway.spec import read_spec
 from env_server.gateway.targets import Target
-from env_server.gateway.upstream import EnvironmentSpec, Upstream, UpstreamError
+from env_server.gateway.upstream import EnvironmentSpec, SessionUnknownError, Upstream, UpstreamError
 from env_server.workers.base import EnvironmentRaised, Spaces, StepOutcome, Verdict
 
 _SPEC_TIMEOUT_S = 20.0
 _CLOSE_TIMEOUT_S = 10.0
 _NO_SUCH_CALL = frozenset({404, 405, 501})
+_NO_SUCH_SESSION = frozenset({404, 410})
+_LATER = frozenset({429, 503})
 
 
 class HttpUpstream(Upstream):
@@ -31,11 +33,13 @@ class HttpUpstream(Upstream):
     Args:
         target: Where it is.
         token: Bearer token.
-        max_reply_bytes: Larger replies are refused.
+        limits: How large a reply, and how many connections.
     """
 
-    def __init__(self, target: Target, token: str | None, max_reply_bytes: int) -> None:
-        self._client = TargetClient(target, token, max_reply_bytes)
+    keeps_sessions = True
+
+    def __init__(self, target: Target, token: str | None, limits: TargetLimits) -> None:
+        self._client = TargetClient(target, token, limits)
         self._spec = EnvironmentSpec()
         self._kwargs: dict[str, Mapping[str, Any]] = {}
 
@@ -45,6 +49,10 @@ class HttpUpstream(Upstream):
         if status not in _NO_SUCH_CALL:
             self._spec = read_spec(_answer("GET /spec", status, reply))
         return self._spec
+
+    async def acquaint(self) -> str:
+        """Whether the server keeps connections, and answers on several at a time."""
+        return await self._client.acquaint("/spec")
 
     async def make(self, key: str, kwargs: Mapping[str, Any], *, timeout: float | None) -> Spaces:
         """Note the kwargs: they go with each reset."""
@@ -67,7 +75,12 @@ class HttpUpstream(Upstream):
     async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
         """Take a step."""
         encoded = encode_value(self._spec.action_space, action, binary=False)
-        reply = await self._post("/step", {"session_id": key, "action": encoded}, timeout)
+        status, reply = await self._client.call(
+            "POST", "/step", {"session_id": key, "action": encoded}, timeout=timeout
+        )
+        if status in _NO_SUCH_SESSION:
+            raise SessionUnknownError(f"POST /step answered {status}: {detail_of(reply)}")
+        reply = _answer("POST /step", status, reply)
         observation = _observation(self._spec.observation_space, reply)
         return read_outcome(observation, read_info(reply), reply)
 
@@ -102,7 +115,7 @@ def _answer(call: str, status: int, reply: Any, *, empty: bool = False) -> dict[
     if not 200 <= status < 300:
         if isinstance(reply, dict) and reply.get("code") == "env_error":
             raise EnvironmentRaised(str(reply.get("error_class", "Error")), detail_of(reply))
-        raise UpstreamError(f"{call} answered {status}: {detail_of(reply)}")
+        raise UpstreamError(f"{call} answered {status}: {detail_of(reply)}", unsent=status in _LATER)
     if isinstance(reply, dict):
         return reply
     if empty and reply is None:

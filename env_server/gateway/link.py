@@ -12,6 +12,7 @@ from typing import Any
 
 from clients.caller import Caller
 from clients.connection import Connection, Reply
+from clients.protocol.arrays import EncodeError
 from clients.protocol.errors import ProblemError
 from clients.transport import ConnectionLost
 from env_server.pending import Pending
@@ -84,7 +85,11 @@ class Link:
         if connection is None:
             raise ConnectionLost(f"there is no connection to {self._pool.url}")
         deadline = self._loop.time() + _ANSWER_S
-        return (await connection.request(fields, deadline, self._pool.max_request_bytes)).payload
+        try:
+            reply = await connection.request(fields, deadline, self._pool.max_request_bytes)
+        except EncodeError as error:
+            raise _not_passed_on(error) from error
+        return reply.payload
 
     def close(self) -> None:
         """Connect no more."""
@@ -126,7 +131,7 @@ class Link:
         frame = {"op": "batch", "ops": [passage.fields for passage in passages]}
         future = self._request(connection, frame)
         if isinstance(future, ProblemError):
-            # Too large for one frame.
+            # Too large for one frame, or one of them cannot be passed on.
             half = len(passages) // 2
             self._send_batch(connection, passages[:half])
             self._send_batch(connection, passages[half:])
@@ -141,6 +146,8 @@ class Link:
             return connection.request(frame, deadline, self._pool.max_request_bytes)
         except ProblemError as problem:
             return problem
+        except EncodeError as error:
+            return _not_passed_on(error)
         except ConnectionLost as error:
             failed: asyncio.Future[Reply] = self._loop.create_future()
             failed.set_exception(error)
@@ -206,3 +213,7 @@ def _error_of(future: "asyncio.Future[Reply]") -> Exception | None:
     if error is None or isinstance(error, Exception):
         return error
     raise error
+
+
+def _not_passed_on(error: EncodeError) -> ProblemError:
+    return ProblemError("invalid_request", f"this call cannot be passed on: it {error}")

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from clients.protocol.errors import ProblemError
 from clients.protocol.values import encode_value
 from env_server.gateway.dialogue import Dialogue
-from env_server.gateway.http_client import TargetClient, detail_of
+from env_server.gateway.http_client import TargetClient, TargetLimits, detail_of
 from env_server.gateway.openenv_messages import CLOSE, STATE, OpenEnvMessages, OpenEnvRefused, read_data
 from env_server.gateway.targets import Target
 from env_server.gateway.upstream import EnvironmentSpec, Upstream, UpstreamError
@@ -29,7 +29,7 @@ class OpenEnvUpstream(Upstream):
     Args:
         target: Where it is.
         token: Bearer token.
-        max_reply_bytes: Larger replies are refused.
+        limits: How large a reply, and how many connections.
         action_field: The field of an action that a text is for, where the schema leaves that open.
         observation_field: The field of an observation that is the text, likewise.
     """
@@ -38,16 +38,16 @@ class OpenEnvUpstream(Upstream):
         self,
         target: Target,
         token: str | None,
-        max_reply_bytes: int,
+        limits: TargetLimits,
         *,
         action_field: str | None = None,
         observation_field: str | None = None,
     ) -> None:
         self._target = target
         self._token = token
-        self._limit = max_reply_bytes
+        self._limit = limits.max_reply_bytes
         self._fields = (action_field, observation_field)
-        self._client = TargetClient(target, token, max_reply_bytes)
+        self._client = TargetClient(target, token, limits)
         self._spec = EnvironmentSpec()
         self._messages = OpenEnvMessages(None, False, None, None)
         self._sessions: dict[str, Dialogue] = {}

@@ -53,6 +53,11 @@ async def probe(upstream: Upstream, *, spec_only: bool = False) -> tuple[Environ
             await _probe_verifier(upstream, report)
         else:
             await _probe_episode(upstream, spec, report)
+        found = await _ask(report, "connections", upstream.acquaint())
+        if found is not None:
+            report[-1] = Check("connections", True, found)
+        else:
+            report.pop()
     except _Stop:
         pass
     failed = [check for check in report if not check.ok]

@@ -13,6 +13,7 @@ from env_server.catalog import Catalog, CatalogEntry
 from env_server.context import Context
 from env_server.fields import own_fields, refuse_fields
 from env_server.gateway.gem_upstream import GemUpstream
+from env_server.gateway.http_client import TargetLimits
 from env_server.gateway.http_upstream import HttpUpstream
 from env_server.gateway.lineage import Lineage
 from env_server.gateway.node import Node, Nodes
@@ -53,6 +54,7 @@ class Registering:
         self._catalog = catalog
         self._registry = registry
         self._rules = TargetRules(settings.allow_network)
+        self._limits = TargetLimits(settings.max_reply_bytes, settings.max_upstream_connections)
         self._looking_at: Counter[str] = Counter()
         self._connect: Mapping[str, _Connect] = {
             "http": self._connect_http,
@@ -204,20 +206,20 @@ class Registering:
             raise ProblemError("env_exists", f"{env_id} is an environment of this server: use another env_id")
 
     def _connect_http(self, request: RegisterRequest, target: Target) -> Upstream:
-        return HttpUpstream(target, request.token, self._settings.max_reply_bytes)
+        return HttpUpstream(target, request.token, self._limits)
 
     def _connect_openenv(self, request: RegisterRequest, target: Target) -> Upstream:
         return OpenEnvUpstream(
             target,
             request.token,
-            self._settings.max_reply_bytes,
+            self._limits,
             action_field=request.action_field,
             observation_field=request.observation_field,
         )
 
     def _connect_gem(self, request: RegisterRequest, target: Target) -> Upstream:
         env_id = request.upstream_env_id or request.env_id
-        return GemUpstream(target, env_id, request.token, self._settings.max_reply_bytes)
+        return GemUpstream(target, env_id, request.token, self._limits)
 
 
 def catalog_entry(registration: Registration, registry: Registry, settings: Settings) -> CatalogEntry:

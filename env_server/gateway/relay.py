@@ -165,6 +165,10 @@ class Relay:
         """Take a node's answer down, and pass it on."""
         session = operation.session
         op = operation.op
+        if type(reply) is not dict:
+            kind = type(reply).__name__
+            self.finish(operation, ProblemError("upstream_error", f"{op} is answered with {kind}"))
+            return
         noted: Arguments | None = None
         try:
             if self._confirming is not None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from clients.protocol.errors import RETRY_LATER, ProblemError
@@ -10,6 +11,7 @@ from clients.transport import ConnectionLost
 from env_server.auth import Caller, Tokens
 from env_server.catalog import Catalog
 from env_server.gateway.farewell import Farewell
+from env_server.gateway.moves import Moves
 from env_server.gateway.node import Node, Nodes
 from env_server.gateway.registry import Registration, Registry
 from env_server.gateway.relayed import UNREADABLE, RelayedSession
@@ -40,6 +42,7 @@ class Relocation:
         nodes: The nodes.
         farewell: How sessions end.
         metrics: Where sessions that go on elsewhere are counted.
+        moves: Where sessions live that their ids say to be elsewhere.
         shared: How sessions are found that all gateways know of, if they share a journal.
     """
 
@@ -53,8 +56,10 @@ class Relocation:
         nodes: Nodes,
         farewell: Farewell,
         metrics: Metrics,
+        moves: Moves,
         shared: SharedRelocation | None,
     ) -> None:
+        self._moves = moves
         self._shared = shared
         self._metrics = metrics
         self._settings = settings
@@ -144,6 +149,7 @@ class Relocation:
             node.close_session(upstream_id)
             self._registry.released(home)
             raise session_gone(session.session_id, self._sessions.end_reason(session.session_id) or "closed")
+        self._moves.moved(session.session_id, node.key, upstream_id)
         session.node.abandoned.append(session.upstream_id)
         self._registry.released(session.home)
         session.live_at(home, node, upstream_id, process)
@@ -206,9 +212,11 @@ class Relocation:
         name = parse_session_name(session_id)
         if name is None or self._owner(caller, name) is None:
             return False
-        node = self._nodes.find(name.node)
+        key, upstream_id = self._moves.place(session_id) or (name.node, name.upstream_id)
+        self._moves.ended(session_id)
+        node = self._nodes.find(key)
         if node is not None:
-            node.close_session(name.upstream_id)
+            node.close_session(upstream_id)
         return node is not None
 
     def _owner(self, caller: Caller, name: SessionName) -> Caller | None:
@@ -218,6 +226,9 @@ class Relocation:
     async def _adopt(self, owner: Caller, session_id: str, name: SessionName) -> RelayedSession:
         if self._shared is not None:
             return await self._adopt_shared(self._shared, owner, session_id, name)
+        moved = self._moves.place(session_id)
+        if moved is not None:
+            name = replace(name, node=moved[0], upstream_id=moved[1])
         node = await self._find(session_id, name)
         described = await self._ask(node, session_id, name, "session")
         home = self._registry.at_node(node, str(described.get("env_id")))
@@ -245,8 +256,8 @@ class Relocation:
             raise ProblemError("upstream_error", f"the session cannot be read: {error!r}") from error
         session.lingers = name.lingers
         # Where it has other gateways, no session of the node's goes on elsewhere. A gateway that is alone moves them,
-        # and does not know any more which ones it had moved when it was started anew.
-        session.is_proven = home.has_other_gateways
+        # and unless it keeps a list does not know any more which ones when it was started anew.
+        session.is_proven = home.has_other_gateways or self._moves.are_kept
         self._sessions.reserve(owner, 1)
         self._registry.took(home)
         self._sessions.add(session)

@@ -44,6 +44,7 @@ _HOLDER_BYTES = 8
 _ANSWER_S = 2.0
 _CONNECTIONS = 8
 _MOST_WRITES = 1024
+_MOST_BYTES = 4 * 1024 * 1024
 _FIRST_PAUSE_S = 0.05
 _MAX_PAUSE_S = 1.0
 # How long it is remembered that a session has ended, and how much longer than a session lives it is kept.
@@ -140,7 +141,7 @@ class SharedJournal:
     async def _flush(self) -> None:
         try:
             while self._queue:
-                writes, self._queue = self._queue[:_MOST_WRITES], self._queue[_MOST_WRITES:]
+                writes = self._next_writes()
                 try:
                     arguments = [argument for write in writes for argument in write.arguments]
                     statuses = await self._run("write", [write.session_id for write in writes], arguments)
@@ -150,6 +151,17 @@ class SharedJournal:
                     write.done(status.decode())
         finally:
             self._flushing = None
+
+    def _next_writes(self) -> list[Write]:
+        """What goes out together: no more than the server takes in one call without keeping others waiting."""
+        count = size = 0
+        for write in self._queue[:_MOST_WRITES]:
+            size += sum(len(each) for each in write.arguments if isinstance(each, bytes))
+            if count and size > _MOST_BYTES:
+                break
+            count += 1
+        writes, self._queue = self._queue[:count], self._queue[count:]
+        return writes
 
     # -- sessions ------------------------------------------------------------------------------------------------
 
@@ -224,10 +236,14 @@ class SharedJournal:
         Raises:
             JournalAway: It is not known whether they are.
         """
-        arguments: list[Any] = [reason, _milliseconds(_GRAVE_S)]
-        arguments += ["" if generation is None else generation] * len(session_ids)
-        found = await self._run("close", session_ids, arguments)
-        return [(status.decode(), _text(node), _text(upstream_id)) for status, node, upstream_id in found]
+        ends: list[tuple[str, str, str]] = []
+        for first in range(0, len(session_ids), _MOST_WRITES):
+            some = session_ids[first : first + _MOST_WRITES]
+            arguments: list[Any] = [reason, _milliseconds(_GRAVE_S)]
+            arguments += ["" if generation is None else generation] * len(some)
+            for status, node, upstream_id in await self._run("close", some, arguments):
+                ends.append((status.decode(), _text(node), _text(upstream_id)))
+        return ends
 
     async def _status(self, command: str, session_id: str, arguments: Sequence[Any]) -> str:
         return cast(str, (await self._run(command, [session_id], arguments)).decode())

@@ -81,7 +81,7 @@ class Share(Passage):
                 self._refuse(step, _problem(result))
                 continue
             session.landed()
-            results[position] = result
+            results[position] = {"ok": taken}
             answered += 1
             if session.incomplete:
                 relay.learn(session)
@@ -91,7 +91,8 @@ class Share(Passage):
     def refused(self, problem: ProblemError) -> None:
         """Look after each step by itself."""
         for step in self._steps:
-            self._refuse(step, problem)
+            # One of them may be what could not be passed on.
+            self._refuse(step, problem, by_itself=problem.code == "invalid_request" and len(self._steps) > 1)
         self._batch.complete()
 
     def lost(self, error: Exception, *, sent: bool) -> None:
@@ -100,8 +101,8 @@ class Share(Passage):
             self._again(step, lambda operation: operation.lost(error, sent=sent))
         self._batch.complete()
 
-    def _refuse(self, step: _Step, problem: ProblemError) -> None:
-        if problem.code == "too_large":
+    def _refuse(self, step: _Step, problem: ProblemError, *, by_itself: bool = False) -> None:
+        if by_itself or problem.code == "too_large":
             # It may be small enough by itself.
             link = step[1].node.link(self._binary)
             self._again(step, link.send)

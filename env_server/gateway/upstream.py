@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from gymnasium import Space
 
@@ -45,7 +45,22 @@ class EnvironmentSpec:
 
 
 class UpstreamError(Exception):
-    """A registered server failed: it cannot be reached, or answers too much or something else than it should."""
+    """A registered server failed: it cannot be reached, or answers too much or something else than it should.
+
+    Args:
+        message: What is wrong with it.
+        away: Whether it could not be reached.
+        unsent: Whether it certainly has not done what it was asked for.
+    """
+
+    def __init__(self, message: str, *, away: bool = False, unsent: bool = False) -> None:
+        super().__init__(message)
+        self.away = away
+        self.unsent = unsent
+
+
+class SessionUnknownError(UpstreamError):
+    """The server does not have the session any more."""
 
 
 class Upstream(ABC):
@@ -53,11 +68,20 @@ class Upstream(ABC):
 
     Every call may raise `UpstreamError`; those that run the environment also `EnvironmentRaised`, where the server says
     that it was the environment that failed, and `OperationTimeout`.
+
+    Attributes:
+        keeps_sessions: Whether the server has a session still after a call that it failed.
     """
+
+    keeps_sessions: ClassVar[bool] = False
 
     @abstractmethod
     async def spec(self) -> EnvironmentSpec:
         """What the server says of the environment."""
+
+    async def acquaint(self) -> str | None:
+        """What was found of the connections to the server, at the end of a probe; None if that is nothing."""
+        return None
 
     @abstractmethod
     async def make(self, key: str, kwargs: Mapping[str, Any], *, timeout: float | None) -> Spaces:

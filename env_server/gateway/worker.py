@@ -6,13 +6,14 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from env_server.gateway.registry import Registration, Registry
-from env_server.gateway.upstream import UpstreamError
+from env_server.gateway.registry import Registration, Registry, no_server
+from env_server.gateway.upstream import SessionUnknownError, UpstreamError
 from env_server.metrics import Metrics
 from env_server.workers.base import (
     EnvironmentRaised,
     EnvSource,
     OperationTimeout,
+    ServerFailed,
     ServerLost,
     Spaces,
     StepOutcome,
@@ -23,6 +24,10 @@ from env_server.workers.base import (
 
 # A server that is started again registers again within this time, as a rule.
 _PATIENCE_S = 15.0
+# What a server has not done, because it could not be reached or said later, is asked again for so long.
+_UNSENT_S = 5.0
+_FIRST_PAUSE_S = 0.1
+_SAFE_TO_REPEAT = frozenset({"reset", "verify"})
 _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
 
@@ -85,9 +90,10 @@ class RemoteWorker(Worker):
         """Score responses on the least loaded server."""
         home = await self._place(source.target)
         try:
-            return await self._measured("verify", home, lambda: home.upstream.verify(items, timeout=timeout))
+            return await self._tried("verify", home, lambda: home.upstream.verify(items, timeout=timeout))
         except UpstreamError as error:
-            self._registry.failed(home)
+            if error.away:
+                self._registry.failed(home)
             raise ServerLost(str(error), at_fault=True) from error
         finally:
             self._registry.released(home)
@@ -109,7 +115,7 @@ class RemoteWorker(Worker):
     async def _place(self, env_id: str) -> Registration:
         home = await self._registry.place(env_id, _PATIENCE_S)
         if home is None:
-            raise ServerLost(f"no registered server has {env_id} at present", at_fault=True)
+            raise no_server(env_id)
         return home
 
     def _home(self, key: str) -> Registration:
@@ -122,9 +128,12 @@ class RemoteWorker(Worker):
         self, op: str, key: str, home: Registration, call: Callable[[], Awaitable[_Result]]
     ) -> _Result:
         try:
-            return await self._measured(op, home, call)
+            return await self._tried(op, home, call)
         except UpstreamError as error:
-            self._registry.failed(home)
+            if error.away:
+                self._registry.failed(home)
+            if op != "make" and _is_kept(home, error):
+                raise ServerFailed(str(error)) from error
             self._forget(key, home)
             raise ServerLost(str(error), at_fault=True) from error
         except (OperationTimeout, asyncio.CancelledError):
@@ -132,6 +141,26 @@ class RemoteWorker(Worker):
             self._forget(key, home)
             self._close_later(key, home)
             raise
+
+    async def _tried(self, op: str, home: Registration, call: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Ask once more what is as good the second time, and for a while what the server has certainly not done.
+
+        A deterministic environment of a server that is away is better rebuilt, on a replica if there is one.
+        """
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + _UNSENT_S
+        pause_s = _FIRST_PAUSE_S
+        once_more = op in _SAFE_TO_REPEAT
+        while True:
+            try:
+                return await self._measured(op, home, call)
+            except UpstreamError as error:
+                waits = error.unsent and not (error.away and home.spec.deterministic)
+                if not (once_more or waits) or loop.time() + pause_s > give_up_at:
+                    raise
+            once_more = False
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
 
     async def _measured(self, op: str, home: Registration, call: Callable[[], Awaitable[_Result]]) -> _Result:
         began = time.perf_counter()
@@ -159,3 +188,12 @@ class RemoteWorker(Worker):
         if self._homes.get(key) is home:
             del self._homes[key]
             self._registry.released(home)
+
+
+def _is_kept(home: Registration, error: UpstreamError) -> bool:
+    """Whether a session goes on where it is: it cannot be rebuilt, and its server has it still."""
+    return (
+        home.upstream.keeps_sessions
+        and not home.spec.deterministic
+        and not isinstance(error, SessionUnknownError)
+    )

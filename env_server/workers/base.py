@@ -96,6 +96,10 @@ class ServerLost(WorkerLost):
     """A registered server failed, or none is there."""
 
 
+class ServerFailed(Exception):  # noqa: N818 - the name says what happened
+    """A registered server failed an operation, and has the environment still; whether it was done is not known."""
+
+
 class OperationTimeout(Exception):  # noqa: N818 - the name says what happened
     """The operation did not finish in time; its environment is gone."""
 
@@ -112,6 +116,11 @@ class Worker(ABC):
 
     def __init__(self) -> None:
         self.times = OperationTimes()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it can make no environment at present, for people; None if there is no reason."""
+        return None
 
     async def start(self) -> None:  # noqa: B027 - most workers have nothing to start
         """Get ready; called once before anything else."""

@@ -81,9 +81,11 @@ class ProcessWorker(Worker):
         return [child.pid for child in self._children()]
 
     @property
-    def starts_fail(self) -> bool:
-        """Whether the last child that was started ended before it was ready, and none is there."""
-        return self._failed_starts > 0 and not any(child.ready for child in self._children())
+    def trouble(self) -> str | None:
+        """Why no environment can be made: the last child to be started ended before it was ready, and none is there."""
+        if self._failed_starts > 0 and not any(child.ready for child in self._children()):
+            return "worker processes end before they are ready; the log says more"
+        return None
 
     # -- the pool ------------------------------------------------------------------------------------------------
 

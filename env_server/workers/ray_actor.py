@@ -13,6 +13,16 @@ from env_server.workers.ray_wire import UNANSWERED, Request, dump_requests, load
 # Two may wait at the actor for answers; one more is on its way, and what is asked for meanwhile goes with the next.
 _CALLS_IN_FLIGHT = 3
 _MAX_NUMBER = 2**32
+# What of an actor's time may be given away beforehand.
+_MOMENT_S = 0.1
+_SHORTEST_S = 1e-4
+# Enough that a child process never waits for the next one.
+_MOST_TOGETHER = 4
+_NEWEST = 0.2
+
+
+Beginning = tuple[str, str]
+"""An operation with which sessions begin, and the environment that it is on: what takes about as long each time."""
 
 
 class ActorLost(WorkerLost):
@@ -56,6 +66,7 @@ class RayActor:
         self.processes = processes
         self.environments: set[int] = set()
         self.scoring = 0
+        self.beginning = 0
         self.ready = False
         self.alive = True
         self.failed = False
@@ -64,6 +75,8 @@ class RayActor:
         self._loop = asyncio.get_running_loop()
         self.started = self.unneeded_since = self._loop.time()
         self.average = Average(self.started)
+        self._paces_s: dict[Beginning, float] = {}
+        self._ended_at = self.started
         self.where = "no node"
         self._cluster = cluster
         self._changed = changed
@@ -79,6 +92,31 @@ class RayActor:
     def load(self) -> int:
         """Operations that it has not answered."""
         return len(self._operations)
+
+    # -- beginning -----------------------------------------------------------------------------------------------
+
+    def has_turn(self, kind: Beginning) -> bool:
+        """Whether another environment may be made or reset here: what waits in a child process waits there to the end.
+
+        As many go together as begin in a moment, so that those that take long wait where another actor can have them,
+        and those that take next to nothing do not come one by one.
+        """
+        pace_s = self._paces_s.get(kind, _MOMENT_S)
+        together = min(_MOST_TOGETHER, int(_MOMENT_S / pace_s)) if pace_s > _SHORTEST_S else _MOST_TOGETHER
+        return self.ready and self.beginning < self.processes * max(1, together)
+
+    def begins(self) -> float:
+        """Note that an environment is about to be made or reset; gives when."""
+        self.beginning += 1
+        return self._loop.time()
+
+    def ended_beginning(self, kind: Beginning, began: float) -> None:
+        """Note that one has been, and how long others waited for it; longer than before counts at once."""
+        self.beginning -= 1
+        now = self._loop.time()
+        took, self._ended_at = now - max(began, self._ended_at), now
+        before = self._paces_s.get(kind, took)
+        self._paces_s[kind] = took if took > before else before + _NEWEST * (took - before)
 
     # -- asking --------------------------------------------------------------------------------------------------
 

@@ -75,6 +75,25 @@ class RayCluster:
             options["runtime_env"] = {"working_dir": os.fspath(self._working_dir)}
         ray.init(self._address, configure_logging=False, **options)
 
+    def look_at_node(self) -> "asyncio.Future[bool]":
+        """Ask whether the node that this process is connected through is there; Ray may take for ever to answer."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[bool] = loop.create_future()
+
+        def look() -> None:
+            try:
+                own = ray.get_runtime_context().get_node_id()
+                there = any(node["NodeID"] == own and node["Alive"] for node in ray.nodes())  # type: ignore[no-untyped-call]
+            except (RayError, OSError, RuntimeError):
+                there = False
+            # The loop may be closed by now: then nobody is left who needs to know.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(answer.set_result, there)
+
+        # A thread that hangs must not keep the server from ending.
+        threading.Thread(target=look, name="ray-node", daemon=True).start()
+        return answer
+
     def start_host(self, num_cpus: float, processes: int) -> Any:
         """Ask for an actor; gives its handle at once, wherever and whenever it starts."""
         return self._host.options(

@@ -2,13 +2,16 @@
 
 import asyncio
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from env_server.workers.base import OperationTimeout
-from env_server.workers.ray_actor import RayActor
+from env_server.workers.ray_actor import Beginning, RayActor
 from env_server.workers.ray_cluster import RayCluster
 from env_server.workers.ray_scaling import Average, ScalingPolicy
 
 _LOOK_EVERY_S = 1.0
+_LOOK_TIMEOUT_S = 5.0
 # How much the last second counts in the average of operations.
 _WEIGHT = 0.5
 # Sessions wait so long for an actor that starts, before they crowd those that are there.
@@ -39,7 +42,7 @@ class RayPool:
         self._policy = policy
         self._num_cpus = num_cpus
         self._making = 0
-        self._unscored = 0
+        self._waiting = 0
         self._queue = Average(asyncio.get_running_loop().time())
         self._operations = 0.0
         self._news = asyncio.Event()
@@ -48,6 +51,9 @@ class RayPool:
         self._resume_at = 0.0
         self._warned = False
         self._stopping = False
+        self._node_trouble: str | None = None
+        self._looking: asyncio.Future[bool] | None = None
+        self._looking_since = 0.0
 
     async def start(self) -> None:
         """Connect, and start the actors that there are always.
@@ -58,27 +64,66 @@ class RayPool:
         await self._cluster.connect()
         self._look()
 
+    @property
+    def trouble(self) -> str | None:
+        """Why no environment can be made at present; None if there is no reason."""
+        if self._node_trouble is not None:
+            return self._node_trouble
+        if self._failed_starts and not self._ready():
+            return "Ray actors end before they are ready; the log says more"
+        return None
+
     # -- choosing ------------------------------------------------------------------------------------------------
 
-    async def pick(self) -> RayActor:
-        """The actor for a new environment.
+    async def turn(self, kind: Beginning, here: RayActor | None = None) -> RayActor:
+        """The actor where an environment may be made, or begin an episode, now; `ends` takes that back.
+
+        Those that wait are a load for which actors are started, and go to whichever has room first.
+
+        Args:
+            kind: What is to be done there.
+            here: Where it is, if it is anywhere; there is better than elsewhere.
 
         Raises:
-            OperationTimeout: None was ready in time.
+            OperationTimeout: No actor was ready in time.
         """
-        self._making += 1
+        self._making += here is None
+        self._wait(1)
+        give_up_at = asyncio.get_running_loop().time() + self._policy.start_timeout_s
         try:
-            async with asyncio.timeout(self._policy.start_timeout_s):
+            async with asyncio.timeout_at(give_up_at) as limit:
                 while True:
                     self._grow()
-                    actor = self._roomiest()
+                    actor = self._with_turn(kind, here)
                     if actor is not None:
                         return actor
+                    # Those that are there come to it in the end; it would wait for as long in a child process.
+                    limit.reschedule(None if self._ready() else give_up_at)
                     await self._next_news()
         except TimeoutError:
             raise self._none_ready() from None
         finally:
-            self._making -= 1
+            self._making -= here is None
+            self._wait(-1)
+
+    @contextmanager
+    def ends(self, kind: Beginning, actor: RayActor) -> Iterator[RayActor]:
+        """Take a turn at an actor, and tell others when it is over."""
+        began = actor.begins()
+        try:
+            yield actor
+        finally:
+            actor.ended_beginning(kind, began)
+            self._news.set()
+
+    def _with_turn(self, kind: Beginning, here: RayActor | None) -> RayActor | None:
+        if here is None:
+            return self._roomiest(kind)
+        if here.has_turn(kind) or not here.alive:
+            # Its end is told to whoever asks it for something.
+            return here
+        free = [actor for actor in self._ready() if actor.has_turn(kind)]
+        return min(free, key=_fullness, default=None)
 
     async def pick_scorer(self, scores_per_process: int) -> RayActor:
         """The ready actor that scores fewest responses, as soon as one scores few enough.
@@ -86,7 +131,7 @@ class RayPool:
         Raises:
             OperationTimeout: None was ready in time.
         """
-        self._wait_to_score(1)
+        self._wait(1)
         try:
             async with asyncio.timeout(self._policy.start_timeout_s) as limit:
                 while True:
@@ -102,7 +147,7 @@ class RayPool:
         except TimeoutError:
             raise self._none_ready() from None
         finally:
-            self._wait_to_score(-1)
+            self._wait(-1)
 
     def _none_ready(self) -> OperationTimeout:
         return OperationTimeout(
@@ -110,9 +155,9 @@ class RayPool:
             "(ray_num_cpus)"
         )
 
-    def _wait_to_score(self, change: int) -> None:
-        self._unscored += change
-        self._queue.change(self._unscored, asyncio.get_running_loop().time())
+    def _wait(self, change: int) -> None:
+        self._waiting += change
+        self._queue.change(self._waiting, asyncio.get_running_loop().time())
 
     def scored(self) -> None:
         """Note that an actor may have room for a response."""
@@ -134,14 +179,20 @@ class RayPool:
     def _wanted(self) -> int:
         sessions = sum(len(actor.environments) for actor in self.actors)
         wanted = self._policy.wanted(sessions + self._making, self._operations)
-        return max(1, wanted) if self._unscored else wanted
+        # Where none could be started, one more try says whether that is still so.
+        return max(1, wanted) if self._waiting or self._failed_starts else wanted
 
-    def _roomiest(self) -> RayActor | None:
-        """The actor with the fewest environments, unless one that starts is worth waiting for."""
-        kept = self._ready()[: self._wanted()]
-        if not kept:
+    def _roomiest(self, kind: Beginning) -> RayActor | None:
+        """The actor with the fewest environments that has a turn, unless one that starts is worth waiting for."""
+        ready = self._ready()
+        kept = ready[: self._wanted()]
+        # Those that are about to be released are better than none.
+        free = [actor for actor in kept if actor.has_turn(kind)] or [
+            actor for actor in ready if actor.has_turn(kind)
+        ]
+        if not free:
             return None
-        best = min(kept, key=lambda actor: (len(actor.environments), actor.load))
+        best = min(free, key=_fullness)
         now = asyncio.get_running_loop().time()
         starting = [now - actor.started for actor in self.actors if not actor.ready]
         full = (
@@ -169,12 +220,29 @@ class RayPool:
         now = loop.time()
         queues = [self._queue, *(actor.average for actor in self.actors)]
         self._operations = sum(queue.look(now, _WEIGHT) for queue in queues)
+        self._look_at_node(now)
         self._grow()
         self._shrink(now)
         self._warn(now)
         # Those that wait for an actor may have lost their patience.
         self._news.set()
         self._timer = loop.call_later(_LOOK_EVERY_S, self._look)
+
+    def _look_at_node(self, now: float) -> None:
+        """Ask Ray whether this process's own node is there: it takes long to tell actors' callers that it is not."""
+        looking = self._looking
+        if looking is not None and not looking.done():
+            if now - self._looking_since > _LOOK_TIMEOUT_S:
+                self._note_node("Ray does not answer")
+            return
+        if looking is not None:
+            self._note_node(None if looking.result() else "the Ray node of this process is gone")
+        self._looking, self._looking_since = self._cluster.look_at_node(), now
+
+    def _note_node(self, trouble: str | None) -> None:
+        if trouble is not None and trouble != self._node_trouble:
+            _log.error("%s", trouble)
+        self._node_trouble = trouble
 
     def _shrink(self, now: float) -> None:
         wanted = self._wanted()
@@ -228,3 +296,7 @@ class RayPool:
             self._timer.cancel()
         await asyncio.gather(*(actor.stop(_STOP_GRACE_S) for actor in list(self.actors)))
         await self._cluster.disconnect()
+
+
+def _fullness(actor: RayActor) -> tuple[int, int]:
+    return len(actor.environments), actor.load

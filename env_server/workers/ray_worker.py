@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import itertools
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,11 +39,13 @@ _KNOWN_SPACES = 256
 class _Place:
     """Where an environment is: its actor, its number there, and whether it has begun an episode there."""
 
-    __slots__ = ("actor", "number", "played")
+    __slots__ = ("actor", "kwargs", "number", "played", "source")
 
-    def __init__(self, actor: RayActor, number: int) -> None:
+    def __init__(self, actor: RayActor, number: int, source: EnvSource, kwargs: Mapping[str, Any]) -> None:
         self.actor = actor
         self.number = number
+        self.source = source
+        self.kwargs = kwargs
         self.played = False
 
 
@@ -50,7 +53,8 @@ class RayWorker(Worker):
     """Runs environments in child processes of Ray actors.
 
     A child that hangs or dies is its actor's business, which starts another one. An actor that dies is replaced; its
-    environments are gone. Where others have less to do, an environment goes there when its next episode begins.
+    environments are gone. Where others have less to do, an environment goes there when its next episode begins, and
+    also while that waits for its turn.
 
     Args:
         pool: The actors.
@@ -59,11 +63,17 @@ class RayWorker(Worker):
     isolation = "process"
 
     def __init__(self, pool: RayPool) -> None:
+        super().__init__()
         self._pool = pool
         self._places: dict[str, _Place] = {}
         self._deaths: Counter[str] = Counter()
         self._numbers = itertools.count(1)
         self._space = functools.lru_cache(maxsize=_KNOWN_SPACES)(_read_space)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why no environment can be made at present."""
+        return self._pool.trouble
 
     async def start(self) -> None:
         """Connect to the cluster.
@@ -80,15 +90,9 @@ class RayWorker(Worker):
     ) -> Spaces:
         """Build an environment under a key, in the actor that holds the fewest."""
         self._let_go(key)
-        actor = await self._pool.pick()
-        number = next(self._numbers)
-        self._places[key] = _Place(actor, number)
-        actor.environments.add(number)
-        try:
-            action, observation = await self._run(key, "make", source, kwargs, timeout=timeout)
-        except EnvironmentRaised:
-            self._forget(key)
-            raise
+        kind = "make", source.target
+        with self._pool.ends(kind, await self._pool.turn(kind)) as actor:
+            action, observation = await self._make_at(actor, key, source, kwargs, timeout)
         return self._space(orjson.dumps(action)), self._space(orjson.dumps(observation))
 
     async def reset(
@@ -99,8 +103,13 @@ class RayWorker(Worker):
         if place.played and self._pool.could_move(place.actor):
             self._let_go(key)
             raise WorkerLost("the environment goes to another actor")
-        place.played = True
-        observation, info = await self._run(key, "reset", seed, options, timeout=timeout)
+        kind = "reset", place.source.target
+        with self._pool.ends(kind, await self._pool.turn(kind, place.actor)) as actor:
+            if actor is not place.actor:
+                self._let_go(key)
+                await self._make_at(actor, key, place.source, place.kwargs, timeout)
+            self._find(key).played = True
+            observation, info = await self._run(key, "reset", seed, options, timeout=timeout)
         return observation, info
 
     async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
@@ -120,6 +129,23 @@ class RayWorker(Worker):
         self._let_go(key)
         self._deaths.pop(key, None)
 
+    async def _make_at(
+        self,
+        actor: RayActor,
+        key: str,
+        source: EnvSource,
+        kwargs: Mapping[str, Any],
+        timeout: float | None,
+    ) -> Any:
+        number = next(self._numbers)
+        self._places[key] = _Place(actor, number, source, kwargs)
+        actor.environments.add(number)
+        try:
+            return await self._run(key, "make", source, kwargs, timeout=timeout)
+        except EnvironmentRaised:
+            self._forget(key)
+            raise
+
     def _find(self, key: str) -> _Place:
         place = self._places.get(key)
         if place is None:
@@ -130,8 +156,11 @@ class RayWorker(Worker):
         place = self._find(key)
         actor, number = place.actor, place.number
         operation = actor.ask(op, (str(number), *arguments), environment=number, timeout=timeout)
+        began = time.perf_counter()
         try:
-            return await operation.future
+            result = await operation.future
+            self.times.ran[op].add(time.perf_counter() - began)
+            return result
         except asyncio.CancelledError:
             if self._places.get(key) is place:
                 actor.abandon(operation)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from env_server.pending import is_given_up
 from env_server.workers import boundary
 from env_server.workers.base import (
     EnvironmentRaised,
@@ -58,11 +59,6 @@ class _Home:
         environment, self.environment = self.environment, None
         if environment is not None:
             boundary.close(environment)
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _spaces(environment: boundary.Environment) -> Spaces:
@@ -147,7 +143,7 @@ class ThreadWorker(Worker):
             self._forget(key, home)
             raise
         except asyncio.CancelledError:
-            if not _is_cancelled():
+            if not is_given_up():
                 raise WorkerLost("the environment was closed") from None
             if self._homes.get(key) is home:
                 del self._homes[key]

@@ -8,10 +8,11 @@ from pydantic import Field
 
 from envs.code.boxes import operator_sandbox
 from envs.code.goals import Goal
-from envs.code.talks import Talk
+from envs.code.talks import SandboxEndedError, Talk
 from envs.code.turns import Turn, TurnEnv
 from envs.kwargs import RenderMode
 from envs.replies import fenced_blocks, fenced_lines, last_tagged, spoken
+from envs.reset_options import checked_options
 from envs.splits import SPLIT, Split, checked_split
 from sandbox.base import Sandbox
 
@@ -26,6 +27,7 @@ class SessionEnv(TurnEnv):
     """
 
     metadata: dict[str, Any] = TurnEnv.metadata | {
+        "reset_options": ["expert", "split"],
         "observation": "The task; then what the last block printed.",
         "actions": "A fenced block, which is run; `<answer>...</answer>` ends the episode.",
         "reward": "1 where the answer is right or the files are as they should be, else 0.",
@@ -82,14 +84,22 @@ class SessionEnv(TurnEnv):
     # -- turns ---------------------------------------------------------------------------------------------------
 
     def _begin(self, options: Mapping[str, Any]) -> str:
-        unknown = options.keys() - {"split"}
-        if unknown:
-            raise ValueError(f"there is no option {min(unknown)!r} here; the options are expert and split")
+        checked_options(self.metadata["reset_options"], options)
         self._goal = self._draw(checked_split(options.get("split", self._split)))
         self.close()
         return self._goal.question
 
     def _take(self, reply: str, *, last: bool) -> Turn:
+        try:
+            return self._done(reply)
+        except SandboxEndedError as ended:
+            # It is what the policy wanted, and no fault that would have the episode played again.
+            self.close()
+            return Turn(
+                f"[what you ran has ended the sandbox, and the task with it: {ended}]", terminated=True
+            )
+
+    def _done(self, reply: str) -> Turn:
         text = spoken(reply)
         blocks = [code for name, code in fenced_blocks(text) if name in self._blocks]
         # A person has but one line.

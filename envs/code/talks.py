@@ -15,6 +15,10 @@ from sandbox.limits import Limits
 _LONGEST_SESSION = 6 * 3600.0
 
 
+class SandboxEndedError(Exception):
+    """What was run in a session has ended the sandbox that it ran in, or keeps it from answering."""
+
+
 class Talk:
     """One of our own programs in a sandbox, from the first turn of an episode to its last.
 
@@ -37,13 +41,14 @@ class Talk:
             GraderFaultError: The sandbox is gone.
         """
         if not Lines(self._session, 0.0).send(data):
-            raise self._gone()
+            raise GraderFaultError(f"the sandbox session has not begun: {self._gone()}")
 
     def ask(self, data: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """Send a line and return what is answered.
 
         Raises:
-            GraderFaultError: There is no answer: the sandbox is gone.
+            SandboxEndedError: There is no answer, since what was run has ended the sandbox.
+            GraderFaultError: The sandbox failed.
         """
         lines = Lines(self._session, time.monotonic() + seconds)
         line = lines.receive() if lines.send(data) else b""
@@ -59,7 +64,7 @@ class Talk:
         """End all that runs in it."""
         self._session.close()
 
-    def _gone(self) -> GraderFaultError:
+    def _gone(self) -> SandboxEndedError:
         result = self._session.close()
         raise_faults(result)
-        return GraderFaultError(f"the sandbox session has ended ({result.outcome.value}): {result.detail}")
+        return SandboxEndedError(f"{result.outcome.value}: {result.detail}")

@@ -29,6 +29,7 @@ class CountdownEnv(TextGame[str]):
     """
 
     metadata: dict[str, Any] = TextGame.metadata | {
+        "reset_options": ["expert", "numbers", "split", "target"],
         "description": "Make a target out of given numbers with + - * / and parentheses.",
         "observation": "The numbers, the target, and the attempts so far with their values.",
         "actions": "One expression with the numbers, `+ - * /` and parentheses.",

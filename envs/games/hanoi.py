@@ -24,6 +24,7 @@ class TowerOfHanoiEnv(TextGame[tuple[int, int]]):
     """
 
     metadata: dict[str, Any] = TextGame.metadata | {
+        "reset_options": ["expert", "pegs", "split"],
         "description": "Bring all disks to peg C, one at a time, none on a smaller one.",
         "observation": "The three pegs with their disks.",
         "actions": "Two pegs, from and to: `A C`.",

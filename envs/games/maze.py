@@ -27,6 +27,7 @@ class MazeEnv(GridGame):
     """
 
     metadata: dict[str, Any] = GridGame.metadata | {
+        "reset_options": ["expert", "split"],
         "description": "Find the way through a maze.",
         "observation": "The maze as a map, or your cell, the goal and the open ways, as `show` says.",
         "actions": "`Up`, `Down`, `Left` or `Right`.",

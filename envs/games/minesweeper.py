@@ -25,6 +25,7 @@ class MinesweeperEnv(TextGame[tuple[str, int]]):
     """
 
     metadata: dict[str, Any] = TextGame.metadata | {
+        "reset_options": ["expert", "split"],
         "description": "Open all cells without mines.",
         "observation": "The field: numbers of mines around open cells, covered cells and flags.",
         "actions": "`reveal ROW COLUMN` or `flag ROW COLUMN`.",

@@ -35,6 +35,7 @@ class SudokuEnv(TextGame[tuple[int, int]]):
     """
 
     metadata: dict[str, Any] = TextGame.metadata | {
+        "reset_options": ["expert", "puzzle", "split"],
         "description": "Fill a grid so that each number stands once in every row, column and box.",
         "observation": "The grid, and what stands twice in a row, column or box, if anything does.",
         "actions": "Row, column and number: `1 2 3`.",

@@ -55,6 +55,7 @@ class SokobanEnv(GridGame):
     """
 
     metadata: dict[str, Any] = GridGame.metadata | {
+        "reset_options": ["expert", "level", "level_index", "split"],
         "description": "Push every box onto a target; boxes cannot be pulled.",
         "observation": (
             "The board, row by row, in the symbols of the `vocabulary`; the instruction explains them."

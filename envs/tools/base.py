@@ -12,9 +12,10 @@ from pydantic import Field
 
 from clients.protocol.spaces import UnicodeText
 from envs.kwargs import DeclaredKwargs, OneOf, RenderMode
+from envs.reset_options import checked_options
 from envs.tools.calls import Reading, ToolCall, read_calls
 from envs.tools.formats.table import FORMATS, format_named
-from envs.tools.tool import Toolbox, ToolResult, text_of_tools
+from envs.tools.tool import Toolbox, ToolResult, shortened, text_of_tools
 
 CallFormat = Annotated[str, OneOf(*FORMATS), Field(description="How the policy writes calls.")]
 CallsPerTurn = Annotated[int, Field(ge=1, le=64, description="Calls that one reply may hold.")]
@@ -57,6 +58,7 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     """
 
     metadata: dict[str, Any] = {
+        "reset_options": ["expert"],
         "observation": "The results of the calls, or what a reply without calls led to.",
         "actions": "Calls of tools in the `call_format`, or text.",
         "reward": (
@@ -148,10 +150,10 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     ) -> tuple[str, dict[str, Any]]:
         """Begin an episode. All tool environments take the option `expert`."""
         super().reset(seed=seed)
-        options = options or {}
-        self._expert = bool(options.get("expert", False))
+        given = checked_options(self.metadata["reset_options"], options)
+        self._expert = given.get("expert", False)
         self._steps = self._invalid_turns = self._calls = self._errors = 0
-        self._shown = self._begin(options)
+        self._shown = self._begin(given)
         info = self._info(success=False, valid=True, reward=0.0, penalty=0.0)
         if self._written_instruction is None:
             self._written_instruction = self._instruction()
@@ -186,7 +188,7 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
             result = self._run_call(call)
             self._calls += 1
             self._errors += result.error
-            results.append(result.text)
+            results.append(shortened(result.text))
         messages = self._results(calls, results)
         text = "\n".join(
             self.call_format.show_result(call.name, result)

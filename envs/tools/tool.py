@@ -12,6 +12,7 @@ from referencing.exceptions import Unresolvable
 from envs.tools.calls import Schemas, ToolCall
 
 _MAX_REASON = 300
+_MOST_SHOWN = 100_000
 
 
 class ToolError(Exception):
@@ -57,6 +58,15 @@ class ToolResult:
 
     text: str
     error: bool = False
+
+
+def shortened(text: str) -> str:
+    """Return a result as a policy is shown it: of one that is too long for any context, the begin and the end."""
+    left_out = len(text) - _MOST_SHOWN
+    if left_out <= 0:
+        return text
+    half = _MOST_SHOWN // 2
+    return f"{text[:half]}\n[{left_out} characters are left out]\n{text[-half:]}"
 
 
 class Toolbox:

@@ -40,6 +40,7 @@ class ToolUseEnv(ToolEnv):
     """
 
     metadata: dict[str, Any] = ToolEnv.metadata | {
+        "reset_options": ["expert", "split"],
         "reply": {"answer": True},
         "description": "Answer generated questions with a calculator, search, a key-value store and dates.",
         "observation": "The question; then the results of the calls.",

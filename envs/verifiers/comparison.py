@@ -93,14 +93,18 @@ def compare(gold: str, answer: str, *, rounding: int = 6, percent_asked: bool | 
         return UNDECIDED
     if gold == answer and answer.isdigit():
         return Comparison(True, "equal_numbers")
-    if depth(gold) > _DEEPEST or depth(answer) > _DEEPEST:
+    if _is_deep(gold) or _is_deep(answer):
         return UNDECIDED
     return _compare(_read_reference(gold), _read(answer), rounding, percent_asked)
 
 
+def _is_deep(text: str) -> bool:
+    return len(text) > _DEEPEST and depth(text) > _DEEPEST
+
+
 def is_exact(reference: str) -> bool:
     """Whether a reference is a number, a list or matrix of them, or words: what is compared without a search."""
-    if len(reference) > _LONGEST or depth(reference) > _DEEPEST:
+    if len(reference) > _LONGEST or _is_deep(reference):
         return False
     return _is_exact(_read_reference(reference))
 

@@ -97,6 +97,8 @@ def read_value(text: str) -> Value:
 
 def _written_otherwise(text: str) -> Fraction | None:
     """Return a number that is written with a power of ten, or with decimals that repeat; None if it is none such."""
+    if "." not in text and "e" not in text and "E" not in text:
+        return None
     match = _SCIENTIFIC.fullmatch(text)
     if match is not None:
         return _bounded(_of(Fraction(match[1]) * Fraction(10) ** int(match[2]))).get((1, 0), Fraction(0))

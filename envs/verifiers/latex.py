@@ -62,6 +62,7 @@ _LEAD_IN = re.compile(
 _LABEL = re.compile(r"\s*[a-zA-Z][a-zA-Z ]{1,30}:\s*(?=[$\\\d(-])")
 # Points that belong to a number.
 _GOES_ON = re.compile(r"\.\d{3,60}\.\.\.$")
+_LONGEST_GOING_ON = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +110,22 @@ def without_lead_in(text: str, *, labels: bool = False) -> str:
 
 def _trimmed(text: str) -> str:
     text = text.strip().strip("*_").strip()
-    while text.endswith((".", ",", ";", ":")) and len(text) > 1 and _GOES_ON.search(text) is None:
-        text = text[:-1].rstrip()
+    end = len(text)
+    while end > 1 and text[end - 1] in ".,;:" and not _goes_on(text, end):
+        end -= 1
+        while end and text[end - 1].isspace():
+            end -= 1
+    text = text[:end]
     if len(text) > 2 and text[0] == text[-1] == "$":
         text = text.strip("$").strip()
     return text
+
+
+def _goes_on(text: str, end: int) -> bool:
+    """Whether the points before a place belong to a number, such as `0.333...`."""
+    if text[end - 4 : end - 3].isdigit() and text.startswith("...", end - 3):
+        return _GOES_ON.search(text, max(0, end - _LONGEST_GOING_ON), end) is not None
+    return False
 
 
 def _without_units(text: str) -> str:

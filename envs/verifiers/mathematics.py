@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal, cast
 
@@ -294,6 +295,8 @@ def _is_sentence(found: Found) -> bool:
     )
 
 
+# A reference is compared with the responses of a whole group, and again in later passes.
+@lru_cache(maxsize=1024)
 def _reference(gold: str) -> str | None:
     """Return the answer that a reference gives; None where that is not plain to see."""
     marked = _REFERENCE_MARK.search(gold)

@@ -17,6 +17,7 @@ _TRIES = 200
 _LARGEST_SEED = 2**31
 _FULL = 1.0 - 1e-9
 _SHOWN = 60
+_LONGEST_ANSWER = 10_000
 _MISSING = "ReasoningGym-v0 needs reasoning-gym: pip install 'rollgym[reasoning-gym]'"
 
 
@@ -109,14 +110,16 @@ class ReasoningGymEnv(VerifierEnv):
         said = text.strip() if found is None else found.text
         if not said:
             return Verdict(0.0, "unparsable", "no_answer: the response gives none")
+        if len(said) > _LONGEST_ANSWER:
+            return Verdict(
+                0.0, "unparsable", f"no_such_answer: it is longer than {_LONGEST_ANSWER} characters"
+            )
         try:
             result = self._call({**named, "answer": said})
-            if "raised" in result:
-                return self._refused(named, task, str(result["raised"]))
-        except TimeoutError as late:
-            return Verdict(0.0, "timeout", f"scoring_timeout: {late}")
-        except (RuntimeError, ValueError) as failed:
-            return Verdict(0.0, "error", f"scoring_failed: {failed}")
+        except (TimeoutError, RuntimeError, ValueError) as failed:
+            return self._blamed(named, task, failed)
+        if "raised" in result:
+            return self._blamed(named, task, RuntimeError(f"the scorer raised {result['raised']}"))
         score = min(1.0, max(0.0, float(result["score"])))
         shown = said if len(said) <= _SHOWN else f"{said[: _SHOWN - 3]}..."
         if score >= _FULL:
@@ -127,12 +130,21 @@ class ReasoningGymEnv(VerifierEnv):
         """Give the process back."""
         self._share.close()
 
-    def _refused(self, named: Mapping[str, Any], task: Mapping[str, Any], raised: str) -> Verdict:
-        """Tell whose fault it is that a scorer raised: it is the scorer's where it raises on its own answer, too."""
+    def _blamed(self, named: Mapping[str, Any], task: Mapping[str, Any], failed: Exception) -> Verdict:
+        """Tell whose fault it is that there is no score: the response's, where another answer of this task has one.
+
+        That is the task's own answer, or where there is none, an empty one.
+        """
         own = task.get("answer")
-        if isinstance(own, str) and "raised" not in self._call({**named, "answer": own}):
-            return Verdict(0.0, "unparsable", f"no_such_answer: the scorer raised {raised}")
-        return Verdict(0.0, "error", f"scorer_raised: {raised}")
+        try:
+            other = self._call({**named, "answer": own if isinstance(own, str) else ""})
+        except TimeoutError as late:
+            return Verdict(0.0, "timeout", f"scoring_timeout: {late}")
+        except (RuntimeError, ValueError) as error:
+            return Verdict(0.0, "error", f"scoring_failed: {error}")
+        if "raised" in other:
+            return Verdict(0.0, "error", f"scorer_raised: {failed}")
+        return Verdict(0.0, "unparsable", f"no_such_answer: {failed}")
 
     def _named(self, fields: Mapping[str, Any]) -> dict[str, Any] | str:
         """Return what names a task, or what is wrong with it."""

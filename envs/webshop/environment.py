@@ -10,6 +10,7 @@ from pydantic import Field
 from clients.protocol.spaces import UnicodeText
 from envs.kwargs import OPERATOR, DeclaredKwargs, OneOf, RenderMode
 from envs.profiles import reply_format, said_actions
+from envs.reset_options import checked_options
 from envs.splits import SPLIT, Split, checked_split
 from envs.text_game import StepLimit
 from envs.webshop.cache import open_catalogue
@@ -41,6 +42,7 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     """
 
     metadata: dict[str, Any] = {
+        "reset_options": ["expert", "goal_index", "labels", "split"],
         "render_modes": ["ansi"],
         "render_fps": 1,
         "kind": "episodic",
@@ -59,7 +61,6 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
             "price that it has, from 0 to 1. Success is 1."
         ),
         "max_episode_steps": 15,
-        "action_labels": True,
     }
 
     def __init__(
@@ -160,10 +161,10 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     ) -> tuple[str, dict[str, Any]]:
         """Begin a visit. Options are `goal_index`, `split`, `expert` and `labels`, for people who play."""
         super().reset(seed=seed)
-        options = options or {}
-        index = options.get("goal_index")
+        given = checked_options(self.metadata["reset_options"], options)
+        index = given.get("goal_index")
         if index is None:
-            among = goal_range(len(self._goals), checked_split(options.get("split", self._split)))
+            among = goal_range(len(self._goals), checked_split(given.get("split", self._split)))
             index = self._goals.draw(self.np_random, among, by_weight=self._by_weight)
         elif not isinstance(index, int) or not 0 <= index < len(self._goals):
             raise ValueError(
@@ -172,8 +173,8 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
         self._goal_index = index
         self._shop = self._visit(index)
         anywhere = self.wording.search_anywhere
-        self._expert = Expert(self._shop, search_anywhere=anywhere) if options.get("expert", False) else None
-        self._labels = bool(options.get("labels", False))
+        self._expert = Expert(self._shop, search_anywhere=anywhere) if given.get("expert", False) else None
+        self._labels = bool(given.get("labels", False))
         self._steps = self._invalid = 0
         self._last = ""
         info = self._info(valid=True, penalty=0.0)

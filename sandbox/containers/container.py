@@ -19,6 +19,7 @@ from sandbox.languages import ENVIRONMENT, Toolchain
 from sandbox.limits import Limits
 from sandbox.outcomes import Facts, Stop, classify
 from sandbox.result import Guarantees, Outcome, RunResult
+from sandbox.uploads import too_large
 
 _START_S = 60.0
 # The process in the container ends a run in time; a container where that does not happen is taken away.
@@ -169,13 +170,18 @@ class Container:
         parts = (*(content for _, content, _ in contents), order.stdin)
         self._send(RUN, json.dumps(message).encode(), *parts, deadline=time.monotonic() + _START_S)
 
-    def give_input(self, data: bytes, deadline: float) -> None:
-        """Send a session what it can read; waits for a program that does not read.
+    def give_input(self, data: bytes, deadline: float, held_until: float) -> None:
+        """Send a session what it can read; waits for a program that does not read, or is not read from.
+
+        Args:
+            data: What it can read.
+            deadline: When it must have been taken.
+            held_until: Until then no more output is taken than is kept for who reads it.
 
         Raises:
             ContainerLostError: If the container is gone, or does not take it.
         """
-        self._send(INPUT, data, deadline=deadline)
+        self._send(INPUT, data, deadline=deadline, held_until=held_until)
 
     def stop(self, deadline: float) -> None:
         """End a session's program.
@@ -232,9 +238,11 @@ class Container:
         with contextlib.suppress(*ENGINE_ERRORS):
             self._made.remove(force=True)
 
-    def _send(self, kind: int, payload: bytes, *parts: bytes, deadline: float) -> None:
+    def _send(
+        self, kind: int, payload: bytes, *parts: bytes, deadline: float, held_until: float = 0.0
+    ) -> None:
         try:
-            self._conversation.send(kind, payload, *parts, deadline=deadline)
+            self._conversation.send(kind, payload, *parts, deadline=deadline, held_until=held_until)
         except (ConversationEndedError, TimeoutError) as error:
             raise self._lost(error) from error
 
@@ -253,6 +261,8 @@ class Container:
     def _result(
         self, facts: Mapping[str, Any], stdout: bytes, stderr: bytes, files: dict[str, bytes], limits: Limits
     ) -> RunResult:
+        if facts["cause"] == "files":
+            return too_large(str(facts["refused"]))
         if facts["refused"]:
             outcome, detail = Outcome.SANDBOX_ERROR, f"the program could not be started: {facts['refused']}"
         else:

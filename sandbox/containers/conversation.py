@@ -13,6 +13,8 @@ _DOCKER_HEADER = struct.Struct(">BxxxI")
 _STANDARD_OUTPUT = 1
 _CHUNK = 256 * 1024
 _COMPLAINT_BYTES = 2000
+# Of what the other side has said and nobody has asked for.
+_KEPT_BYTES = 4 * 1024 * 1024
 _NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -35,8 +37,19 @@ class Conversation:
         self._complaint = b""
         self._ended = False
 
-    def send(self, kind: int, payload: bytes, *parts: bytes, deadline: float) -> None:
+    def send(
+        self, kind: int, payload: bytes, *parts: bytes, deadline: float, held_until: float = 0.0
+    ) -> None:
         """Send a frame and what follows it.
+
+        What comes meanwhile is taken, since who does not read may not be read from: the other side may wait for us to.
+
+        Args:
+            kind: Of the frame.
+            payload: What is in it.
+            parts: What follows it.
+            deadline: When it must have got through.
+            held_until: Until then no more is taken than is kept; who writes and never reads is held back.
 
         Raises:
             TimeoutError: If it does not get through.
@@ -45,8 +58,12 @@ class Conversation:
         for part in (frame(kind, payload), *parts):
             view = memoryview(part)
             while view:
-                # Who does not read may not be read from: the other side may wait for us to.
-                self._wait(deadline, write=True)
+                if self.held >= _KEPT_BYTES and not self._can_write(min(deadline, held_until)):
+                    if time.monotonic() >= deadline:
+                        raise TimeoutError("the process in the container takes nothing more")
+                    self._wait(deadline, write=True)
+                elif self.held < _KEPT_BYTES:
+                    self._wait(deadline, write=True)
                 try:
                     view = view[self._socket.send(view[:_CHUNK]) :]
                 except _NOT_YET:
@@ -105,6 +122,16 @@ class Conversation:
         lines = self._complaint.decode(errors="replace").strip().splitlines()
         return ConversationEndedError(lines[-1] if lines else "the container has ended")
 
+    @property
+    def held(self) -> int:
+        """Bytes that have come and that nobody has asked for."""
+        return len(self._raw) + len(self._received)
+
+    def _can_write(self, deadline: float) -> bool:
+        poller = select.poll()
+        poller.register(self._socket, select.POLLOUT)
+        return bool(poller.poll(max(0.0, deadline - time.monotonic()) * 1000))
+
     def _wait(self, deadline: float, *, write: bool = False) -> None:
         """Wait until something can be read, or written; takes what can be read."""
         poller = select.poll()
@@ -121,7 +148,10 @@ class Conversation:
             # TLS may hold more than a look at the socket tells.
             while data := self._socket.recv(_CHUNK):
                 self._raw += data
-            self._ended = True
+                if len(self._raw) > _KEPT_BYTES and not getattr(self._socket, "pending", int)():
+                    break
+            else:
+                self._ended = True
         except _NOT_YET:
             pass
         except OSError:

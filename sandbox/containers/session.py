@@ -9,6 +9,7 @@ from sandbox.containers.pool import Loan
 from sandbox.result import Outcome, RunResult
 
 _LATE_S = 10.0
+_KEPT_BYTES = 4 * 1024 * 1024
 
 
 class ContainerSession:
@@ -28,19 +29,11 @@ class ContainerSession:
         self._order = order
         self._compiling = compiling
         self._give_back = give_back
+        self._ends = time.monotonic() + order.limits.wall_seconds
         # By then the program has been ended, and what it has not read is thrown away.
-        self._latest = time.monotonic() + order.limits.wall_seconds + _LATE_S
+        self._latest = self._ends + _LATE_S
         self._unread = bytearray()
         self._result: RunResult | None = None
-
-    @classmethod
-    def of_result(cls, result: RunResult) -> "ContainerSession":
-        """A session that has ended before it has begun."""
-        session = cls.__new__(cls)
-        session._loan = None
-        session._unread = bytearray()
-        session._result = result
-        return session
 
     @property
     def alive(self) -> bool:
@@ -53,7 +46,7 @@ class ContainerSession:
         if not self.alive or self._loan is None:
             raise BrokenPipeError("the program has ended")
         try:
-            self._loan.container.give_input(data, self._latest)
+            self._loan.container.give_input(data, self._latest, held_until=self._ends)
         except ContainerLostError as error:
             self._lose(error)
             raise BrokenPipeError(str(error)) from error
@@ -77,16 +70,21 @@ class ContainerSession:
             except ContainerLostError as error:
                 self._lose(error)
             while self._result is None and time.monotonic() < deadline:
-                self._look(deadline)
+                self._look(deadline, discards=True)
         if self._result is None:
             # It goes with its container.
             self._finish(RunResult(outcome=Outcome.OK, detail="it was closed", compiling=self._compiling))
         assert self._result is not None
         return self._result
 
-    def _look(self, deadline: float) -> None:
-        """Take the news that there are; wait for some until the deadline."""
+    def _look(self, deadline: float, *, discards: bool = False) -> None:
+        """Take the news that there are; wait for some until the deadline.
+
+        While the program runs, no more output is taken than is kept: what nobody reads waits where it was written.
+        """
         while self._result is None and self._loan is not None:
+            if not discards and len(self._unread) >= _KEPT_BYTES and time.monotonic() < self._ends:
+                return
             try:
                 if not self._loan.container.has_news(deadline):
                     return
@@ -97,7 +95,7 @@ class ContainerSession:
             if isinstance(news, RunResult):
                 self._loan.ended(news)
                 self._finish(replace(news, compiling=self._compiling))
-            else:
+            elif not discards:
                 self._unread += news
                 deadline = time.monotonic()
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import orjson
@@ -12,7 +13,7 @@ import pytest
 
 from tests.support.client_server import ROOT, ServerProcess
 from tests.support.foreign_gem import Gem
-from tests.support.foreign_servers import ForeignServer, scripted
+from tests.support.foreign_servers import ForeignServer, plain, scripted
 from tests.support.processes import running
 from tests.support.scripted_openenv import refusing, scripted_openenv
 
@@ -56,33 +57,62 @@ def test_an_environment_comes_and_goes(gateway: ServerProcess, foreign: ForeignS
     assert (again.returncode, "register again" in again.stderr) == (1, True)
 
 
-def test_a_registration_that_is_kept_outlives_its_time(
-    gateway: ServerProcess, foreign: ForeignServer
-) -> None:
-    arguments = (
-        "Kept",
-        foreign.url,
-        "--protocol",
-        "http",
-        "--gateway",
-        gateway.url,
-        "--ttl-s",
-        "3",
-        "--keep",
-    )
-    keeping = command("register", *arguments)
-    with running(subprocess.Popen(keeping, cwd=ROOT, stdout=subprocess.PIPE, text=True)) as keeper:
-        assert keeper.stdout is not None
-        registration_id = keeper.stdout.readline().strip()
-        path = f"{gateway.url}/v1/registrations/{registration_id}/heartbeat"
-        first = httpx.post(path, json={}).json()["expires_at"]
-        with pytest.raises(subprocess.TimeoutExpired):
-            keeper.wait(5)
-        assert offered(gateway, "Kept")
-        assert httpx.post(path, json={}).json()["expires_at"] > first
-        keeper.send_signal(signal.SIGINT)
-        assert keeper.wait(20) == 0
-    assert not offered(gateway, "Kept")
+class ForgetfulGateway:
+    """A gateway whose registrations are over at once, and which may forget them, or be full."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, dict[str, str], bytes]] = []
+        self.calls: list[str] = []
+        self.registered = 0
+
+    def __call__(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        self.calls.append(path)
+        if path == "/v1/envs":
+            self.registered += 1
+            registration_id = f"r{self.registered}"
+            return plain(
+                {"registration_id": registration_id, "env_id": body["env_id"], "expires_at": 0.0}, 201
+            )
+        if path.endswith("/heartbeat"):
+            return self.answers.pop(0) if self.answers else plain({"expires_at": 0.0})
+        return 204, {}, b""
+
+    async def until(self, path: str) -> None:
+        async with asyncio.timeout(60):
+            while path not in self.calls:
+                await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+async def test_a_registration_is_kept_until_the_command_is_stopped(stop: signal.Signals) -> None:
+    gateway = ForgetfulGateway()
+    gateway.answers = [
+        plain({"expires_at": 0.0}),
+        plain({"code": "draining", "detail": "the gateway is starting"}, 503),
+        plain({"code": "unknown_registration", "detail": "there is no registration: register again"}, 404),
+    ]
+    async with scripted(gateway) as url:
+        keeping = command(
+            *("register", "Kept", "http://127.0.0.1:9", "--protocol", "http", "--gateway", url, "--keep")
+        )
+        # As a container starts it, or a shell in its background: SIGINT is ignored.
+        process = subprocess.Popen(  # noqa: ASYNC220
+            keeping,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        )
+        with running(process):
+            await gateway.until("/v1/registrations/r2/heartbeat")
+            process.send_signal(stop)
+            out, error = await asyncio.to_thread(process.communicate, timeout=60)
+    assert process.returncode == 0, error
+    assert gateway.calls[-1] == "/v1/registrations/r2"
+    assert out.splitlines() == ["r1", "r2", "Kept takes no new sessions any more"]
+    assert error.count("the gateway is starting; trying on") == 1
+    assert "Traceback" not in error
 
 
 def test_a_probe_needs_no_gateway(foreign: ForeignServer) -> None:

@@ -70,7 +70,7 @@ async def healthy(server: Server) -> None:
 async def test_half_a_request_is_not_waited_for(bounded: Server, part: bytes) -> None:
     async with raw(bounded) as (reader, writer):
         writer.write(part)
-        assert (await rest(reader)).startswith(b"HTTP/1.1 408 ")
+        assert is_problem(await rest(reader), 408, "invalid_request")
     await healthy(bounded)
 
 
@@ -126,9 +126,9 @@ async def test_a_slow_answer_is_no_slow_request(bounded: Server) -> None:
 async def test_heads_are_bounded(bounded: Server, head: bytes) -> None:
     async with raw(bounded) as (reader, writer):
         writer.write(head)
-        assert (await rest(reader)).startswith((b"HTTP/1.1 431 ", b"")), (
-            "or reset, where the rest was on its way"
-        )
+        answer = await rest(reader)
+        # Or it is reset, where the rest was on its way.
+        assert not answer or is_problem(answer, 431, "too_large")
     async with raw(bounded) as (reader, writer):
         writer.write(HEAD + b"X-Long: " + b"a" * 8_000 + b"\r\n\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
@@ -148,19 +148,60 @@ async def test_heads_of_large_bodies_are_small(bounded: Server) -> None:
         b"POST /v1/sessions/close HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}",
         b"POST /v1/sessions/close HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked, identity\r\n\r\n{}",
         b"POST /v1/sessions/close HTTP/1.1\r\nHost: x\r\nContent-Length : 2\r\n\r\n{}",
+        b"POST /v1/sessions/close HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+        b"POST /v1/sessions/close HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nhost: x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n\r\n",
+        b"GET /v1/ws HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n",
         b"GET /health HTTP/1.1\r\nHost: x\r\n folded: y\r\n\r\n",
         b"GET /health HTTP/1.1\r\nHost: x\r\nX: a\nY: b\r\n\r\n",
         b"GET /health\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     ],
-    ids=["two-lengths", "length-and-chunks", "chunks-not-last", "space", "folded", "bare-lf", "nul", "tls"],
+    ids=[
+        *("two-lengths", "length-and-chunks", "chunks-not-last", "space", "zipped-chunks", "two-codings"),
+        *("two-hosts", "one-host-twice", "no-host", "socket-without-host", "folded", "bare-lf", "nul", "tls"),
+    ],
 )
 async def test_what_two_parsers_could_read_differently_is_refused(bounded: Server, head: bytes) -> None:
     async with raw(bounded) as (reader, writer):
         writer.write(head)
         answer = await rest(reader)
         assert answer.startswith(b"HTTP/1.1 400 "), answer
-        assert answer.count(b"HTTP/1.1 ") == 1, "what follows is not taken for another request"
+        assert answer.count(b"HTTP/1.1 4") == 1, "what follows is not taken for another request"
+        assert is_problem(answer, 400, "invalid_request")
+
+
+def is_problem(answer: bytes, status: int, code: str) -> bool:
+    """Whether an answer is a problem as any other of the protocol."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    problem = json.loads(body)
+    return b"application/problem+json" in head and (problem["status"], problem["code"]) == (status, code)
+
+
+@pytest.mark.parametrize("after", [b"nonsense\r\n\r\n", HEAD + b"Host: y\r\n\r\n"])
+async def test_what_was_asked_before_is_answered_first(bounded: Server, after: bytes) -> None:
+    async with bounded.http() as client, raw(bounded) as (reader, writer):
+        made = (await client.post("/v1/sessions", json={"env_id": "SlowCount", "reset": {}})).json()
+        body = json.dumps({"action": "sleep 0.2"}).encode()
+        path = f"/v1/sessions/{made['session_id']}/step"
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body + after)
+        answer = await rest(reader)
+    first, _, second = answer.partition(b"HTTP/1.1 400 ")
+    assert first.startswith(b"HTTP/1.1 200 ")
+    assert b'"step":1' in first
+    assert is_problem(second, 400, "invalid_request")
+
+
+async def test_bodies_are_not_unpacked(bounded: Server) -> None:
+    async with bounded.http() as client:
+        for coding in ("gzip", "GZIP, identity", "br"):
+            headers = {"Content-Encoding": coding, "Content-Type": "application/json"}
+            answer = await client.post("/v1/sessions", content=b'{"env_id": "Count"}', headers=headers)
+            assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
 
 
 async def test_connections_are_bounded(bounded: Server) -> None:

@@ -47,6 +47,7 @@ def served(
             yield (stack.enter_context(Server(*SERVED, *_LIMITS, "--processes", processes)),)
 
 
+@pytest.mark.timeout(SECONDS / 3 + 120)
 async def test_whatever_happens_at_once_each_question_has_one_answer(
     served: tuple[Server, ...], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -77,13 +77,34 @@ def test_paths_are_taken_out(message: str) -> None:
     assert problem["message"] in problem["detail"]
 
 
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        (
+            "cannot read /srv/levels/x.txt because the level is too wide and the box a/b is not there",
+            "cannot read <path> because the level is too wide and the box a/b is not there",
+        ),
+        ("/srv/levels is missing, use and/or replace it", "<path> is missing, use and/or replace it"),
+        ("see '/srv/a b/x y.txt' and \"/etc/keys\" too", "see '<path>' and \"<path>\" too"),
+        ("C:\\Users\\me\\x.txt is gone / was moved", "<path> is gone / was moved"),
+    ],
+)
+def test_what_stands_beside_a_path_stays(message: str, shown: str) -> None:
+    assert environment_error(EnvironmentRaised("E", message)).extra["message"] == shown
+
+
 @pytest.mark.parametrize("message", ["x" * 10**6, "/a" * 500_000, "a/" * 500_000, "\\" * 10**6, "~/" * 10**6])
 def test_long_messages_are_cut_without_much_ado(message: str) -> None:
     assert len(environment_error(EnvironmentRaised("E", message)).extra["message"]) <= 500
 
 
 @pytest.mark.parametrize(
-    "message", ["1/2 of 3/4", "either/or", "https://example.org/a/b is a link", "a - b / c"]
+    "message",
+    [
+        *("1/2 of 3/4", "either/or", "https://example.org/a/b is a link", "a - b / c"),
+        "Left / Right / Up / Down are the actions, and / or none of them",
+        "write it as \\frac{1}{2} or \\sqrt{3}",
+    ],
 )
 def test_what_is_no_path_stays(message: str) -> None:
     assert environment_error(EnvironmentRaised("E", message)).extra["message"] == message

@@ -140,6 +140,29 @@ async def test_any_process_knows_what_another_was_asked(pair: ServerProcess) -> 
         assert await caller.sessions() == 2 * number
 
 
+@pytest.mark.parametrize("limit", [1, 2, 7])
+async def test_pages_hold_the_sessions_of_all_processes(pair: ServerProcess, limit: int) -> None:
+    async with calls(pair) as caller:
+        made: set[str] = set()
+        # The kernel deals connections to both, by chance.
+        while len(made) < 13 or len({each.partition(".")[0] for each in made}) < 2:
+            made.add((await make(caller, env_id="Inline"))["session_id"])
+        listed: list[str] = []
+        after = ""
+        while True:
+            page = await caller.call("GET", f"/v1/sessions?limit={limit}{after}")
+            found = [each["session_id"] for each in page["sessions"]]
+            listed += found
+            if "after" not in page:
+                break
+            assert len(found) == limit
+            after = f"&after={found[-1]}"
+        # Other tests leave sessions there.
+        assert made <= set(listed)
+        assert listed == sorted(set(listed))
+        assert len(listed) == await caller.sessions()
+
+
 async def test_any_process_knows_what_another_was_asked_before_it_was_killed(pair: ServerProcess) -> None:
     async with calls(pair) as caller:
         before = await caller.sessions()

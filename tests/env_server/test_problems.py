@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -239,6 +240,120 @@ async def test_a_reply_over_the_limit() -> None:
             assert ["ok" in result for result in results] == [True, False, True]
             assert results[1]["error"]["code"] == "too_large"
             assert results[2]["ok"]["step"] == 5, "what was asked for was done all the same"
+
+
+async def test_sessions_that_nobody_can_be_told_of_are_closed_again() -> None:
+    unsendable = ("--env", "Unsendable=tests.support.served_envs:Unsendable")
+    with Server(*ENVS, *INLINE, *unsendable, "--max-reply-bytes", "2000") as server:
+        async with server.http() as client, server.socket() as socket:
+
+            async def sessions() -> int:
+                return (await client.get("/v1/info")).json()["capacity"]["sessions"]
+
+            kept = await socket.make(kwargs={"length": 9})
+            many = {"env_id": "Count", "count": 40}
+            for _ in range(2):
+                # One that came before does not come again with sessions that are no more.
+                answer = await client.post("/v1/sessions", json=many | {"request_id": "many"})
+                check(answer, "too_large")
+                assert "closed" in answer.json()["detail"]
+            assert (await socket.ask("make", **many))["error"]["code"] == "too_large"
+            assert (await socket.ask("fork", session_id=kept, count=60))["error"]["code"] == "too_large"
+            mcp = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
+            assert (await client.post("/mcp/Arrays", json=mcp)).status_code == 413
+            results = await socket.batch(
+                {"op": "make", "env_id": "Count"},
+                {"op": "make", **many},
+                {"op": "step", "session_id": kept, "action": "on"},
+            )
+            assert ["ok" in result for result in results] == [True, False, True]
+            assert await sessions() == 2
+            undescribable = await client.post(
+                "/v1/sessions", json={"env_id": "Unsendable", "reset": {}, "request_id": "one"}
+            )
+            check(undescribable, "env_error")
+            assert await sessions() == 2
+
+
+WRONG_TYPES: list[tuple[str, dict[str, Any]]] = [
+    *(("step", {"action": "a", "autoreset": wrong}) for wrong in ("yes", 1, "false", None)),
+    *(
+        ("step", {"action": "a", name: wrong})
+        for name in ("step", "episode")
+        for wrong in (-1, True, "0", 0.0)
+    ),
+    *(("step", {"action": "a", "timeout_s": wrong}) for wrong in (True, "5", 0, -1, math.nan, math.inf)),
+    *(
+        ("step", {"action": "a", "autoreset": True, "reset": {"seed": wrong}})
+        for wrong in (True, "1", -1, 2**53)
+    ),
+    *(("reset", {"seed": wrong}) for wrong in (True, "1", 1.0, -1, 2**53)),
+    *(("reset", {"request_id": wrong}) for wrong in (b"one", 1, "")),
+    *(("render", {"mode": wrong}) for wrong in (b"ansi", 1, True)),
+    *(("fork", {"count": wrong}) for wrong in (True, "1", 0, 1.0)),
+    *(("fork", {"reseed": wrong}) for wrong in (True, "1", 1.5)),
+    *(("make", {"env_id": "Count", "count": wrong}) for wrong in (True, "1", 0, 2.0)),
+    *(("make", {"env_id": "Count", "lingers": wrong}) for wrong in ("no", 0, None)),
+    *(("make", {"env_id": "Count", "idle_timeout_s": wrong}) for wrong in (True, "9", math.nan, 0)),
+    ("make", {"env_id": b"Count"}),
+    ("make", {"env_id": "Count", "kwargs": [["length", 3]]}),
+    *(("verify", {"env_id": "Equal", "items": [], "timeout_s": wrong}) for wrong in (True, "1", math.nan)),
+    ("close", {"session_ids": [b"x"]}),
+    ("close", {"session_ids": "x"}),
+]
+
+
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "checked"])
+async def test_a_field_of_another_type_is_refused(server: Server, fast: bool) -> None:
+    async with server.socket(binary=True) as socket:
+        made = await socket.make(kwargs={"length": 9})
+        for op, fields in WRONG_TYPES:
+            on_session = {"session_id": made} if op in ("step", "reset", "render", "fork") else {}
+            # A time-out of a step's own has all its fields looked at by their model.
+            slow = {"timeout_s": 5} if op == "step" and not fast else {}
+            problem = (await socket.ask(op, **slow | on_session | fields)).get("error")
+            assert problem is not None, (op, fields)
+            assert problem["code"] == "invalid_request", (op, fields, problem)
+            assert problem["errors"], (op, fields)
+        assert (await socket.call("step", session_id=made, action="a", step=0))["step"] == 1, (
+            "nothing was lost"
+        )
+        episode = await socket.call("episode", session_id=made)
+        for name, wrong in (("episode", True), ("seed", "1"), ("kwargs", []), ("reseeds", [[0, True]])):
+            problem = (await socket.ask("restore", episode=episode | {name: wrong}))["error"]
+            assert problem["code"] == "invalid_request", (name, wrong, problem)
+
+
+@pytest.mark.parametrize("options", [{"mapp": ["SG"]}, {"split": "train", "": 1}, {"expert": "yes"}])
+async def test_options_that_there_are_not_are_refused_and_cost_nothing(
+    server: Server, options: dict[str, Any]
+) -> None:
+    async with server.socket() as socket:
+        made = await socket.make("FrozenLake-v0")
+        begin = {"options": options}
+        episode = await socket.call("episode", session_id=made)
+        for op, fields in (
+            ("reset", {"session_id": made, **begin}),
+            ("step", {"session_id": made, "action": "Left", "autoreset": True, "reset": begin}),
+            ("make", {"env_id": "FrozenLake-v0", "reset": begin}),
+            ("restore", {"episode": episode | begin}),
+        ):
+            problem = (await socket.ask(op, **fields))["error"]
+            assert problem["code"] == "invalid_request", (op, problem)
+            assert "expert" in problem["detail"]
+        assert (await socket.call("step", session_id=made, action="Left"))["step"] == 1
+        declared = (await socket.call("envs", env_id="FrozenLake-v0"))["metadata"]["reset_options"]
+        assert declared == ["expert", "map", "split"]
+
+
+async def test_kwargs_are_what_a_portable_episode_can_keep() -> None:
+    arguments = ("--env", "Fragile=tests.support.fragile_envs:Fragile", "--isolation", "Fragile=inline")
+    with Server(*arguments) as server:
+        async with server.socket(binary=True) as socket:
+            for value in (math.nan, -math.inf, b"bytes", [{"deep": math.nan}]):
+                problem = (await socket.ask("make", env_id="Fragile", kwargs={"any": value}))["error"]
+                assert problem["code"] == "invalid_kwargs"
+                assert problem["errors"][0]["field"].startswith("kwargs")
 
 
 def test_the_table_is_complete() -> None:

@@ -1,9 +1,11 @@
 """Environments in actors of a Ray cluster: actors and nodes that die, more of them and fewer, and none left behind."""
 
 import asyncio
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +23,7 @@ from env_server.workers.ray_wire import (
     load_requests,
 )
 from tests.support.fragile_envs import Beacon, ended, kill
+from tests.support.metrics import scrape, value
 from tests.support.players import Player
 from tests.support.wire import Server, Socket
 
@@ -171,6 +174,59 @@ async def test_actors_come_with_sessions_and_go_without(cluster: Cluster, beacon
             assert await find_actor(players[0], beacon) == actors[0]
         assert server.stop() == 0
         await ended(actors[0])
+
+
+async def test_who_waits_to_begin_goes_to_an_actor_that_comes_meanwhile(
+    cluster: Cluster, beacon: Beacon, tmp_path: Path
+) -> None:
+    arguments = ("--ray-num-cpus", "0.5", "--ray-max-actors", "2", "--ray-operations-per-actor", "1")
+    with serve(cluster, *arguments) as server:
+        async with server.socket() as socket:
+            made = [(await socket.call("make", env_id="Fragile"))["session_id"] for _ in range(5)]
+            flag = tmp_path / "flag"
+            # It keeps the only child of the only actor that there is.
+            held = await socket.send("reset", session_id=made[0], options={"hold": f"{beacon.path} {flag}"})
+            first = actor_of(await beacon.wait())
+            waiting = [await socket.send("reset", session_id=each, seed=1) for each in made[1:]]
+            async with asyncio.timeout(60):
+                begun = [await socket.answer(number) for number in waiting]
+            assert len({answer["ok"]["observation"] for answer in begun}) == 1
+            for each in made[1:]:
+                await socket.call("step", session_id=each, action=f"tell {beacon.path}")
+                assert actor_of(await beacon.wait()) != first
+            flag.touch()
+            assert (await socket.answer(held))["ok"]["step"] == 0
+        samples = await scrape(server.url)
+        assert value(samples, "rollgym_ready") == 1
+        assert server.stop() == 0
+
+
+async def test_a_server_whose_node_is_gone_is_not_ready() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        # Ray asks a node every three seconds, and believes it after five times that it is gone.
+        patch.setenv("RAY_health_check_period_ms", "500")
+        started = Server(*ENVS, "--workers", "ray")
+    with started as server:
+        async with server.http() as client:
+            await check_that_it_becomes_unready(server, client)
+
+
+async def check_that_it_becomes_unready(server: Server, client: httpx.AsyncClient) -> None:
+    assert (await client.get("/ready")).status_code == 200
+    await kill(raylet_of(server.process.pid))
+    async with asyncio.timeout(60):
+        while (found := await client.get("/ready")).status_code == 200:
+            await asyncio.sleep(0.2)
+    assert [reason["code"] for reason in found.json()["reasons"]] == ["workers"]
+
+
+def raylet_of(pid: int) -> int:
+    """The process of Ray's that is this process's node."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    children = [each for task in threads for each in (task / "children").read_text().split()]
+    [found] = [int(each) for each in children if Path(f"/proc/{each}/comm").read_text() == "raylet\n"]
+    return found
 
 
 async def test_an_episode_begins_where_there_is_less_to_do(

@@ -130,6 +130,14 @@ async def test_a_fork_with_a_new_seed_differs_and_can_be_rebuilt(server: Server)
         assert following[0] == following[1]
 
 
+async def test_a_session_without_an_episode_has_nothing_to_seed_anew(server: Server) -> None:
+    async with server.socket() as socket:
+        made = (await socket.call("make", env_id="Count"))["session_id"]
+        assert (await socket.ask("fork", session_id=made, reseed=8))["error"]["code"] == "not_reset"
+        [copy] = (await socket.call("fork", session_id=made))["session_ids"]
+        assert (await socket.call("episode", session_id=copy))["seed"] is None
+
+
 @pytest.mark.parametrize("env_id", ["Count", "SlowCount"])
 async def test_a_portable_episode_is_restored(server: Server, env_id: str) -> None:
     async with server.http() as client:

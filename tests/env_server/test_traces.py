@@ -1,6 +1,7 @@
 """Traces: a span for each operation, in the trace of whoever called, through a gateway and between processes."""
 
 import asyncio
+import socket as socket_module
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -119,6 +120,17 @@ async def test_a_collector_that_is_away_costs_nothing_but_spans() -> None:
             made = await socket.make()
             assert (await socket.call("step", session_id=made, action="a"))["step"] == 1
         assert server.stop() == 0
+
+
+async def test_a_collector_that_hangs_does_not_keep_the_server_from_ending() -> None:
+    with socket_module.create_server(("127.0.0.1", 0)) as hanging:
+        endpoint = f"http://127.0.0.1:{hanging.getsockname()[1]}/v1/traces"
+        with Server(*ENVS, *INLINE, "--trace-endpoint", endpoint) as server:
+            async with server.socket() as socket:
+                await socket.make()
+            server.process.terminate()
+            # OpenTelemetry itself waits for half a minute.
+            assert await asyncio.to_thread(server.process.wait, 20) == 0
 
 
 def test_nothing_of_it_is_imported_where_it_is_off() -> None:

@@ -58,6 +58,18 @@ def test_the_expert_solves_every_episode_no_slower_than_promised(name):
         assert promised is None or steps <= promised
 
 
+@pytest.mark.parametrize("name", GAMES)
+def test_a_reset_takes_only_the_options_that_the_game_names(name):
+    environment = make(name)
+    known = environment.metadata["reset_options"]
+    assert ("split" in known) == (name in SPLITS)
+    for options in ({"spilt": "train"}, {"expert": 1}, {"expert": "no"}):
+        with pytest.raises(ValueError, match="the option"):
+            environment.reset(seed=1, options=options)
+    with pytest.raises(ValueError, match=", ".join(known)):
+        environment.reset(seed=1, options={"": None})
+
+
 @pytest.mark.parametrize("profile", sorted(PROFILES))
 @pytest.mark.parametrize("name", GAMES)
 def test_every_profile_plays_every_game(name, profile):

@@ -12,6 +12,7 @@ from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 import rollgym  # noqa: F401 - registers ours
+from clients.protocol.errors import ProblemError
 from env_server.catalog import Catalog
 from env_server.configuration import ConfigurationError
 from env_server.settings import Settings
@@ -211,6 +212,22 @@ def test_one_who_declares_by_hand_is_left_alone() -> None:
 
     assert Own.kwargs_schema == {"type": "object", "properties": {"x": {}}}
     Own(x=1)
+
+
+def test_a_server_takes_schema_and_operator_s_names_from_the_class() -> None:
+    catalog = Catalog.load(Settings(env=[f"{__name__}:Game"], builtin=False))
+    rules = catalog.get("Game").rules
+    assert rules.schema == Game.kwargs_schema
+    rules.check({"size": 9, "kinds": ["y"]})
+    for kwargs, told in (
+        ({"data": "/etc/passwd"}, "kwargs.data: is set by the operator"),
+        ({"undeclared": 1}, "kwargs.undeclared: there is no such kwarg"),
+        ({"siize": 3}, "kwargs.siize: there is no such kwarg; did you mean 'size'"),
+        ({"size": 4.0}, "kwargs.size: 4.0 is not of type 'integer'"),
+        ({"kinds": ["x", "x"]}, "kwargs.kinds"),
+    ):
+        with pytest.raises(ProblemError, match=told):
+            rules.check(kwargs)
 
 
 class Undescribable(Base):

@@ -428,6 +428,8 @@ async def test_it_scores_over_the_wire_and_in_sessions():
             ours = MathEnv(split="train", kinds=["root"], backend="none")
             ours.reset(seed=3)
             _, reward, terminated, _, info = await session.step(rf"\boxed{{{ours.task['answer']}}}")
+            await session.reset(seed=3)
+            *_, ended = await session.step(rf"\boxed{{{HANGING}}}")
     assert [verdict.outcome for verdict in verdicts] == ["correct", "correct", "wrong", "unparsable"]
     assert {verdict.outcome for verdict in judged} == {"wrong", "unparsable"}
     assert [verdict.detail.split(":")[0] for verdict in verdicts] == [
@@ -437,3 +439,4 @@ async def test_it_scores_over_the_wire_and_in_sessions():
         "no_answer",
     ]
     assert (reward, terminated, info["success"]) == (1.0, True, True)
+    assert ended["outcome"] == "unparsable"

@@ -8,6 +8,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from envs.splits import split_of_text
+from envs.verifiers.pool import CallFailed, CallTimeout, PoolShare
 from envs.verifiers.reasoning_gym import ReasoningGymEnv
 
 pytest.importorskip("reasoning_gym")
@@ -48,6 +49,35 @@ def test_a_scorer_that_raises_on_junk_says_that_it_is_no_answer(environment):
     verdict = environment.score("<answer>two times three</answer>", environment.task)
     assert (verdict.score, verdict.outcome) == (0.0, "unparsable")
     assert verdict.detail.startswith("no_such_answer: the scorer raised ValueError")
+
+
+@pytest.mark.parametrize(
+    ("refused", "own", "outcome"),
+    [
+        (CallTimeout("no result within 10 s"), {"score": 1.0}, "unparsable"),
+        (CallFailed("the process died"), {"score": 1.0}, "unparsable"),
+        (CallTimeout("no result within 10 s"), CallTimeout("no result within 10 s"), "timeout"),
+        (CallFailed("the process died"), CallFailed("the process died"), "error"),
+        (CallFailed("the process died"), {"raised": "KeyError"}, "error"),
+    ],
+)
+def test_a_response_that_ends_the_scorer_is_no_answer_where_the_scorer_works(
+    monkeypatch, refused, own, outcome
+):
+    environment = ReasoningGymEnv()
+
+    class Pool:
+        def call(self, request, timeout_s):
+            found = refused if request["answer"] == "hostile" else own
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+    monkeypatch.setattr(PoolShare, "pool", Pool())
+    task = {"dataset": "chain_sum", "seed": 1, "answer": "7"}
+    verdict = environment.score("<answer>hostile</answer>", task)
+    assert (verdict.score, verdict.outcome) == (0.0, outcome)
+    environment.close()
 
 
 def test_tasks_keep_to_their_split():

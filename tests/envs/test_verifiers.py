@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from envs.registry import builtin_environments
 from envs.verifiers.base import Verdict, VerifierEnv
+from tests.support.hostile_answers import ENDED_BY_A_CLOCK, HOSTILE_ANSWERS
+from tests.support.sandboxes import working_sandbox
 
 OUTCOMES = ("correct", "wrong", "partial", "unparsable", "timeout", "error")
 SIGNS = st.sampled_from(
@@ -109,3 +111,23 @@ def test_every_task_has_a_verdict(env_id, response, seed, data):
     if data.draw(st.booleans()):
         del task[data.draw(st.sampled_from(sorted(task)))]
     assert_verdict(verifier(env_id).score(response, task))
+
+
+@pytest.mark.parametrize("env_id", sorted(VERIFIERS.keys() - {"Judge-v0"}))
+def test_no_response_is_the_reason_that_nothing_is_known(env_id):
+    environment = verifier(env_id)
+    if env_id == "CodeTests-v0":
+        # Each costs a sandbox.
+        working_sandbox()
+        answers = {
+            name: HOSTILE_ANSWERS[name] for name in ("round brackets", "a long number", "null characters")
+        }
+    else:
+        answers = {name: each for name, each in HOSTILE_ANSWERS.items() if name not in ENDED_BY_A_CLOCK}
+    environment.reset(seed=7)
+    task = environment.task
+    for name, answer in answers.items():
+        for said in (answer, rf"\boxed{{{answer}}}", f"<answer>{answer}</answer>", f"```json\n{answer}\n```"):
+            verdict = environment.score(said, task)
+            assert_verdict(verdict)
+            assert verdict.outcome not in ("timeout", "error"), (name, verdict)

@@ -370,3 +370,5 @@ def test_actions_have_labels_for_people_where_they_are_asked_for(profile: str) -
     _, _, _, _, info = environment.step(seen[-1])
     assert info["action_labels"][seen[-1]] == "size: 18x18 ✓"
     assert "action_labels" not in environment.reset(seed=4)[1]
+    with pytest.raises(ValueError, match="'labels' is true or false"):
+        environment.reset(seed=4, options={"labels": "yes"})

@@ -8,10 +8,12 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Self
 
-from clients.audit.card import Card, Verdict
-from clients.audit.memory import resident_of_tree
+from clients.audit.acquaintance import get_to_know
+from clients.audit.card import Card, Entry, Verdict
+from clients.audit.costs import audit_costs
+from clients.audit.memory import cpu_of_tree, resident_of_tree
 from clients.audit.runner import run_audit
-from clients.audit.subject import Settings
+from clients.audit.subject import Budget, Settings, Subject
 from clients.client import EnvClient
 from clients.commands.local_server import LocalServer
 
@@ -35,7 +37,10 @@ class Auditor:
             for name, each in vars(module).items()
             if inspect.isclass(each) and each.__module__ == module.__name__
         ]
-        return cls(*(part for name in names for part in ("--env", f"{name}={module.__name__}:{name}")))
+        served = [part for name in names for part in ("--env", f"{name}={module.__name__}:{name}")]
+        # Only the operator can have an environment of others run inline.
+        inline = [name for name in names if getattr(vars(module)[name], "served_inline", False)]
+        return cls(*served, *(part for name in inline for part in ("--isolation", f"{name}=inline")))
 
     def __enter__(self) -> Self:
         self._here = self._stack.enter_context(LocalServer(self._arguments, {"PYTHONHASHSEED": "1"}))
@@ -44,6 +49,28 @@ class Auditor:
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
+
+    def costs(self, env_id: str) -> dict[str, Entry]:
+        """Return what the part of an audit says that measures costs."""
+        return {entry.check: entry for entry in asyncio.run(self._costs(env_id))}
+
+    async def _costs(self, env_id: str) -> list[Entry]:
+        async with EnvClient(self._here.url) as client:
+            known = await get_to_know(client, env_id, {})
+            subject = Subject(
+                env=await client.env(env_id),
+                kwargs={},
+                client=client,
+                settings=Settings(episodes=8),
+                budget=Budget(60.0),
+                action_space=known.action_space,
+                first_info=known.info,
+                wording=known.wording,
+                resident_bytes=lambda: None,
+                elsewhere=None,
+                cpu_seconds=partial(cpu_of_tree, self._here.process.pid),
+            )
+            return await audit_costs(subject)
 
     def audit(self, env_id: str, kwargs: Mapping[str, Any] | None = None, **settings: Any) -> Card:
         return asyncio.run(self._audit(env_id, kwargs or {}, Settings(**({"episodes": 20} | settings))))
@@ -57,6 +84,7 @@ class Auditor:
                 settings,
                 subject_name=env_id,
                 resident_bytes=partial(resident_of_tree, self._here.process.pid),
+                cpu_seconds=partial(cpu_of_tree, self._here.process.pid),
                 elsewhere=self._fresh,
                 progress=lambda part, budget: None,
             )

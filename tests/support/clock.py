@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 _TURNS = 10
 
 
 class ClockLoop(asyncio.SelectorEventLoop):
-    """The machine's clock, and whatever the test has added to it."""
+    """The machine's clock and whatever the test has added to it, or, where it is `frozen`, only that."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, frozen: bool = False) -> None:
+        self._frozen = frozen
         self._ahead_s = 0.0
         super().__init__()
 
     def time(self) -> float:
-        return super().time() + self._ahead_s
+        return self._ahead_s if self._frozen else super().time() + self._ahead_s
 
     async def forward(self, seconds: float) -> None:
         """Set the clock forward, and let what is due then run."""
@@ -26,9 +28,9 @@ class ClockLoop(asyncio.SelectorEventLoop):
             await asyncio.sleep(0)
 
 
-def on_a_clock(body: Coroutine[Any, Any, None]) -> None:
+def on_a_clock(body: Coroutine[Any, Any, None], *, frozen: bool = False) -> None:
     """Run a test whose time is its own."""
-    with asyncio.Runner(loop_factory=ClockLoop) as runner:
+    with asyncio.Runner(loop_factory=partial(ClockLoop, frozen=frozen)) as runner:
         runner.run(body)
 
 

@@ -66,7 +66,7 @@ def plain(content: Any, status: int = 200, **headers: str) -> tuple[int, dict[st
 
 
 @asynccontextmanager
-async def scripted(answer: Answer) -> AsyncIterator[str]:
+async def scripted(answer: Answer, port: int = 0) -> AsyncIterator[str]:
     """A server in this process that answers as a function says; gives its URL."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -81,5 +81,5 @@ async def scripted(answer: Answer) -> AsyncIterator[str]:
         await writer.drain()
         writer.close()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(serve, "127.0.0.1", port) as server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -189,6 +189,8 @@ class Fragile(gymnasium.Env):
         options = options or {}
         if "hang" in options:
             self._hang(options["hang"])
+        if "hold" in options:
+            self._hold(options["hold"])
         self._steps = 0
         self._sum = int(self.np_random.integers(1000)) + int(options.get("start", 0))
         return f"begin {self._sum}", {"sum": self._sum}

@@ -87,6 +87,14 @@ class Undrawable(Count):
         raise RuntimeError("no pencil")
 
 
+class Unsendable(Count):
+    """Begins with what has no form on the wire."""
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[str, dict]:
+        observation, info = super().reset(seed=seed, options=options)
+        return observation, info | {"object": object()}
+
+
 class SlowCount(Count):
     """The same in a child process: its class does not declare `inline`."""
 

@@ -128,6 +128,8 @@ def test_a_person_plays_in_the_terminal(run, url):
     )
     assert result.returncode == 0, result.stderr
     assert "reply (Left, Down, Right, Up)>" in result.stdout
+    first = result.stdout.index("reply (Left")
+    assert "You" in result.stdout[:first], "the instruction comes first"
 
 
 def test_eval_measures_the_trained_policy(run, url):

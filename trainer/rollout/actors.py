@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from clients.terminal import wrapped
 from trainer.errors import ConfigError
 from trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient, SamplingParams
 from trainer.numbers import InvalidNumberError, finite_number
@@ -202,7 +203,10 @@ class ExpertActor(TextActor):
 
 
 class HumanActor(TextActor):
-    """Asks the person at the terminal."""
+    """Asks the person at the terminal, who is told once what to do, as a model is in its prompt."""
+
+    def __init__(self) -> None:
+        self._instruction = ""
 
     async def choose(self, view: View) -> str:
         """Show the observation and read a line.
@@ -212,7 +216,11 @@ class HumanActor(TextActor):
         """
         actions = view.info.get("available_actions")
         hint = f" ({', '.join(map(str, actions))})" if actions else ""
-        sys.stdout.write(f"\n{view.text}\nreply{hint}> ")
+        instruction = str(view.info.get("instruction") or "")
+        if instruction and instruction != self._instruction:
+            self._instruction = instruction
+            sys.stdout.write(f"\n{wrapped(instruction)}\n")
+        sys.stdout.write(f"\n{wrapped(view.text)}\nreply{hint}> ")
         sys.stdout.flush()
         line = await asyncio.to_thread(sys.stdin.readline)
         if not line:

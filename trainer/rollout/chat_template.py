@@ -83,7 +83,7 @@ class ChatTemplate:
                     **self._options,
                 )
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError, ValueError, AttributeError) as error:
             roles = ", ".join(str(message.get("role")) for message in messages[:12])
             raise ConfigError(
                 f"the tokenizer's chat template refuses a conversation of {len(messages)} messages ({roles}): {error}"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from clients.protocol.arrays import DecodeError
 from trainer.config.run import PromptSettings
 from trainer.plugins import Plugin, load_plugin
 
@@ -65,13 +66,24 @@ def _checked_policy(plugin: Plugin) -> ContextPolicy:
 
 
 def _is_message(value: object) -> bool:
-    return isinstance(value, Mapping) and isinstance(value.get("role"), str) and "content" in value
+    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+        return False
+    # A message that only calls tools has no content.
+    return isinstance(value.get("content"), str | list) or bool(value.get("tool_calls"))
 
 
 def observation_messages(observation: Any, info: Mapping[str, Any]) -> tuple[Message, ...]:
-    """Return what the environment shows as messages: `info["messages"]`, or the text as one user message."""
+    """Return what the environment shows as messages: `info["messages"]`, or the text as one user message.
+
+    Raises:
+        DecodeError: If its messages are none.
+    """
     messages = info.get("messages")
     if messages:
+        if not isinstance(messages, list | tuple) or not all(map(_is_message, messages)):
+            raise DecodeError(
+                "the environment's info['messages'] must be a list of messages with role and content"
+            )
         return tuple(messages)
     return ({"role": "user", "content": observation if isinstance(observation, str) else str(observation)},)
 

@@ -188,7 +188,11 @@ class EnvironmentPool:
 
     @asynccontextmanager
     async def sessions(self, task: Task, wanted: int) -> AsyncIterator[list[EnvSession]]:
-        """Lend up to `wanted` sessions of one kind: as many as there are places for, and at least one."""
+        """Lend up to `wanted` sessions of one kind: as many as there are places for, and at least one.
+
+        Idle sessions are closed first.
+        """
+        await self.shrink()
         async with self.session(task) as first:
             server = await self._server(task.url)
             count = min(wanted - 1, server.places)

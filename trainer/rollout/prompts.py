@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from clients.protocol.arrays import DecodeError
 from trainer.config.run import PromptSettings
 from trainer.records import Segment, Trajectory
 from trainer.rollout.chat_template import Tool
@@ -34,9 +35,18 @@ class PromptBuilder:
 
         Args:
             info: What the reset told, with the `instruction` and the `tools`, if there are any.
+
+        Raises:
+            DecodeError: If they are no text and no list of declarations.
         """
         self._instruction = info.get("instruction")
-        self._tools = info.get("tools", ()) if self._shows_tools else ()
+        if not isinstance(self._instruction, str | None):
+            raise DecodeError("the environment's info['instruction'] must be text")
+        self._tools = (info.get("tools") or ()) if self._shows_tools else ()
+        if not isinstance(self._tools, list | tuple) or not all(
+            isinstance(each, Mapping) for each in self._tools
+        ):
+            raise DecodeError("the environment's info['tools'] must be a list of declarations")
         self._messages = []
         self._history = []
 

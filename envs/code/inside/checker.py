@@ -100,7 +100,7 @@ def main() -> None:
         _run(line, program)
     except BaseException as error:  # noqa: BLE001 - tests are others' code
         why = f"{type(error).__name__}: {str(error)[:300]}"
-        line.tell({"broken": why, "by_program": program.has_raised})
+        line.tell({"broken": why, "by_program": program.has_raised or program.asked.ever > 0})
     line.tell({"finished": True})
 
 

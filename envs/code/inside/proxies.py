@@ -174,9 +174,8 @@ class Program:
         try:
             do = {"value": values.plain(self._callbacks[number](*args, **kwargs), self._sent)}
         except values.ValueRefusedError as error:
-            raise UnsupportedError(
-                f"a function of the tests returns what is no plain value: {error}"
-            ) from None
+            # It has chosen what it calls it with.
+            raise self._failed(f"a function of the tests gave it what is no plain value: {error}") from None
         except Exception as error:  # noqa: BLE001 - the tests' own function, and the program may catch what it raises
             do = {"raised": type(error).__name__, "text": str(error)[:300]}
         return self._ask(child, do)

@@ -18,8 +18,6 @@ from envs.tools.calls import (
 )
 from envs.tools.literals import literal_of, parse_expression
 
-_MOST_PARAMETERS = 1_000
-
 
 def _read(text: str, schemas: Schemas) -> Reading:
     # A call that the end of the reply cut off counts, as it does where this format comes from.
@@ -39,8 +37,6 @@ def _call(body: str, schemas: Schemas) -> ToolCall:
     properties = schemas.get(name, {}).get("properties", {})
     arguments: dict[str, Any] = {}
     parameters, _ = sections(said, "<parameter=", "</parameter>")
-    if len(parameters) > _MOST_PARAMETERS:
-        raise CallFault(f"the call of {shown(name)} has {len(parameters)} parameters")
     for parameter in filter(None, (_named(section.body) for section in parameters)):
         key = parse_name(parameter[0])
         if key in arguments:

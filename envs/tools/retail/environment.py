@@ -39,6 +39,7 @@ class RetailEnv(ToolEnv):
     """
 
     metadata: dict[str, Any] = ToolEnv.metadata | {
+        "reset_options": ["expert", "split"],
         "description": "Serve a customer of an online shop by tools and by the shop's rules.",
         "observation": "What the customer says, or the results of the calls.",
         "actions": "Calls of tools in the `call_format`, or what is said to the customer.",

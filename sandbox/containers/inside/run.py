@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -70,6 +71,8 @@ class Run:
             self._lay_files()
         except OSError as error:
             self._refuse = str(error)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                self._cause = "files"
         self._out_of_memory = count(_OUT_OF_MEMORY_FILES, "oom_kill")
         self._forks_refused = count(_PIDS_FILES, "max")
         self._began = time.monotonic()

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from clients.audit.card import Verdict
 from tests.support.audits import Auditor, entry_of, faults
 from tests.support.planted import environments
 
@@ -219,3 +220,25 @@ def test_episodes_that_never_end_are_found(auditor: Auditor) -> None:
     entry = entry_of(card, "ends at its limit")
     assert entry["detail"] == "no limit is declared, and no episode ended in 300 steps"
     assert "max_episode_steps" in entry["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "said"),
+    [
+        ("LooksBack", "a megabyte holds nobody up", "'a' over and over"),
+        ("BroodsAtReset", "reset holds nobody up", "of the server's CPU time at most"),
+    ],
+)
+def test_who_holds_up_the_server_is_found(auditor: Auditor, name: str, check: str, said: str) -> None:
+    entry = auditor.costs(name)[check]
+    assert entry.verdict is Verdict.FAILED
+    assert said in entry.detail
+    assert entry.numbers["slowest_ms"] >= entry.numbers["limit_ms"] == 50
+    assert "everybody on the server waits" in entry.remedy
+
+
+def test_nobody_waits_for_what_runs_elsewhere(auditor: Auditor) -> None:
+    costs = auditor.costs("Sums")
+    for check in ("reset holds nobody up", "a megabyte holds nobody up"):
+        assert costs[check].verdict is Verdict.OK
+        assert "runs in a process" in costs[check].detail

@@ -1,14 +1,18 @@
 """Whatever a registered node answers: clients get a problem that they can read, and other nodes' sessions go on."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+import websockets
 
 from clients.protocol.errors import CODES
 from tests.support.client_server import ENVS, ServerProcess
+from tests.support.fragile_envs import nested
 from tests.support.twisting_node import TwistingNode
+from tests.support.wire import Socket
 
 _GATEWAY = ("--gateway", "--allow-network", "loopback", "--log-level", "error", "--step-timeout-s", "3")
 
@@ -68,6 +72,11 @@ TWISTS: dict[str, Any] = {
     ),
     "an info that is none": _replaced(info=3),
     "an observation that is none": _replaced(observation={"__nd__": "no", "shape": [9]}),
+    "an info that can be read and not written": _replaced(info=nested(300)),
+    "a problem that can be read and not written": lambda _, answer: {
+        "id": answer["id"],
+        "error": {"code": "env_error", "detail": "deep", "errors": nested(300)},
+    },
     "a begun episode that is none": _replaced(reset=3, terminated=True),
 }
 
@@ -110,7 +119,7 @@ async def test_an_answer_of_another_form(
         elif moment == "fork":
             await ask(f"{place}/fork", count=2)
         else:
-            await http.get(f"{place}/episode")
+            assert (await http.get(f"{place}/episode")).json().get("code") != "internal"
         node.twist = None
         other = await ask("/v1/sessions", env_id="FrozenLake-v0", reset={"seed": 1})
         assert (await ask(f"/v1/sessions/{other['session_id']}/step", action="Right"))["step"] == 1
@@ -121,3 +130,30 @@ async def test_an_answer_of_another_form(
                 404,
                 410,
             )
+
+
+@pytest.mark.parametrize("op", ["step", "reset", "render", "batch"])
+async def test_a_call_that_cannot_be_passed_on_costs_only_itself(
+    servers: tuple[ServerProcess, TwistingNode], op: str
+) -> None:
+    gateway, _ = servers
+    async with (
+        asyncio.timeout(30),
+        websockets.connect(f"ws://127.0.0.1:{gateway.port}/v1/ws", compression=None) as connection,
+    ):
+        socket = Socket(connection, binary=False)
+        session_id = await socket.make("FrozenLake-v0")
+        # What JSON is read and what it is written as have other limits.
+        deep = {"op": "step", "session_id": session_id, "action": nested(400)}
+        if op != "batch":
+            deep = {"op": op, "session_id": session_id, "action": "Left", "mode": nested(400)}
+        other = await socket.make("FrozenLake-v0")
+        good = {"op": "step", "session_id": other, "action": "Right"}
+        asked = [deep, good] if op != "batch" else [{"op": "batch", "ops": [deep, good]}, good]
+        numbers = [await socket.send(**fields) for fields in asked]
+        answers = [await socket.answer(number) for number in numbers]
+        if op == "batch":
+            answers = [*answers[0]["results"], answers[1]]
+        assert [answer.get("error", {}).get("code") for answer in answers[:2]] == ["invalid_request", None]
+        # Nothing is on its way any more, which a copy waits for.
+        assert len((await socket.call("fork", session_id=session_id))["session_ids"]) == 1

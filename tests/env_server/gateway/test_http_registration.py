@@ -1,7 +1,12 @@
 """Environments of third parties behind three HTTP calls: registered, played, lost and found again."""
 
 import asyncio
+import contextlib
+import itertools
+import json
+import threading
 from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +285,197 @@ async def test_a_server_that_fails_in_mid_episode(http: httpx.AsyncClient, gatew
         await unregister(http, registered)
 
 
+class Flaky:
+    """An environment of a third party that counts its steps, and answers badly as often as a test says."""
+
+    def __init__(self, *, deterministic: bool) -> None:
+        self.deterministic = deterministic
+        self.places: dict[str, int] = {}
+        self.bad: list[tuple[str, Any]] = []
+        self.calls: list[str] = []
+
+    def __call__(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        self.calls.append(path)
+        if self.bad and self.bad[0][0] == path:
+            answer = self.bad.pop(0)[1]
+            return answer if isinstance(answer, tuple) else plain(answer)
+        if path == "/spec":
+            return plain({"deterministic": self.deterministic})
+        key = body["session_id"]
+        if path == "/reset":
+            self.places[key] = 0
+            return plain({"observation": "0", "info": {}})
+        if path == "/step":
+            if key not in self.places:
+                return plain({"detail": "no such session"}, 404)
+            self.places[key] += 1
+            return plain({**STEP, "observation": str(self.places[key])})
+        self.places.pop(key, None)
+        return plain({})
+
+
+BAD = [
+    plain(b"<html>"),
+    plain({}, 500),
+    plain({"observation": "1"}),
+    plain({**STEP, "reward": float("nan")}),
+    plain({**STEP, "reward": True}),
+    plain({**STEP, "observation": 3}),
+    plain(b"[" * 100_000),
+    plain(b"x" * 9_000_000),
+    plain(b"", Content_Encoding="gzip"),
+]
+
+
+@pytest.fixture(params=[True, False], ids=["deterministic", "other"])
+async def flaky(request: pytest.FixtureRequest, http: httpx.AsyncClient) -> AsyncIterator[Flaky]:
+    answer = Flaky(deterministic=request.param)
+    async with scripted(answer) as url:
+        registered = await register(http, "Flaky", url)
+        assert "registration_id" in registered, registered
+        answer.calls.clear()
+        yield answer
+        await unregister(http, registered)
+
+
+@pytest.mark.parametrize("answer", BAD)
+async def test_one_bad_answer_to_a_step_costs_no_session(
+    gateway: ServerProcess, flaky: Flaky, answer: Any
+) -> None:
+    async with EnvClient(gateway.url, timeout_s=40) as client:
+        session = await client.make("Flaky")
+        await session.reset(seed=1)
+        session_id = session.session_id
+        assert (await session.step("a")).observation == "1"
+        flaky.bad = [("/step", answer)]
+        if flaky.deterministic:
+            assert (await session.step("b")).observation == "2", "it was rebuilt, and the step taken again"
+        else:
+            with pytest.raises(ProblemError) as caught:
+                await session.step("b")
+            assert caught.value.code == "upstream_error"
+            assert "may have been taken" in caught.value.detail
+            assert (await session.step("b")).observation == "2"
+        assert (await session.step("c")).observation == "3"
+        assert session.session_id == session_id
+        await session.close()
+
+
+async def test_a_bad_answer_to_a_reset_is_asked_for_again(gateway: ServerProcess, flaky: Flaky) -> None:
+    async with EnvClient(gateway.url, timeout_s=40) as client:
+        session = await client.make("Flaky")
+        flaky.bad = [("/reset", plain(b"<html>"))]
+        assert (await session.reset(seed=1)).observation == "0"
+        flaky.bad = [("/reset", {"no": "observation"})] * 2 * 2
+        with pytest.raises(ProblemError, match="upstream_error"):
+            await session.reset(seed=1)
+        flaky.bad = []
+        assert (await session.reset(seed=1)).observation == "0"
+        assert (await session.step("a")).observation == "1"
+        await session.close()
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_server_that_says_later_is_asked_later(
+    gateway: ServerProcess, flaky: Flaky, status: int
+) -> None:
+    async with EnvClient(gateway.url, timeout_s=40) as client:
+        session = await client.make("Flaky")
+        await session.reset(seed=1)
+        flaky.calls.clear()
+        flaky.bad = [("/step", plain({"detail": "busy"}, status))] * 3
+        assert (await session.step("a")).observation == "1"
+        assert flaky.calls == ["/step"] * 4, "nothing was rebuilt"
+        await session.close()
+
+
+async def test_a_server_without_the_session_has_lost_it(gateway: ServerProcess, flaky: Flaky) -> None:
+    async with EnvClient(gateway.url, timeout_s=40) as client:
+        session = await client.make("Flaky")
+        await session.reset(seed=1)
+        flaky.places.clear()
+        if flaky.deterministic:
+            assert (await session.step("a")).observation == "1"
+        else:
+            with pytest.raises(ProblemError) as caught:
+                await session.step("a")
+            assert (caught.value.code, caught.value.extra["reason"]) == ("session_gone", "lost")
+
+
+async def test_a_session_waits_for_its_server_to_be_back(
+    gateway: ServerProcess, http: httpx.AsyncClient
+) -> None:
+    """A server that is not deterministic is away for longer than a step is tried, and has its sessions still."""
+    answer = Flaky(deterministic=False)
+    async with contextlib.AsyncExitStack() as stack:
+        url = await stack.enter_async_context(scripted(answer))
+        registered = await register(http, "Away", url)
+        made = (await http.post("/v1/sessions", json={"env_id": "Away", "reset": {"seed": 1}})).json()
+        step = f"/v1/sessions/{made['session_id']}/step"
+        await stack.aclose()
+        failed = await http.post(step, json={"action": "a", "episode": 0, "step": 0})
+        assert (failed.status_code, failed.json()["code"]) == (502, "upstream_error")
+        async with scripted(answer, port=int(url.rpartition(":")[2])):
+            taken = (await http.post(step, json={"action": "a", "episode": 0, "step": 0})).json()
+            assert (taken["observation"], taken["step"]) == ("1", 1)
+            again = (await http.post(step, json={"action": "a", "episode": 0, "step": 0})).json()
+            assert again == taken, "a repeated step is answered again"
+            await http.delete(f"/v1/sessions/{made['session_id']}")
+            await unregister(http, registered)
+
+
+class _Plain(BaseHTTPRequestHandler):
+    """What one writes with Python's standard library."""
+
+    def do_GET(self) -> None:
+        self._answer({})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(STEP)
+
+    def _answer(self, reply: Any) -> None:
+        content = json.dumps(reply).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
+@pytest.mark.parametrize(
+    ("server_class", "found"),
+    [(HTTPServer, "one connection at a time"), (ThreadingHTTPServer, "its connection")],
+)
+async def test_a_plain_server_has_as_many_connections_as_it_can_take(
+    gateway: ServerProcess, http: httpx.AsyncClient, version: str, server_class: type[HTTPServer], found: str
+) -> None:
+    """It has room for five that it has not accepted; 48 sessions step at the same time."""
+    handler = type("Handler", (_Plain,), {"protocol_version": version})
+    with server_class(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            registered = await register(http, "Plain", f"http://127.0.0.1:{server.server_address[1]}")
+            [said] = [each for each in registered["report"] if each["check"] == "connections"]
+            assert said["ok"]
+            assert found in said["detail"]
+            async with EnvClient(gateway.url, timeout_s=60) as client:
+                sessions = await client.make_many("Plain", 48)
+                await asyncio.gather(*(each.reset(seed=1) for each in sessions))
+                for _ in range(3):
+                    steps = await asyncio.gather(*(each.step("a") for each in sessions))
+                    assert {each.observation for each in steps} == {"on"}
+                await client.close_sessions(sessions)
+            await unregister(http, registered)
+        finally:
+            await asyncio.to_thread(server.shutdown)
+            await asyncio.to_thread(thread.join, 30)
+
+
 async def test_a_registered_verifier_scores(http: httpx.AsyncClient) -> None:
     def answer(path: str, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
         if path == "/spec":
@@ -288,8 +484,9 @@ async def test_a_registered_verifier_scores(http: httpx.AsyncClient) -> None:
             {"score": float(item["response"] == item.get("answer")), "outcome": "correct"}
             for item in body["items"]
         ]
-        return plain({"results": results})
+        return plain(b"<html>") if next(calls) == 1 else plain({"results": results})
 
+    calls = itertools.count()
     async with scripted(answer) as url:
         registered = await register(http, "Same", url)
         items = [{"response": "4", "answer": "4"}, {"response": "5", "answer": "4"}]

@@ -9,6 +9,7 @@ import pytest
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import UpstreamProtocol
+from env_server.gateway.http_client import TargetLimits
 from env_server.gateway.http_upstream import HttpUpstream
 from env_server.gateway.registry import Registration, Registry
 from env_server.gateway.roster import Roster
@@ -31,7 +32,7 @@ def registration(
         upstream_env_id=env_id,
         description="",
         spec=EnvironmentSpec(),
-        upstream=HttpUpstream(target, None, 1),
+        upstream=HttpUpstream(target, None, TargetLimits(1, 1)),
         ttl_s=ttl_s,
     )
 

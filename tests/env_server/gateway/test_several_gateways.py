@@ -1,14 +1,16 @@
 """Gateways that share no journal: what one of them cannot know it does not make up, and the client restores it."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import pytest
 
 from clients.client import EnvClient
 from clients.protocol.errors import ProblemError
-from tests.env_server.gateway.test_relay import Player, undisturbed
+from tests.env_server.gateway.test_relay import Player, sessions_at, undisturbed
 from tests.env_server.gateway.test_shared_journal import GATEWAY, QUIET, WALKS, Fleet, whole_at
 from tests.support.client_server import ServerProcess
 
@@ -91,14 +93,20 @@ def registered_by_hand(gateway: ServerProcess, node: ServerProcess) -> None:
     assert answer.status_code == 201, answer.text
 
 
-async def test_a_gateway_alone_does_not_take_a_copy_of_the_past_for_the_session(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    """It had moved the session, forgot that when it was started anew, and finds the copy that was left behind."""
-    state = str(tmp_path_factory.mktemp("state"))
+class Alone(NamedTuple):
+    """A gateway that had moved a session when it was started anew, and whose node is back with its old copy."""
+
+    gateway: ServerProcess
+    second: ServerProcess
+    player: Player
+
+
+@pytest.fixture
+async def alone(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Alone]:
+    kept = ("--state-dir", str(tmp_path / "gateway")) if request.param else ()
     with (
-        ServerProcess(GATEWAY) as gateway,
-        ServerProcess((*WALKS, *QUIET, "--state-dir", state)) as first,
+        ServerProcess((*GATEWAY, *kept)) as gateway,
+        ServerProcess((*WALKS, *QUIET, "--state-dir", str(tmp_path / "node"))) as first,
         ServerProcess((*WALKS, *QUIET)) as second,
     ):
         registered_by_hand(gateway, first)
@@ -112,12 +120,36 @@ async def test_a_gateway_alone_does_not_take_a_copy_of_the_past_for_the_session(
         gateway.kill()
         first.start()
         gateway.start()
-        registered_by_hand(gateway, first)
-        registered_by_hand(gateway, second)
-        path = f"/v1/sessions/{player.session_id}/step"
-        with pytest.raises(ProblemError, match=r"upstream_error.*name its episode and step"):
-            await player.ask("POST", path, {"action": "5"})
-        with pytest.raises(ProblemError, match="step_mismatch") as behind:
-            await player.step("5")
-        assert (behind.value.extra["episode"], behind.value.extra["step"]) == (0, 2)
+        for node in (first, second):
+            registered_by_hand(gateway, node)
+        yield Alone(gateway, second, player)
         await player.http.aclose()
+
+
+@pytest.mark.parametrize("alone", [False], indirect=True)
+async def test_a_gateway_alone_does_not_take_a_copy_of_the_past_for_the_session(alone: Alone) -> None:
+    player = alone.player
+    path = f"/v1/sessions/{player.session_id}/step"
+    with pytest.raises(ProblemError, match=r"upstream_error.*name its episode and step"):
+        await player.ask("POST", path, {"action": "5"})
+    with pytest.raises(ProblemError, match="step_mismatch") as behind:
+        await player.step("5")
+    assert (behind.value.extra["episode"], behind.value.extra["step"]) == (0, 2)
+
+
+@pytest.mark.parametrize("alone", [True], indirect=True)
+async def test_a_gateway_alone_that_keeps_its_state_knows_where_sessions_went_on(alone: Alone) -> None:
+    player = alone.player
+    path = f"/v1/sessions/{player.session_id}"
+    player.seen.append(await player.ask("POST", f"{path}/step", {"action": "5"}))
+    await player.step("6")
+    assert player.seen == await undisturbed(
+        alone.second.url, 5, [str(number) for number in range(7)], risk=0.0
+    )
+    alone.gateway.kill()
+    alone.gateway.start()
+    registered_by_hand(alone.gateway, alone.second)
+    await player.ask("DELETE", path)
+    async with asyncio.timeout(20):
+        while await sessions_at([alone.second]):
+            await asyncio.sleep(0.05)

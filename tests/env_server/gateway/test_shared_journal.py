@@ -387,6 +387,22 @@ async def test_the_journal_never_goes_back(
     assert found.steps == 4
 
 
+async def test_many_and_large_writes_are_shared_out(
+    journals: tuple[RedisServer, SharedJournal, SharedJournal],
+) -> None:
+    _, one, _ = journals
+    large = [stepped(1, 0, number, step("x" * 600_000), (False, False)) for number in range(12)]
+    statuses = await asyncio.gather(
+        *(write(one, *each) for each in large), *(write(one, *check(1)) for _ in range(3000))
+    )
+    assert statuses == ["ok"] * 3012
+    found = await one.load("S")
+    assert found is not None
+    assert found.steps == 12
+    ends = await one.end(["S", *(f"none-{number}" for number in range(3000))], "closed")
+    assert [status for status, _, _ in ends] == ["ok"] + ["missing"] * 3000
+
+
 async def test_steps_that_were_evicted_are_missing_and_not_made_up(
     journals: tuple[RedisServer, SharedJournal, SharedJournal],
 ) -> None:

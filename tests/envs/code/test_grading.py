@@ -304,6 +304,28 @@ def test_an_item_that_cannot_be_used_is_no_fault_of_the_program(fields, said):
     assert said in verdict.detail
 
 
+@pytest.mark.parametrize(
+    ("test", "code"),
+    [
+        (
+            "from solution import f\nFIRST = f(1)[0]\ndef test_it():\n    assert FIRST == 1\n",
+            "def f(n): return []",
+        ),
+        (
+            "from solution import f\ndef test_it():\n    assert f(lambda n: memoryview(n)) == 1\n",
+            "def f(g): return g(b'x')",
+        ),
+        (
+            "from solution import f\nfor n in f(3): pass\ndef test_it():\n    assert f(1) == 1\n",
+            "def f(n): return 1",
+        ),
+    ],
+)
+def test_a_program_cannot_make_its_item_unusable(test, code):
+    verdict = ENVIRONMENT.score(fenced(code), {"question": "x", "test": test})
+    assert (verdict.score, verdict.outcome) == (0.0, "wrong"), verdict
+
+
 class BrokenSandbox:
     """What every run comes back with where the machine is at fault."""
 

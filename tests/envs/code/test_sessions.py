@@ -196,3 +196,23 @@ def test_it_is_an_environment(kind):
 )
 def test_answers(expected, given, right):
     assert same_answer(expected, given) is right
+
+
+@pytest.mark.parametrize(
+    ("environment", "block"),
+    [
+        (PythonReplEnv, "python\nimport os\nos.kill(-1, 9)"),
+        (PythonReplEnv, "python\nimport os\nos.kill(os.getppid(), 9)"),
+        (ShellEnv, "bash\nkill -9 -1"),
+        (ShellEnv, "bash\nkill -9 $PPID"),
+    ],
+)
+def test_what_ends_the_sandbox_ends_the_episode_and_is_no_fault(environment, block):
+    env = environment(seconds=2)
+    env.reset(seed=1)
+    observation, reward, terminated, _, info = env.step(f"```{block}\n```")
+    assert "has ended the sandbox" in observation
+    assert (reward, terminated, info["success"], info["action_is_valid"]) == (0.0, True, False, True)
+    env.reset(seed=1)
+    assert "1" in env.step("```python\nprint(1)\n```\n```bash\necho 1\n```")[0]
+    env.close()

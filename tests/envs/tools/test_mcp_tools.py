@@ -144,6 +144,38 @@ def test_a_server_that_dies_is_no_fault_of_the_policy():
         env.close()
 
 
+LARGE = """
+from mcp.server import MCPServer
+
+server = MCPServer("large", log_level="ERROR")
+
+
+@server.tool()
+def large(size: int) -> str:
+    return "a" + "x" * size + "z"
+
+
+server.run()
+"""
+
+
+def test_of_a_result_that_no_policy_can_read_the_begin_and_the_end_are_shown():
+    server = {"command": sys.executable, "args": ["-c", LARGE]}
+    env = McpToolsEnv(server=server, tasks=[READING | {"setup": []}])
+    try:
+        env.reset(seed=1)
+        observation, *_, info = env.step(call("large", size=1_000_000))
+        content = info["messages"][0]["content"]
+        assert content.startswith("ax")
+        assert content.endswith("xz")
+        assert "[900002 characters are left out]" in content
+        # An answer holds it more than once.
+        assert len(observation) + len(json.dumps(info)) < 400_000
+        assert "x" * 10_000 in env.step(call("large", size=10_000))[0]
+    finally:
+        env.close()
+
+
 ODD = """
 import asyncio
 from mcp.server.lowlevel import Server

@@ -152,7 +152,7 @@ def test_a_reply_of_nothing_but_faults_gets_a_short_answer():
     env = ToolUseEnv()
     env.reset(seed=1)
     observation, *_ = env.step("<tool_call>" * 10_000)
-    assert "and 9995 more" in observation
+    assert "and 995 more" in observation
     assert len(observation) < 2_000
 
 

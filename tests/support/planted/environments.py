@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 import time
 from typing import Any, ClassVar
 
@@ -355,3 +356,28 @@ class Hoards(Sums):
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
         self.hoard.append(bytearray(b"x" * 200_000))
         return super().reset(seed=seed, options=options)
+
+
+class LooksBack(Sums):
+    """Reads a reply with a pattern that begins anew at every mark."""
+
+    metadata: ClassVar[dict[str, Any]] = Sums.metadata | {"inline": True}
+    served_inline = True
+
+    def is_right(self, action: Any) -> bool:
+        found = re.findall(r"a(.*?)z", str(action), re.DOTALL)
+        return super().is_right(found[-1] if found else action)
+
+
+class BroodsAtReset(Sums):
+    """Takes its time for some tasks, in the process that serves everybody."""
+
+    metadata: ClassVar[dict[str, Any]] = Sums.metadata | {"inline": True}
+    served_inline = True
+
+    def draw(self) -> None:
+        super().draw()
+        if self.round == 0 and self.one % 3 == 0:
+            begun = time.process_time()
+            while time.process_time() - begun < 0.06:
+                self.one += 0

@@ -196,3 +196,14 @@ def test_parts_of_a_message_stay_parts():
     parts = [{"type": "image"}, {"type": "text", "text": "this"}]
     builder.extend(Trajectory(Task(0, "Any-v0", 0), 0), ({"role": "user", "content": parts},))
     assert seen[0]["content"] == [{"type": "text", "text": "Look."}, *parts]
+
+
+def test_a_template_that_knows_only_texts_refuses_parts_in_words():
+    tokenizer = tokenizer_of("qwen2.5")
+    tokenizer.chat_template = (
+        "{%- for message in messages -%}{{ message.role + ': ' + message.content }}<|im_end|>{% endfor %}"
+    )
+    with pytest.raises(
+        ConfigError, match=r"refuses a conversation of 1 messages \(user\): can only concatenate"
+    ):
+        ChatRenderer(tokenizer).prompt([{"role": "user", "content": [{"type": "text", "text": "x"}]}])

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from tests.support.processes import env_server
+from trainer.config.run import PanelSettings
+from trainer.panels import build_panel
 from trainer.rollout.environments import EnvironmentPool
 from trainer.tasks.task import Task
 
@@ -93,3 +95,26 @@ async def test_sessions_that_failed_and_idle_ones_are_closed(pool: EnvironmentPo
         while await sessions(pool) > 0:
             await asyncio.sleep(0.02)
     assert await play(pool, 3)
+
+
+async def test_as_many_sessions_are_lent_at_once_as_there_are_places(pool: EnvironmentPool) -> None:
+    assert await pool.places([None, None]) == LIMIT
+    async with asyncio.timeout(30):
+        async with pool.sessions(task(3), 128) as all_of_them:
+            assert len(all_of_them) == LIMIT
+            assert await sessions(pool) == LIMIT
+        # Whoever comes next finds a place again, though the sessions are closed in the background.
+        await asyncio.gather(*(play(pool, 4) for _ in range(LIMIT)))
+        async with pool.sessions(task(3), 2) as two:
+            assert len(two) == 2
+    assert await sessions(pool) <= LIMIT
+
+
+async def test_a_panel_is_the_same_however_many_sessions_look_for_it(pool: EnvironmentPool) -> None:
+    settings = PanelSettings(env_id="FrozenLake-v0", kwargs={"size": 3}, episodes=20)
+    few = await build_panel("p", settings, pool)
+    with env_server() as roomy:
+        async with EnvironmentPool(roomy, None, "json", timeout_s=20) as other:
+            many = await build_panel("p", settings, other)
+    assert [each.seed for each in few.tasks] == [each.seed for each in many.tasks]
+    assert len(few.tasks) == 20

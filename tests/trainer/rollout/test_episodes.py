@@ -11,12 +11,14 @@ import pytest
 
 from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
+from trainer.config.run import PromptSettings
 from trainer.errors import PluginError
 from trainer.inference.base import GenerationResult, SamplingParams
 from trainer.plugins import load_plugin
 from trainer.records import Outcome, Segment, Trajectory, Turn
 from trainer.rollout.actors import ModelActor, ScriptedActor
 from trainer.rollout.episodes import EpisodePlayer
+from trainer.rollout.prompts import PromptBuilder
 from trainer.tasks.task import Task
 
 TASK = Task(0, "Any-v0", seed=0)
@@ -113,6 +115,31 @@ async def test_a_number_of_an_environment_that_is_none_is_an_outcome(session):
 )
 async def test_truth_values_are_booleans_or_numbers(info, outcome):
     assert (await played(Pool(Session(info=info)))).outcome is outcome
+
+
+@pytest.mark.parametrize(
+    "messages",
+    ["hello", [1], [{"role": "user"}], [{"role": 1, "content": "x"}], [{"role": "user", "content": None}]],
+)
+async def test_messages_of_an_environment_that_are_none_are_an_outcome(messages):
+    class Odd(Session):
+        async def reset(self, seed, options):
+            return "board", {"messages": messages}
+
+    trajectory = await played(Pool(Odd()))
+    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+    assert "info['messages'] must be a list of messages" in trajectory.detail
+
+
+@pytest.mark.parametrize("info", [{"instruction": 5}, {"tools": "all"}, {"tools": [1]}])
+async def test_instructions_and_tools_that_are_none_are_an_outcome(info):
+    class Odd(Session):
+        async def reset(self, seed, options):
+            return "board", info
+
+    prompts = PromptBuilder(SimpleNamespace(), None, PromptSettings(tools="template"))
+    actor = ModelActor(Engine(-1.0), prompts, SamplingParams(4), 64, 0, "test")
+    assert (await played(Pool(Odd()), actor=actor)).outcome is Outcome.ENVIRONMENT_ERROR
 
 
 async def test_very_long_keys_of_states_are_kept_as_digests():

@@ -1,0 +1,94 @@
+"""Whether an environment holds up those who share its process: what resets cost, and steps on replies that repeat."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import gymnasium
+
+from clients.checks.report import Finding, Status
+from clients.checks.target import Target
+from clients.long_texts import BEYOND_CHANCE_S, LIMIT_S, SIZES, long_texts
+from clients.protocol.spaces import UnicodeText
+
+_RESETS = 8
+_REPEATS = 3
+_PATIENCE_S = 10.0
+_REMEDY = (
+    "whoever shares the process waits for it: bound the work, or leave metadata['inline'] out, so that it runs in a "
+    "process of its own"
+)
+
+
+def check_costs(target: Target) -> Iterator[Finding]:
+    """Measure CPU time, which a busy machine does not add to; what is slow once by chance is measured again."""
+    env = target.build()
+    try:
+        inline = bool(env.metadata.get("inline", False))
+        yield _resets(env, inline)
+        if isinstance(env.action_space, UnicodeText):
+            yield _long_replies(env, inline)
+    finally:
+        env.close()
+
+
+def _resets(env: gymnasium.Env[Any, Any], inline: bool) -> Finding:
+    check = f"a reset takes less than {LIMIT_S * 1e3:.0f} ms"
+    env.reset(seed=0)  # what is loaded once is no part of it
+    seconds, seed = max((_cost(partial(env.reset, seed=seed)), seed) for seed in range(_RESETS))
+    said = f"{seconds * 1e3:.1f} ms of CPU time at most, of {_RESETS} seeds"
+    if seconds < LIMIT_S:
+        return Finding(check, Status.PASS, said)
+    if not inline:
+        return Finding(check, Status.PASS, f"{said}; it does not run inline, so nobody else waits")
+    return Finding(check, Status.FAIL, f"{seconds * 1e3:.0f} ms of CPU time with seed {seed}", _REMEDY)
+
+
+def _long_replies(env: gymnasium.Env[Any, Any], inline: bool) -> Finding:
+    check = f"a megabyte is read in less than {LIMIT_S * 1e3:.0f} ms"
+    deadline = time.monotonic() + _PATIENCE_S
+    slowest, tried = 0.0, 0
+    env.reset(seed=0)
+    for name, text in long_texts():
+        if time.monotonic() > deadline:
+            break
+        tried += 1
+        # From small to large: what is quadratic is found before it takes minutes.
+        for size in SIZES:
+            seconds = _cost(partial(_answered, env, text[:size]))
+            slowest = max(slowest, seconds)
+            if seconds >= LIMIT_S:
+                said = f"{size:,} characters of {name} take {seconds * 1e3:.0f} ms of CPU time"
+                return Finding(check, Status.FAIL if inline else Status.WARN, said, _READING_REMEDY)
+    return Finding(check, Status.PASS, f"{slowest * 1e3:.1f} ms of CPU time at most, of {tried} texts")
+
+
+_READING_REMEDY = (
+    "a model that repeats itself writes this, and whoever shares the process waits: look at no place of a reply twice "
+    "(patterns without .*? up to a mark that may never come), and read no more than a bounded part of it"
+)
+
+
+def _answered(env: gymnasium.Env[Any, Any], text: str) -> None:
+    _, _, terminated, truncated, _ = env.step(text)
+    if terminated or truncated:
+        env.reset(seed=0)
+
+
+def _cost(act: Callable[[], Any]) -> float:
+    """Return the CPU seconds of an act; the least of some where it is slow."""
+    seconds = _once(act)
+    for _ in range(_REPEATS - 1):
+        if not LIMIT_S <= seconds < BEYOND_CHANCE_S:
+            break
+        seconds = min(seconds, _once(act))
+    return seconds
+
+
+def _once(act: Callable[[], Any]) -> float:
+    begun = time.process_time()
+    act()
+    return time.process_time() - begun
