@@ -47,6 +47,7 @@ _CASES = re.compile(
     r"(?:\\left\s*\\\{\s*)?\\begin\s*\{cases\}(?P<body>[^&]*)\\end\s*\{cases\}(?:\s*\\right\s*\.)?", re.DOTALL
 )
 _NAMED = re.compile(r"\s*(\\?[a-zA-Z]{1,12}(?:_(?:\w|\{\w{1,5}\}))?)\s*=(?!=)")
+_TUPLE_OF_NAMES = re.compile(r"\((?P<names>[^()=]+)\)\s*=\s*\((?P<values>.+)\)", re.DOTALL)
 _EITHER_SIGN = re.compile(r"\\pm(?![a-zA-Z])|±")
 _OPENING = {"(": "(", "[": "[", "\\{": "{", "{": "{"}
 _CLOSING = (")", "]", "\\}", "}")
@@ -303,6 +304,8 @@ def _read(answer: str) -> _Answer:
     denial = _DENIAL.fullmatch(text)
     if denial is not None:
         return _Answer(text, form.percent, denied=_read(denial[1]))
+    if "=" in text and (parts := _named_tuple(text)):
+        return _Answer(text, form.percent, parts=parts)
     if "=" in text and (side := _last_side(text)) is not None:
         return _read(side)
     said = words(text)
@@ -323,6 +326,17 @@ def _named_parts(answer: str, parts: list[str]) -> tuple[_Answer, ...]:
         replace(_read(part), name=None if name is None else name[1])
         for part, name in zip(parts, named, strict=True)
     )
+
+
+def _named_tuple(text: str) -> tuple[_Answer, ...]:
+    """Read `(x, y) = (1, 2)` as `x = 1, y = 2`; nothing if a text is no such equation."""
+    match = _TUPLE_OF_NAMES.fullmatch(text)
+    if match is None or not _encloses(text, match.start("values"), match.end("values")):
+        return ()
+    names, values = _split(match["names"]), _split(match["values"])
+    if len(names) != len(values) or len(names) < 2 or not all(map(_NAME.fullmatch, names)):
+        return ()
+    return tuple(replace(_read(value), name=name) for name, value in zip(names, values, strict=True))
 
 
 def _names(answer: _Answer) -> list[str] | None:

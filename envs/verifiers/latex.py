@@ -23,6 +23,8 @@ _UNIT_TEXT = re.compile(
     r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|\d))?\.?\s*$"
     r"|\\[dt]?frac\s*\{\s*\\(?:text|mathrm)\s*\{[^{}]*\}\s*\}\s*\{\s*\\(?:text|mathrm)\s*\{[^{}]*\}(?:\s*\^\s*\{?\d\}?)?\s*\}\s*$"
 )
+# Upright, it is no unit of measurement.
+_IMAGINARY_UNIT = re.compile(r"\\(?:mathrm|text|operatorname)\s*\{\s*i\s*\}")
 _SPACE_AT_END = re.compile(r"(?:\s|~|\\[,;:! ]|\\quad){1,8}$")
 UNITS = "mm|cm|dm|km|mi|ft|in|yd|kg|mg|lbs?|oz|ml|mL|gal|hrs?|mins?|secs?|ms|mph|kph|rad|deg|sq|cu|am|pm|Hz|kHz|kW|kJ"
 """Units that may stand right beside a number."""
@@ -109,7 +111,7 @@ class Plain:
 def plain(answer: str) -> Plain:
     """Return the plain form of an answer."""
     # One blank means what many mean, and searches for what ends in blanks would look at each of them again.
-    text = _trimmed(_BLANKS.sub(" ", answer.translate(_MINUS)))
+    text = _trimmed(_BLANKS.sub(" ", _IMAGINARY_UNIT.sub("i", answer).translate(_MINUS)))
     percent = False
     # Units and signs stand around each other: "$5.00 dollars", "28\\% \\text{ of them}".
     for _ in range(3):
@@ -127,6 +129,7 @@ def plain(answer: str) -> Plain:
 
 def typeset(text: str) -> str:
     """Return a text with the signs that have a command in LaTeX written as that command."""
+    text = _IMAGINARY_UNIT.sub("i", text) if "i" in text else text
     if text.isascii():
         return text
     text = _POWER.sub(lambda match: f"^{{{match[0].translate(_POWERS)}}}", text.translate(_MINUS))

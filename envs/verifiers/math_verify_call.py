@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-from sympy import Expr, FiniteSet, I, MatrixBase
+from sympy import Equality, Expr, FiniteSet, I, MatrixBase, Tuple
+from sympy.concrete.expr_with_limits import ExprWithLimits
 from sympy.core.relational import Relational
 
 # It says at every start that its time-outs are off.
@@ -56,10 +57,10 @@ def _parsed(text: str, targets: Sequence[Any]) -> list[Any]:
 
 
 def _complex(parsed: Any) -> Any:
-    """Take `i` for the imaginary unit, which Math-Verify reads as a variable; in an inequality it is one."""
-    if not isinstance(parsed, (Expr, FiniteSet, MatrixBase)):
-        return parsed
-    if parsed.has(Relational):
+    """Take `i` for the imaginary unit, which Math-Verify reads as a variable; where it is ordered or set, it is one."""
+    if isinstance(parsed, Equality) and str(parsed.lhs) != "i":
+        return Equality(_complex(parsed.lhs), _complex(parsed.rhs), evaluate=False)
+    if not isinstance(parsed, (Expr, FiniteSet, MatrixBase, Tuple)) or parsed.has(Relational, ExprWithLimits):
         return parsed
     units = [symbol for symbol in parsed.free_symbols if str(symbol) == "i"]
     return parsed.subs(dict.fromkeys(units, I)) if units else parsed
