@@ -304,8 +304,8 @@ def _read(answer: str) -> _Answer:
     denial = _DENIAL.fullmatch(text)
     if denial is not None:
         return _Answer(text, form.percent, denied=_read(denial[1]))
-    if "=" in text and (parts := _named_tuple(text)):
-        return _Answer(text, form.percent, parts=parts)
+    if "=" in text and (named := _named_tuple(text)):
+        return _Answer(text, form.percent, parts=named)
     if "=" in text and (side := _last_side(text)) is not None:
         return _read(side)
     said = words(text)
