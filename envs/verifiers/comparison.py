@@ -27,7 +27,10 @@ _KEPT = 1024
 _CONSTANTS = frozenset({"e", "i", "inf", "infinity", "infty"})
 # "1,22" is one number where commas are decimal signs, and two elsewhere.
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
-_BETWEEN = re.compile(r"[,\s]*\s(?:or|and)\s+|\s*,?\s*\\text\{\s*(?:or|and)\s*\}\s*")
+# Possessive, and from the beginning of a run of blanks alone: a run is looked at once.
+_BETWEEN = re.compile(
+    r"(?<![,\s])[,\s]++(?<=\s)(?:or|and)\s++|(?<!\s)\s*+,?\s*+\\text\{\s*+(?:or|and)\s*+\}\s*+"
+)
 _DEEPEST = 40
 _NAME = re.compile(
     r"\\?[a-zA-Z]{1,12}'*(?:_(?:\w|\{\w{1,5}\}))?(?:\s?\([^()=+*/^-]{0,20}\))?(?:\s+[A-Z]{1,4})?"
