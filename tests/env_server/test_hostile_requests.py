@@ -132,3 +132,21 @@ async def test_what_was_sent_is_not_sent_back_in_full(server: Server) -> None:
         ):
             answer = await socket.ask(op, **fields)
             assert len(str(answer)) < 2000, (op, list(fields))
+
+
+async def test_options_that_an_environment_refuses_are_the_client_s_fault(server: Server) -> None:
+    """`sleep` wants a number from 0 on; what the environment raises says so, and it can be reset again."""
+    for env_id in ("Count", "SlowCount"):
+        async with server.socket() as socket:
+            made = await socket.make(env_id)
+            for wrong in (-1, "long"):
+                begin = {"seed": 1, "options": {"sleep": wrong}}
+                for answer in (
+                    await socket.ask("reset", session_id=made, **begin),
+                    await socket.ask("make", env_id=env_id, reset=begin),
+                ):
+                    assert answer["error"]["code"] == "invalid_request", answer
+                    assert answer["error"]["errors"][0]["field"] == "options"
+                assert (await socket.call("reset", session_id=made))["step"] == 0
+            failed = await socket.ask("reset", session_id=made, options={"raise": 1})
+            assert failed["error"]["code"] == "env_error", "a failure is the environment's all the same"
