@@ -85,13 +85,14 @@ class Resetting:
         Raises:
             ProblemError: `invalid_request` or `forbidden`.
         """
+        known = entry.reset_options
+        # First, because it costs nothing, however much there is of an option that there is not.
+        if options and known is not None and (wrong := misfit(known, options)) is not None:
+            raise invalid("options", f"{entry.env_id}: {wrong}")
         try:
             encode_value(None, decode_value(None, options), binary=False)
         except (DecodeError, EncodeError) as error:
             raise invalid("options", str(error)) from error
-        known = entry.reset_options
-        if options and known is not None and (wrong := misfit(known, options)) is not None:
-            raise invalid("options", f"{entry.env_id}: {wrong}")
         if options and options.get("expert") and not self._settings.allow_expert:
             raise ProblemError(
                 "forbidden", "this server gives no expert actions (its setting is allow_expert)"
