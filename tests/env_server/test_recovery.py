@@ -130,8 +130,9 @@ async def socket_on(server: ServerProcess, index: int) -> AsyncIterator[Socket]:
     """A socket to one of the processes."""
     while True:
         async with open_socket(server) as socket:
-            made = await socket.make("Inline")
-            await socket.call("close", session_id=made)
+            # Another process may be starting again still.
+            made = (await socket.ask("make", env_id="Inline", reset={"seed": 1})).get("ok", {}).get("session_id", "")
+            await socket.ask("close", session_id=made)
             if made.startswith(f"{index}."):
                 yield socket
                 return
