@@ -131,7 +131,8 @@ async def socket_on(server: ServerProcess, index: int) -> AsyncIterator[Socket]:
     while True:
         async with open_socket(server) as socket:
             # Another process may be starting again still.
-            made = (await socket.ask("make", env_id="Inline", reset={"seed": 1})).get("ok", {}).get("session_id", "")
+            answer = await socket.ask("make", env_id="Inline", reset={"seed": 1})
+            made = answer.get("ok", {}).get("session_id", "none")
             await socket.ask("close", session_id=made)
             if made.startswith(f"{index}."):
                 yield socket
