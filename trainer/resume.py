@@ -24,8 +24,15 @@ _FREE_TO_CHANGE = (
     "tracking",
     "evaluation",
     "name",
+    "rollout.server_timeout_s",
+    "rollout.episode_timeout_s",
+    "rollout.max_failed_groups",
+    "optimizer.max_skipped_steps",
 )
-"""Settings that a resumed run may change: they do not touch what is learnt."""
+"""Settings that a resumed run may change: they do not touch what is learnt.
+
+How long a run waits, and after how many failures it ends: who comes back to a run that ended so raises just these.
+"""
 
 _RECORDS = (*RECORD_FILES, LEDGER_FILE)
 
@@ -168,7 +175,7 @@ def changed_settings(settings: RunSettings, directory: Path) -> list[str]:
         ) from error
     changes = _changes(before.model_dump(mode="json"), settings.model_dump(mode="json"))
     free = [key for key in _FREE_TO_CHANGE if key != "steps" or before.optimizer.schedule == "constant"]
-    return [key for key in changes if key.split(".")[0] not in free]
+    return [key for key in changes if key not in free and key.split(".")[0] not in free]
 
 
 def _changes(before: object, now: object, prefix: str = "") -> list[str]:
