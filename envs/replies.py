@@ -40,6 +40,7 @@ _BRACES = re.compile(
     r"(?P<box>\\(?:boxed|fbox|framebox)\s*+(?=\{))|(?P<bare>\\boxed\s++(?=[^\s{]))"
     r"|\\(?:[{}]|\\(?!boxed|fbox|framebox))|[{}]"
 )
+_PLAIN = r"\boxed{"
 _BARE_CONTENT = re.compile(r"[^\s$.,]++(?:[.,]\d++)*+")
 
 
@@ -136,6 +137,21 @@ def boxes(text: str) -> tuple[list[Box], int]:
 
     More are opened than returned where some never close: a reply that was cut off in its answer.
     """
+    plain = _plain_box(text)
+    return ([plain], 1) if plain is not None else _scanned_boxes(text)
+
+
+def _plain_box(text: str) -> Box | None:
+    """Return the one box of a text that has only one, with nothing in it that needs a closer look: most have."""
+    begin = text.find(_PLAIN)
+    if begin < 0 or text.count("box") > 1:
+        return None
+    end = text.find("}", begin)
+    content = text[begin + len(_PLAIN) : end]
+    return None if end < 0 or "{" in content or "\\" in content else Box(begin, end + 1, content, 0)
+
+
+def _scanned_boxes(text: str) -> tuple[list[Box], int]:
     spans: list[tuple[int, int, int]] = []
     # Braces that are open: where each stands, and where its box begins, if it is one's.
     braces: list[tuple[int, int | None]] = []

@@ -44,6 +44,7 @@ FREE = (
     "post_step_one",
     "post_render_one",
     "post_register",
+    "post_announce",
     "post_run_code",
     *("post_gem_make", "post_gem_step", "post_openenv_reset_one", "post_openenv_step_one"),
 )

@@ -12,6 +12,7 @@ from envs.replies import (
     ANSWER_WITHIN,
     LONGEST,
     Section,
+    _scanned_boxes,
     boxes,
     fenced_blocks,
     fenced_lines,
@@ -141,6 +142,15 @@ def test_boxes(text, contents, opened):
     found, count = boxes(text)
     assert ([box.content for box in found], count) == (contents, opened)
     assert all(text[box.start : box.end].startswith("\\") for box in found)
+
+
+@given(
+    st.lists(
+        st.sampled_from(["\\boxed{", "{", "}", "\\", "a ", "box", "\\fbox{", "\\boxed "]), max_size=8
+    ).map("".join)
+)
+def test_the_short_way_to_a_plain_box_finds_what_the_long_way_finds(text):
+    assert boxes(text) == _scanned_boxes(text)
 
 
 def test_a_box_knows_in_how_many_it_stands():
