@@ -15,8 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from clients.protocol.errors import ProblemError
-from trainer.errors import ConfigError, PluginError, TrainerError
-from trainer.numbers import InvalidNumberError
+from trainer.errors import ConfigError, InvalidNumberError, PluginError, TrainerError
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from inspect import isawaitable
 
 from clients.protocol.errors import ProblemError
 from clients.session import EnvSession
-from trainer.numbers import InvalidNumberError, are_finite, finite_number
+from trainer.errors import InvalidNumberError
+from trainer.numbers import are_finite, finite_number
 from trainer.plugins import Plugin
 from trainer.records import Segment, Trajectory, Turn
 from trainer.rollout.actors import Actor
