@@ -103,10 +103,10 @@ def _begin_anew(store: CheckpointStore, say: Callable[[str], None]) -> None:
 
 
 def _holds_a_run(directory: Path, store: CheckpointStore) -> bool:
-    return store.highest_step() > 0 or (directory / "model").exists() or _has_trained(directory)
+    return store.highest_step() > 0 or (directory / "model").exists() or has_trained(directory)
 
 
-def _has_trained(directory: Path) -> bool:
+def has_trained(directory: Path) -> bool:
     """Whether the metrics tell of a training step; those of step 0 are measured before it."""
     path = directory / METRICS_FILE
     if not path.exists():
@@ -127,7 +127,7 @@ def clear_records(directory: Path) -> bool:
 
     Its tasks are played again from the first one on, by weights that have learnt nothing from it.
     """
-    found = _has_trained(directory)
+    found = has_trained(directory)
     for name in _RECORDS:
         (directory / name).unlink(missing_ok=True)
     board = directory / TENSORBOARD_FOLDER
