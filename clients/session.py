@@ -380,6 +380,9 @@ class EnvSession:
 
 
 def _reward(wire: Any) -> float:
+    if wire in ("NaN", "Infinity", "-Infinity"):
+        # How JSON has them. What is made of a reward that is not finite is the caller's affair.
+        return float(wire)
     if isinstance(wire, bool) or not isinstance(wire, int | float):
         raise DecodeError(f"the reward of a step is a number, not {type(wire).__name__}")
     return float(wire)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
+from time import perf_counter
 from typing import Any
 
 from clients.protocol.arrays import EncodeError
@@ -13,6 +14,7 @@ from env_server.negotiation import too_large_reply
 from env_server.operations import SOCKET_OPS, Calls, unknown_op
 from env_server.pending import Pending
 from env_server.replies import Reply
+from env_server.slices import SLICE_S, Slices
 from env_server.validation import invalid
 
 Results = list[dict[str, Any]]
@@ -70,7 +72,31 @@ class _Waiting(Pending):
             self.answer(self._results)
 
 
-def run_batch(operations: Calls, context: Context, ops: list[Any]) -> Results | Pending | Awaitable[Results]:
+class Unfinished:
+    """A batch that takes so long to begin that others have their turn before the rest of it.
+
+    Frames that come after it on its socket have to wait until all of it is begun: what is asked of one session is done
+    in order.
+    """
+
+    def __init__(self, batch: "_Batch") -> None:
+        self._batch = batch
+
+    async def begin(self) -> None:
+        """Begin the other operations, in slices."""
+        while not self._batch.is_begun:
+            await asyncio.sleep(0)
+            self._batch.begin()
+
+    async def results(self) -> Results:
+        """The results, once all is begun."""
+        outcome = self._batch.outcome()
+        return outcome if isinstance(outcome, list) else await outcome
+
+
+def run_batch(
+    operations: Calls, context: Context, ops: list[Any]
+) -> Results | Pending | Awaitable[Results] | Unfinished:
     """Run the operations of a batch; each fails alone.
 
     What is answered at once is done in order. What runs in workers runs side by side, but the operations on one
@@ -79,38 +105,84 @@ def run_batch(operations: Calls, context: Context, ops: list[Any]) -> Results | 
     shared = operations.share_out(context, ops)
     if shared is not None:
         return shared
-    call = operations.call
-    results: Results = []
-    waiting: _Waiting | None = None
-    chains: dict[str, _Chain] = {}
-    for position, fields in enumerate(ops):
-        try:
-            op = fields["op"]
-            if op not in SOCKET_OPS:
-                raise unknown_op(op)
-            if chains:
-                chain = _chain_of(chains, fields)
-                if chain is not None:
-                    chain.append((position, fields, None))
-                    results.append({})
-                    continue
-            reply = call(context, op, fields)
-            if type(reply) is dict:
-                results.append({"ok": reply})
-            elif isinstance(reply, Pending):
-                results.append({})
-                if waiting is None:
-                    waiting = _Waiting(results)
-                waiting.wait_for(position, reply)
-            else:
-                key = fields.get("session_id")
-                chains[key if type(key) is str else f"#{position}"] = [(position, fields, reply)]
-                results.append({})
-        except Exception as error:  # noqa: BLE001 - a defect of ours costs this operation, not the batch
-            results.append(_failed(fields, error))
-    if not chains:
-        return results if waiting is None else waiting.begin()
-    return _finish(operations, context, results, chains, waiting)
+    batch = _Batch(operations, context, ops)
+    batch.begin()
+    return batch.outcome() if batch.is_begun else Unfinished(batch)
+
+
+class _Batch:
+    """A batch that is being run."""
+
+    def __init__(self, operations: Calls, context: Context, ops: list[Any]) -> None:
+        self._operations = operations
+        self._context = context
+        self._ops = ops
+        self._results: Results = []
+        self._waiting: _Waiting | None = None
+        self._chains: dict[str, _Chain] = {}
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether no operation is left to begin."""
+        return len(self._results) == len(self._ops)
+
+    def begin(self) -> None:
+        """Begin operations, for no longer than a slice."""
+        end = perf_counter() + SLICE_S
+        begin, results = self._begin, self._results
+        for position in range(len(results), len(self._ops)):
+            fields = self._ops[position]
+            results.append({})
+            try:
+                begin(position, fields)
+            except Exception as error:  # noqa: BLE001 - a defect of ours costs this operation, not the batch
+                results[position] = _failed(fields, error)
+            if perf_counter() >= end:
+                return
+
+    def _begin(self, position: int, fields: Any) -> None:
+        op = fields["op"]
+        if op not in SOCKET_OPS:
+            raise unknown_op(op)
+        if self._chains:
+            chain = _chain_of(self._chains, fields)
+            if chain is not None:
+                chain.append((position, fields, None))
+                return
+        reply = self._operations.call(self._context, op, fields)
+        if type(reply) is dict:
+            self._results[position] = {"ok": reply}
+        elif isinstance(reply, Pending):
+            if self._waiting is None:
+                self._waiting = _Waiting(self._results)
+            self._waiting.wait_for(position, reply)
+        else:
+            key = fields.get("session_id")
+            self._chains[key if type(key) is str else f"#{position}"] = [(position, fields, reply)]
+
+    def outcome(self) -> Results | Pending | Awaitable[Results]:
+        """The results, or what they are awaited by."""
+        if self._chains:
+            return self._finish()
+        return self._results if self._waiting is None else self._waiting.begin()
+
+    async def _finish(self) -> Results:
+        slices = Slices()
+        await asyncio.gather(*(self._follow(chain, slices) for chain in self._chains.values()))
+        if self._waiting is not None:
+            await self._waiting.begin()
+        return self._results
+
+    async def _follow(self, chain: _Chain, slices: Slices) -> None:
+        """Run the operations on one session one after another."""
+        for position, fields, reply in chain:
+            try:
+                if reply is None:
+                    await slices.turn()
+                    reply = self._operations.call(self._context, fields["op"], fields)
+                self._results[position] = {"ok": reply if isinstance(reply, dict) else await reply}
+            except Exception as error:  # noqa: BLE001 - a defect of ours costs this operation, not the batch
+                self._results[position] = _failed(fields, error)
 
 
 def _chain_of(chains: Mapping[str, _Chain], fields: Mapping[str, Any]) -> _Chain | None:
@@ -124,27 +196,6 @@ def _chain_of(chains: Mapping[str, _Chain], fields: Mapping[str, Any]) -> _Chain
             if type(session_id) is str and session_id in chains:
                 return chains[session_id]
     return None
-
-
-async def _finish(
-    operations: Calls,
-    context: Context,
-    results: Results,
-    chains: Mapping[str, _Chain],
-    waiting: _Waiting | None,
-) -> Results:
-    async def follow(chain: _Chain) -> None:
-        for position, fields, reply in chain:
-            try:
-                answer = operations.call(context, fields["op"], fields) if reply is None else reply
-                results[position] = {"ok": answer if isinstance(answer, dict) else await answer}
-            except Exception as error:  # noqa: BLE001 - a defect of ours costs this operation, not the batch
-                results[position] = _failed(fields, error)
-
-    await asyncio.gather(*(follow(chain) for chain in chains.values()))
-    if waiting is not None:
-        await waiting.begin()
-    return results
 
 
 def _failed(fields: Any, error: Exception) -> dict[str, Any]:

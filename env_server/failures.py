@@ -5,7 +5,8 @@ import re
 from clients.protocol.errors import ProblemError
 from clients.protocol.values import DecodeError, EncodeError
 from env_server.session import Running, Session
-from env_server.workers.base import EnvironmentRaised
+from env_server.validation import invalid
+from env_server.workers.base import EnvironmentRaised, OptionsRefused
 
 # A name in a path may hold blanks where the path is in quotes, or where another name follows; elsewhere it ends there,
 # or the words after a path would be taken for a part of it.
@@ -22,13 +23,15 @@ _MOST_READ = 10_000
 def environment_error(error: EnvironmentRaised | EncodeError | DecodeError) -> ProblemError:
     """The problem that an environment raised, or gave something that the wire has no form for.
 
-    File paths are taken out of the message; the log has them.
+    File paths are taken out of the message; the log has them. Options that it refuses are the client's fault.
     """
     if isinstance(error, EnvironmentRaised):
         error_class, message = error.error_class, error.message
     else:
         error_class, message = "ValueError", str(error)
     message = _PATHS.sub("<path>", message[:_MOST_READ])[:_MAX_MESSAGE]
+    if isinstance(error, OptionsRefused):
+        return invalid("options", f"the environment refuses them: {message}")
     return ProblemError("env_error", f"{error_class}: {message}", error_class=error_class, message=message)
 
 

@@ -130,6 +130,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._head > self._max_head:
             raise _Refused
         self._refusal = _wrong_with(self.parser.get_http_version(), self.headers)
+        if self._refusal is None and self.parser.should_upgrade() and self._should_upgrade():
+            self._refusal = _wrong_with_upgrade(self.parser.get_method(), self.headers)
         if self._refusal is not None:
             raise _Refused
         self._head = 0
@@ -170,8 +172,19 @@ def _wrong_with(version: str, headers: Sequence[tuple[bytes, bytes]]) -> _Refusa
     if len(hosts) > 1 or (not hosts and version != "1.0"):
         return _NO_REQUEST._replace(detail=f"a request has one Host header, and this one has {len(hosts)}")
     codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
-    if codings not in ([], [b"chunked"]):
-        return _NO_REQUEST._replace(detail="the only Transfer-Encoding here is chunked")
+    if codings not in ([], [b"chunked"]) or (codings and version == "1.0"):
+        return _NO_REQUEST._replace(detail="the only Transfer-Encoding here is chunked, of HTTP/1.1")
+    return None
+
+
+def _wrong_with_upgrade(method: bytes, headers: Sequence[tuple[bytes, bytes]]) -> _Refusal | None:
+    """What is wrong with a handshake that the socket would answer in plain text, or never, if anything is."""
+    if method != b"GET":
+        return _NO_REQUEST._replace(detail="a WebSocket is opened with GET")
+    if [value.strip() for name, value in headers if name == b"sec-websocket-version"] != [b"13"]:
+        return _NO_REQUEST._replace(detail="a WebSocket is opened with Sec-WebSocket-Version: 13")
+    if sum(name == b"sec-websocket-key" for name, _ in headers) != 1:
+        return _NO_REQUEST._replace(detail="a WebSocket is opened with one Sec-WebSocket-Key")
     return None
 
 

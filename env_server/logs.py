@@ -5,7 +5,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from env_server.log_fields import LOGGED
 
@@ -15,7 +15,18 @@ LogFormat = Literal["text", "json"]
 _TALKATIVE = ("uvicorn.error", "httpx", "httpcore", "websockets")
 
 
-class _Text(logging.Formatter):
+_MAX_LINE = 2_000
+_MAX_RECORD = 20_000
+
+
+class _Bounded(logging.Formatter):
+    """Cuts what is long: an exception may hold what a client has sent, a megabyte each time."""
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the name in the standard library
+        return _bounded(super().formatException(ei))
+
+
+class _Text(_Bounded):
     """Lines for people; what a record is about stands at the end of its first line."""
 
     def __init__(self, process: str) -> None:
@@ -25,10 +36,10 @@ class _Text(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in the standard library
         about = "".join(f" {name}={value}" for name, value in _fields(record).items())
         place = f" process={self._process}" if self._process else ""
-        return super().formatMessage(record) + about + place
+        return _bounded(super().formatMessage(record)) + about + place
 
 
-class _Json(logging.Formatter):
+class _Json(_Bounded):
     """One JSON object a line."""
 
     def __init__(self, process: str) -> None:
@@ -41,7 +52,7 @@ class _Json(logging.Formatter):
             "time": f"{seconds}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _bounded(record.getMessage()),
             "process": self._process,
             "pid": record.process,
             **_fields(record),
@@ -97,3 +108,17 @@ def describe_records(find: Callable[[str | None], dict[str, str]]) -> None:
 
 def _fields(record: logging.LogRecord) -> dict[str, str]:
     return {name: value for name in LOGGED if (value := getattr(record, name, None)) is not None}
+
+
+def _bounded(text: str) -> str:
+    """A text whose lines and whole have bounds; its end, where a stack says what was raised, is kept."""
+    if len(text) > _MAX_LINE:
+        text = "\n".join(_cut(line, _MAX_LINE) for line in text.split("\n"))
+    return _cut(text, _MAX_RECORD)
+
+
+def _cut(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]} ... {len(text) - 2 * half} characters ... {text[-half:]}"

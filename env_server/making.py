@@ -30,11 +30,10 @@ from env_server.running import Runner
 from env_server.session import ResetRecord, Session
 from env_server.sessions import Sessions, session_gone
 from env_server.settings import Settings
+from env_server.slices import Slices
 from env_server.validation import invalid, validate
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, ServerLost, Worker, WorkerLost
 
-# A large make lets others be served after so long.
-_YIELD_EVERY_S = 0.005
 _Request = MakeRequest | ForkRequest | RestoreRequest
 _OPS: dict[type[_Request], str] = {MakeRequest: "make", ForkRequest: "fork", RestoreRequest: "restore"}
 _Begin = Callable[[Session, int], Coroutine[Any, Any, ResetRecord | None]]
@@ -74,6 +73,7 @@ class Making:
         self._relayed = relayed
         self._workers = workers
         self._journal_file = journal_file
+        self._slices = Slices()
         self.remembered = RememberedAnswers(settings.max_remembered_requests)
 
     # -- make ----------------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class Making:
         if episode.env_version != entry.version:
             raise ProblemError(
                 "session_gone",
-                f"the episode is of version {episode.env_version}, this server has {entry.version}",
+                f"the episode is of version {episode.env_version[:100]!r}, this server has {entry.version!r}",
                 reason="replay_diverged",
             )
         opened: list[OpenedSession | RelayedOpening] = await self.remembered.once(
@@ -303,13 +303,9 @@ class Making:
     async def _begin_all(self, opened: list[Session], begin: _Begin) -> list[ResetRecord | None]:
         if opened[0].inline is not None:
             records: list[ResetRecord | None] = []
-            time = asyncio.get_running_loop().time
-            began = time()
             for number, session in enumerate(opened):
+                await self._slices.turn()
                 records.append(await self._begin(session, number, begin))
-                if time() - began > _YIELD_EVERY_S:
-                    await asyncio.sleep(0)
-                    began = time()
             return records
         beginnings = (self._begin(session, number, begin) for number, session in enumerate(opened))
         # All are waited for, so that none is still being made when the others are closed.

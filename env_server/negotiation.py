@@ -35,7 +35,7 @@ async def read_fields(request: Request, limit: int) -> dict[str, Any]:
         ProblemError: `too_large`, `unsupported_media_type` or `invalid_request`.
     """
     body = await _read(request, limit)
-    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    coding = ", ".join(request.headers.getlist("content-encoding")).strip().lower() or "identity"
     if coding != "identity":
         raise ProblemError(
             "unsupported_media_type",

@@ -2,7 +2,8 @@
 
 import logging
 import secrets
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from clients.protocol.errors import ProblemError
@@ -20,10 +21,11 @@ from env_server.running import Runner
 from env_server.session import ResetRecord, Running, Session, StepRecord
 from env_server.settings import Settings
 from env_server.validation import invalid, validate
-from env_server.workers.base import EnvironmentRaised, StepOutcome
+from env_server.workers.base import EnvironmentRaised, OptionsRefused, StepOutcome
 from envs.reset_options import misfit
 
 _SEEDS = 2**53
+_REFUSED_BY_RESET = frozenset({"TypeError", "ValueError"})
 _log = logging.getLogger(__name__)
 
 
@@ -83,13 +85,14 @@ class Resetting:
         Raises:
             ProblemError: `invalid_request` or `forbidden`.
         """
+        known = entry.reset_options
+        # First, because it costs nothing, however much there is of an option that there is not.
+        if options and known is not None and (wrong := misfit(known, options)) is not None:
+            raise invalid("options", f"{entry.env_id}: {wrong}")
         try:
             encode_value(None, decode_value(None, options), binary=False)
         except (DecodeError, EncodeError) as error:
             raise invalid("options", str(error)) from error
-        known = entry.reset_options
-        if options and known is not None and (wrong := misfit(known, options)) is not None:
-            raise invalid("options", f"{entry.env_id}: {wrong}")
         if options and options.get("expert") and not self._settings.allow_expert:
             raise ProblemError(
                 "forbidden", "this server gives no expert actions (its setting is allow_expert)"
@@ -117,9 +120,10 @@ class Resetting:
                     *session.inline.make_now(session.session_id, entry.source, session.kwargs)
                 )
                 session.attached = True
-            observation, info = session.inline.reset_now(
-                session.session_id, seed, decode_value(None, options)
-            )
+            with _refusing(options):
+                observation, info = session.inline.reset_now(
+                    session.session_id, seed, decode_value(None, options)
+                )
         except EnvironmentRaised as error:
             raise self.broken(session, error) from error
         return self._begun(session, seed, options, observation, info, request_id, ending)
@@ -140,7 +144,8 @@ class Resetting:
         async def reset() -> tuple[Any, Mapping[str, Any]]:
             if not session.attached:
                 await self._runner.make(session)
-            return await session.worker.reset(session.session_id, seed, given, timeout=timeout)
+            with _refusing(options):
+                return await session.worker.reset(session.session_id, seed, given, timeout=timeout)
 
         observation, info = await self._runner.persist(session, reset)
         return self._begun(session, seed, options, observation, info, request_id, ending)
@@ -206,6 +211,17 @@ class Resetting:
         session.recoverable = False
         _log.warning("the environment failed: %s", error, extra={"session_id": session.session_id})
         return environment_error(error)
+
+
+@contextmanager
+def _refusing(options: dict[str, Any] | None) -> Iterator[None]:
+    """Tell an environment that refuses the values of its options from one that fails."""
+    try:
+        yield
+    except EnvironmentRaised as error:
+        if options and error.error_class in _REFUSED_BY_RESET:
+            raise OptionsRefused(error.error_class, error.message) from error
+        raise
 
 
 def _ended_step(record: StepRecord) -> EndedStep | None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Awaitable, Callable, MutableMapping
+from time import perf_counter
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -11,7 +12,7 @@ from starlette.datastructures import Headers
 from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import SUBPROTOCOLS, dumps, loads
-from env_server.batch import Results, encode_results, read_batch, run_batch
+from env_server.batch import Results, Unfinished, encode_results, read_batch, run_batch
 from env_server.context import Context
 from env_server.envelope import FrameId, as_problem, bad_frame, frame_id, sendable
 from env_server.gathering import MORE
@@ -22,6 +23,7 @@ from env_server.pending import Pending
 from env_server.replies import Reply
 from env_server.seat import Seat
 from env_server.services import Services
+from env_server.slices import SLICE_S
 from env_server.validation import invalid
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -165,19 +167,30 @@ class Socket:
         self._in_flight: set[FrameId] = set()
         self._dropped = False
         self._room: asyncio.Future[None] | None = None
+        self._beginning: asyncio.Task[None] | None = None
         self._answers: list[bytes] = []
 
     async def serve(self) -> None:
         """Answer frames until the socket drops. Operations that run then are finished all the same."""
         receive, send, binary, place = self._receive, self._send, self._binary, self._place
         place.on_change = self._changed
+        worked = 0.0
         try:
             while True:
                 message = await receive()
                 if message["type"] != "websocket.receive" or place.revoked:
                     return
                 text = message.get("text")
+                taken = perf_counter()
                 content = self._take(message["bytes"] if text is None else text)
+                worked += perf_counter() - taken
+                if worked > SLICE_S:
+                    # Frames that are here already are received, and their answers sent, without the loop's going on.
+                    worked = 0.0
+                    await asyncio.sleep(0)
+                if self._beginning is not None:
+                    await asyncio.wait((self._beginning,))
+                    self._beginning = None
                 if content is not None:
                     self._metrics.socket_sent += len(content)
                     await send(_message(content, binary))
@@ -219,7 +232,7 @@ class Socket:
             if number in self._in_flight:
                 raise invalid("id", f"the id {number!r} is in use")
             op = frame.get("op")
-            reply: Reply | Results | Pending | Awaitable[Reply | Results]
+            reply: Reply | Results | Pending | Unfinished | Awaitable[Reply | Results]
             if op == "batch":
                 reply = run_batch(
                     self._services.operations, self._context, read_batch(frame, self._max_batch)
@@ -236,12 +249,26 @@ class Socket:
             if isinstance(reply, Pending):
                 reply.listen(self._take_answer, number)
                 return None
+            if isinstance(reply, Unfinished):
+                reply = self._begun(reply)
             self._services.answering(asyncio.get_running_loop().create_task(self._finish(number, reply)))
         except DecodeError as error:
             return self._encode_problem(number, invalid("", str(error)))
         except Exception as error:  # noqa: BLE001 - a defect of ours costs this frame, not the socket
             return self._encode_problem(number, as_problem(error))
         return None
+
+    def _begun(self, batch: Unfinished) -> Awaitable[Results]:
+        """The results of a batch that is begun in slices; no frame is read before that is done."""
+        beginning = asyncio.get_running_loop().create_task(batch.begin())
+        self._services.answering(beginning)
+        self._beginning = beginning
+
+        async def results() -> Results:
+            await beginning
+            return await batch.results()
+
+        return results()
 
     def _authenticate_again(self, frame: dict[str, Any]) -> Reply:
         """A token that is not needed any more; one that is wrong or somebody else's is told so."""

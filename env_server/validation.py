@@ -8,6 +8,7 @@ from clients.protocol.errors import ProblemError
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _MAX_ERRORS = 20
+_MAX_NAME = 100
 
 
 def validate(model: type[_Model], fields: Any) -> _Model:
@@ -24,7 +25,7 @@ def validate(model: type[_Model], fields: Any) -> _Model:
 
 def _problem(error: ValidationError) -> ProblemError:
     errors = [
-        {"field": ".".join(str(part) for part in item["loc"]), "reason": item["msg"]}
+        {"field": ".".join(str(part)[:_MAX_NAME] for part in item["loc"]), "reason": item["msg"]}
         for item in error.errors(include_url=False, include_context=False, include_input=False)[:_MAX_ERRORS]
     ]
     first = errors[0]
@@ -34,4 +35,5 @@ def _problem(error: ValidationError) -> ProblemError:
 
 def invalid(field: str, reason: str) -> ProblemError:
     """The problem that one field of a request is wrong."""
+    field = field[:_MAX_NAME]
     return ProblemError("invalid_request", f"{field}: {reason}", errors=[{"field": field, "reason": reason}])

@@ -31,7 +31,11 @@ _HEDGES: Mapping[str, Callable[[Sequence[str]], str]] = {
     "tags": lambda answers: "".join(f"<answer>{answer}</answer>" for answer in answers),
     "one tag": lambda answers: f"<answer>{' or '.join(answers)}</answer>",
     "boxes": lambda answers: " ".join(f"\\boxed{{{answer}}}" for answer in answers),
+    "fences": lambda answers: "\n".join(f"```\n{answer}\n```" for answer in answers),
 }
+# An answer of several lines is a text or a program: one below the other they make one longer text, in which a program
+# defines what it needs and more, and no list of answers that exclude each other.
+_ONE_LINE_EACH = frozenset({"lines"})
 
 
 @dataclass(frozen=True)
@@ -247,8 +251,10 @@ async def _hedging(subject: Subject, tasks: Sequence[_Task]) -> list[Entry]:
     if tasks[0].answer is None:
         detail = "no task field is paid when said, so the right answers are not known"
         return [Entry(_SECTION, check, Verdict.SKIPPED, detail)]
+    long = any("\n" in str(task.answer).strip() for task in tasks)
+    ways = {name: write for name, write in _HEDGES.items() if not (long and name in _ONE_LINE_EACH)}
     found = []
-    for name, write in _HEDGES.items():
+    for name, write in ways.items():
         middle = [(task, write(_among(task, tasks, number, 2))) for number, task in enumerate(tasks)]
         first = [(task, write(_among(task, tasks, number, 0))) for number, task in enumerate(tasks)]
         last = [(task, write(_among(task, tasks, number, 4))) for number, task in enumerate(tasks)]
@@ -260,7 +266,7 @@ async def _hedging(subject: Subject, tasks: Sequence[_Task]) -> list[Entry]:
         if rate.low >= 0.2 or success_rate(ends, len(tasks)).low >= 0.2:
             found.append((name, max(paid[0], ends), middle[0][1]))
     if not found:
-        detail = f"{len(_HEDGES)} ways to list five answers; only one place is read, if any"
+        detail = f"{len(ways)} ways to list five answers; only one place is read, if any"
         return [Entry(_SECTION, check, Verdict.OK, detail)]
     name, count, said = found[0]
     return [

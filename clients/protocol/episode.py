@@ -35,10 +35,11 @@ class PortableEpisode(BaseModel):
     actions: list[Any] = Field(
         default_factory=list, description="As they are on the wire, in JSON's encoding."
     )
-    digests: list[Digest] = Field(default_factory=list, description="One for each action.")
+    digests: list[Digest] = Field(default_factory=list, fail_fast=True, description="One for each action.")
     # JSON has no tuples.
     reseeds: list[Annotated[tuple[Steps, EpisodeSeed], Strict(False)]] = Field(
         default_factory=list,
+        fail_fast=True,
         description="Of a fork: after this many steps, the generator was seeded anew with this.",
     )
 

@@ -107,13 +107,13 @@ class RestoreRequest(Request):
 class CloseRequest(Request):
     """Close many sessions."""
 
-    session_ids: list[Identifier]
+    session_ids: list[Identifier] = Field(fail_fast=True)
 
 
 class VerifyRequest(Request):
     """Score responses without a session."""
 
-    items: list[VerifyItem]
+    items: list[VerifyItem] = Field(fail_fast=True)
     timeout_s: Seconds | None = None
 
 
@@ -165,7 +165,7 @@ class AnnounceRequest(Request):
 
     url: str = Field(min_length=1, max_length=2048, description="Base URL of the server.")
     protocol: UpstreamProtocol = Field(default="rollgym", description="What that server speaks.")
-    envs: list[AnnouncedEnvironment] = Field(min_length=1, max_length=1024)
+    envs: list[AnnouncedEnvironment] = Field(min_length=1, max_length=1024, fail_fast=True)
     token: str | None = Field(
         default=None, max_length=4096, pattern=r"^[!-~]+$", description="Bearer token for that server."
     )

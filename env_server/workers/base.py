@@ -78,6 +78,10 @@ class EnvironmentRaised(Exception):  # noqa: N818 - the name says what happened
         return f"{self.error_class}: {self.message}"
 
 
+class OptionsRefused(EnvironmentRaised):
+    """An environment refused the values of the options that a reset gave it."""
+
+
 class WorkerLost(Exception):  # noqa: N818 - the name says what happened
     """The environment is gone: the worker that held it died, or was ended.
 

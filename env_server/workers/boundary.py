@@ -13,6 +13,7 @@ from env_server.workers.base import EnvironmentRaised, EnvSource, StepOutcome, V
 Environment = gymnasium.Env[Any, Any]
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
+_MAX_MESSAGE = 10_000
 
 
 def guarded(function: Callable[..., _T], *arguments: Any) -> _T:
@@ -50,7 +51,7 @@ def _message(error: BaseException) -> str:
         text = str(error)
     except BaseException as another:  # noqa: BLE001 - the boundary to user code
         return f"its message cannot be had: {type(another).__name__}"
-    return text.encode(errors="backslashreplace").decode()
+    return text[:_MAX_MESSAGE].encode(errors="backslashreplace").decode()
 
 
 def build(source: EnvSource, kwargs: Mapping[str, Any]) -> Environment:

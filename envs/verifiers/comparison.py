@@ -1,7 +1,7 @@
 """Whether two answers are equal, as far as exact arithmetic and their form tell: no search, no guessing."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
@@ -27,7 +27,10 @@ _KEPT = 1024
 _CONSTANTS = frozenset({"e", "i", "inf", "infinity", "infty"})
 # "1,22" is one number where commas are decimal signs, and two elsewhere.
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
-_BETWEEN = re.compile(r"[,\s]*\s(?:or|and)\s+|\s*,?\s*\\text\{\s*(?:or|and)\s*\}\s*")
+# Possessive, and from the beginning of a run of blanks alone: a run is looked at once.
+_BETWEEN = re.compile(
+    r"(?<![,\s])[,\s]++(?<=\s)(?:or|and)\s++|(?<!\s)\s*+,?\s*+\\text\{\s*+(?:or|and)\s*+\}\s*+"
+)
 _DEEPEST = 40
 _NAME = re.compile(
     r"\\?[a-zA-Z]{1,12}'*(?:_(?:\w|\{\w{1,5}\}))?(?:\s?\([^()=+*/^-]{0,20}\))?(?:\s+[A-Z]{1,4})?"
@@ -43,6 +46,12 @@ _MATRIX = re.compile(
     re.DOTALL,
 )
 _ROW_END = re.compile(r"\\\\(?:\s*\[[^\]]*\])?|\\cr(?![a-zA-Z])")
+_CASES = re.compile(
+    r"(?:\\left\s*\\\{\s*)?\\begin\s*\{cases\}(?P<body>[^&]*)\\end\s*\{cases\}(?:\s*\\right\s*\.)?", re.DOTALL
+)
+_NAMED = re.compile(r"\s*(\\?[a-zA-Z]{1,12}(?:_(?:\w|\{\w{1,5}\}))?)\s*=(?!=)")
+_TUPLE_OF_NAMES = re.compile(r"\((?P<names>[^()=]+)\)\s*=\s*\((?P<values>.+)\)", re.DOTALL)
+_EITHER_SIGN = re.compile(r"\\pm(?![a-zA-Z])|±")
 _OPENING = {"(": "(", "[": "[", "\\{": "{", "{": "{"}
 _CLOSING = (")", "]", "\\}", "}")
 
@@ -77,6 +86,7 @@ class _Answer:
     rows: tuple[tuple["_Answer", ...], ...] = ()
     denied: "_Answer | None" = None
     relation: bool = False
+    name: str | None = None
 
 
 def compare(gold: str, answer: str, *, rounding: int = 6, percent_asked: bool | None = None) -> Comparison:
@@ -225,6 +235,12 @@ def _compare_parts(gold: _Answer, answer: _Answer, rounding: int) -> Comparison:
     if len(gold.parts) != len(answer.parts):
         return Comparison(False, "different_parts") if exact and gold.brackets != "{}" else UNDECIDED
     if gold.brackets in ("{}", ""):
+        if (names := _names(gold)) is not None and (others := _names(answer)) is not None:
+            return _compare_named(
+                dict(zip(names, gold.parts, strict=True)),
+                dict(zip(others, answer.parts, strict=True)),
+                rounding,
+            )
         left = list(answer.parts)
         for part in gold.parts:
             match = next((each for each in left if _compare(part, each, rounding, None).equal), None)
@@ -240,6 +256,15 @@ def _compare_parts(gold: _Answer, answer: _Answer, rounding: int) -> Comparison:
     if exact and any(each.equal is False for each in found):
         return Comparison(False, "different_parts")
     return UNDECIDED
+
+
+def _compare_named(gold: dict[str, _Answer], answer: dict[str, _Answer], rounding: int) -> Comparison:
+    if gold.keys() != answer.keys():
+        return UNDECIDED
+    found = [_compare(part, answer[name], rounding, None).equal for name, part in gold.items()]
+    if all(found):
+        return Comparison(True, "equal_parts")
+    return Comparison(False, "different_parts") if False in found else UNDECIDED
 
 
 def _compare_matrices(gold: _Answer, answer: _Answer, rounding: int) -> Comparison:
@@ -264,17 +289,26 @@ def _read(answer: str) -> _Answer:
         return _Answer(answer, False, value=read_value(answer), places=decimals(answer))
     except NotExact:
         pass
-    if "\\begin" in answer and (rows := _matrix(answer)):
-        return _Answer(answer, False, rows=rows)
+    if "\\begin" in answer:
+        if rows := _matrix(answer):
+            return _Answer(answer, False, rows=rows)
+        if (cases := _CASES.fullmatch(answer.strip().strip("$.").strip())) is not None:
+            answer = ", ".join(
+                row.strip().rstrip(",") for row in _ROW_END.split(cases["body"]) if row.strip()
+            )
     form = plain(answer)
     text = form.text
     try:
         return _Answer(text, form.percent, value=read_value(text), places=decimals(text))
     except NotExact:
         pass
+    if (values := both_signs(text)) != text:
+        return _read(values)
     denial = _DENIAL.fullmatch(text)
     if denial is not None:
         return _Answer(text, form.percent, denied=_read(denial[1]))
+    if "=" in text and (named := _named_tuple(text)):
+        return _Answer(text, form.percent, parts=named)
     if "=" in text and (side := _last_side(text)) is not None:
         return _read(side)
     said = words(text)
@@ -283,9 +317,35 @@ def _read(answer: str) -> _Answer:
     brackets, inner = _unbracketed(text)
     parts = [text] if not brackets and _DECIMAL_COMMA.fullmatch(text) else _split(inner)
     if len(parts) > 1 or (brackets == "{}" and inner):
-        read = tuple(_read(part) for part in parts)
-        return _Answer(text, form.percent, parts=read, brackets=brackets)
+        return _Answer(text, form.percent, parts=_named_parts(answer, parts), brackets=brackets)
     return _Answer(text, form.percent, relation=_RELATION.search(text) is not None)
+
+
+def _named_parts(answer: str, parts: list[str]) -> tuple[_Answer, ...]:
+    """Read the parts of a list, each with the name that it is given, as in `x = 1, y = 2`."""
+    # The first name stands before the whole list, too, and is taken away with what means nothing.
+    named = [_NAMED.match(answer if number == 0 else part) for number, part in enumerate(parts)]
+    return tuple(
+        replace(_read(part), name=None if name is None else name[1])
+        for part, name in zip(parts, named, strict=True)
+    )
+
+
+def _named_tuple(text: str) -> tuple[_Answer, ...]:
+    """Read `(x, y) = (1, 2)` as `x = 1, y = 2`; nothing if a text is no such equation."""
+    match = _TUPLE_OF_NAMES.fullmatch(text)
+    if match is None or not _encloses(text, match.start("values"), match.end("values")):
+        return ()
+    names, values = _split(match["names"]), _split(match["values"])
+    if len(names) != len(values) or len(names) < 2 or not all(map(_NAME.fullmatch, names)):
+        return ()
+    return tuple(replace(_read(value), name=name) for name, value in zip(names, values, strict=True))
+
+
+def _names(answer: _Answer) -> list[str] | None:
+    """Return the names of the parts of a list if each has one of its own: they say what is equal to what."""
+    names = [part.name for part in answer.parts if part.name is not None]
+    return names if len(set(names)) == len(answer.parts) > 1 else None
 
 
 def _matrix(text: str) -> tuple[tuple[_Answer, ...], ...]:
@@ -333,6 +393,32 @@ def _unbracketed(text: str) -> tuple[str, str]:
                 if text.endswith(closing) and _encloses(text, len(opening), len(text) - len(closing)):
                     return sign + closing[-1], text[len(opening) : -len(closing)].strip()
     return "", text
+
+
+def both_signs(text: str) -> str:
+    r"""Return the two values that a text with one `\pm` stands for, as a list; the text itself where that is not plain.
+
+    `\frac{1 \pm \sqrt{5}}{2}` is `\frac{1 + \sqrt{5}}{2}, \frac{1 - \sqrt{5}}{2}`.
+    """
+    if _EITHER_SIGN.search(text) is None or "\\mp" in text:
+        return text
+    form = plain(text).text
+    brackets, inner = _unbracketed(form)
+    parts = _split(inner if brackets == "{}" else form)
+    if any(len(_EITHER_SIGN.findall(part)) > 1 for part in parts):
+        return text
+    # The plus of a number that begins with it means nothing.
+    signs = (("(?:^|(?<=[({]))" + _EITHER_SIGN.pattern, ""), (_EITHER_SIGN.pattern, "+"))
+    values: list[str] = []
+    for part in parts:
+        if _EITHER_SIGN.search(part) is None:
+            values.append(part)
+            continue
+        plus = part
+        for pattern, sign in signs:
+            plus = re.sub(pattern, sign, plus)
+        values += [plus, _EITHER_SIGN.sub("-", part)]
+    return ", ".join(values)
 
 
 def _encloses(text: str, start: int, end: int) -> bool:

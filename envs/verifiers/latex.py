@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from unicodedata import normalize
 
 _BLANKS = re.compile(r"\s{2,}")
 _SPACES = re.compile(
@@ -13,12 +14,18 @@ _PERCENT = re.compile(
     r"\s*(?:\\?%|\\?\bpercent(?:age)?\b(?: points?)?|\bpct\b|\\text\{\s*(?:percent|\\?%)\s*\})\s*$",
     re.IGNORECASE,
 )
-_CURRENCY = re.compile(r"^([-+−]?)\s*(?:\\?\$|€|£|¥|\\pounds|USD|EUR)\s*|\s*(?:\\?\$|€|£|¥|USD|EUR)$")
+_CURRENCY = re.compile(
+    r"^([-+−]?)\s*(?:\\?\$|\\text\s*\{\s*\\?\$\s*\}|€|£|¥|\\pounds|USD|EUR)\s*|\s*(?:\\?\$|€|£|¥|USD|EUR)$"
+)
 _DEGREES = re.compile(r"\s*(?:\^\{?\s*\\circ\s*\}?|\\degree|°|\\?\bdegrees?\b)\s*$")
 _UNIT_TEXT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|operatorname)\s*\{[^{}]*\}"
     r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|\d))?\.?\s*$"
+    r"|\\[dt]?frac\s*\{\s*\\(?:text|mathrm)\s*\{[^{}]*\}\s*\}\s*\{\s*\\(?:text|mathrm)\s*\{[^{}]*\}(?:\s*\^\s*\{?\d\}?)?\s*\}\s*$"
 )
+# Upright, it is no unit of measurement.
+_IMAGINARY_UNIT = re.compile(r"\\(?:mathrm|text|operatorname)\s*\{\s*i\s*\}")
+_SPACE_AT_END = re.compile(r"(?:\s|~|\\[,;:! ]|\\quad){1,8}$")
 UNITS = "mm|cm|dm|km|mi|ft|in|yd|kg|mg|lbs?|oz|ml|mL|gal|hrs?|mins?|secs?|ms|mph|kph|rad|deg|sq|cu|am|pm|Hz|kHz|kW|kJ"
 """Units that may stand right beside a number."""
 # Beside a number, letters can be variables: a unit is one that is known, or a word of its own with a vowel in it.
@@ -37,6 +44,7 @@ _WRAPPED_TEXT = re.compile(
 _NAMED = re.compile(
     r"^\s*\\?[a-zA-Z](?:_\{?\w{1,3}\}?)?(?:\([a-zA-Z]\))?'?\s*(?:=|:=|\\approx|\\in(?![a-z]))\s*(?=\S)"
 )
+_FRACTIONS = {sign: normalize("NFKC", sign).split("⁄") for sign in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
 _MINUS = str.maketrans(
     {
         "−": "-",
@@ -49,8 +57,30 @@ _MINUS = str.maketrans(
         "×": "*",
         "·": "*",
         "÷": "/",
+        # Marks of a width of nothing, which are copied with what they stand beside.
+        **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad"),
+        **{sign: rf"\frac{{{top}}}{{{bottom}}}" for sign, (top, bottom) in _FRACTIONS.items()},
     }
 )
+_POWERS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+_POWER = re.compile("⁻?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_ROOT = re.compile(r"√\s*(\d+|[a-zA-Z])")
+# Signs that LaTeX writes with commands.
+_SIGNS = str.maketrans(
+    {
+        "∞": r"\infty ",
+        "∅": r"\emptyset ",
+        "≠": r"\neq ",
+        "≤": r"\leq ",
+        "≥": r"\geq ",
+        "∪": r"\cup ",
+        "∩": r"\cap ",
+        "∈": r"\in ",
+        "ℝ": r"\mathbb{R}",
+    }
+)
+# Variables and choices, which are no words.
+_LETTER_LIST = re.compile(r"-?\s?[a-zA-Z](?:\s?,\s?-?\s?[a-zA-Z])+")
 _LETTERS = re.compile(r"[^\W\d_]+(?:[\s'’.,-]+[^\W\d_]+)*[.!]?")
 
 
@@ -81,7 +111,7 @@ class Plain:
 def plain(answer: str) -> Plain:
     """Return the plain form of an answer."""
     # One blank means what many mean, and searches for what ends in blanks would look at each of them again.
-    text = _trimmed(_BLANKS.sub(" ", answer.translate(_MINUS)))
+    text = _trimmed(_BLANKS.sub(" ", _IMAGINARY_UNIT.sub("i", answer).translate(_MINUS)))
     percent = False
     # Units and signs stand around each other: "$5.00 dollars", "28\\% \\text{ of them}".
     for _ in range(3):
@@ -95,6 +125,15 @@ def plain(answer: str) -> Plain:
             break
     text = _spaced(text)
     return Plain(text, percent)
+
+
+def typeset(text: str) -> str:
+    """Return a text with the signs that have a command in LaTeX written as that command."""
+    text = _IMAGINARY_UNIT.sub("i", text) if "i" in text else text
+    if text.isascii():
+        return text
+    text = _POWER.sub(lambda match: f"^{{{match[0].translate(_POWERS)}}}", text.translate(_MINUS))
+    return _ROOT.sub(r"\\sqrt{\1}", text).translate(_SIGNS)
 
 
 def without_lead_in(text: str, *, labels: bool = False) -> str:
@@ -144,7 +183,7 @@ def _without_units(text: str) -> str:
             and match.start() > 0
             and any(character.isdigit() for character in text[: match.start()])
         ):
-            text = text[: match.start()].rstrip()
+            text = _SPACE_AT_END.sub("", text[: match.start()])
     match = _WORDS_AFTER.search(text) if any(map(str.isalpha, text)) else None
     if match is not None and _NOUNITS.search(match[0]) is None and "\\" not in match[0]:
         text = text[: match.start()].rstrip()
@@ -165,7 +204,7 @@ def words(text: str) -> str | None:
     bare = _WRAPPED_TEXT.sub(r" \1 ", text).strip().strip("$").strip()
     if len(bare) == 3 and bare[0] == "(" and bare[2] == ")":
         bare = bare[1]
-    if _LETTERS.fullmatch(bare) is None:
+    if _LETTERS.fullmatch(bare) is None or _LETTER_LIST.fullmatch(bare) is not None:
         return None
     bare = " ".join(bare.rstrip(".!").split())
     # A single letter may name a variable or a choice, in which case its size matters.
@@ -187,4 +226,5 @@ def canonical(text: str) -> str:
         .replace("\\neq", "\\ne")
         .replace("\\lbrace", "\\{")
     )
+    text = typeset(text).replace("\\varnothing", "\\emptyset")
     return re.sub(r"\s+", "", re.sub(r"(?<=\d)\s+(?=\d)", "|", text)).strip("$.")

@@ -13,7 +13,7 @@ from pydantic import Field
 from envs.kwargs import OPERATOR, OneOf, RenderMode, SomeOf
 from envs.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Outcome, Verdict, VerifierEnv
-from envs.verifiers.comparison import UNDECIDED, Comparison, compare, is_exact
+from envs.verifiers.comparison import UNDECIDED, Comparison, both_signs, compare, is_exact
 from envs.verifiers.extraction import (
     Found,
     box_count,
@@ -25,7 +25,7 @@ from envs.verifiers.extraction import (
     spoken,
     without_formulas,
 )
-from envs.verifiers.latex import without_lead_in
+from envs.verifiers.latex import typeset, without_lead_in
 from envs.verifiers.mathematics_tasks import KINDS, draw
 from envs.verifiers.symbolic import Judgement, SymbolicComparison
 
@@ -225,13 +225,17 @@ class MathEnv(VerifierEnv):
         if self._symbolic is None:
             return _alone(gold, found)
         answers = {}
-        if found.place in ("tag", "phrase"):
-            answers[found.text] = _anchored(found.text, options)
+        spread = both_signs(found.text)
+        if found.place in ("tag", "phrase") or spread != found.text:
+            answers[found.text] = _anchored(typeset(spread), options)
         else:
             around = _vicinity(text, found)
-            answers[around] = _whole(around, options)
-            answers[found.raw] = _anchored(found.raw, options)
-        asked = self._symbolic.compare(_anchored(gold, options), answers, options.of_math_verify())
+            answers[around] = _whole(typeset(around), options)
+            answers[found.raw] = _anchored(typeset(found.raw), options)
+        wanted = _anchored(typeset(both_signs(gold)), options)
+        asked = self._symbolic.compare(
+            wanted, answers, options.of_math_verify() | {"in_box": found.place == "box"}
+        )
         outcome, reason = _SAID[asked.judgement]
         why = f" ({_short(asked.why)})" if asked.why else ""
         expected = "" if outcome == "correct" else f", expected {_short(gold)}"

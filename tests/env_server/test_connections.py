@@ -155,6 +155,13 @@ async def test_heads_of_large_bodies_are_small(bounded: Server) -> None:
         b"GET /health HTTP/1.1\r\n\r\n",
         b"GET /v1/ws HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
         b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n",
+        b"POST /v1/ws HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nContent-Length: 3\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\nabc",
+        b"GET /v1/ws HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 13\r\n\r\n",
+        b"GET /v1/ws HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 99\r\n\r\n",
+        b"POST /v1/sessions/close HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
         b"GET /health HTTP/1.1\r\nHost: x\r\n folded: y\r\n\r\n",
         b"GET /health HTTP/1.1\r\nHost: x\r\nX: a\nY: b\r\n\r\n",
         b"GET /health\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -162,7 +169,9 @@ async def test_heads_of_large_bodies_are_small(bounded: Server) -> None:
     ],
     ids=[
         *("two-lengths", "length-and-chunks", "chunks-not-last", "space", "zipped-chunks", "two-codings"),
-        *("two-hosts", "one-host-twice", "no-host", "socket-without-host", "folded", "bare-lf", "nul", "tls"),
+        *("two-hosts", "one-host-twice", "no-host", "socket-without-host", "socket-posted"),
+        *("socket-without-key", "socket-of-another-version", "chunks-of-1.0"),
+        *("folded", "bare-lf", "nul", "tls"),
     ],
 )
 async def test_what_two_parsers_could_read_differently_is_refused(bounded: Server, head: bytes) -> None:

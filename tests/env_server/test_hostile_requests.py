@@ -97,3 +97,56 @@ async def test_remembered_answers_are_bounded_for_each_token() -> None:
     large = await answers.once("alice", "make", "2", lambda: make(1000))
     assert await answers.once("alice", "make", "2", lambda: make(1000)) == large, "the newest is kept"
     assert await answers.once("alice", "make", "1", lambda: make(4)) != first
+
+
+async def test_refusing_a_long_list_ends_at_its_first_fault(server: Server) -> None:
+    """A megabyte of wrong entries has a hundred thousand faults, each of which would be told apart and described."""
+    async with server.socket() as socket:
+        episode = await socket.call("episode", session_id=await socket.make())
+        wrong = [[""]] * 100_000
+        for op, fields in (
+            ("close", {"session_ids": wrong}),
+            ("verify", {"env_id": "Equal", "items": wrong}),
+            ("restore", {"episode": episode | {"digests": wrong}}),
+            ("restore", {"episode": episode | {"reseeds": wrong}}),
+        ):
+            problem = (await socket.ask(op, **fields))["error"]
+            assert problem["code"] == "invalid_request"
+            assert len(problem["errors"]) <= 2, op
+
+
+async def test_what_was_sent_is_not_sent_back_in_full(server: Server) -> None:
+    long = "x" * 900_000
+    async with server.socket() as socket:
+        made = await socket.make()
+        episode = await socket.call("episode", session_id=made)
+        for op, fields in (
+            ("make", {"env_id": "Count", long: 1}),
+            ("make", {"env_id": "Count", "kwargs": {long: 1}}),
+            ("make", {"env_id": "Count", "reset": {long: 1}}),
+            ("cancel", {"session_id": made, long: 1}),
+            ("reset", {"session_id": made, "options": {long: 1}}),
+            ("restore", {"episode": episode | {"env_version": long}}),
+            ("restore", {"episode": episode | {long: 1}}),
+            ("batch", {"ops": [], long: 1}),
+        ):
+            answer = await socket.ask(op, **fields)
+            assert len(str(answer)) < 2000, (op, list(fields))
+
+
+async def test_options_that_an_environment_refuses_are_the_client_s_fault(server: Server) -> None:
+    """`sleep` wants a number from 0 on; what the environment raises says so, and it can be reset again."""
+    for env_id in ("Count", "SlowCount"):
+        async with server.socket() as socket:
+            made = await socket.make(env_id)
+            for wrong in (-1, "long"):
+                begin = {"seed": 1, "options": {"sleep": wrong}}
+                for answer in (
+                    await socket.ask("reset", session_id=made, **begin),
+                    await socket.ask("make", env_id=env_id, reset=begin),
+                ):
+                    assert answer["error"]["code"] == "invalid_request", answer
+                    assert answer["error"]["errors"][0]["field"] == "options"
+                assert (await socket.call("reset", session_id=made))["step"] == 0
+            failed = await socket.ask("reset", session_id=made, options={"raise": 1})
+            assert failed["error"]["code"] == "env_error", "a failure is the environment's all the same"

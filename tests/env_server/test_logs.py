@@ -145,3 +145,18 @@ async def use(gateway: Server, token: str) -> None:
         assert await socket.call("auth", token=token) == {}
         made = await socket.make()
         await socket.call("step", session_id=made, action="a")
+
+
+@pytest.mark.parametrize(("form", "isolation"), [("text", "inline"), ("json", "process")])
+async def test_what_a_client_sends_does_not_fill_the_log(form: str, isolation: str) -> None:
+    """An exception that holds what was sent would write a megabyte for each call."""
+    lake = ("--env", "Lake=envs.frozen_lake:FrozenLakeEnv", "--isolation", f"Lake={isolation}")
+    with Server("--no-builtin", *lake, "--log-level", "warning", "--log-format", form) as server:
+        async with server.socket() as socket:
+            for long in ("x" * 500_000, "\n" * 200_000):
+                answer = await socket.ask("make", env_id="Lake", reset={"options": {"split": long}})
+                assert answer["error"]["code"] == "invalid_request"
+        server.stop()
+        written = server.log()
+    assert "Traceback" in written
+    assert len(written) < 300_000

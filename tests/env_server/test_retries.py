@@ -36,7 +36,6 @@ async def test_the_final_step_is_answered_again(server: Server) -> None:
     [
         ({"step": 0, "action": "b"}, "another action"),
         ({"step": 2}, "next step is 1"),
-        ({"step": -1}, "next step is 1"),
         ({"episode": 1, "step": 1}, "episode 0"),
         ({"episode": 3}, "episode 0"),
     ],

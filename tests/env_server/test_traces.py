@@ -77,10 +77,9 @@ async def test_a_gateways_nodes_go_on_with_the_trace(collector: Collector) -> No
     assert (there.attributes["rollgym.env_id"], there.attributes["rollgym.step"]) == ("Count", 1)
     assert there.attributes["rollgym.session_id"] != made
     # A call without a trace begins one, and takes the node along, too.
-    roots = {span.span_id: span for span in collector.spans if span.name == "step" and not span.parent_id}
-    assert [span.trace_id for span in collector.spans if span.parent_id in roots] == [
-        span.trace_id for span in roots.values()
-    ]
+    steps = [span for span in collector.spans if span.name == "step"]
+    (root,) = (span for span in steps if not span.parent_id and span.attributes["rollgym.session_id"] == made)
+    assert [span.trace_id for span in steps if span.parent_id == root.span_id] == [root.trace_id]
 
 
 async def test_what_another_process_owns_is_one_trace(collector: Collector) -> None:

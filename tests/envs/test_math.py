@@ -1,6 +1,7 @@
 """Math-v0: what it reads, what it decides by itself, and Math-Verify behind it."""
 
 import json
+import time
 from contextlib import closing
 from fractions import Fraction
 
@@ -12,6 +13,7 @@ from clients.client import EnvClient
 from clients.protocol.errors import ProblemError
 from envs.splits import split_of_text
 from envs.verifiers.affordable import too_much
+from envs.verifiers.comparison import compare
 from envs.verifiers.exact import NotExact, rational, read_value
 from envs.verifiers.extraction import marked_answer, spoken
 from envs.verifiers.mathematics import MathEnv
@@ -440,3 +442,76 @@ async def test_it_scores_over_the_wire_and_in_sessions():
     ]
     assert (reward, terminated, info["success"]) == (1.0, True, True)
     assert ended["outcome"] == "unparsable"
+
+
+FORMS = [
+    # What stands beside a name is equal to what stands beside the same name.
+    ("x=1,y=2", "x=2,y=1", "wrong"),
+    ("x=1,y=2", "y=2, x=1", "correct"),
+    ("x_1=1,x_2=2", "x_1=2, x_2=1", "wrong"),
+    ("x=1,y=2", "(1,2)", "correct"),
+    ("x=1,y=2", "(x,y)=(2,1)", "wrong"),
+    ("x=1,y=2", "(y,x)=(2,1)", "correct"),
+    ("(1,2,3)", "(x,y,z)=(1,2,3)", "correct"),
+    ("(1,2,3)", "(x,y,z)=(1,3,2)", "wrong"),
+    ("x=1, x=2", "x=2, x=1", "correct"),
+    (r"\begin{cases}x=1\\y=2\end{cases}", "2", "wrong"),
+    (r"\begin{cases}x=1\\y=2\end{cases}", "x=2, y=1", "wrong"),
+    (r"\begin{cases}x=1\\y=2\end{cases}", "x=1, y=2", "correct"),
+    # Both signs are two values, and no fragment of a formula is its value.
+    (r"\frac{1\pm 2i}{2}", "2", "wrong"),
+    (r"\frac{1\pm 2i}{2}", r"\frac12+i, \frac12-i", "correct"),
+    ("2", r"\frac{1\pm 2i}{2}", "wrong"),
+    (r"\frac{-1\pm\sqrt5}{2}", r"-\frac12 \pm \frac{\sqrt{5}}{2}", "correct"),
+    (r"\frac{-1\pm\sqrt5}{2}", r"\frac{-1+\sqrt5}{2}", "wrong"),
+    (r"\frac{-1\pm\sqrt5}{2}", r"\frac{1\pm\sqrt5}{2}", "wrong"),
+    (r"(\pm 1,0)", "(-1,0), (1,0)", "correct"),
+    (r"\pm i", "i,-i", "correct"),
+    # The imaginary unit.
+    ("3+4i", r"\frac{25}{3-4i}", "correct"),
+    ("3+4i", r"\frac{25}{3+4i}", "wrong"),
+    (r"\sqrt{-3}", r"i\sqrt3", "correct"),
+    (r"e^{i\pi}", "-1", "correct"),
+    ("3+4i", r"z_1+z_2 = \frac{25}{3-4i}", "correct"),
+    (r"i \le 3", r"3 \ge i", "correct"),
+    ("i=3", r"i = \frac{9}{3}", "correct"),
+    ("3", "i=3", "correct"),
+    ("-1", "i=3", "wrong"),
+    ("2i", r"2\mathrm{i}", "correct"),
+    ("2", r"2\mathrm{i}", "wrong"),
+    # Signs of Unicode.
+    (r"1\frac12", "1½", "correct"),
+    ("x^2+1", "x²+1", "correct"),
+    ("2^{10}", "2¹⁰", "correct"),
+    ("2^{10}", "2¹", "wrong"),
+    ("5", "5\u200b", "correct"),
+    ("5", "5 m²", "correct"),
+    (r"\pm\sqrt{2}", "±√2", "correct"),
+    (r"(-\infty,2]", "(−∞, 2]", "correct"),
+    (r"x\le 2", "x ≤ 2", "correct"),
+    (r"\emptyset", r"\varnothing", "correct"),
+    # Units and currencies.
+    ("50", r"50\,\frac{\text{km}}{\text{h}}", "correct"),
+    ("5", r"\text{\$}5", "correct"),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer", "outcome"), FORMS)
+def test_forms_that_models_write(gold, answer, outcome):
+    pytest.importorskip("math_verify")
+    verdict = MathEnv().score(rf"So it is \boxed{{{answer}}}.", {"question": "?", "answer": gold})
+    assert verdict.outcome == outcome, verdict
+
+
+def test_a_run_of_commas_and_blanks_is_read_once():
+    """It was tried from each of its places and in each length: 1,000 pairs took as long as 64 times 250."""
+
+    def seconds(pairs: int) -> float:
+        started = time.perf_counter()
+        compare("42", "1" + ", " * pairs + "x")
+        return time.perf_counter() - started
+
+    short, long = (min(seconds(pairs) for _ in range(5)) for pairs in (245, 980))
+    assert long < 20 * short
+    assert compare("2, 3, 5", "5,  3 , and 2").equal
+    assert compare("2, 3", r"2 \text{ and } 3").equal

@@ -191,7 +191,7 @@ def test_a_server_that_gives_no_expert_actions_costs_the_blind_baseline_only(run
         (["tasks.0.env_id=FrozenLake-v7"], "FrozenLake-v7"),
         (["rollout.reward=no.such:thing"], "cannot import 'no.such'"),
         (["checkpoint.resume=/no/such/folder"], "nor a checkpoint's folder"),
-        (["model.path=/no/such/model"], "model.path: there is no folder"),
+        (["model={path: /no/such/model}"], "model.path: there is no folder"),
     ],
 )
 def test_mistakes_end_with_one_readable_line(run, url, arguments, message, tmp_path):

@@ -65,6 +65,11 @@ class Child:
                 self.used = usage.ru_utime + usage.ru_stime
         return self.status is not None
 
+    def out_of_time(self, seconds: float) -> bool:
+        """Whether it used up its processor time; the system counts in ticks, and may end it a little before."""
+        ended = os.waitstatus_to_exitcode(self.status or 0)
+        return ended == -signal.SIGXCPU or self.used >= seconds
+
     def end(self, spared: Collection[int]) -> None:
         """Kill it and what it has started, but for these."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -159,7 +164,7 @@ class Server:
         if number is None or answer["status"] != "answered":
             self._kept.pop(number, None) if number is not None else None
             self._end(child)
-            if "late" not in answer["status"] and child.used >= self.setup["cpu_seconds"]:
+            if child.out_of_time(self.setup["cpu_seconds"]):
                 answer = {"status": "late"}
         else:
             self._kept[number] = child

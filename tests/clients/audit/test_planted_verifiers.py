@@ -38,6 +38,11 @@ PLANTED = [
         ("hedged replies", "verifier", "wherever the right one stands"),
     ),
     (
+        "PaysAnyFence",
+        {"verifier: hedged replies": FAILED},
+        ("hedged replies", "verifier", "wherever the right one stands"),
+    ),
+    (
         "PaysSilence",
         {"verifier: empty reply": FAILED, "baselines: empty reply": FAILED},
         ("empty reply", "verifier", "'': paid in 20/20, 100%"),
@@ -80,6 +85,12 @@ def test_nothing_is_wrong_with_what_has_no_defect(auditor: Auditor) -> None:
     card = auditor.audit("Products")
     assert faults(card) == {}
     assert entry_of(card, "reference answer")["detail"] == "answer, said as it is: paid in full in 20/20"
+
+
+def test_functions_beside_the_one_that_is_wanted_are_no_hedge(auditor: Auditor) -> None:
+    card = auditor.audit("Functions")
+    assert faults(card) == {}
+    assert "only one place is read" in entry_of(card, "hedged replies")["detail"]
 
 
 @pytest.mark.parametrize(("name", "expected", "said"), PLANTED, ids=[each[0] for each in PLANTED])

@@ -225,6 +225,15 @@ def test_a_program_that_hangs_costs_the_time_of_few_tests(form, sandbox):
     assert [each.late for each in stopped].count(True) == 1
 
 
+def test_what_the_system_ends_a_tick_early_ran_out_of_time_too(sandbox):
+    """At whole seconds the system's own bound ends a program, at times before its clock says so much."""
+    fields, code = HANGING["calls"]
+    bounds = Bounds(seconds=1.0, hurried_seconds=1.0)
+    checked = Grader(sandbox, bounds).grade(read_item(fields), code)
+    assert [each.late for each in checked].count(True) == bounds.patience
+    assert not [each.why for each in checked if "signal" in each.why]
+
+
 def test_what_ran_late_before_leaves_less_time(sandbox):
     fields, _ = HANGING["calls"]
     slow = "import time\ndef f(n):\n    time.sleep(0.5)\n    return 0\n"
