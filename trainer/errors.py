@@ -15,3 +15,7 @@ class RunError(TrainerError, RuntimeError):
 
 class PluginError(TrainerError):
     """Code of the user's failed or broke its contract; the message names it, with file and line where it failed."""
+
+
+class InvalidNumberError(Exception):
+    """What should be a number is not finite, not a number at all, or too large to compute with."""

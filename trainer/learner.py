@@ -17,7 +17,8 @@ from trainer.algorithms.settings import AlgorithmSettings
 from trainer.backends.base import MicroBatch, StepReport, TrainBackend, TrainRow
 from trainer.backends.skipping import SkippedSteps
 from trainer.batches import EpisodeBatch, padded, padded_tensors
-from trainer.numbers import InvalidNumberError, not_finite
+from trainer.errors import InvalidNumberError
+from trainer.numbers import not_finite
 from trainer.seeding import generator
 
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from trainer.run_files import LineFile, read_lines
+from trainer.run_files import DamagedFileError, LineFile, read_lines
 
 LEDGER_FILE = "ledger.jsonl"
 """The ledger's name in a run's directory."""
@@ -40,7 +40,9 @@ class Ledger:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = LineFile(path)
-            for event in read_lines(path):
+            for place, event in enumerate(read_lines(path, "task"), start=1):
+                if event.get("fate") not in [*Fate]:
+                    raise DamagedFileError(path, place)
                 self._apply(event)
 
     def issued(self, index: int, version: int) -> None:
@@ -114,6 +116,6 @@ class Ledger:
         self._fates[event["task"]] = fate
         self._drop_reasons.pop(event["task"], None)
         if fate is Fate.DROPPED:
-            self._drop_reasons[event["task"]] = event["reason"]
+            self._drop_reasons[event["task"]] = event.get("reason", "no reason given")
         elif fate is Fate.REISSUED:
             self._reissues += 1

@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from trainer.errors import InvalidNumberError
+
 LARGEST = 1e9
 """Magnitude beyond which a number is refused: sums and squares of it must stay far within float32."""
-
-
-class InvalidNumberError(Exception):
-    """What should be a number is not finite, not a number at all, or too large to compute with."""
 
 
 def finite_number(value: object, name: str) -> float:

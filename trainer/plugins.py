@@ -4,9 +4,10 @@ This is the boundary to it, the only place where whatever it raises is caught: w
 it is called.
 """
 
+import asyncio
 import inspect
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,8 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from clients.protocol.errors import ProblemError
-from trainer.errors import ConfigError, PluginError, TrainerError
-from trainer.numbers import InvalidNumberError
+from trainer.errors import ConfigError, InvalidNumberError, PluginError, TrainerError
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,31 +36,51 @@ class Plugin:
         """Call it.
 
         Raises:
-            PluginError: If it raises.
+            PluginError: If it raises, or is a coroutine, which nobody would wait for.
         """
         with self.running():
-            return self.function(*arguments)
+            given = self.function(*arguments)
+        if inspect.iscoroutine(given):
+            given.close()
+            raise self.broken("is a coroutine, and must be a plain function: write def in place of async def")
+        return given
+
+    def elements(self, given: Any, expected: str) -> list[Any]:
+        """Return what it has returned, or what a generator of its yields, as a list.
+
+        Args:
+            given: What it has returned.
+            expected: What it must return, for the message.
+
+        Raises:
+            PluginError: If that is nothing to go through, or its generator raises.
+        """
+        if not isinstance(given, Iterable):
+            raise self.broken(f"must return {expected}, not {type(given).__name__}")
+        with self.running():
+            return list(given)
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Name the plug-in in whatever its code raises while the context is open.
 
         What our own code has said to it passes as it is: an agent that asks the environment for a step does not have
-        to handle its problems.
+        to handle its problems. Neither `sys.exit` nor a `CancelledError` of something that it waited for may pass:
+        the one would end the run without a word, and for the other the run would wait for ever.
 
         Raises:
             PluginError: If it raises.
         """
         try:
             yield
-        except (TrainerError, ProblemError, InvalidNumberError):
+        except (TrainerError, ProblemError, InvalidNumberError, KeyboardInterrupt, GeneratorExit):
             raise
-        except Exception as error:
-            if _is_our_clients(error):
+        except BaseException as error:
+            if _is_our_clients(error) or _is_our_cancellation(error):
                 raise
-            raise self.broken(f"raised {type(error).__name__}: {one_line(error)}", error) from error
+            raise self.broken(f"raised {_named(error)}", error) from error
 
-    def broken(self, what: str, error: Exception | None = None) -> PluginError:
+    def broken(self, what: str, error: BaseException | None = None) -> PluginError:
         """Return the error that says what the plug-in did wrong, and where.
 
         Args:
@@ -69,7 +89,7 @@ class Plugin:
         """
         return PluginError(f"{self.setting} '{self.path}' {what} ({self._place(error)})")
 
-    def _place(self, error: Exception | None) -> str:
+    def _place(self, error: BaseException | None) -> str:
         """The deepest line of its own file that was running, or where it is defined."""
         file, line = _definition(self.function)
         if error is not None:
@@ -119,8 +139,16 @@ def load_attribute(path: str) -> Any:
 
 def one_line(error: BaseException, limit: int = 300) -> str:
     """Return an error's message on one line of bounded length."""
-    text = " ".join(str(error).split())
+    try:
+        text = " ".join(str(error).split())
+    except Exception as another:  # noqa: BLE001 - a user's class may fail at that, too
+        text = f"(its message cannot be read: {type(another).__name__})"
     return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def _named(error: BaseException) -> str:
+    """An error's class and message; a `CancelledError` has none."""
+    return f"{type(error).__name__}: {one_line(error)}".rstrip(": ")
 
 
 def _import(name: str, path: str) -> ModuleType:
@@ -137,7 +165,7 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {one_line(error)} ({last.filename}, line {last.lineno})"
+    return f"{_named(error)} ({last.filename}, line {last.lineno})"
 
 
 def _definition(function: Any) -> tuple[str, int]:
@@ -152,9 +180,20 @@ def _definition(function: Any) -> tuple[str, int]:
         return _UNKNOWN, 0
 
 
-def _is_our_clients(error: Exception) -> bool:
+def _is_our_clients(error: BaseException) -> bool:
     """Whether a connection to an environment server failed, and not one that the plug-in made itself."""
     if not isinstance(error, ConnectionError | TimeoutError):
         return False
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return any(str(frame.f_globals.get("__name__", "")).startswith("clients.") for frame in frames)
+
+
+def _is_our_cancellation(error: BaseException) -> bool:
+    """Whether the running task was cancelled, and not only something that the plug-in waited for."""
+    if not isinstance(error, asyncio.CancelledError):
+        return False
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # a thread without an event loop has nothing to cancel
+        return False
+    return task is not None and task.cancelling() > 0

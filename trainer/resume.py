@@ -24,8 +24,15 @@ _FREE_TO_CHANGE = (
     "tracking",
     "evaluation",
     "name",
+    "rollout.server_timeout_s",
+    "rollout.episode_timeout_s",
+    "rollout.max_failed_groups",
+    "optimizer.max_skipped_steps",
 )
-"""Settings that a resumed run may change: they do not touch what is learnt."""
+"""Settings that a resumed run may change: they do not touch what is learnt.
+
+How long a run waits, and after how many failures it ends: who comes back to a run that ended so raises just these.
+"""
 
 _RECORDS = (*RECORD_FILES, LEDGER_FILE)
 
@@ -96,10 +103,10 @@ def _begin_anew(store: CheckpointStore, say: Callable[[str], None]) -> None:
 
 
 def _holds_a_run(directory: Path, store: CheckpointStore) -> bool:
-    return store.highest_step() > 0 or (directory / "model").exists() or _has_trained(directory)
+    return store.highest_step() > 0 or (directory / "model").exists() or has_trained(directory)
 
 
-def _has_trained(directory: Path) -> bool:
+def has_trained(directory: Path) -> bool:
     """Whether the metrics tell of a training step; those of step 0 are measured before it."""
     path = directory / METRICS_FILE
     if not path.exists():
@@ -120,7 +127,7 @@ def clear_records(directory: Path) -> bool:
 
     Its tasks are played again from the first one on, by weights that have learnt nothing from it.
     """
-    found = _has_trained(directory)
+    found = has_trained(directory)
     for name in _RECORDS:
         (directory / name).unlink(missing_ok=True)
     board = directory / TENSORBOARD_FOLDER
@@ -168,7 +175,7 @@ def changed_settings(settings: RunSettings, directory: Path) -> list[str]:
         ) from error
     changes = _changes(before.model_dump(mode="json"), settings.model_dump(mode="json"))
     free = [key for key in _FREE_TO_CHANGE if key != "steps" or before.optimizer.schedule == "constant"]
-    return [key for key in changes if key.split(".")[0] not in free]
+    return [key for key in changes if key not in free and key.split(".")[0] not in free]
 
 
 def _changes(before: object, now: object, prefix: str = "") -> list[str]:

@@ -15,6 +15,16 @@ class WriteError(TrainerError):
     """A file of the run cannot be written; the message says which, and why."""
 
 
+class DamagedFileError(TrainerError):
+    """A file of the run holds what no run wrote there; the message says where, and how to go on."""
+
+    def __init__(self, path: Path, line: int) -> None:
+        super().__init__(
+            f"{path} is damaged in line {line}: mend the line, or move the file away, and the run goes on without "
+            "the records in it"
+        )
+
+
 @contextmanager
 def write_errors(path: Path) -> Iterator[None]:
     """Name the file in what goes wrong while it is written.
@@ -49,7 +59,8 @@ class LineFile:
         with write_errors(path):
             if path.exists():
                 _cut_torn_line(path)
-            self._file = path.open("a", encoding="utf-8")
+            # Half a surrogate pair has no UTF-8, but this way of writing it is JSON's own.
+            self._file = path.open("a", encoding="utf-8", errors="backslashreplace")
         self._failed = False
 
     def write(self, value: object) -> None:
@@ -81,9 +92,30 @@ class LineFile:
             raise
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a file of JSON lines."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def read_lines(path: Path, number: str | None = None) -> list[dict[str, Any]]:
+    """Read a file of JSON lines.
+
+    Args:
+        path: The file.
+        number: The key of an integer that every line has.
+
+    Raises:
+        DamagedFileError: If a line is none that a run wrote.
+    """
+    return [line for line, _ in lines_and_sizes(path, number)]
+
+
+def lines_and_sizes(path: Path, number: str | None = None) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield the lines of a file as `read_lines` has them, each with its size in bytes."""
+    with path.open("rb") as lines:
+        for place, line in enumerate(lines, start=1):
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise DamagedFileError(path, place) from error
+            if not isinstance(value, dict) or not (number is None or isinstance(value.get(number), int)):
+                raise DamagedFileError(path, place)
+            yield value, len(line)
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -1,6 +1,5 @@
 """Where a run reports to: metrics.jsonl, TensorBoard, and every episode as text and ids."""
 
-import json
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainer.config.run import TrackingSettings
 from trainer.records import Trajectory
-from trainer.run_files import LineFile, read_lines, write_errors
+from trainer.run_files import LineFile, lines_and_sizes, read_lines, write_errors
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -94,7 +93,9 @@ class Tracker:
 
 def _evaluated_steps(path: Path) -> set[int]:
     return {
-        line["step"] for line in read_lines(path) if any(name.startswith(EVALUATION_PREFIX) for name in line)
+        line["step"]
+        for line in read_lines(path, "step")
+        if any(name.startswith(EVALUATION_PREFIX) for name in line)
     }
 
 
@@ -103,10 +104,9 @@ def _open_from(path: Path, step: int) -> LineFile:
     file = LineFile(path)
     kept = 0
     with write_errors(path):
-        with path.open("rb") as lines:
-            for line in lines:
-                if json.loads(line)["step"] >= step:
-                    break
-                kept += len(line)
+        for line, size in lines_and_sizes(path, "step"):
+            if line["step"] >= step:
+                break
+            kept += size
         os.truncate(path, kept)
     return file

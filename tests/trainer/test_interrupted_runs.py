@@ -269,6 +269,18 @@ def test_records_that_do_not_fit_are_named(run, common, tmp_path):
     assert re.search(r"cannot write \S+\.(jsonl|partial\S*): File too large; ", last)
 
 
+def test_a_first_checkpoint_that_does_not_fit_is_no_reason_to_refuse_the_advice(run, common, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, limits[1]))
+    try:
+        last = run.refused(*common, "steps=1", "checkpoint.every=1", "tracking.episodes=false")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert re.search(r"cannot write \S+partial\S*: File too large; no checkpoint was saved", last), last
+    assert last.endswith("the same command with checkpoint.resume=auto begins again")
+    assert "holds a run already" in run.refused(*common, "steps=1")
+
+
 def test_a_server_that_is_gone_is_counted_and_waited_for_a_bounded_time(run, config, tmp_path):
     with running(start_server()) as server:
         assert server.stdout is not None

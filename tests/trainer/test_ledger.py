@@ -1,7 +1,22 @@
 """The account of tasks stays exact through crashes."""
 
+import pytest
+
+from trainer.config.run import TrackingSettings
 from trainer.ledger import Fate, Ledger
-from trainer.run_files import read_lines
+from trainer.run_files import DamagedFileError, LineFile, read_lines
+from trainer.tracking import RECORD_FILES, Tracker
+
+DAMAGED = [
+    b"\xff\x00",
+    b"nothing",
+    b"[]",
+    b"3",
+    b"null",
+    b"{}",
+    b'{"step": "x", "task": "x"}',
+    b"[" * 100_000,
+]
 
 
 def test_the_last_event_is_the_fate(tmp_path):
@@ -52,3 +67,28 @@ def test_a_torn_last_line_is_cut(tmp_path):
     reopened.issued(5, version=1)
     reopened.close()
     assert [event["task"] for event in read_lines(path)] == [0, 5]
+
+
+@pytest.mark.parametrize("line", [*DAMAGED, b'{"task": 1, "fate": "lost"}', b'{"task": 1}'])
+def test_a_damaged_ledger_is_named_with_its_line(tmp_path, line):
+    path = tmp_path / "ledger.jsonl"
+    path.write_bytes(b'{"task": 0, "fate": "issued", "version": 0}\n' + line + b"\n")
+    with pytest.raises(DamagedFileError, match=r"ledger.jsonl is damaged in line 2: .*move the file away"):
+        Ledger(path)
+
+
+@pytest.mark.parametrize("name", RECORD_FILES)
+@pytest.mark.parametrize("line", DAMAGED)
+def test_so_are_damaged_records(tmp_path, name, line):
+    (tmp_path / name).write_bytes(b'{"step": 0}\n' + line + b"\n")
+    settings = TrackingSettings(tensorboard=False, episodes=True, digests=True)
+    with pytest.raises(DamagedFileError, match=f"{name} is damaged in line 2: "):
+        Tracker(tmp_path, settings, resume_step=5)
+
+
+def test_any_text_goes_into_a_line_and_comes_back(tmp_path):
+    text = "half a pair \ud800, line ends \u2028 \x85 \n \x0c"
+    file = LineFile(tmp_path / "lines.jsonl")
+    file.write({"reply": text})
+    file.close()
+    assert read_lines(tmp_path / "lines.jsonl") == [{"reply": text}]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 
 import pytest
@@ -213,3 +214,13 @@ def test_an_environment_that_cannot_be_made(capfd, tmp_path):
 
 def test_a_served_environment_is_a_class(capfd):
     assert "serve: 'game' is not of the form module:Class" in complaint(capfd, "serve=[game]")
+
+
+def test_reading_words_and_settings_waits_for_no_tensors():
+    heavy = (
+        "import sys, trainer.cli; print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", heavy], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert printed.stdout == "[]\n", "--help and --dry-run would take seconds"

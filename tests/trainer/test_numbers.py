@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.numbers import LARGEST, InvalidNumberError, finite_number, not_finite
+from trainer.errors import InvalidNumberError
+from trainer.numbers import LARGEST, finite_number, not_finite
 
 
 @pytest.mark.parametrize(

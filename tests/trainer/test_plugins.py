@@ -1,5 +1,8 @@
 """Code of the user's that fails or breaks its contract is named, with the setting, the file and the line."""
 
+import asyncio
+import sys
+
 import pytest
 
 from trainer.algorithms.filters import filter_groups
@@ -112,3 +115,84 @@ def test_what_it_says_is_one_line_of_bounded_length():
         load_plugin(f"{__name__}:long", "rollout.reward")(None)
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < 700
+
+
+class MuteError(Exception):
+    """An error that cannot say what it is."""
+
+    def __str__(self):
+        raise RuntimeError
+
+
+class StrangeEnd(BaseException):
+    """What no `except Exception` sees."""
+
+
+def leaving(*_):
+    sys.exit(3)
+
+
+def strange(*_):
+    raise StrangeEnd("out")
+
+
+def stopping(*_):
+    raise StopIteration
+
+
+def mute(*_):
+    raise MuteError
+
+
+async def later(*_):
+    return [1.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("leaving", "raised SystemExit: 3"),
+        ("strange", "raised StrangeEnd: out"),
+        ("stopping", "raised StopIteration"),
+        ("mute", r"raised MuteError: \(its message cannot be read: RuntimeError\)"),
+        ("later", "is a coroutine, and must be a plain function: write def in place of async def"),
+    ],
+)
+def test_whatever_it_raises_names_it(function, message):
+    with pytest.raises(
+        PluginError, match=rf"rollout.reward '{__name__}:{function}' {message} \(.*line \d+\)"
+    ):
+        load_plugin(f"{__name__}:{function}", "rollout.reward")(None)
+
+
+async def cancelling(*_):
+    inner = asyncio.ensure_future(asyncio.sleep(100))
+    inner.cancel()
+    await inner
+
+
+async def test_a_cancellation_of_what_it_waited_for_is_its_error():
+    plugin = load_plugin(f"{__name__}:cancelling", "rollout.agent")
+    with pytest.raises(PluginError, match=r"raised CancelledError \("), plugin.running():
+        await plugin.function()
+
+
+async def test_a_cancellation_of_the_one_that_waits_for_it_passes():
+    plugin = load_plugin(f"{__name__}:cancelling", "rollout.agent")
+
+    async def waiting():
+        with plugin.running():
+            await asyncio.sleep(100)
+
+    task = asyncio.ensure_future(waiting())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("given", [None, 1.0])
+def test_what_it_returns_is_no_list(given):
+    plugin = load_plugin(f"{__name__}:asking", "rollout.reward")
+    with pytest.raises(PluginError, match=f"must return one reward a turn, not {type(given).__name__}"):
+        plugin.elements(given, "one reward a turn")

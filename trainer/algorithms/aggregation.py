@@ -6,14 +6,12 @@ data-parallel shards add up to the loss of the whole batch, and their gradients 
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, Self, assert_never
+from typing import Self, assert_never
 
 import torch
 from torch import Tensor
 
-AggregationMode = Literal[
-    "token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"
-]
+from trainer.algorithms.modes import AggregationMode
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,7 @@ def filter_groups(settings: FilterSettings, groups: Sequence[int], returns: Sequ
 
 
 def _chosen(plugin: Plugin, groups: Sequence[int], returns: Sequence[float]) -> set[int]:
-    with plugin.running():
-        chosen = list(plugin.function(groups, returns))
+    chosen = plugin.elements(plugin(groups, returns), "the numbers of the groups to keep")
     # A list of flags would otherwise be read as groups 0 and 1.
     if any(isinstance(each, bool) or not isinstance(each, Integral) for each in chosen):
         raise plugin.broken("must return the numbers of the groups to keep")

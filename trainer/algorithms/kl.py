@@ -1,11 +1,11 @@
 """Estimators of the Kullback-Leibler divergence from sampled tokens."""
 
-from typing import Literal, assert_never
+from typing import assert_never
 
 import torch
 from torch import Tensor
 
-KLEstimator = Literal["k1", "k2", "k3"]
+from trainer.algorithms.modes import KLEstimator
 
 _LOG_RATIO_LIMIT = 20.0
 _K3_LIMIT = 10.0

@@ -271,11 +271,10 @@ def _custom_advantages(plugin: Plugin, batch: TrajectoryBatch) -> TurnValues:
         PluginError: If it raises, or does not return an advantage for each turn.
         InvalidNumberError: If one of them is no number to compute with.
     """
-    turns = plugin(batch)
-    with plugin.running():
-        found = [list(part) for part in turns]
+    expected = "one advantage per turn of each trajectory"
+    found = [plugin.elements(part, expected) for part in plugin.elements(plugin(batch), expected)]
     if [len(part) for part in found] != [len(part) for part in batch.rewards]:
-        raise plugin.broken("must return one advantage per turn of each trajectory")
+        raise plugin.broken(f"must return {expected}")
     return [[finite_number(value, f"an advantage of {plugin.path}") for value in part] for part in found]
 
 

@@ -5,7 +5,7 @@ from typing import Literal, assert_never
 import torch
 from torch import Tensor
 
-RatioLevel = Literal["token", "turn", "sequence"]
+from trainer.algorithms.modes import RatioLevel
 
 
 def log_ratio(

@@ -8,9 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from trainer.algorithms.advantage_settings import AdvantageSettings, GroupAdvantage
-from trainer.algorithms.aggregation import AggregationMode
-from trainer.algorithms.kl import KLEstimator
-from trainer.algorithms.ratio import RatioLevel
+from trainer.algorithms.modes import AggregationMode, KLEstimator, RatioLevel
 from trainer.config.strict import Settings
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]

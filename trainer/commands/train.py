@@ -38,7 +38,7 @@ from trainer.pipelines import rl
 from trainer.pipelines.sft import supervised_rows, train_supervised
 from trainer.plots import plot_run
 from trainer.plugins import Plugin, load_plugin
-from trainer.resume import clear_records, find_checkpoint, keep_settings
+from trainer.resume import clear_records, find_checkpoint, has_trained, keep_settings
 from trainer.rollout.admission import AdmissionWindow
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import EnvironmentPool
@@ -87,18 +87,20 @@ async def train(settings: RunSettings, ending: Ending) -> int:
         except asyncio.CancelledError:
             if ending.reason is None:
                 raise
-            raise _stopped(ending.reason, store) from None
+            raise _stopped(ending.reason, store, directory) from None
         except (ConnectionError, TimeoutError, WriteError, RunError) as error:
-            raise _stopped(error, store) from error
+            raise _stopped(error, store, directory) from error
     return 0
 
 
-def _stopped(error: Exception, store: CheckpointStore) -> RunStoppedError:
+def _stopped(error: Exception, store: CheckpointStore, directory: Path) -> RunStoppedError:
     newest = store.latest()
-    if newest is None:
-        how = "nothing was learnt yet, and the same command begins again"
-    else:
+    if newest is not None:
         how = f"go on from {newest} by the same command with checkpoint.resume=auto"
+    elif has_trained(directory):
+        how = "no checkpoint was saved, and the same command with checkpoint.resume=auto begins again"
+    else:
+        how = "nothing was learnt yet, and the same command begins again"
     return RunStoppedError(f"{error}; {how}", getattr(error, "exit_code", 2))
 
 

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from clients.terminal import wrapped
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, InvalidNumberError
 from trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient, SamplingParams
-from trainer.numbers import InvalidNumberError, finite_number
+from trainer.numbers import finite_number
 from trainer.records import Trajectory, Turn
 from trainer.rollout.context import Message
 from trainer.rollout.prompts import PromptBuilder

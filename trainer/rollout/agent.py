@@ -7,8 +7,8 @@ from typing import Any
 from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
 from clients.session import EnvSession
-from trainer.errors import ConfigError
-from trainer.numbers import InvalidNumberError, finite_number
+from trainer.errors import ConfigError, InvalidNumberError
+from trainer.numbers import finite_number
 from trainer.records import Outcome, Trajectory, Turn
 from trainer.rollout.actors import Actor, ContextOverflowError, View
 from trainer.rollout.context import observation_messages

@@ -2,10 +2,12 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from inspect import isawaitable
 
 from clients.protocol.errors import ProblemError
 from clients.session import EnvSession
-from trainer.numbers import InvalidNumberError, are_finite, finite_number
+from trainer.errors import InvalidNumberError
+from trainer.numbers import are_finite, finite_number
 from trainer.plugins import Plugin
 from trainer.records import Segment, Trajectory, Turn
 from trainer.rollout.actors import Actor
@@ -75,7 +77,10 @@ class EpisodePlayer:
         if self.agent is None:
             return await play_episode(session, task, member, actor, self.max_turns, attempt)
         with self.agent.running():
-            trajectory = await self.agent.function(session, task, member, actor, self.max_turns, attempt)
+            playing = self.agent.function(session, task, member, actor, self.max_turns, attempt)
+            if not isawaitable(playing):
+                raise self.agent.broken("must be a coroutine: write async def")
+            trajectory = await playing
         if not isinstance(trajectory, Trajectory):
             raise self.agent.broken(f"must return a Trajectory, not {type(trajectory).__name__}")
         if fault := _record_fault(trajectory):
@@ -91,9 +96,7 @@ def _give_rewards(trajectory: Trajectory, reward: Plugin) -> None:
         PluginError: If it raises, or does not return a number for each turn.
         InvalidNumberError: If one of them is none that can be computed with.
     """
-    given = reward(trajectory)
-    with reward.running():
-        rewards = list(given)
+    rewards = reward.elements(reward(trajectory), "one reward for each turn")
     if len(rewards) != len(trajectory.turns):
         raise reward.broken(f"returned {len(rewards)} rewards for {len(trajectory.turns)} turns")
     numbers = [finite_number(value, f"a reward of {reward.path}") for value in rewards]

@@ -157,7 +157,10 @@ class RolloutScheduler:
 
     def _group_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
+        if task.cancelled():
+            # Nobody waits any more after `close`. Anybody else who cancels a group takes its result away.
+            self._failure = self._failure or RunError("a group of episodes was cancelled while it played")
+        elif task.exception() is not None:
             self._failure = self._failure or task.exception()
         self._progress.set()
 

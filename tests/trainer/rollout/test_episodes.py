@@ -214,7 +214,7 @@ async def test_a_reward_of_the_users_that_is_no_number_is_an_outcome(function):
     ("function", "message"),
     [
         ("too_many", "returned 5 rewards for 1 turns"),
-        ("nothing", "raised TypeError"),
+        ("nothing", "must return one reward for each turn, not NoneType"),
         ("broken", "raised ValueError: invalid literal for int()"),
         ("wrong_signature", "raised TypeError: wrong_signature"),
     ],

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from trainer.errors import RunError
 from trainer.ledger import Fate, Ledger
 from trainer.records import Outcome, Trajectory
 from trainer.rollout.admission import AdmissionWindow
@@ -173,6 +174,17 @@ async def test_an_error_that_replaying_cannot_mend_ends_the_run():
     scheduler = scheduler_of(play)
     with pytest.raises(ValueError, match="bad kwargs"):
         await scheduler.next_groups(version=0)
+    await scheduler.close()
+
+
+async def test_an_episode_that_something_else_cancels_ends_the_run():
+    async def play(task, member, attempt):
+        raise asyncio.CancelledError
+
+    scheduler = scheduler_of(play)
+    async with asyncio.timeout(10):
+        with pytest.raises(RunError, match="a group of episodes was cancelled while it played"):
+            await scheduler.next_groups(version=0)
     await scheduler.close()
 
 

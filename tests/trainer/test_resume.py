@@ -1,0 +1,30 @@
+"""Which settings a run may change when it goes on."""
+
+import pytest
+
+from trainer.config.load import load_settings
+from trainer.resume import changed_settings, keep_settings
+
+TASKS = "tasks=[{env_id: FrozenLake-v0}]"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "rollout.server_timeout_s=900",
+        "rollout.episode_timeout_s=900",
+        "rollout.max_failed_groups=50",
+        "optimizer.max_skipped_steps=9",
+        "env_url=http://127.0.0.1:9",
+        "checkpoint.every=3",
+    ],
+)
+def test_patience_may_change_for_it_may_be_what_ended_the_run(tmp_path, change):
+    keep_settings(load_settings(None, [TASKS]), tmp_path, resuming=False)
+    assert changed_settings(load_settings(None, [TASKS, change]), tmp_path) == []
+
+
+@pytest.mark.parametrize("change", ["rollout.group_size=3", "optimizer.learning_rate=0.5", "seed=7"])
+def test_what_touches_learning_may_not(tmp_path, change):
+    keep_settings(load_settings(None, [TASKS]), tmp_path, resuming=False)
+    assert changed_settings(load_settings(None, [TASKS, change]), tmp_path) == [change.partition("=")[0]]
