@@ -133,7 +133,7 @@ def test_only_what_a_person_uses_is_published_and_only_to_this_machine(fleet: Fl
 def test_nodes_and_third_parties_see_the_gateway_and_nothing_else(fleet: Fleet) -> None:
     networks = {service: set(fleet.networks(fleet.containers(service)[0])) for service in SERVICES}
     assert networks == {
-        "gateway": {"published", "nodes", "third-parties"},
+        "gateway": {"published", "nodes", "third-parties", "gateways"},
         "environments": {"nodes", "programs"},
         "sandbox": {"programs"},
         "guess": {"third-parties"},
