@@ -11,12 +11,12 @@ from typing import NoReturn
 from clients.commands.version import add_version
 from clients.protocol.arrays import DecodeError, EncodeError
 from clients.protocol.errors import ProblemError
+from trainer.commands.defects import described, keep_traceback
 from trainer.config.checks import check_settings
 from trainer.config.load import dump_settings, load_settings
 from trainer.config.run import RunSettings
-from trainer.defects import described, keep_traceback
-from trainer.ending import Ending
-from trainer.errors import PluginError, TrainerError
+from trainer.core.ending import Ending
+from trainer.core.errors import PluginError, TrainerError
 
 _PLAYERS = ("model", "random", "human", "recorded")
 _MISTAKES = (TrainerError, ProblemError, EncodeError, DecodeError, ConnectionError, TimeoutError)

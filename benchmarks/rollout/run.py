@@ -28,12 +28,12 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.ledger import Ledger
-from trainer.records import Outcome, Trajectory
+from trainer.core.seeding import generator
+from trainer.core.statistics import mean_interval
+from trainer.records.ledger import Ledger
+from trainer.records.trajectory import Outcome, Trajectory
 from trainer.rollout.admission import AdmissionWindow
 from trainer.rollout.scheduler import EpisodeSlots, GroupPlan, RolloutScheduler
-from trainer.seeding import generator
-from trainer.statistics import mean_interval
 from trainer.tasks.task import Task
 
 MEDIAN_S, P99_S = 1.36e-3, 37e-3

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import trainer.checkpoint
+import trainer.records.checkpoint
 from tests.support.kills import killed_at
-from trainer.checkpoint import CheckpointError, CheckpointStore, RunState, load_checkpoint
-from trainer.run_files import WriteError
+from trainer.core.run_files import WriteError
+from trainer.records.checkpoint import CheckpointError, CheckpointStore, RunState, load_checkpoint
 
 
 def parts_of(value: float) -> dict:
@@ -213,7 +213,7 @@ def test_a_state_of_garbage_is_a_clear_error(tmp_path, state):
     folder = tmp_path / "step_000001"
     (folder / "state.json").write_text(state)
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["state.json"] = trainer.checkpoint._hash(folder / "state.json")
+    manifest["state.json"] = trainer.records.checkpoint._hash(folder / "state.json")
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="does not say where the run stands"):
         load_checkpoint(folder)

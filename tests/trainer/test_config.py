@@ -11,8 +11,8 @@ from trainer.cli import main
 from trainer.config.load import dump_settings, load_settings
 from trainer.config.reference import reference
 from trainer.config.run import RunSettings
-from trainer.config.strict import models_in
-from trainer.errors import ConfigError
+from trainer.core.errors import ConfigError
+from trainer.core.strict import models_in
 
 ROOT = Path(__file__).parents[2]
 MINIMAL = ["tasks=[{env_id: FrozenLake-v0}]"]

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.support.processes import env_server, read_lines, train
-from trainer.assembly import task_source
-from trainer.checkpoint import CheckpointError
+from trainer.assembly.build import task_source
+from trainer.assembly.data_check import check_streams, keep_digests
 from trainer.config.data import DatasetSettings
 from trainer.config.load import load_settings
 from trainer.config.run import PanelSettings, TaskSettings
-from trainer.errors import ConfigError
-from trainer.panels import build_panel
+from trainer.core.errors import ConfigError
+from trainer.evaluation.panels import build_panel
+from trainer.records.checkpoint import CheckpointError
 from trainer.rollout.environments import EnvironmentPool
-from trainer.tasks.data_check import check_streams, keep_digests
 from trainer.tasks.dataset import _place_in_pass, load_streams, row_streams
 from trainer.tasks.interleaved import EnvironmentStream, InterleavedTaskSource
 

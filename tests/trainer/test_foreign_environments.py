@@ -8,7 +8,7 @@ import pytest
 from tests.support.client_server import ServerProcess
 from tests.support.foreign_servers import ForeignServer
 from tests.support.processes import ROOT, train
-from trainer.run_files import read_lines
+from trainer.core.run_files import read_lines
 
 CONFIG = """
 seed: 1

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import ROOT, end, env_server, read_lines, running, start_training, train_until
-from trainer.checkpoint import CheckpointStore
 from trainer.cli import main
-from trainer.console import RunConsole
+from trainer.core.console import RunConsole
+from trainer.records.checkpoint import CheckpointStore
 
 CONFIG = """
 seed: 3

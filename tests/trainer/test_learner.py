@@ -11,18 +11,18 @@ from trainer.algorithms.presets import PRESETS, resolve_preset
 from trainer.backends.base import TrainRow
 from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.torch_backend import Schedule, TorchBackend
-from trainer.batches import episode_batch
-from trainer.checkpoint import CheckpointStore, RunState
 from trainer.config.run import OptimizerSettings
-from trainer.errors import RunError
-from trainer.learner import Learner, Models
-from trainer.ledger import Fate, Ledger
+from trainer.core.errors import RunError
+from trainer.core.numbers import not_finite
+from trainer.learn.batches import episode_batch
+from trainer.learn.learner import Learner, Models
+from trainer.learn.rows import row_builder
 from trainer.models.value_head import ValueModel
-from trainer.numbers import not_finite
 from trainer.pipelines.rl import account_for, save
 from trainer.pipelines.sft import train_supervised
-from trainer.records import Group, Outcome, Segment, Trajectory, Turn
-from trainer.rows import row_builder
+from trainer.records.checkpoint import CheckpointStore, RunState
+from trainer.records.ledger import Fate, Ledger
+from trainer.records.trajectory import Group, Outcome, Segment, Trajectory, Turn
 from trainer.tasks.task import Task
 from trainer.weights.publisher import PublishError, WeightPublisher
 

@@ -3,9 +3,9 @@
 import pytest
 
 from trainer.config.run import TrackingSettings
-from trainer.ledger import Fate, Ledger
-from trainer.run_files import DamagedFileError, LineFile, read_lines
-from trainer.tracking import RECORD_FILES, Tracker
+from trainer.core.run_files import DamagedFileError, LineFile, read_lines
+from trainer.learn.tracking import RECORD_FILES, Tracker
+from trainer.records.ledger import Fate, Ledger
 
 DAMAGED = [
     b"\xff\x00",

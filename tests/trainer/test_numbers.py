@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.errors import InvalidNumberError
-from trainer.numbers import LARGEST, finite_number, not_finite
+from trainer.core.errors import InvalidNumberError
+from trainer.core.numbers import LARGEST, finite_number, not_finite
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 from trainer.algorithms.filters import filter_groups
 from trainer.algorithms.settings import CustomFilter
 from trainer.config.run import PromptSettings
-from trainer.errors import PluginError
-from trainer.plugins import load_plugin
+from trainer.core.errors import PluginError
+from trainer.core.plugins import load_plugin
+from trainer.core.seeding import MAX_WIRE_SEED
 from trainer.rollout.context import context_policy
-from trainer.seeding import MAX_WIRE_SEED
 from trainer.tasks.own_source import OwnTaskSource
 from trainer.tasks.task import Task
 

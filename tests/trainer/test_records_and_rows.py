@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.records import Segment, Trajectory, Turn
-from trainer.rows import step_rows, trajectory_rows
+from trainer.learn.rows import step_rows, trajectory_rows
+from trainer.records.trajectory import Segment, Trajectory, Turn
 from trainer.tasks.task import Task
 
 

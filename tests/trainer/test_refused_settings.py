@@ -14,8 +14,8 @@ from tests.support.processes import env_server
 from trainer.cli import main
 from trainer.config.load import load_settings
 from trainer.config.run import RunSettings
-from trainer.config.strict import models_in
-from trainer.errors import ConfigError
+from trainer.core.errors import ConfigError
+from trainer.core.strict import models_in
 
 MINIMAL = {"tasks": [{"env_id": "FrozenLake-v0"}]}
 HOLDERS = {

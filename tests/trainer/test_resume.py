@@ -2,8 +2,8 @@
 
 import pytest
 
+from trainer.commands.resume import changed_settings, keep_settings
 from trainer.config.load import load_settings
-from trainer.resume import changed_settings, keep_settings
 
 TASKS = "tasks=[{env_id: FrozenLake-v0}]"
 

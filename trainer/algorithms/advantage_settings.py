@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from trainer.config.strict import Settings
+from trainer.core.strict import Settings
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Singleton = Literal["zero", "raw"]

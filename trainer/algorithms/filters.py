@@ -9,7 +9,7 @@ import torch
 
 from trainer.algorithms.advantages import NO_DEVIATION, group_statistics
 from trainer.algorithms.settings import FilterSettings
-from trainer.plugins import Plugin, load_plugin
+from trainer.core.plugins import Plugin, load_plugin
 
 
 @dataclass(frozen=True, slots=True)

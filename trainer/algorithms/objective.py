@@ -39,8 +39,8 @@ from trainer.algorithms.rewards import (
 )
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.stream import TokenStream
-from trainer.numbers import finite_number
-from trainer.plugins import Plugin, load_plugin
+from trainer.core.numbers import finite_number
+from trainer.core.plugins import Plugin, load_plugin
 
 
 @dataclass(frozen=True, slots=True)

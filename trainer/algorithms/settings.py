@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from trainer.algorithms.advantage_settings import AdvantageSettings, GroupAdvantage
 from trainer.algorithms.modes import AggregationMode, KLEstimator, RatioLevel
-from trainer.config.strict import Settings
+from trainer.core.strict import Settings
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 

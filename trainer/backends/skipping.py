@@ -1,6 +1,6 @@
 """Optimizer steps that are left out because they would have destroyed the weights."""
 
-from trainer.errors import RunError
+from trainer.core.errors import RunError
 
 
 class SkippedSteps:

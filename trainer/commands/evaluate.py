@@ -3,12 +3,12 @@
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from trainer.assembly import open_environments, open_players, task_source
+from trainer.assembly.build import open_environments, open_players, task_source
 from trainer.commands.policy import trained_policy
 from trainer.config.run import RunSettings
-from trainer.console import RunConsole
-from trainer.errors import RunError
-from trainer.evaluation import Evaluator, build_panels
+from trainer.core.console import RunConsole
+from trainer.core.errors import RunError
+from trainer.evaluation.evaluator import Evaluator, build_panels
 
 
 async def evaluate(settings: RunSettings, checkpoint: Path | None) -> int:

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from env_server.embedding import ConfigurationError, serve_here
-from trainer.errors import ConfigError
-from trainer.plugins import load_attribute
+from trainer.core.errors import ConfigError
+from trainer.core.plugins import load_attribute
 
 
 @asynccontextmanager

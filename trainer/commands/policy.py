@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
-from trainer.assembly import Policy, build_policy
-from trainer.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
+from trainer.assembly.build import Policy, build_policy
 from trainer.config.run import RunSettings
 from trainer.inference.torch_engine import load_weights
+from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
 
 
 def trained_policy(settings: RunSettings, checkpoint: Path | None) -> Policy:

@@ -11,14 +11,14 @@ from typing import TypeVar
 from transformers import AutoConfig
 
 from clients.protocol.errors import ProblemError
-from trainer.assembly import open_environments, task_source
+from trainer.assembly.build import open_environments, task_source
+from trainer.assembly.data_check import check_streams
 from trainer.config.run import RunSettings
-from trainer.console import RunConsole
-from trainer.errors import ConfigError, TrainerError
+from trainer.core.console import RunConsole
+from trainer.core.errors import ConfigError, TrainerError
 from trainer.models.load import load_tokenizer, model_folder
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.rendering import ChatRenderer
-from trainer.tasks.data_check import check_streams
 from trainer.tasks.dataset import load_streams
 from trainer.tasks.task import Task, TaskSource
 

@@ -7,8 +7,8 @@ from typing import Self
 
 from pydantic import BaseModel, Field, ValidationError
 
-from trainer.errors import ConfigError
-from trainer.records import Trajectory
+from trainer.core.errors import ConfigError
+from trainer.records.trajectory import Trajectory
 from trainer.tasks.task import Task
 
 

@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clients.session import EnvSession
-from trainer.assembly import Players, Policy, model_actor, open_environments, open_players, task_source
+from trainer.assembly.build import Players, Policy, model_actor, open_environments, open_players, task_source
+from trainer.assembly.data_check import check_streams
 from trainer.commands.own_server import server_in_this_process
 from trainer.commands.policy import trained_policy
 from trainer.commands.recordings import EpisodeWriter, read_recording
 from trainer.config.run import RunSettings
-from trainer.console import RunConsole
-from trainer.errors import ConfigError
-from trainer.panels import build_panel
-from trainer.records import Trajectory
+from trainer.core.console import RunConsole
+from trainer.core.errors import ConfigError
+from trainer.core.seeding import generator
+from trainer.core.statistics import mean_interval, success_rate
+from trainer.evaluation.panels import build_panel
+from trainer.records.trajectory import Trajectory
 from trainer.rollout.actors import Actor, HumanActor, RandomActor, ScriptedActor
 from trainer.rollout.agent import play_episode
 from trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
 from trainer.rollout.episodes import play_in_session
 from trainer.rollout.scheduler import EpisodeSlots
-from trainer.seeding import generator
-from trainer.statistics import mean_interval, success_rate
-from trainer.tasks.data_check import check_streams
 from trainer.tasks.dataset import row_streams
 from trainer.tasks.task import Task
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.assembly import (
+from trainer.assembly.build import (
     Players,
     Policy,
     build_policy,
@@ -20,38 +20,38 @@ from trainer.assembly import (
     task_source,
     warm_start_backend,
 )
+from trainer.assembly.data_check import check_streams, keep_digests
 from trainer.backends.torch_backend import TorchBackend
-from trainer.checkpoint import Checkpoint, CheckpointError, CheckpointStore, RunState
+from trainer.commands.plots import plot_run
+from trainer.commands.resume import clear_records, find_checkpoint, has_trained, keep_settings
 from trainer.config.checks import check_settings
 from trainer.config.run import RunSettings, WarmStartSettings
-from trainer.console import RunConsole
-from trainer.demonstrations import collect_demonstrations
-from trainer.embedded_server import embedded_server
-from trainer.ending import Ending
-from trainer.errors import RunError, TrainerError
-from trainer.evaluate import Score
-from trainer.evaluation import Evaluator, as_metrics, build_panels
-from trainer.learner import Learner, Models
-from trainer.ledger import LEDGER_FILE, Ledger
+from trainer.core.console import RunConsole
+from trainer.core.embedded_server import embedded_server
+from trainer.core.ending import Ending
+from trainer.core.errors import RunError, TrainerError
+from trainer.core.plugins import Plugin, load_plugin
+from trainer.core.run_files import WriteError, write_errors
+from trainer.core.run_lock import run_lock
+from trainer.evaluation.demonstrations import collect_demonstrations
+from trainer.evaluation.evaluator import Evaluator, as_metrics, build_panels
+from trainer.evaluation.play import Score
+from trainer.learn.learner import Learner, Models
+from trainer.learn.rows import row_builder
+from trainer.learn.tracking import Tracker
 from trainer.models.load import save_model
 from trainer.pipelines import rl
 from trainer.pipelines.sft import supervised_rows, train_supervised
-from trainer.plots import plot_run
-from trainer.plugins import Plugin, load_plugin
-from trainer.resume import clear_records, find_checkpoint, has_trained, keep_settings
+from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, RunState
+from trainer.records.ledger import LEDGER_FILE, Ledger
 from trainer.rollout.admission import AdmissionWindow
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.episodes import EpisodePlayer
 from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.scheduler import GroupPlan, RolloutScheduler
-from trainer.rows import row_builder
-from trainer.run_files import WriteError, write_errors
-from trainer.run_lock import run_lock
-from trainer.tasks.data_check import check_streams, keep_digests
 from trainer.tasks.dataset import row_streams
 from trainer.tasks.task import TaskSource
-from trainer.tracking import Tracker
 from trainer.weights.publisher import WeightPublisher
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainer.config.run import RunSettings
-from trainer.errors import ConfigError
-from trainer.plugins import load_attribute
+from trainer.core.errors import ConfigError
+from trainer.core.plugins import load_attribute
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 """What a model on the Hugging Face hub may be called."""

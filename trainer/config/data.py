@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from trainer.config.strict import JsonObject, ServerUrl, Settings, Weight
+from trainer.core.strict import JsonObject, ServerUrl, Settings, Weight
 
 
 class RouteSettings(Settings):

@@ -9,8 +9,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from trainer.config.run import RunSettings
-from trainer.config.strict import WRONG_VALUE, models_in
-from trainer.errors import ConfigError
+from trainer.core.errors import ConfigError
+from trainer.core.strict import WRONG_VALUE, models_in
 
 _SECRET = frozenset({"env_token"})
 _MOST_SHOWN = 60

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from trainer.config.run import RunSettings
-from trainer.config.strict import models_in
+from trainer.core.strict import models_in
 
 _HEADER = """# Settings of a run
 

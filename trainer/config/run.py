@@ -9,7 +9,7 @@ from trainer.algorithms.advantage_settings import compares_members
 from trainer.algorithms.presets import lay_over_preset, resolve_preset
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.config.data import DatasetSettings
-from trainer.config.strict import Count, JsonObject, Seconds, ServerUrl, Settings, Weight
+from trainer.core.strict import Count, JsonObject, Seconds, ServerUrl, Settings, Weight
 
 _SERVED = re.compile(r"([A-Za-z0-9._-]{1,128}=)?[\w.]+:\w+")
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from trainer.errors import ConfigError
+from trainer.core.errors import ConfigError
 from trainer.inference.base import GenerationRequest, GenerationResult
 from trainer.inference.sampling import RequestStream, draw_tokens
 from trainer.models.language_head import keeps_logits

@@ -15,7 +15,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from trainer.errors import ConfigError
+from trainer.core.errors import ConfigError
 
 _HUB_TIMEOUT_S = 8.0
 _FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")

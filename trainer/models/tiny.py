@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from trainer.errors import ConfigError
+from trainer.core.errors import ConfigError
 
 _INITIAL_DEVIATION = 0.08
 """The library's 0.02 suits widths of thousands; with it a narrow model's attention starts flat, and long stays so."""

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 
 from trainer.algorithms.objective import select_groups
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.batches import episode_batch, turns_of
-from trainer.checkpoint import CheckpointStore, RunState
-from trainer.console import RunConsole
-from trainer.ending import Ending
-from trainer.errors import RunError
+from trainer.core.console import RunConsole
+from trainer.core.ending import Ending
+from trainer.core.errors import RunError
+from trainer.core.numbers import not_finite
 from trainer.inference.torch_engine import TorchEngine
-from trainer.learner import Learner, Models
-from trainer.ledger import Ledger
-from trainer.numbers import not_finite
-from trainer.records import Group, Trajectory
+from trainer.learn.batches import episode_batch, turns_of
+from trainer.learn.learner import Learner, Models
+from trainer.learn.rows import RowBuilder
+from trainer.learn.tracking import Tracker
+from trainer.records.checkpoint import CheckpointStore, RunState
+from trainer.records.ledger import Ledger
+from trainer.records.trajectory import Group, Trajectory
 from trainer.rollout.scheduler import RolloutScheduler
-from trainer.rows import RowBuilder
-from trainer.tracking import Tracker
 from trainer.weights.publisher import WeightPublisher
 
 Evaluate = Callable[[int], Awaitable[None]]

@@ -11,9 +11,9 @@ from trainer.algorithms.aggregation import Denominators, aggregate
 from trainer.algorithms.metrics import Metrics, collect
 from trainer.backends.base import MicroBatch, TrainBackend, TrainRow
 from trainer.backends.skipping import SkippedSteps
-from trainer.records import Trajectory
-from trainer.rows import trajectory_rows
-from trainer.seeding import generator
+from trainer.core.seeding import generator
+from trainer.learn.rows import trajectory_rows
+from trainer.records.trajectory import Trajectory
 
 
 def supervised_rows(trajectories: Sequence[Trajectory]) -> list[TrainRow]:

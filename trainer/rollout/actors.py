@@ -9,13 +9,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from clients.terminal import wrapped
-from trainer.errors import ConfigError, InvalidNumberError
+from trainer.core.errors import ConfigError, InvalidNumberError
+from trainer.core.numbers import finite_number
+from trainer.core.seeding import derive_seed
 from trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient, SamplingParams
-from trainer.numbers import finite_number
-from trainer.records import Trajectory, Turn
+from trainer.records.trajectory import Trajectory, Turn
 from trainer.rollout.context import Message
 from trainer.rollout.prompts import PromptBuilder
-from trainer.seeding import derive_seed
 
 _ROUNDING = 1e-3
 """How far above 0 rounding may leave a log-probability."""

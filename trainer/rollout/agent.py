@@ -7,9 +7,9 @@ from typing import Any
 from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
 from clients.session import EnvSession
-from trainer.errors import ConfigError, InvalidNumberError
-from trainer.numbers import finite_number
-from trainer.records import Outcome, Trajectory, Turn
+from trainer.core.errors import ConfigError, InvalidNumberError
+from trainer.core.numbers import finite_number
+from trainer.records.trajectory import Outcome, Trajectory, Turn
 from trainer.rollout.actors import Actor, ContextOverflowError, View
 from trainer.rollout.context import observation_messages
 from trainer.rollout.episode_metrics import EpisodeMetrics

@@ -10,7 +10,7 @@ from typing import Any
 
 import jinja2
 
-from trainer.errors import ConfigError
+from trainer.core.errors import ConfigError
 from trainer.rollout.context import Message, prefixed
 
 Tool = Mapping[str, Any]

@@ -10,7 +10,7 @@ from typing import Any
 
 from clients.protocol.arrays import DecodeError
 from trainer.config.run import PromptSettings
-from trainer.plugins import Plugin, load_plugin
+from trainer.core.plugins import Plugin, load_plugin
 
 _LAST_TURNS = 3
 Message = Mapping[str, Any]

@@ -15,7 +15,7 @@ from clients.client import EnvClient
 from clients.protocol.errors import ProblemError
 from clients.protocol.spaces import UnicodeText
 from clients.session import EnvSession
-from trainer.errors import ConfigError
+from trainer.core.errors import ConfigError
 from trainer.rollout.outages import OutageReport
 from trainer.tasks.task import Task
 

@@ -6,10 +6,10 @@ from inspect import isawaitable
 
 from clients.protocol.errors import ProblemError
 from clients.session import EnvSession
-from trainer.errors import InvalidNumberError
-from trainer.numbers import are_finite, finite_number
-from trainer.plugins import Plugin
-from trainer.records import Segment, Trajectory, Turn
+from trainer.core.errors import InvalidNumberError
+from trainer.core.numbers import are_finite, finite_number
+from trainer.core.plugins import Plugin
+from trainer.records.trajectory import Segment, Trajectory, Turn
 from trainer.rollout.actors import Actor
 from trainer.rollout.agent import note_failure, play_episode
 from trainer.rollout.environments import EnvironmentPool

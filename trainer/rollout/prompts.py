@@ -5,7 +5,7 @@ from typing import Any
 
 from clients.protocol.arrays import DecodeError
 from trainer.config.run import PromptSettings
-from trainer.records import Segment, Trajectory
+from trainer.records.trajectory import Segment, Trajectory
 from trainer.rollout.chat_template import Tool
 from trainer.rollout.context import ContextPolicy, Exchange, Message, with_instruction
 from trainer.rollout.rendering import ChatRenderer

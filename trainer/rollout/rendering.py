@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from trainer.errors import ConfigError
+from trainer.core.errors import ConfigError
 from trainer.rollout.chat_template import ChatTemplate, Tool
 from trainer.rollout.context import Message
 

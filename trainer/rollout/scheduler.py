@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from trainer.errors import RunError
-from trainer.ledger import Ledger
-from trainer.records import Group, Outcome, Trajectory
+from trainer.core.errors import RunError
+from trainer.records.ledger import Ledger
+from trainer.records.trajectory import Group, Outcome, Trajectory
 from trainer.rollout.admission import AdmissionWindow
 from trainer.tasks.task import Task, TaskSource
 

@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 
 from trainer.config.data import DatasetSettings, DifficultySettings
-from trainer.errors import ConfigError
-from trainer.seeding import derive_seed, generator
+from trainer.core.errors import ConfigError
+from trainer.core.seeding import derive_seed, generator
 from trainer.tasks.interleaved import InterleavedTaskSource
 from trainer.tasks.rows import Row, read_rows
 from trainer.tasks.task import Task, TaskSource

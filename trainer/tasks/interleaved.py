@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from trainer.config.run import TaskSettings
-from trainer.errors import ConfigError
-from trainer.seeding import derive_seed, generator
+from trainer.core.errors import ConfigError
+from trainer.core.seeding import derive_seed, generator
 from trainer.tasks.task import Task
 
 _KEPT_BLOCKS = 64

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from trainer.plugins import Plugin
-from trainer.seeding import MAX_WIRE_SEED
+from trainer.core.plugins import Plugin
+from trainer.core.seeding import MAX_WIRE_SEED
 from trainer.tasks.task import Task
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from trainer.config.data import DatasetSettings
-from trainer.errors import ConfigError
+from trainer.core.errors import ConfigError
 
 _BATCH_ROWS = 1024
 _SHOWN = 60

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from trainer.backends.base import TrainBackend
-from trainer.errors import RunError
+from trainer.core.errors import RunError
+from trainer.core.numbers import not_finite
 from trainer.inference.base import InferenceClient
-from trainer.numbers import not_finite
 
 
 class PublishError(RunError):

@@ -8,7 +8,7 @@ from trainer.algorithms.advantages import generalized_advantages, group_advantag
 from trainer.algorithms.batch import RowBatch, TrajectoryBatch
 from trainer.algorithms.objective import compute_advantages, select_groups
 from trainer.algorithms.presets import PRESETS, resolve_preset
-from trainer.errors import PluginError
+from trainer.core.errors import PluginError
 
 SCORES = st.lists(st.floats(-10, 10), min_size=2, max_size=8)
 

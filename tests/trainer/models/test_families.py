@@ -17,15 +17,15 @@ from transformers import (
 )
 
 from tests.support.tiny_models import reference_logprobs
+from trainer.assembly.probe import probe_log_probabilities
 from trainer.backends.base import TrainRow
 from trainer.backends.heads import PolicyHead
 from trainer.backends.torch_backend import Schedule, TorchBackend
 from trainer.config.run import OptimizerSettings
-from trainer.errors import ConfigError
+from trainer.core.errors import ConfigError
 from trainer.inference.base import GenerationRequest, SamplingParams
 from trainer.inference.torch_engine import TorchEngine
 from trainer.models.language_head import has_plain_head
-from trainer.probe import probe_log_probabilities
 
 VOCABULARY = 50
 _SHAPE = {

@@ -14,7 +14,7 @@ import trainer.commands.probe
 import trainer.models.load
 from tests.support.processes import ROOT
 from trainer.cli import main
-from trainer.errors import ConfigError
+from trainer.core.errors import ConfigError
 from trainer.models.load import load_model, model_folder, save_model
 from trainer.models.tokenizer import build_tiny_tokenizer
 

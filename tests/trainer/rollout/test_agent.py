@@ -4,11 +4,11 @@ import pytest
 
 from clients.protocol.errors import ProblemError
 from tests.support.processes import env_server
-from trainer.evaluate import play_tasks, score, with_expert
-from trainer.records import Outcome
+from trainer.core.seeding import generator
+from trainer.evaluation.play import play_tasks, score, with_expert
+from trainer.records.trajectory import Outcome
 from trainer.rollout.actors import ExpertActor, RandomActor, ScriptedActor
 from trainer.rollout.environments import EnvironmentPool
-from trainer.seeding import generator
 from trainer.tasks.task import Task
 
 MAP = ["SFF", "FHF", "FFG"]

@@ -8,9 +8,9 @@ import pytest
 from tests.support.chat_templates import FAMILIES, tokenizer_of
 from trainer.config.load import load_settings
 from trainer.config.run import PromptSettings
-from trainer.errors import ConfigError
+from trainer.core.errors import ConfigError
 from trainer.models.stop_ids import stop_ids
-from trainer.records import Trajectory
+from trainer.records.trajectory import Trajectory
 from trainer.rollout.context import context_policy
 from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.rendering import ChatRenderer

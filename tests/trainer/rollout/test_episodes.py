@@ -12,10 +12,10 @@ import pytest
 from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
 from trainer.config.run import PromptSettings
-from trainer.errors import PluginError
+from trainer.core.errors import PluginError
+from trainer.core.plugins import load_plugin
 from trainer.inference.base import GenerationResult, SamplingParams
-from trainer.plugins import load_plugin
-from trainer.records import Outcome, Segment, Trajectory, Turn
+from trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
 from trainer.rollout.actors import ModelActor, ScriptedActor
 from trainer.rollout.episodes import EpisodePlayer
 from trainer.rollout.prompts import PromptBuilder

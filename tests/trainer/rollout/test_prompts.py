@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trainer.config.run import PromptSettings
 from trainer.models.tokenizer import CHAT_TEMPLATE, build_tiny_tokenizer
-from trainer.records import Trajectory
+from trainer.records.trajectory import Trajectory
 from trainer.rollout.context import context_policy, with_instruction
 from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.rendering import ChatRenderer

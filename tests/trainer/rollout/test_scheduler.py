@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from trainer.errors import RunError
-from trainer.ledger import Fate, Ledger
-from trainer.records import Outcome, Trajectory
+from trainer.core.errors import RunError
+from trainer.records.ledger import Fate, Ledger
+from trainer.records.trajectory import Outcome, Trajectory
 from trainer.rollout.admission import AdmissionWindow
 from trainer.rollout.scheduler import EnvironmentFailsError, EpisodeSlots, GroupPlan, RolloutScheduler
 from trainer.tasks.task import Task

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trainer.records import Trajectory
+from trainer.records.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)

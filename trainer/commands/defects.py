@@ -5,7 +5,7 @@ import traceback
 from pathlib import Path
 
 from trainer.config.run import RunSettings
-from trainer.plugins import one_line
+from trainer.core.plugins import one_line
 
 TRACEBACK_FILE = "traceback.txt"
 """The name of the last error's traceback in a run's directory."""

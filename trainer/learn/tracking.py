@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.config.run import TrackingSettings
-from trainer.records import Trajectory
-from trainer.run_files import LineFile, lines_and_sizes, read_lines, write_errors
+from trainer.core.run_files import LineFile, lines_and_sizes, read_lines, write_errors
+from trainer.records.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

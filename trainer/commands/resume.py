@@ -5,12 +5,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
 from trainer.config.load import dump_settings, load_settings
 from trainer.config.run import RunSettings
-from trainer.errors import ConfigError
-from trainer.ledger import LEDGER_FILE
-from trainer.tracking import METRICS_FILE, RECORD_FILES, TENSORBOARD_FOLDER
+from trainer.core.errors import ConfigError
+from trainer.learn.tracking import METRICS_FILE, RECORD_FILES, TENSORBOARD_FOLDER
+from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
+from trainer.records.ledger import LEDGER_FILE
 
 CONFIG_FILE = "config.yaml"
 """The resolved settings' name in a run's directory."""

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from trainer.algorithms.batch import TrajectoryBatch
-from trainer.records import Group, Trajectory
-from trainer.rows import Row, RowBuilder
+from trainer.learn.rows import Row, RowBuilder
+from trainer.records.trajectory import Group, Trajectory
 
 
 @dataclass(frozen=True, slots=True)

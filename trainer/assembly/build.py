@@ -11,11 +11,14 @@ import torch
 from transformers import PreTrainedModel
 
 from clients.commands.arguments import TOKEN_VARIABLE
+from trainer.assembly.probe import probe_log_probabilities
 from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.torch_backend import Schedule, TorchBackend
 from trainer.config.run import RunSettings
-from trainer.console import RunConsole
-from trainer.embedded_server import embedded_server
+from trainer.core.console import RunConsole
+from trainer.core.embedded_server import embedded_server
+from trainer.core.plugins import load_plugin
+from trainer.core.seeding import derive_seed
 from trainer.inference.base import InferenceClient, SamplingParams
 from trainer.inference.torch_engine import TorchEngine
 from trainer.models.load import load_model, load_tokenizer, model_folder
@@ -23,8 +26,6 @@ from trainer.models.stop_ids import stop_ids
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model
 from trainer.models.tokenizer import build_tiny_tokenizer
 from trainer.models.value_head import ValueModel
-from trainer.plugins import load_plugin
-from trainer.probe import probe_log_probabilities
 from trainer.rollout.actors import ModelActor
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
@@ -33,7 +34,6 @@ from trainer.rollout.outages import OutageReport
 from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.rendering import ChatRenderer
 from trainer.rollout.scheduler import EpisodeSlots
-from trainer.seeding import derive_seed
 from trainer.tasks.dataset import load_streams
 from trainer.tasks.interleaved import EnvironmentStream, InterleavedTaskSource, TaskStream
 from trainer.tasks.mixture import MixtureTaskSource

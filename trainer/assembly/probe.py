@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from trainer.backends.heads import PolicyHead
-from trainer.errors import ConfigError
+from trainer.core.errors import ConfigError
 from trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient, SamplingParams
 
 TOLERANCE = 1e-3

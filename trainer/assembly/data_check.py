@@ -7,8 +7,8 @@ from pathlib import Path
 
 from clients.client import EnvClient
 from clients.protocol.errors import ProblemError
-from trainer.checkpoint import CheckpointError
-from trainer.errors import ConfigError
+from trainer.core.errors import ConfigError
+from trainer.records.checkpoint import CheckpointError
 from trainer.rollout.environments import EnvironmentPool
 from trainer.tasks.dataset import RowStream
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import TrainerError
+from trainer.core.errors import TrainerError
 
 
 class WriteError(TrainerError):

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from trainer.errors import TrainerError
-from trainer.run_files import write_errors
+from trainer.core.errors import TrainerError
+from trainer.core.run_files import write_errors
 
 _MANIFEST = "manifest.json"
 _STATE = "state.json"

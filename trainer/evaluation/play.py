@@ -11,16 +11,16 @@ from clients.protocol.errors import ProblemError
 from clients.protocol.spaces import parse_space
 from clients.session import EnvSession
 from trainer.config.run import PanelSettings
-from trainer.errors import RunError
-from trainer.panels import Panel
-from trainer.records import Trajectory
+from trainer.core.errors import RunError
+from trainer.core.seeding import generator
+from trainer.core.statistics import Interval, mean_interval, success_rate
+from trainer.evaluation.panels import Panel
+from trainer.records.trajectory import Trajectory
 from trainer.rollout.actors import Actor, ExpertActor, RandomActor, ScriptedActor
 from trainer.rollout.agent import play_episode
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.episodes import play_in_session
 from trainer.rollout.scheduler import EpisodeSlots
-from trainer.seeding import generator
-from trainer.statistics import Interval, mean_interval, success_rate
 from trainer.tasks.task import Task
 
 MakeActor = Callable[[Task], Actor]

@@ -8,11 +8,11 @@ from typing import Any
 import orjson
 
 from clients.protocol.errors import ProblemError
+from trainer.assembly.data_check import check_streams
 from trainer.config.data import DatasetSettings
 from trainer.config.run import PanelSettings
-from trainer.errors import ConfigError
+from trainer.core.errors import ConfigError
 from trainer.rollout.environments import EnvironmentPool
-from trainer.tasks.data_check import check_streams
 from trainer.tasks.dataset import load_streams
 from trainer.tasks.task import Task
 

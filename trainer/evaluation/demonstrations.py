@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainer.errors import RunError
-from trainer.evaluate import play_tasks, score, with_expert
-from trainer.records import Segment, Trajectory, Turn
+from trainer.core.errors import RunError
+from trainer.evaluation.play import play_tasks, score, with_expert
+from trainer.records.trajectory import Segment, Trajectory, Turn
 from trainer.rollout.actors import ExpertActor, View
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.prompts import PromptBuilder

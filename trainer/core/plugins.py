@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from clients.protocol.errors import ProblemError
-from trainer.errors import ConfigError, InvalidNumberError, PluginError, TrainerError
+from trainer.core.errors import ConfigError, InvalidNumberError, PluginError, TrainerError
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,12 @@
 from dataclasses import dataclass, replace
 from functools import partial
 
-from trainer.assembly import Players, Policy, model_actor
+from trainer.assembly.build import Players, Policy, model_actor
 from trainer.config.run import PLAIN_REPLY, RunSettings
-from trainer.console import RunConsole
-from trainer.evaluate import (
+from trainer.core.console import RunConsole
+from trainer.core.statistics import rate_difference
+from trainer.evaluation.panels import Panel, build_panel
+from trainer.evaluation.play import (
     NoBlindBaselineError,
     NoResultError,
     Score,
@@ -16,10 +18,8 @@ from trainer.evaluate import (
     random_baseline,
     score,
 )
-from trainer.panels import Panel, build_panel
 from trainer.rollout.actors import Actor
 from trainer.rollout.environments import EnvironmentPool
-from trainer.statistics import rate_difference
 from trainer.tasks.task import Task, TaskSource
 
 

@@ -16,10 +16,10 @@ from trainer.algorithms.objective import compute_advantages, critic_loss, policy
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.backends.base import MicroBatch, StepReport, TrainBackend, TrainRow
 from trainer.backends.skipping import SkippedSteps
-from trainer.batches import EpisodeBatch, padded, padded_tensors
-from trainer.errors import InvalidNumberError
-from trainer.numbers import not_finite
-from trainer.seeding import generator
+from trainer.core.errors import InvalidNumberError
+from trainer.core.numbers import not_finite
+from trainer.core.seeding import generator
+from trainer.learn.batches import EpisodeBatch, padded, padded_tensors
 
 
 @dataclass(frozen=True, slots=True)

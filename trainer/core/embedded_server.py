@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from trainer.errors import RunError
+from trainer.core.errors import RunError
 
 _READY = re.compile(r"rollgym serving on (http://\S+)")
 _START_TIMEOUT_S = 60.0

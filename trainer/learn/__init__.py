@@ -1,0 +1,1 @@
+"""Training batches and their updates."""

@@ -1,0 +1,1 @@
+"""What a run leaves behind: trajectories, the ledger of tasks, checkpoints."""
