@@ -24,3 +24,16 @@ def reference_logprobs(model, ids: list[int], temperature: float = 1.0) -> list[
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0, :-1] / temperature
     return logits.log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+
+
+class WeightsOf:
+    """A model's parameters as an inference client takes them, from memory only."""
+
+    def __init__(self, model):
+        self._model = model
+
+    def tensors(self):
+        yield from self._model.named_parameters()
+
+    async def folder(self):
+        raise AssertionError("nobody asked for files")

@@ -227,7 +227,7 @@ def test_an_advantage_of_the_users_that_is_no_number_trains_nothing():
 class NoClient:
     version = 0
 
-    async def update_weights(self, state, version):
+    async def sync(self, source, version):
         raise AssertionError("nothing may be sent")
 
 

@@ -61,13 +61,11 @@ class Players:
 
     Attributes:
         client: Where replies are sampled.
-        engine: The engine behind it.
         slots: Told of every episode's start and end.
         make_prompts: Makes the prompt builder of one episode.
     """
 
     client: InferenceClient
-    engine: TorchEngine
     slots: EpisodeSlots
     make_prompts: Callable[[], PromptBuilder]
 
@@ -230,9 +228,9 @@ async def open_players(
         )
         if settings.deterministic:
             gate = WaveGate(engine, await pool.places(_server_urls(settings)))
-            yield Players(gate, engine, gate, make_prompts)
+            yield Players(gate, gate, make_prompts)
         else:
-            yield Players(engine, engine, EpisodeSlots(), make_prompts)
+            yield Players(engine, EpisodeSlots(), make_prompts)
 
 
 def model_actor(

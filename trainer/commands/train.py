@@ -165,7 +165,7 @@ async def _train(
         ),
         models=models,
         publisher=publisher,
-        engine=players.engine,
+        client=players.client,
         build_rows=row_builder(settings.rows),
         ledger=ledger,
         tracker=tracker,

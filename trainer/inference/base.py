@@ -1,10 +1,23 @@
-"""What the trainer asks of an inference engine: ids in, ids and their log-probabilities out."""
+"""What the trainer asks of whoever samples from the policy: ids in, ids and their log-probabilities out.
 
-from collections.abc import Mapping
+No type of torch stands here: the policy may be sampled in this process or on servers far away.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
-from torch import Tensor
+FinishReason = Literal["stop", "length", "abort"]
+"""Why a reply ended: with a stop token, at its longest, or because somebody asked to abort it."""
+
+PauseMode = Literal["wait", "abort", "keep", "recompute"]
+"""What becomes of replies under way when generation pauses.
+
+`wait` lets them end first. `abort` ends them with what they have, and the client takes them up again afterwards, their
+tokens as part of the prompt. `keep` freezes them with their keys and values, `recompute` without: those are computed
+again, with the weights that then hold.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +49,8 @@ class GenerationRequest:
         sampling: How its tokens are drawn.
         seed: Seed of this request's own random stream.
         order: Place in a batch whose order must not depend on time.
+        session_key: Names the episode. Where there are several servers, its requests go to the one whose cache holds
+            its past.
     """
 
     request_id: str
@@ -43,6 +58,7 @@ class GenerationRequest:
     sampling: SamplingParams
     seed: int
     order: tuple[int, ...] = ()
+    session_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +69,61 @@ class GenerationResult:
         token_ids: What was sampled, the stop token included.
         logprobs: Log-probability of each token under the distribution that it was drawn from.
         policy_versions: Policy version that drew each token.
-        finish_reason: "stop" if a stop token ended it, else "length".
+        finish_reason: "abort" only where `InferenceClient.abort` was asked for: a client that is interrupted by new
+            weights goes on by itself.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     policy_versions: list[int] = field(default_factory=list)
-    finish_reason: Literal["stop", "length"] = "stop"
+    finish_reason: FinishReason = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceCounters:
+    """What a client has done since it was made.
+
+    Attributes:
+        requests: Replies that were asked for.
+        prompt_tokens: Tokens of their prompts.
+        tokens_generated: Tokens that were sampled.
+        resubmitted: How often a reply that was interrupted was taken up again.
+        running: Replies that are under way now.
+    """
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    tokens_generated: int = 0
+    resubmitted: int = 0
+    running: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceHealth:
+    """How whoever samples is.
+
+    Attributes:
+        ready: Whether a request would be answered now.
+        detail: What is wrong, or a word on who answers; for people.
+    """
+
+    ready: bool
+    detail: str = ""
+
+
+class WeightSource(Protocol):
+    """Weights of one version, in each of the forms that a client may take them in."""
+
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        """Yield tensors by their Hugging Face names, always in one order; tied ones once, under the first name.
+
+        They are the trainer's own: valid until training goes on, and to be copied by whoever keeps them.
+        """
+        ...
+
+    async def folder(self) -> Path:
+        """Return a directory in Hugging Face layout with these weights, written once however many ask."""
+        ...
 
 
 class InferenceClient(Protocol):
@@ -78,8 +142,29 @@ class InferenceClient(Protocol):
         """Return the replies of one batch, computed together and in the order given."""
         ...
 
-    async def update_weights(self, state: Mapping[str, Tensor], version: int) -> None:
-        """Take new weights."""
+    async def abort(self, request_ids: Sequence[str] | None = None) -> int:
+        """End replies with what they have, all where none is named, and return how many."""
+        ...
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop generating; requests that come meanwhile wait. Pausing what is paused changes nothing."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on. Nothing where nothing is paused."""
+        ...
+
+    async def sync(self, source: WeightSource, version: int) -> None:
+        """Take new weights; replies that are under way go on with them, and each token says which version drew it."""
+        ...
+
+    async def health(self) -> InferenceHealth:
+        """Say whether it answers."""
+        ...
+
+    @property
+    def counters(self) -> InferenceCounters:
+        """What it has done."""
         ...
 
     async def close(self) -> None:

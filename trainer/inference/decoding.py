@@ -103,6 +103,12 @@ class ActiveBatch:
         index = torch.tensor(kept)
         self._layers = [(keys[index, :, -width:], values[index, :, -width:]) for keys, values in self._layers]
 
+    def take(self, places: Sequence[int]) -> list[GenerationResult]:
+        """Let rows leave with what they have."""
+        rows = [self._rows[place] for place in places]
+        self.remove(places)
+        return [GenerationResult(row.ids, row.logprobs, row.versions, "abort") for row in rows]
+
     @torch.inference_mode()
     def recompute(self) -> None:
         """Compute all keys and values again, after the weights have changed."""

@@ -8,7 +8,7 @@ a new row is padded on its left, a finished row is cut out.
 import asyncio
 import copy
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trainer.inference.base import GenerationRequest, GenerationResult
+from trainer.inference.base import (
+    GenerationRequest,
+    GenerationResult,
+    InferenceCounters,
+    InferenceHealth,
+    PauseMode,
+    WeightSource,
+)
 from trainer.inference.decoding import ActiveBatch
 
 
@@ -35,14 +42,19 @@ class TorchEngine:
         self._max_length = max_length
         self._version = 0
         self._waiting: deque[tuple[GenerationRequest, asyncio.Future[GenerationResult]]] = deque()
-        self._active: list[asyncio.Future[GenerationResult]] = []
+        self._active: list[tuple[GenerationRequest, asyncio.Future[GenerationResult]]] = []
         self._batch = ActiveBatch(self._model)
         self._updates: deque[tuple[dict[str, Tensor], int, asyncio.Future[None]]] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch-engine")
         self._loop_task: asyncio.Task[None] | None = None
         self._work = asyncio.Event()
         self._failure: Exception | None = None
-        self.tokens_generated = 0
+        self._paused: PauseMode | None = None
+        self._quiet = asyncio.Event()
+        self._aborts: deque[tuple[set[str] | None, asyncio.Future[int]]] = deque()
+        self._requests = 0
+        self._prompt_tokens = 0
+        self._tokens_generated = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -55,13 +67,26 @@ class TorchEngine:
         """The policy version that answers now."""
         return self._version
 
+    @property
+    def counters(self) -> InferenceCounters:
+        """What it has done."""
+        return InferenceCounters(
+            self._requests, self._prompt_tokens, self._tokens_generated, running=len(self._active)
+        )
+
+    async def health(self) -> InferenceHealth:
+        """Say whether it has failed."""
+        if self._failure is not None:
+            return InferenceHealth(False, f"the embedded engine has failed: {self._failure}")
+        return InferenceHealth(True, f"the embedded engine, at version {self._version}")
+
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Return one reply; it shares batches with whatever else is running.
 
         Raises:
             ValueError: If the prompt is empty or leaves no room for the reply.
         """
-        self._check(request)
+        self._count(request)
         future: asyncio.Future[GenerationResult] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
         self._wake()
@@ -73,16 +98,40 @@ class TorchEngine:
         More requests than the engine decodes at once are cut into batches of that size, in order.
         """
         for request in requests:
-            self._check(request)
+            self._count(request)
         loop = asyncio.get_running_loop()
         results: list[GenerationResult] = []
         for start in range(0, len(requests), self._max_rows):
             part = requests[start : start + self._max_rows]
             results += await loop.run_in_executor(self._thread, self._run_alone, part, self._version)
-        self.tokens_generated += sum(len(result.token_ids) for result in results)
+        self._tokens_generated += sum(len(result.token_ids) for result in results)
         return results
 
-    async def update_weights(self, state: Mapping[str, Tensor], version: int) -> None:
+    async def abort(self, request_ids: Sequence[str] | None = None) -> int:
+        """End replies between two decoding steps, with what they have, and return how many."""
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._aborts.append((None if request_ids is None else set(request_ids), done))
+        self._wake()
+        return await done
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop after the decoding step under way; with mode "wait", once no reply is under way any more.
+
+        Replies stand still with their keys and values whatever the mode is: `sync` computes those again.
+        """
+        self._paused = mode
+        self._quiet.clear()
+        self._wake()
+        await self._quiet.wait()
+        if self._failure is not None:
+            raise RuntimeError("the inference engine has failed before") from self._failure
+
+    async def resume(self) -> None:
+        """Go on."""
+        self._paused = None
+        self._work.set()
+
+    async def sync(self, source: WeightSource, version: int) -> None:
         """Take new weights between two decoding steps.
 
         Replies that are under way go on with the new weights: their keys and values are computed again, and each of
@@ -90,9 +139,8 @@ class TorchEngine:
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # The caller may go on training: what is taken must be what was handed over.
-        self._updates.append(
-            ({name: tensor.detach().clone() for name, tensor in state.items()}, version, future)
-        )
+        weights = {name: tensor.detach().clone() for name, tensor in source.tensors()}
+        self._updates.append((weights, version, future))
         self._wake()
         await future
 
@@ -102,11 +150,14 @@ class TorchEngine:
             self._loop_task.cancel()
             await asyncio.gather(self._loop_task, return_exceptions=True)
             self._loop_task = None
-        for future in [*self._active, *(future for _, future in self._waiting)]:
+        for _, future in [*self._active, *self._waiting]:
             future.cancel()
+        for _, aborted in self._aborts:
+            aborted.cancel()
+        self._quiet.set()
         self._thread.shutdown(wait=True)
 
-    def _check(self, request: GenerationRequest) -> None:
+    def _count(self, request: GenerationRequest) -> None:
         if not request.prompt_ids:
             raise ValueError(f"request {request.request_id} has an empty prompt")
         if len(request.prompt_ids) + request.sampling.max_new_tokens > self._max_length:
@@ -114,6 +165,8 @@ class TorchEngine:
                 f"request {request.request_id}: a prompt of {len(request.prompt_ids)} tokens and a reply of up to "
                 f"{request.sampling.max_new_tokens} pass the longest row of {self._max_length} (model.max_length)"
             )
+        self._requests += 1
+        self._prompt_tokens += len(request.prompt_ids)
 
     def _wake(self) -> None:
         if self._failure is not None:
@@ -128,6 +181,7 @@ class TorchEngine:
         try:
             while True:
                 self._drop_cancelled()
+                self._abort()
                 while self._updates:
                     state, version, done = self._updates[0]
                     await loop.run_in_executor(self._thread, self._take_weights, state)
@@ -135,13 +189,19 @@ class TorchEngine:
                     self._version = version
                     if not done.done():
                         done.set_result(None)
+                if self._stands_still():
+                    self._quiet.set()
+                    self._work.clear()
+                    if not (self._updates or self._aborts):
+                        await self._work.wait()
+                    continue
                 admitted = self._admissible()
                 if admitted or self._active:
                     rows = len(self._active)
                     finished = await loop.run_in_executor(
                         self._thread, self._batch.advance, admitted, self._version
                     )
-                    self.tokens_generated += rows
+                    self._tokens_generated += rows
                     self._answer(finished)
                 else:
                     self._work.clear()
@@ -149,33 +209,58 @@ class TorchEngine:
         except Exception as error:
             # The engine is broken: whoever waits must hear of it rather than wait for ever.
             self._failure = error
-            waiting = [future for _, future in self._waiting] + [done for *_, done in self._updates]
-            for future in [*self._active, *waiting]:
+            self._quiet.set()
+            asked: list[asyncio.Future[Any]] = [future for _, future in [*self._active, *self._waiting]]
+            asked += [done for *_, done in self._updates]
+            asked += [aborted for _, aborted in self._aborts]
+            for future in asked:
                 if not future.done():
                     future.set_exception(error)
             raise
 
+    def _stands_still(self) -> bool:
+        return self._paused is not None and not (self._paused == "wait" and self._active)
+
     def _admissible(self) -> list[GenerationRequest]:
-        admitted = []
-        while self._waiting and len(self._active) < self._max_rows:
+        admitted: list[GenerationRequest] = []
+        while self._paused is None and self._waiting and len(self._active) < self._max_rows:
             request, future = self._waiting.popleft()
             if not future.done():
                 admitted.append(request)
-                self._active.append(future)
+                self._active.append((request, future))
         return admitted
 
     def _answer(self, finished: list[tuple[int, GenerationResult]]) -> None:
         for row, result in finished:
-            if not self._active[row].done():
-                self._active[row].set_result(result)
+            _, future = self._active[row]
+            if not future.done():
+                future.set_result(result)
         gone = {row for row, _ in finished}
-        self._active = [future for row, future in enumerate(self._active) if row not in gone]
+        self._active = [entry for row, entry in enumerate(self._active) if row not in gone]
 
     def _drop_cancelled(self) -> None:
-        gone = [row for row, future in enumerate(self._active) if future.cancelled()]
+        gone = [row for row, (_, future) in enumerate(self._active) if future.cancelled()]
         if gone:
             self._batch.remove(gone)
-            self._active = [future for future in self._active if not future.cancelled()]
+            self._active = [entry for entry in self._active if not entry[1].cancelled()]
+
+    def _abort(self) -> None:
+        while self._aborts:
+            named, done = self._aborts.popleft()
+            rows = [
+                row
+                for row, (request, _) in enumerate(self._active)
+                if named is None or request.request_id in named
+            ]
+            self._answer(list(zip(rows, self._batch.take(rows), strict=True)))
+            ended = len(rows)
+            for entry in [each for each in self._waiting if named is None or each[0].request_id in named]:
+                self._waiting.remove(entry)
+                if not entry[1].done():
+                    entry[1].set_result(GenerationResult([], [], [], "abort"))
+                    ended += 1
+            if not done.done():
+                done.set_result(ended)
 
     def _take_weights(self, state: Mapping[str, Tensor]) -> None:
         load_weights(self._model, state)

@@ -13,7 +13,7 @@ from trainer.core.console import RunConsole
 from trainer.core.ending import Ending
 from trainer.core.errors import RunError
 from trainer.core.numbers import not_finite
-from trainer.inference.torch_engine import TorchEngine
+from trainer.inference.base import InferenceClient
 from trainer.learn.batches import episode_batch, turns_of
 from trainer.learn.learner import Learner, Models
 from trainer.learn.rows import RowBuilder
@@ -37,7 +37,7 @@ class Parts:
     learner: Learner
     models: Models
     publisher: WeightPublisher
-    engine: TorchEngine
+    client: InferenceClient
     build_rows: RowBuilder
     ledger: Ledger
     tracker: Tracker
@@ -56,14 +56,15 @@ async def train(
     saved, whole = state.step, True
     try:
         for step in range(state.step, steps):
-            started, tokens_before = time.monotonic(), parts.engine.tokens_generated
+            started, tokens_before = time.monotonic(), parts.client.counters.tokens_generated
             groups = await parts.scheduler.next_groups(state.version)
             with ending.deferred():
                 whole = False
                 metrics = await _update(parts, groups, step, state.version)
                 elapsed = time.monotonic() - started
                 metrics["time/step_s"] = elapsed
-                metrics["time/tokens_per_s"] = (parts.engine.tokens_generated - tokens_before) / elapsed
+                generated = parts.client.counters.tokens_generated - tokens_before
+                metrics["time/tokens_per_s"] = generated / elapsed
                 _record(parts, groups, step, metrics)
                 window = parts.scheduler.window
                 state = RunState(step + 1, state.version + 1, window.next_index, window.untrained)

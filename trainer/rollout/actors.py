@@ -108,6 +108,7 @@ class ModelActor:
                 sampling=self._sampling,
                 seed=derive_seed(self._seed, self._purpose, "reply", *order, trajectory.attempt),
                 order=order,
+                session_key=f"{self._purpose}-{task.index}-{trajectory.member}-{trajectory.attempt}",
             )
         )
         _check_numbers(result)

@@ -8,11 +8,17 @@ ends, the next in line starts, and the batch waits for it.
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Sequence
 
-from torch import Tensor
-
-from trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient
+from trainer.inference.base import (
+    GenerationRequest,
+    GenerationResult,
+    InferenceClient,
+    InferenceCounters,
+    InferenceHealth,
+    PauseMode,
+    WeightSource,
+)
 from trainer.rollout.scheduler import EpisodeSlots
 
 
@@ -96,9 +102,30 @@ class WaveGate(EpisodeSlots):
         """Pass a batch that is already complete."""
         return await self._client.generate_together(requests)
 
-    async def update_weights(self, state: Mapping[str, Tensor], version: int) -> None:
+    async def abort(self, request_ids: Sequence[str] | None = None) -> int:
+        """Pass it on. Requests of a wave that still fills are not under way yet."""
+        return await self._client.abort(request_ids)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Pass it on."""
+        await self._client.pause(mode)
+
+    async def resume(self) -> None:
+        """Pass it on."""
+        await self._client.resume()
+
+    async def sync(self, source: WeightSource, version: int) -> None:
         """Pass new weights on."""
-        await self._client.update_weights(state, version)
+        await self._client.sync(source, version)
+
+    async def health(self) -> InferenceHealth:
+        """How the client behind is."""
+        return await self._client.health()
+
+    @property
+    def counters(self) -> InferenceCounters:
+        """What the client behind has done."""
+        return self._client.counters
 
     async def close(self) -> None:
         """Close the client behind."""

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from trainer.backends.base import TrainBackend
 from trainer.core.errors import RunError
-from trainer.core.numbers import not_finite
 from trainer.inference.base import InferenceClient
+from trainer.weights.source import BackendWeights
 
 
 class PublishError(RunError):
@@ -29,13 +29,13 @@ class WeightPublisher:
             PublishError: If a weight is not finite: then none is sent. Or if a client answers with another version
                 afterwards.
         """
-        state = dict(backend.export())
-        if broken := list(not_finite(state)):
+        source = BackendWeights(backend)
+        if broken := [name for name, tensor in source.tensors() if not bool(tensor.isfinite().all())]:
             raise PublishError(
-                f"the weights of version {version} are not finite ({broken[0]}, {len(broken)} of {len(state)}): they "
-                "are neither published nor saved; lower optimizer.learning_rate"
+                f"the weights of version {version} are not finite ({broken[0]}, {len(broken)} in all): they are "
+                "neither published nor saved; lower optimizer.learning_rate"
             )
         for client in self._clients:
-            await client.update_weights(state, version)
+            await client.sync(source, version)
             if client.version != version:
                 raise PublishError(f"an inference client is at version {client.version}, not {version}")

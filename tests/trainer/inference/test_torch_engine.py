@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import torch
 
-from tests.support.tiny_models import VOCABULARY, reference_logprobs, sharp_model
+from tests.support.tiny_models import VOCABULARY, WeightsOf, reference_logprobs, sharp_model
 from trainer.inference.base import GenerationRequest, SamplingParams
 from trainer.inference.torch_engine import TorchEngine, load_weights
 
@@ -106,10 +106,10 @@ async def test_requests_join_and_leave_while_others_run(engine):
 async def test_weights_that_change_in_flight_stamp_each_token(model):
     async with TorchEngine(model, max_rows=2, max_length=64) as engine:
         reply = asyncio.create_task(engine.generate(requests_of([[3, 4]], SamplingParams(40))[0]))
-        while engine.tokens_generated < 3:
+        while engine.counters.tokens_generated < 3:
             await asyncio.sleep(0)
         other = sharp_model(seed=1)
-        await engine.update_weights(dict(other.named_parameters()), version=1)
+        await engine.sync(WeightsOf(other), version=1)
         result = await reply
         assert engine.version == 1
         versions = result.policy_versions
@@ -170,17 +170,94 @@ async def test_an_engine_that_broke_answers_everybody_then_and_later(model, monk
 
     async with TorchEngine(model, max_rows=2, max_length=64) as engine, asyncio.timeout(30):
         monkeypatch.setattr(engine._batch, broken, fail)
-        weights = dict(model.named_parameters())
+        weights = WeightsOf(model)
         requests = requests_of([[3, 4], [5], [6]], SamplingParams(4))
         ends = await asyncio.gather(
             *(engine.generate(request) for request in requests),
-            engine.update_weights(weights, version=1),
+            engine.sync(weights, version=1),
             return_exceptions=True,
         )
         # Weights are taken first: only where that fails are they refused.
         assert [str(end) for end in ends[:3]] == ["out of memory"] * 3
         assert str(ends[3]) == ("None" if broken == "advance" else "out of memory")
         with pytest.raises(RuntimeError, match="has failed before"):
-            await engine.update_weights(weights, version=2)
+            await engine.sync(weights, version=2)
         with pytest.raises(RuntimeError, match="has failed before"):
             await engine.generate(requests[0])
+
+
+async def started(engine, count):
+    while engine.counters.running < count:
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("mode", ["abort", "keep", "recompute"])
+async def test_a_pause_stands_still_and_what_was_under_way_goes_on(model, engine, mode):
+    requests = requests_of([[3, 4], [5]], SamplingParams(40))
+    undisturbed = [(await engine.generate_together([request]))[0].token_ids for request in requests]
+    running = [asyncio.create_task(engine.generate(request)) for request in requests]
+    await started(engine, 2)
+    await engine.pause(mode)
+    before = engine.counters.tokens_generated
+    late = asyncio.create_task(engine.generate(requests_of([[6]], SamplingParams(2), 9)[0]))
+    await engine.pause(mode)
+    # New weights are taken in a pause, too.
+    await engine.sync(WeightsOf(model), version=1)
+    assert engine.counters.tokens_generated == before
+    assert not late.done()
+    await engine.resume()
+    assert [(await reply).token_ids for reply in running] == undisturbed
+    assert set((await late).policy_versions) == {1}
+
+
+async def test_a_waiting_pause_lets_replies_end_and_takes_no_new_ones(engine):
+    first = asyncio.create_task(engine.generate(requests_of([[3, 4]], SamplingParams(20))[0]))
+    await started(engine, 1)
+    pausing = asyncio.create_task(engine.pause("wait"))
+    await asyncio.sleep(0)
+    late = asyncio.create_task(engine.generate(requests_of([[6]], SamplingParams(2), 9)[0]))
+    await asyncio.wait_for(pausing, 30)
+    assert len((await first).token_ids) == 20
+    assert not late.done()
+    await engine.resume()
+    assert len((await asyncio.wait_for(late, 30)).token_ids) == 2
+
+
+async def test_aborted_replies_have_what_was_drawn(model):
+    async with TorchEngine(model, max_rows=2, max_length=48) as engine:
+        requests = requests_of([[3, 4], [5], [6]], SamplingParams(40))
+        whole = (await engine.generate_together(requests[:1]))[0]
+        replies = [asyncio.create_task(engine.generate(request)) for request in requests]
+        while engine.counters.tokens_generated < 44:
+            await asyncio.sleep(0)
+        assert await engine.abort(["r0", "r2", "unknown"]) == 2
+        first, waiting = await replies[0], await replies[2]
+        assert first.finish_reason == waiting.finish_reason == "abort"
+        assert first.token_ids == whole.token_ids[: len(first.token_ids)]
+        assert 0 < len(first.token_ids) < 40
+        assert waiting.token_ids == []
+        assert (await replies[1]).finish_reason == "length"
+        assert await engine.abort() == 0
+
+
+async def test_an_engine_that_is_closed_in_a_pause_leaves_nobody_waiting(model):
+    engine = TorchEngine(model, max_rows=2, max_length=48)
+    reply = asyncio.create_task(engine.generate(requests_of([[3]], SamplingParams(40))[0]))
+    await started(engine, 1)
+    await engine.pause("keep")
+    await engine.close()
+    with pytest.raises(asyncio.CancelledError):
+        await reply
+
+
+async def test_health_and_counters(model, engine, monkeypatch):
+    assert (await engine.health()).ready
+    await asyncio.gather(*map(engine.generate, requests_of([[3, 4], [5]], SamplingParams(3))))
+    counters = engine.counters
+    assert (counters.requests, counters.prompt_tokens, counters.tokens_generated) == (2, 3, 6)
+    monkeypatch.setattr(engine._batch, "advance", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        await engine.generate(requests_of([[3]], SamplingParams(3), 7)[0])
+    assert not (await engine.health()).ready
+    with pytest.raises(RuntimeError, match="has failed before"):
+        await engine.pause("wait")
