@@ -191,6 +191,7 @@ class Group:
         trajectories: The members that ended with a result.
         failures: How many attempts failed for reasons of the environment, by outcome.
         detail: A word on the last of them, for people.
+        left_out: Why a filter left the group out of training; None where none did.
     """
 
     index: int
@@ -199,3 +200,4 @@ class Group:
     trajectories: list[Trajectory] = field(default_factory=list)
     failures: dict[str, int] = field(default_factory=dict)
     detail: str = ""
+    left_out: str | None = None
