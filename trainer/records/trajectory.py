@@ -28,6 +28,21 @@ class Outcome(StrEnum):
         return self in (Outcome.SOLVED, Outcome.FAILED, Outcome.TRUNCATED, Outcome.CONTEXT_OVERFLOW)
 
 
+class Fork(StrEnum):
+    """Why a prompt opened a segment in place of continuing one: where it differs from its nearest relative."""
+
+    RETRY = "retry"
+    """Nowhere: the same prompt was asked again."""
+    PARALLEL = "parallel"
+    """Its relative was being sampled at the same time."""
+    BRANCH = "branch"
+    """Behind a reply: a conversation goes on in another way."""
+    REWRITE = "rewrite"
+    """In place of a reply, or within one: the past was edited, by the template or by the agent."""
+    CONVERSATION = "conversation"
+    """Before any reply: a conversation of its own, such as a sub-agent's or a shortened history's."""
+
+
 @dataclass(slots=True)
 class Segment:
     """A token sequence that only ever grew at its end. All lists have one entry per token.
@@ -38,6 +53,8 @@ class Segment:
         logprobs: Log-probability of the sampled token under the behaviour policy; 0.0 outside the mask.
         versions: Policy version that sampled the token; -1 outside the mask.
         turn_index: Turn of the episode that the sampled token belongs to; -1 outside the mask.
+        parent: Another segment and how many ids it begins with in common with that one; None where there is none.
+        fork: Why it was opened; None for an episode's first segment.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -45,6 +62,8 @@ class Segment:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     turn_index: list[int] = field(default_factory=list)
+    parent: tuple[int, int] | None = None
+    fork: Fork | None = None
 
     def append_context(self, ids: list[int]) -> None:
         """Append tokens that the policy reads but did not choose."""
@@ -114,7 +133,6 @@ class Trajectory:
         turns: The turns, in order.
         outcome: How the episode ended.
         detail: A word on the outcome, for people.
-        forks: How often a prompt did not continue the stored ids (and so opened a segment).
         metrics: Numbers of the episode that the environment reported at its end.
     """
 
@@ -125,7 +143,6 @@ class Trajectory:
     turns: list[Turn] = field(default_factory=list)
     outcome: Outcome = Outcome.TRUNCATED
     detail: str = ""
-    forks: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -137,6 +154,11 @@ class Trajectory:
     def success(self) -> bool:
         """Whether the environment said `info["success"]` at the end."""
         return self.outcome is Outcome.SOLVED
+
+    @property
+    def forks(self) -> int:
+        """How often a prompt did not continue the stored ids, and so opened a segment."""
+        return max(0, sum(bool(segment.ids) for segment in self.segments) - 1)
 
     @property
     def action_tokens(self) -> int:
