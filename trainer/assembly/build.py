@@ -30,10 +30,11 @@ from trainer.rollout.actors import ModelActor
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
 from trainer.rollout.gate import WaveGate
+from trainer.rollout.generation import GenerationQueue
 from trainer.rollout.outages import OutageReport
 from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.rendering import ChatRenderer
-from trainer.rollout.scheduler import EpisodeSlots
+from trainer.rollout.slots import BoundedSlots, EpisodeSlots
 from trainer.tasks.dataset import load_streams
 from trainer.tasks.interleaved import EnvironmentStream, InterleavedTaskSource, TaskStream
 from trainer.tasks.mixture import MixtureTaskSource
@@ -221,16 +222,27 @@ async def open_players(
         max_rows=settings.rollout.max_concurrent_sequences,
         max_length=settings.model.max_length,
     )
-    async with engine:
+    async with engine, AsyncExitStack() as stack:
         prompt = policy.renderer.prompt([{"role": "user", "content": "Which way?"}])
         await probe_log_probabilities(
             policy.model, engine, prompt, settings.rollout.temperature, settings.model.max_length
         )
+        rollout = settings.rollout
+        limits = rollout.max_concurrent_by_environment
         if settings.deterministic:
-            gate = WaveGate(engine, await pool.places(_server_urls(settings)))
+            bounds = [
+                rollout.max_concurrent_episodes,
+                *limits.values(),
+                await pool.places(_server_urls(settings)),
+            ]
+            gate = WaveGate(engine, min(bound for bound in bounds if bound is not None))
             yield Players(gate, gate, make_prompts)
         else:
-            yield Players(engine, EpisodeSlots(), make_prompts)
+            client = GenerationQueue(
+                engine, rollout.max_concurrent_sequences, pool.outages, rollout.server_timeout_s
+            )
+            stack.push_async_callback(client.close)
+            yield Players(client, BoundedSlots(rollout.max_concurrent_episodes, limits), make_prompts)
 
 
 def model_actor(

@@ -27,6 +27,8 @@ _FREE_TO_CHANGE = (
     "rollout.server_timeout_s",
     "rollout.episode_timeout_s",
     "rollout.max_failed_groups",
+    "rollout.max_concurrent_episodes",
+    "rollout.max_concurrent_by_environment",
     "optimizer.max_skipped_steps",
 )
 """Settings that a resumed run may change: they do not touch what is learnt.

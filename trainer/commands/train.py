@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from trainer.algorithms.filters import refills
 from trainer.assembly.build import (
     Players,
     Policy,
@@ -281,7 +282,9 @@ def _scheduler(
         rollout_settings.window_fraction,
         start=state.next_task,
         reissue=state.untrained,
+        extra=rollout_settings.extra_groups,
     )
+    chosen = settings.algorithm.filter
     plan = GroupPlan(
         rollout_settings.group_size,
         rollout_settings.extra_members,
@@ -289,6 +292,7 @@ def _scheduler(
         rollout_settings.episode_timeout_s,
         rollout_settings.max_failed_groups,
         replace_at_once=not settings.deterministic,
+        max_left_out=chosen.max_rounds * rollout_settings.groups_per_step if refills(chosen) else None,
     )
     player = EpisodePlayer(
         pool,
@@ -306,6 +310,7 @@ def _scheduler(
         players.slots,
         report=console.explain,
         disconnected=lambda: pool.disconnected,
+        leave_out=rl.leave_out(settings.algorithm) if refills(chosen) else None,
     )
 
 

@@ -113,6 +113,14 @@ class RolloutSettings(Settings):
         description="Episodes started beyond group_size; the last ones are cancelled. Groups then hold the episodes "
         "that end first, which are the short ones: training sees fewer long episodes than the policy plays.",
     )
+    extra_groups: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="Groups started beyond those that a step needs; when it is full, those of them that are due and "
+        "not ready are stopped, and begin anew as soon as groups_per_step of them are aside, in a round of their own "
+        "that waits for them. All lengths are trained, long ones later; what they had sampled is thrown away.",
+    )
     max_turns: PositiveInt = 30
     max_new_tokens: PositiveInt = 64
     temperature: float = Field(1.0, ge=0.01, le=100.0, description="Divides the logits.")
@@ -151,7 +159,19 @@ class RolloutSettings(Settings):
         8,
         description="Groups of one environment that may be dropped in a row because it fails; one more ends the run.",
     )
-    max_concurrent_sequences: Count = Field(256, description="Rows that the embedded engine decodes at once.")
+    max_concurrent_sequences: Count = Field(
+        256,
+        description="Replies that are sampled at once; of the requests that wait, those of the oldest group go first.",
+    )
+    max_concurrent_episodes: Count | None = Field(
+        None,
+        description="Episodes, and with them sessions of environments, at one time; absent: as many as servers allow.",
+    )
+    max_concurrent_by_environment: dict[str, Count] = Field(
+        {},
+        description="The same by environment id, for those that are dear, such as ones with a sandbox. An episode "
+        "that waits for its environment keeps no other one, and no reply, from going on.",
+    )
     encoding: Literal["json", "msgpack"] = "msgpack"
     agent: str | None = Field(
         None, description="module:attr of a coroutine that plays an episode; replaces ours."
@@ -367,6 +387,10 @@ class RunSettings(Settings):
         if self.deterministic and self.rollout.extra_members > 0:
             raise ValueError(
                 "deterministic: true needs rollout.extra_members: 0: who finishes first is a matter of time"
+            )
+        if self.deterministic and self.rollout.extra_groups > 0:
+            raise ValueError(
+                "deterministic: true needs rollout.extra_groups: 0: who is put aside is a matter of time"
             )
         return self
 

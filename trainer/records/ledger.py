@@ -66,6 +66,10 @@ class Ledger:
         more = {"detail": detail} if detail else {}
         self._write({"task": index, "fate": Fate.DROPPED, "reason": reason, **more})
 
+    def put_aside(self, index: int, version: int) -> None:
+        """A task's episodes were stopped because they were not ready in time; it is issued again in a later round."""
+        self._write({"task": index, "fate": Fate.REISSUED, "put_aside_at_version": version})
+
     def roll_back(self, next_index: int, step: int, untrained: Iterable[int]) -> list[int]:
         """Return to a checkpoint: every event after it is void, and its tasks will be issued again.
 
