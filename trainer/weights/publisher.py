@@ -1,5 +1,6 @@
 """Brings the trained weights to whoever samples from them, and keeps account of who has which."""
 
+import asyncio
 from collections.abc import Sequence
 
 from trainer.backends.base import TrainBackend
@@ -30,7 +31,7 @@ class WeightPublisher:
                 afterwards.
         """
         source = BackendWeights(backend)
-        if broken := [name for name, tensor in source.tensors() if not bool(tensor.isfinite().all())]:
+        if broken := await asyncio.to_thread(_not_finite, source):
             raise PublishError(
                 f"the weights of version {version} are not finite ({broken[0]}, {len(broken)} in all): they are "
                 "neither published nor saved; lower optimizer.learning_rate"
@@ -39,3 +40,7 @@ class WeightPublisher:
             await client.sync(source, version)
             if client.version != version:
                 raise PublishError(f"an inference client is at version {client.version}, not {version}")
+
+
+def _not_finite(source: BackendWeights) -> list[str]:
+    return [name for name, tensor in source.tensors() if not bool(tensor.isfinite().all())]

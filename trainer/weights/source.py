@@ -22,6 +22,10 @@ class BackendWeights:
         """Yield the backend's own tensors by name."""
         return self._backend.export()
 
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield them by the names of the backend's modules."""
+        return self._backend.parameters()
+
     async def folder(self) -> Path:
         """Return a directory with these weights."""
         raise NotImplementedError("weights are not written to disk yet")
