@@ -9,6 +9,7 @@ from trainer.algorithms.advantage_settings import compares_members
 from trainer.algorithms.presets import lay_over_preset, resolve_preset
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.config.data import DatasetSettings
+from trainer.config.model import ModelSettings
 from trainer.core.strict import Count, JsonObject, Seconds, ServerUrl, Settings, Weight
 
 _SERVED = re.compile(r"([A-Za-z0-9._-]{1,128}=)?[\w.]+:\w+")
@@ -29,34 +30,6 @@ class TaskSettings(Settings):
     weight: Weight = Field(1.0, description="Share of the tasks, relative to the other entries.")
     domain: str = Field("", description="Name in the metrics; the environment's id if empty.")
     url: ServerUrl | None = Field(None, description="Server of this entry; the run's default if absent.")
-
-
-class ModelSettings(Settings):
-    """The policy."""
-
-    path: str | None = Field(
-        None,
-        min_length=1,
-        description="Directory in Hugging Face layout, or the name of a model on the Hugging Face hub, such as "
-        "Qwen/Qwen2.5-0.5B-Instruct, which is fetched once; absent: build the tiny policy.",
-    )
-    hidden_size: int = Field(64, ge=1, le=65_536, description="Tiny policy: width.")
-    layers: int = Field(2, ge=1, le=1024, description="Tiny policy: depth.")
-    heads: int = Field(4, ge=1, le=1024, description="Tiny policy: attention heads.")
-    max_length: PositiveInt = Field(1024, description="Longest row in tokens, prompt and replies together.")
-
-    @model_validator(mode="after")
-    def _shape_is_one(self) -> Self:
-        shape = {name: getattr(self, name) for name in ("hidden_size", "layers", "heads")}
-        if self.path is not None:
-            odd = [name for name, value in shape.items() if value != type(self).model_fields[name].default]
-            if odd:
-                raise ValueError(
-                    f"{', '.join(odd)} shape the tiny policy, and path names another model: leave out one of them"
-                )
-        elif self.hidden_size % (2 * self.heads):
-            raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of twice heads {self.heads}")
-        return self
 
 
 class PromptSettings(Settings):
