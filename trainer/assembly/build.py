@@ -32,6 +32,7 @@ from trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
 from trainer.rollout.gate import WaveGate
 from trainer.rollout.outages import OutageReport
 from trainer.rollout.prompts import PromptBuilder
+from trainer.rollout.recall import LoggedClient, Recall
 from trainer.rollout.rendering import ChatRenderer
 from trainer.rollout.scheduler import EpisodeSlots
 from trainer.tasks.dataset import load_streams
@@ -194,7 +195,11 @@ async def open_environments(
 
 @asynccontextmanager
 async def open_players(
-    settings: RunSettings, policy: Policy, pool: EnvironmentPool, console: RunConsole
+    settings: RunSettings,
+    policy: Policy,
+    pool: EnvironmentPool,
+    console: RunConsole,
+    recall: Recall | None = None,
 ) -> AsyncIterator[Players]:
     """Start the inference engine and what leads to it.
 
@@ -203,6 +208,7 @@ async def open_players(
         policy: What plays.
         pool: Where: in deterministic mode, so many episodes run at one time as every server allows.
         console: Where it is said in what way the chat template needs other conversations.
+        recall: What the rollout log has, and where training's replies are written.
 
     Raises:
         ConfigError: If engine and training do not agree on log-probabilities.
@@ -226,11 +232,12 @@ async def open_players(
         await probe_log_probabilities(
             policy.model, engine, prompt, settings.rollout.temperature, settings.model.max_length
         )
+        client = engine if recall is None else LoggedClient(engine, recall)
         if settings.deterministic:
-            gate = WaveGate(engine, await pool.places(_server_urls(settings)))
+            gate = WaveGate(client, await pool.places(_server_urls(settings)))
             yield Players(gate, gate, make_prompts)
         else:
-            yield Players(engine, EpisodeSlots(), make_prompts)
+            yield Players(client, EpisodeSlots(), make_prompts)
 
 
 def model_actor(

@@ -21,6 +21,7 @@ from trainer.learn.tracking import Tracker
 from trainer.records.checkpoint import CheckpointStore, RunState
 from trainer.records.ledger import Ledger
 from trainer.records.trajectory import Group, Trajectory
+from trainer.rollout.recall import Recall
 from trainer.rollout.scheduler import RolloutScheduler
 from trainer.weights.publisher import WeightPublisher
 
@@ -43,6 +44,7 @@ class Parts:
     tracker: Tracker
     console: RunConsole
     checkpoints: CheckpointStore
+    recall: Recall | None = None
 
 
 async def train(
@@ -141,6 +143,8 @@ def save(parts: Parts, state: RunState) -> None:
             "tensors): lower optimizer.learning_rate"
         )
     parts.checkpoints.save(state, saved)
+    if parts.recall is not None:
+        parts.recall.settle(state.next_task, state.untrained)
 
 
 def rollout_metrics(groups: Sequence[Group], kept: Sequence[Group], version: int) -> dict[str, float]:

@@ -66,6 +66,10 @@ class Ledger:
         more = {"detail": detail} if detail else {}
         self._write({"task": index, "fate": Fate.DROPPED, "reason": reason, **more})
 
+    def begun_again(self, index: int, why: str) -> None:
+        """An episode of a task lost its environment with the process that played it, and is sampled from its start."""
+        self._write({"task": index, "fate": Fate.ISSUED, "begun_again": why})
+
     def roll_back(self, next_index: int, step: int, untrained: Iterable[int]) -> list[int]:
         """Return to a checkpoint: every event after it is void, and its tasks will be issued again.
 
