@@ -38,6 +38,7 @@ from trainer.rollout.gate import WaveGate
 from trainer.rollout.generation import GenerationQueue
 from trainer.rollout.outages import OutageReport
 from trainer.rollout.prompts import PromptBuilder
+from trainer.rollout.recall import LoggedClient, Recall
 from trainer.rollout.rendering import ChatRenderer
 from trainer.rollout.slots import BoundedSlots, EpisodeSlots
 from trainer.tasks.dataset import load_streams
@@ -254,6 +255,7 @@ async def open_players(
     policy: Policy,
     pool: EnvironmentPool,
     console: RunConsole,
+    recall: Recall | None = None,
     *,
     trains_meanwhile: bool = False,
 ) -> AsyncIterator[Players]:
@@ -264,6 +266,7 @@ async def open_players(
         policy: What plays.
         pool: Where: in deterministic mode, so many episodes run at one time as every server allows.
         console: Where it is said in what way the chat template needs other conversations.
+        recall: What the rollout log has, and where training's replies are written.
         trains_meanwhile: Whether the policy is trained while it plays. Only then the engine needs weights of its own.
 
     Raises:
@@ -289,6 +292,7 @@ async def open_players(
         await probe_log_probabilities(
             policy.model, engine, prompt, settings.rollout.temperature, settings.model.max_length
         )
+        logged = engine if recall is None else LoggedClient(engine, recall)
         rollout = settings.rollout
         limits = rollout.max_concurrent_by_environment
         if settings.deterministic:
@@ -297,11 +301,11 @@ async def open_players(
                 *limits.values(),
                 await pool.places(_server_urls(settings)),
             ]
-            gate = WaveGate(engine, min(bound for bound in bounds if bound is not None))
+            gate = WaveGate(logged, min(bound for bound in bounds if bound is not None))
             yield Players(gate, gate, make_prompts, engine.standing_still)
         else:
             client = GenerationQueue(
-                engine, rollout.max_concurrent_sequences, pool.outages, rollout.server_timeout_s
+                logged, rollout.max_concurrent_sequences, pool.outages, rollout.server_timeout_s
             )
             stack.push_async_callback(client.close)
             slots = BoundedSlots(rollout.max_concurrent_episodes, limits)

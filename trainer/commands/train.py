@@ -25,7 +25,13 @@ from trainer.assembly.data_check import check_streams, keep_digests
 from trainer.backends.base import TrainBackend
 from trainer.commands.plots import plot_run
 from trainer.commands.policy import ADAPTER_FOLDER, MODEL_FOLDER
-from trainer.commands.resume import clear_records, find_checkpoint, has_trained, keep_settings
+from trainer.commands.resume import (
+    clear_records,
+    clear_rollout_log,
+    find_checkpoint,
+    has_trained,
+    keep_settings,
+)
 from trainer.config.checks import check_settings
 from trainer.config.run import RunSettings, WarmStartSettings
 from trainer.core.console import RunConsole
@@ -45,11 +51,13 @@ from trainer.pipelines import rl
 from trainer.pipelines.sft import supervised_rows, train_supervised
 from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, RunState
 from trainer.records.ledger import LEDGER_FILE, Ledger
+from trainer.records.rollout_log import ROLLOUT_LOG_FOLDER, RolloutLog
 from trainer.rollout.admission import AdmissionWindow
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.episodes import EpisodePlayer
 from trainer.rollout.prompts import PromptBuilder
+from trainer.rollout.recall import Recall
 from trainer.rollout.scheduler import GroupPlan, RolloutScheduler
 from trainer.tasks.dataset import row_streams
 from trainer.tasks.task import TaskSource
@@ -111,6 +119,7 @@ async def _train(
     directory = Path(settings.output_dir)
     checkpoint = find_checkpoint(settings, store, console.say)
     ours = checkpoint is not None and store.holds(checkpoint.folder)
+    clear_rollout_log(settings, directory, resuming=ours)
     keep_settings(settings, directory, resuming=ours)
     source = task_source(settings)
     streams = row_streams(source)
@@ -129,9 +138,12 @@ async def _train(
     await check_streams(streams, pool)
     panels = await build_panels(settings, pool)
     models, state = await _start(settings, store, checkpoint, policy, pool, source, console)
+    recall = _recall(settings, directory, state, console)
+    if recall is not None:
+        stack.callback(recall.log.close)
     trains_meanwhile = settings.rollout.max_staleness > 0
     players = await stack.enter_async_context(
-        open_players(settings, policy, pool, console, trains_meanwhile=trains_meanwhile)
+        open_players(settings, policy, pool, console, recall, trains_meanwhile=trains_meanwhile)
     )
     publisher = WeightPublisher([players.client])
     await publisher.publish(models.policy, state.version)
@@ -155,7 +167,7 @@ async def _train(
             before = await _measure_start(evaluator, tracker)
         else:
             await evaluate(state.step)
-    scheduler = _scheduler(settings, policy, players, pool, source, ledger, state, console)
+    scheduler = _scheduler(settings, policy, players, pool, source, ledger, state, console, recall)
     stack.push_async_callback(scheduler.close)
     parts = rl.Parts(
         algorithm=settings.algorithm,
@@ -176,6 +188,7 @@ async def _train(
         console=console,
         checkpoints=store,
         updating=players.updating,
+        recall=recall,
     )
     console.begin_training(state.step)
     await rl.train(parts, state, settings.steps, settings.checkpoint.every, evaluate, ending)
@@ -288,6 +301,7 @@ def _scheduler(
     ledger: Ledger,
     state: RunState,
     console: RunConsole,
+    recall: Recall | None,
 ) -> RolloutScheduler:
     rollout_settings = settings.rollout
     window = AdmissionWindow(
@@ -308,12 +322,19 @@ def _scheduler(
         replace_at_once=not settings.deterministic,
         max_left_out=chosen.max_rounds * rollout_settings.groups_per_step if refills(chosen) else None,
     )
+
+    def lost(task: int, why: str) -> None:
+        ledger.begun_again(task, why)
+        console.explain(f"an episode of task {task} begins again: {why}")
+
     player = EpisodePlayer(
         pool,
         lambda: model_actor(settings, policy, players, "train"),
         rollout_settings.max_turns,
         agent=_plugin(rollout_settings.agent, "rollout.agent"),
         reward=_plugin(rollout_settings.reward, "rollout.reward"),
+        recall=recall,
+        lost=lost,
     )
     return RolloutScheduler(
         source,
@@ -326,6 +347,22 @@ def _scheduler(
         disconnected=lambda: pool.disconnected,
         leave_out=rl.leave_out(settings.algorithm) if refills(chosen) else None,
     )
+
+
+def _recall(settings: RunSettings, directory: Path, state: RunState, console: RunConsole) -> Recall | None:
+    """Open the rollout log, and say what of it is taken up again."""
+    if settings.rollout.log == "off":
+        return None
+    durable = settings.rollout.log == "machine"
+    log = RolloutLog(directory / ROLLOUT_LOG_FOLDER, durable=durable, say=console.say)
+    log.settle(state.next_task, state.untrained)
+    recall = Recall(log)
+    episodes, replies, tokens = recall.found
+    if episodes:
+        console.say(
+            f"rollout log: {replies} replies ({tokens} tokens) of {episodes} episodes are not sampled again"
+        )
+    return recall
 
 
 def _plugin(path: str | None, setting: str) -> Plugin | None:

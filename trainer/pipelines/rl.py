@@ -23,6 +23,7 @@ from trainer.learn.tracking import Tracker
 from trainer.records.checkpoint import CheckpointStore, RunState
 from trainer.records.ledger import Ledger
 from trainer.records.trajectory import Group, Trajectory
+from trainer.rollout.recall import Recall
 from trainer.rollout.scheduler import LeaveOut, RolloutScheduler, StepGroups
 from trainer.weights.publisher import WeightPublisher
 
@@ -50,6 +51,7 @@ class Parts:
     console: RunConsole
     checkpoints: CheckpointStore
     updating: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    recall: Recall | None = None
 
 
 async def train(
@@ -171,6 +173,8 @@ def _save(parts: Parts, state: RunState) -> None:
             "tensors): lower optimizer.learning_rate"
         )
     parts.checkpoints.save(state, saved)
+    if parts.recall is not None:
+        parts.recall.settle(state.next_task, state.untrained)
 
 
 def rollout_metrics(groups: Sequence[Group], kept: Sequence[Group], version: int) -> dict[str, float]:
