@@ -144,7 +144,7 @@ class AdmissionWindow:
         late = [
             index
             for index, state in self._active.items()
-            if state is not _State.TAKEN and self._due(index) <= version and index not in self._long
+            if state is not _State.TAKEN and self._due(index) <= version  # none of a long round: see above
         ]
         for index in late:
             self.release(index)

@@ -57,7 +57,7 @@ class GenerationQueue:
         self._line: list[_Waiting] = []
         self._numbers = 0
         self._patience_s = patience_s
-        self._tell = outages and outages.listener("inference", lambda: self._stranded)
+        self._tell = outages and outages.listener("inference", lambda: self._stranded + len(self._line))
         self._stranded = 0
         self._search: asyncio.Task[bool] | None = None
         self._gone_since: float | None = None

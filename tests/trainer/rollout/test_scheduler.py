@@ -29,14 +29,30 @@ class CountedSlots(EpisodeSlots):
         self.running -= 1
 
 
-def scheduler_of(play, *, groups=2, size=3, staleness=0, extra=0, attempts=2, timeout=5.0, slots=None):
+def scheduler_of(
+    play,
+    *,
+    groups=2,
+    size=3,
+    staleness=0,
+    extra=0,
+    attempts=2,
+    timeout=5.0,
+    slots=None,
+    extra_groups=0,
+    leave_out=None,
+    report=lambda _: None,
+    **plan,
+):
     return RolloutScheduler(
         CountingSource(),
-        AdmissionWindow(groups, staleness),
+        AdmissionWindow(groups, staleness, extra=extra_groups),
         play,
-        GroupPlan(size, extra, attempts, timeout),
+        GroupPlan(size, extra, attempts, timeout, **plan),
         Ledger(),
         slots or EpisodeSlots(),
+        report,
+        leave_out=leave_out,
     )
 
 
