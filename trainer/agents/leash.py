@@ -1,6 +1,6 @@
 """Runs a program, and ends it with everything that it has started: when it exits, or when who asked for it is gone.
 
-    python -m trainer.agents.leash FD PROGRAM [ARGUMENT ...]
+    python -IS trainer/agents/leash.py FD PROGRAM [ARGUMENT ...]
 
 FD is the reading end of a pipe; whoever holds the writing end lives as long as the program is wanted. A killed trainer
 closes it without a word, and so leaves no agent behind. Linux only where descendants that have left their parents are

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +10,8 @@ from typing import Any, Protocol
 
 import httpx
 
+from trainer.agents import leash
 from trainer.agents.session import AgentSession
-from trainer.core.errors import ConfigError
 
 _LARGEST_VARIABLE = 100_000
 """Bytes of an environment variable; the kernel takes no more than 128 KiB."""
@@ -97,18 +96,11 @@ class ProgramRunner:
         concurrency: Programs at one time.
         variables: Further environment variables.
         grace_s: How long it may go on once it has said that it is done.
-
-    Raises:
-        ConfigError: If there is no such program.
     """
 
     def __init__(
         self, words: Sequence[str], concurrency: int, variables: Mapping[str, str], grace_s: float
     ) -> None:
-        if shutil.which(words[0]) is None:
-            raise ConfigError(
-                f"rollout.agent: '{words[0]}' is no program that can be run, no module:attr and no http address"
-            )
         self._words = list(words)
         self._places = asyncio.Semaphore(concurrency)
         self._variables = dict(variables)
@@ -130,8 +122,9 @@ class ProgramRunner:
     async def _start(self, task: AgentTask, held: int) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             sys.executable,
-            "-m",
-            "trainer.agents.leash",
+            # Nothing but the standard library, whatever lies in the current directory or the environment.
+            "-IS",
+            leash.__file__,
             str(held),
             *self._words,
             stdin=asyncio.subprocess.PIPE,

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from trainer.agents.black_box import BlackBoxPlayer
+from trainer.assembly.agents import open_agent
 from trainer.assembly.build import (
     Players,
     Policy,
@@ -151,7 +153,8 @@ async def _train(
             before = await _measure_start(evaluator, tracker)
         else:
             await evaluate(state.step)
-    scheduler = _scheduler(settings, policy, players, pool, source, ledger, state, console)
+    black_box = await stack.enter_async_context(open_agent(settings, policy, players, console))
+    scheduler = _scheduler(settings, policy, players, black_box, pool, source, ledger, state, console)
     stack.push_async_callback(scheduler.close)
     parts = rl.Parts(
         algorithm=settings.algorithm,
@@ -268,6 +271,7 @@ def _scheduler(
     settings: RunSettings,
     policy: Policy,
     players: Players,
+    black_box: BlackBoxPlayer | None,
     pool: EnvironmentPool,
     source: TaskSource,
     ledger: Ledger,
@@ -294,8 +298,9 @@ def _scheduler(
         pool,
         lambda: model_actor(settings, policy, players, "train"),
         rollout_settings.max_turns,
-        agent=_plugin(rollout_settings.agent, "rollout.agent"),
+        agent=_plugin(None if rollout_settings.black_box else rollout_settings.agent, "rollout.agent"),
         reward=_plugin(rollout_settings.reward, "rollout.reward"),
+        black_box=black_box,
     )
     return RolloutScheduler(
         source,

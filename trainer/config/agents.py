@@ -1,10 +1,25 @@
 """How agents that are programs or services reach the policy."""
 
+import re
+import shlex
+import shutil
 from typing import Literal
 
 from pydantic import Field, field_validator
 
+from trainer.core.errors import ConfigError
 from trainer.core.strict import Count, Seconds, ServerUrl, Settings
+
+AgentKind = Literal["coroutine", "service", "program"]
+
+_ATTRIBUTE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def agent_kind(agent: str) -> AgentKind:
+    """Return what `rollout.agent` names: a coroutine of the user's, a service, or a program's command line."""
+    if agent.startswith(("http://", "https://")):
+        return "service"
+    return "coroutine" if _ATTRIBUTE.fullmatch(agent) else "program"
 
 
 class AgentsSettings(Settings):
@@ -40,3 +55,21 @@ class AgentsSettings(Settings):
         if value is not None and not value.startswith(("http://", "https://")):
             raise ValueError(f"'{value}' is no http address")
         return value
+
+
+def command_line(agent: str) -> list[str]:
+    """Return the words of a command line.
+
+    Raises:
+        ConfigError: If its quotes do not match, or there is no such program.
+    """
+    try:
+        words = shlex.split(agent)
+    except ValueError as error:
+        raise ConfigError(f"rollout.agent: {error} in '{agent}'") from error
+    if not words or shutil.which(words[0]) is None:
+        raise ConfigError(
+            f"rollout.agent: '{words[0] if words else agent}' is no program that can be run, no module:attr and no "
+            "http address"
+        )
+    return words

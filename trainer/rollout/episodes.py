@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from inspect import isawaitable
+from typing import Protocol
 
 from clients.protocol.errors import ProblemError
 from clients.session import EnvSession
@@ -14,6 +15,17 @@ from trainer.rollout.actors import Actor
 from trainer.rollout.agent import note_failure, play_episode
 from trainer.rollout.environments import EnvironmentPool
 from trainer.tasks.task import Task
+
+
+class BlackBox(Protocol):
+    """Plays an episode with an agent that is not ours, and whose calls of the policy are recorded."""
+
+    async def play(
+        self, session: EnvSession, task: Task, member: int, attempt: int, max_turns: int
+    ) -> Trajectory:
+        """Play one episode; whatever the agent does has an outcome."""
+        ...
+
 
 PlayInSession = Callable[[EnvSession], Awaitable[Trajectory]]
 
@@ -45,6 +57,7 @@ class EpisodePlayer:
         max_turns: Turns after which an episode is truncated.
         agent: A coroutine of the user's that plays in place of ours.
         reward: A function of the user's that gives the turns their rewards.
+        black_box: Plays with an agent that is a program or a service, in place of ours.
     """
 
     pool: EnvironmentPool
@@ -52,6 +65,7 @@ class EpisodePlayer:
     max_turns: int
     agent: Plugin | None = None
     reward: Plugin | None = None
+    black_box: BlackBox | None = None
 
     async def play(self, task: Task, member: int, attempt: int) -> Trajectory:
         """Play one episode.
@@ -73,6 +87,8 @@ class EpisodePlayer:
         return trajectory
 
     async def _agent(self, session: EnvSession, task: Task, member: int, attempt: int) -> Trajectory:
+        if self.black_box is not None:
+            return await self.black_box.play(session, task, member, attempt, self.max_turns)
         actor = self.make_actor()
         if self.agent is None:
             return await play_episode(session, task, member, actor, self.max_turns, attempt)
