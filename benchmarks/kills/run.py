@@ -4,7 +4,7 @@
 
 A tiny policy plays FrozenLake on a server of its own, `max_staleness` steps ahead. At random moments the trainer or the
 environment server is killed with SIGKILL and started again. Afterwards the inference client's own log, the rollout log,
-the recorded episodes and the ledger are compared token by token. The lengths of the consumed episodes stand beside those
+the recorded episodes and the ledger are compared token by token. The lengths of consumed episodes stand beside those
 of a run with the same settings that nobody killed (Kolmogorov-Smirnov, two samples).
 
 The work folder keeps the state: started again with the same `--work`, the script goes on.
@@ -36,7 +36,8 @@ GROUPS, MEMBERS = 8, 8
 CONFIG = """
 seed: 11
 tasks:
-  - {env_id: FrozenLake-v0, kwargs: {size: 4, split: train, slippery: true, max_episode_steps: 10, format_penalty: -0.1}}
+  - env_id: FrozenLake-v0
+    kwargs: {size: 4, split: train, slippery: true, max_episode_steps: 10, format_penalty: -0.1}
 model: {hidden_size: 16, layers: 1, heads: 2, max_length: 384}
 prompt: {instruction: none}
 rollout: {groups_per_step: 8, group_size: 8, max_turns: 10, max_new_tokens: 3, max_concurrent_sequences: 64}
