@@ -29,6 +29,8 @@ _FREE_TO_CHANGE = (
     "rollout.server_timeout_s",
     "rollout.episode_timeout_s",
     "rollout.max_failed_groups",
+    "rollout.max_concurrent_episodes",
+    "rollout.max_concurrent_by_environment",
     "rollout.log",
     "optimizer.max_skipped_steps",
 )

@@ -1,13 +1,13 @@
 """`roll-train`: the parts of a run, put together and set going."""
 
 import asyncio
-import copy
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from trainer.algorithms.filters import refills
 from trainer.assembly.build import (
     Players,
     Policy,
@@ -17,12 +17,14 @@ from trainer.assembly.build import (
     open_environments,
     open_players,
     policy_backend,
+    reference_model,
     task_source,
     warm_start_backend,
 )
 from trainer.assembly.data_check import check_streams, keep_digests
-from trainer.backends.torch_backend import TorchBackend
+from trainer.backends.base import TrainBackend
 from trainer.commands.plots import plot_run
+from trainer.commands.policy import ADAPTER_FOLDER, MODEL_FOLDER
 from trainer.commands.resume import (
     clear_records,
     clear_rollout_log,
@@ -34,7 +36,7 @@ from trainer.config.checks import check_settings
 from trainer.config.run import RunSettings, WarmStartSettings
 from trainer.core.console import RunConsole
 from trainer.core.embedded_server import embedded_server
-from trainer.core.ending import Ending
+from trainer.core.ending import Ending, to_its_end
 from trainer.core.errors import RunError, TrainerError
 from trainer.core.plugins import Plugin, load_plugin
 from trainer.core.run_files import WriteError, write_errors
@@ -45,7 +47,6 @@ from trainer.evaluation.play import Score
 from trainer.learn.learner import Learner, Models
 from trainer.learn.rows import row_builder
 from trainer.learn.tracking import Tracker
-from trainer.models.load import save_model
 from trainer.pipelines import rl
 from trainer.pipelines.sft import supervised_rows, train_supervised
 from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, RunState
@@ -130,7 +131,7 @@ async def _train(
         store.go_back_to(checkpoint.folder, checkpoint.state.step)
     elif clear_records(directory):
         console.say(f"the run in {directory} left no checkpoint: it begins again, and its records with it")
-    policy = build_policy(settings)
+    policy = build_policy(settings, trained=True)
     policy.renderer.template.say = console.say
     serve = partial(embedded_server, on_end=ending.end)
     pool = await stack.enter_async_context(open_environments(settings, console, serve))
@@ -140,7 +141,10 @@ async def _train(
     recall = _recall(settings, directory, state, console)
     if recall is not None:
         stack.callback(recall.log.close)
-    players = await stack.enter_async_context(open_players(settings, policy, pool, console, recall))
+    trains_meanwhile = settings.rollout.max_staleness > 0
+    players = await stack.enter_async_context(
+        open_players(settings, policy, pool, console, recall, trains_meanwhile=trains_meanwhile)
+    )
     publisher = WeightPublisher([players.client])
     await publisher.publish(models.policy, state.version)
     tracker = Tracker(directory, settings.tracking, state.step)
@@ -183,6 +187,7 @@ async def _train(
         tracker=tracker,
         console=console,
         checkpoints=store,
+        updating=players.updating,
         recall=recall,
     )
     console.begin_training(state.step)
@@ -196,9 +201,22 @@ async def _train(
     if before is not None:
         evaluator.say_gain(before, after)
     with write_errors(directory):
-        save_model(policy.model, policy.tokenizer, directory / "model")
-        console.say(f"model: {directory / 'model'}")
+        console.say(await asyncio.to_thread(_save_policy, models.policy, policy, directory))
         console.say(f"curves: {plot_run(directory, settings.name)}")
+
+
+def _save_policy(backend: TrainBackend, policy: Policy, directory: Path) -> str:
+    """Write what was trained for other tools, and return a line about it."""
+    if backend.has_adapter:
+        folder = directory / ADAPTER_FOLDER
+        backend.save_adapter(folder)
+        said = f"adapters: {folder} (roll-train export adds them to the model's weights)"
+    else:
+        folder = directory / MODEL_FOLDER
+        backend.save(folder)
+        said = f"model: {folder}"
+    policy.tokenizer.save_pretrained(folder)
+    return said
 
 
 async def _start(
@@ -222,7 +240,7 @@ async def _start(
         await _warm_start(settings, settings.warm_start, policy, pool, source, console)
     models, state = _models(settings, policy), RunState(0, 0, 0, ())
     if settings.warm_start is not None:
-        store.save(state, models.state_dicts())
+        await to_its_end(asyncio.to_thread(store.save, state, models.state_dicts()))
     return models, state
 
 
@@ -248,8 +266,9 @@ async def _warm_start(
     console.say(
         f"warm start on {len(shown)} expert demonstrations ({len(rows)} rows); none are used after it"
     )
+    backend = warm_start_backend(settings, policy.model, warm.learning_rate)
     work = train_supervised(
-        warm_start_backend(settings, policy.model, warm.learning_rate),
+        backend,
         rows,
         epochs=warm.epochs,
         batch_rows=warm.batch_rows,
@@ -263,18 +282,14 @@ async def _warm_start(
         console.advance(progress.batches)
         if progress.epoch is not None:
             console.say(f"warm start, epoch {progress.epoch + 1}/{warm.epochs}: loss {progress.loss:.4f}")
+    backend.release()
 
 
 def _models(settings: RunSettings, policy: Policy) -> Models:
-    return Models(
-        policy=policy_backend(settings, policy.model),
-        critic=critic_backend(settings, policy.model) if settings.algorithm.critic is not None else None,
-        reference=_reference(settings, policy) if settings.algorithm.needs_reference else None,
-    )
-
-
-def _reference(settings: RunSettings, policy: Policy) -> TorchBackend:
-    return policy_backend(settings, copy.deepcopy(policy.model))
+    # The others first: the policy's own backend may round the weights that they start with.
+    critic = critic_backend(settings, policy.model) if settings.algorithm.critic is not None else None
+    reference = reference_model(settings, policy.model) if settings.algorithm.needs_reference else None
+    return Models(policy_backend(settings, policy.model), critic, reference)
 
 
 def _scheduler(
@@ -295,7 +310,9 @@ def _scheduler(
         rollout_settings.window_fraction,
         start=state.next_task,
         reissue=state.untrained,
+        extra=rollout_settings.extra_groups,
     )
+    chosen = settings.algorithm.filter
     plan = GroupPlan(
         rollout_settings.group_size,
         rollout_settings.extra_members,
@@ -303,6 +320,7 @@ def _scheduler(
         rollout_settings.episode_timeout_s,
         rollout_settings.max_failed_groups,
         replace_at_once=not settings.deterministic,
+        max_left_out=chosen.max_rounds * rollout_settings.groups_per_step if refills(chosen) else None,
     )
 
     def lost(task: int, why: str) -> None:
@@ -327,6 +345,7 @@ def _scheduler(
         players.slots,
         report=console.explain,
         disconnected=lambda: pool.disconnected,
+        leave_out=rl.leave_out(settings.algorithm) if refills(chosen) else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from trainer.config.run import RunSettings
@@ -32,6 +33,8 @@ def check_settings(settings: RunSettings) -> None:
             )
     if settings.model.path is not None:
         check_model_path(settings.model.path)
+    if settings.model.lora is not None and find_spec("peft") is None:
+        raise ConfigError("model.lora needs the package peft: pip install 'rollgym[lora]'")
     _check_plugins(settings)
 
 
