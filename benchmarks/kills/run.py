@@ -87,11 +87,11 @@ def play(work: Path, name: str, steps: int, staleness: int, kills: int, state: d
         with TrainingForks() as forks:
             trainer = forks.start(arguments, output, beside)
             while state["kills"] < kills:
-                # Progress is waited for now and then, so that the run gets on however slow the machine is.
-                begun = _size(run)
-                time.sleep(draw.uniform(0.3, 4.0))
-                while draw.random() < 0.7 and _size(run) == begun and forks.ended(trainer) is None:
-                    time.sleep(draw.uniform(0.05, 0.5))
+                # Most moments lie anywhere; before some of them the run gets on, however slow the machine is.
+                wanted = _steps(run) + draw.choice((0, 0, 1))
+                while _steps(run) < wanted and forks.ended(trainer) is None:
+                    time.sleep(0.1)
+                time.sleep(draw.uniform(0.0, 5.0))
                 code = forks.ended(trainer)
                 if code == 0:
                     break
@@ -113,10 +113,6 @@ def play(work: Path, name: str, steps: int, staleness: int, kills: int, state: d
                 raise SystemExit(f"the trainer ended with {code}: see {output}")
     finally:
         server.close()
-
-
-def _size(run: Path) -> int:
-    return sum(path.stat().st_size for path in (run / "rollout_log").glob("*.log")) if run.exists() else 0
 
 
 def _steps(run: Path) -> int:
