@@ -351,6 +351,7 @@ def _scheduler(
         report=console.explain,
         disconnected=lambda: pool.disconnected,
         leave_out=rl.leave_out(settings.algorithm) if refills(chosen) else None,
+        times_aside=recall.rounds(rollout_settings.max_attempts) if recall is not None else None,
     )
 
 

@@ -7,7 +7,7 @@ arXiv:2503.14476).
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -95,6 +95,7 @@ class RolloutScheduler:
         report: Told, for people, why groups were dropped.
         disconnected: Whether an environment server is gone now. Time that episodes wait for it is not theirs.
         leave_out: The filter; None keeps every group.
+        times_aside: How often tasks were put aside before a restart.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class RolloutScheduler:
         report: Callable[[str], None] = lambda _: None,
         disconnected: Callable[[], bool] = lambda: False,
         leave_out: LeaveOut | None = None,
+        times_aside: Mapping[int, int] | None = None,
     ) -> None:
         self.window = window
         self.counters: Counter[str] = Counter()
@@ -127,7 +129,7 @@ class RolloutScheduler:
         self._closed = False
         self._left_behind: set[asyncio.Future[Trajectory]] = set()
         self._stopping: set[asyncio.Task[None]] = set()
-        self._times_aside: Counter[int] = Counter()
+        self._times_aside: Counter[int] = Counter(times_aside)
         self._finished: dict[int, Group] = {}
         self._progress = asyncio.Event()
         self._failure: BaseException | None = None
