@@ -301,6 +301,10 @@ def _scheduler(
         agent=_plugin(rollout_settings.agent, "rollout.agent"),
         reward=_plugin(rollout_settings.reward, "rollout.reward"),
     )
+
+    async def disconnected() -> bool:
+        return pool.disconnected or not (await players.client.health()).ready
+
     return RolloutScheduler(
         source,
         window,
@@ -309,7 +313,7 @@ def _scheduler(
         ledger,
         players.slots,
         report=console.explain,
-        disconnected=lambda: pool.disconnected,
+        disconnected=disconnected,
         leave_out=rl.leave_out(settings.algorithm) if refills(chosen) else None,
     )
 

@@ -161,7 +161,7 @@ class RolloutSettings(Settings):
     )
     max_concurrent_sequences: Count = Field(
         256,
-        description="Replies that are sampled at once; of the requests that wait, those of the oldest group go first.",
+        description="Replies that are sampled at once; of the requests that wait, those of the step that is trained next go first.",
     )
     max_concurrent_episodes: Count | None = Field(
         None,

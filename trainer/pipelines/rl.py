@@ -21,7 +21,7 @@ from trainer.learn.rows import RowBuilder
 from trainer.learn.tracking import Tracker
 from trainer.records.checkpoint import CheckpointStore, RunState
 from trainer.records.ledger import Ledger
-from trainer.records.trajectory import Group, Trajectory
+from trainer.records.trajectory import KEPT, Group, Trajectory
 from trainer.rollout.scheduler import LeaveOut, RolloutScheduler, StepGroups
 from trainer.weights.publisher import WeightPublisher
 
@@ -101,7 +101,7 @@ def _record(parts: Parts, step_groups: StepGroups, step: int, metrics: dict[str,
     groups = step_groups.played
     metrics["time/wait_s"] = parts.scheduler.waited_s
     metrics |= {f"rollout/{name}": float(count) for name, count in parts.scheduler.counters.items()}
-    parts.tracker.episodes(step, [trajectory for group in groups for trajectory in group.trajectories])
+    parts.tracker.episodes(step, groups)
     if parts.tracker.wants_digests:
         parts.tracker.digest(step, digests(groups, parts.models))
     parts.tracker.metrics(step + 1, metrics)
@@ -127,10 +127,11 @@ def choose_groups(parts: Parts, groups: Sequence[Group]) -> list[Group]:
         return list(groups)
     chosen = select_groups(parts.algorithm, turns_of(groups))
     for group in groups:
-        if group.index in chosen.dropped:
-            group.left_out = f"filter:{chosen.dropped[group.index]}"
-            parts.ledger.dropped(group.index, group.left_out)
-    return [group for group in groups if group.left_out is None]
+        dropped = chosen.dropped.get(group.index)
+        group.decision = KEPT if dropped is None else f"filter:{dropped}"
+        if dropped is not None:
+            parts.ledger.dropped(group.index, group.decision)
+    return [group for group in groups if group.decision == KEPT]
 
 
 def account_for(ledger: Ledger, groups: Sequence[Group], updated: Mapping[str, float], step: int) -> None:
