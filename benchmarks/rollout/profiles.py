@@ -16,8 +16,8 @@ at once and how long a token takes is not in the log: the two are set so that a 
 generation time of the log, and its episodes the mean time of the log (`--calibrate` shows both).
 
 `frozen_lake`: the environment step of a served FrozenLake under load, log-normal with a median of 1.36 ms and a 99th
-percentile of 37 ms as measured for a peer's server with 2,000 sessions, times 100 for agentic lengths; replies of 0.5 s,
-32 at once; 4 to 16 turns; 10 s of training for 16 groups of 8.
+percentile of 37 ms as measured for a peer's server with 2,000 sessions, times 100 for agentic lengths; replies of
+0.5 s, 32 at once; 4 to 16 turns; 10 s of training for 16 groups of 8.
 """
 
 import math

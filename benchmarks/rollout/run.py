@@ -33,6 +33,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from profiles import PROFILES, Profile  # noqa: E402
+
 from tests.support.virtual_time import run_virtually  # noqa: E402
 from trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams  # noqa: E402
 from trainer.inference.queue import GenerationQueue  # noqa: E402
@@ -197,9 +198,16 @@ def report(name: str, measured: Measured, synchronous_s: float) -> dict[str, flo
 
 def measure(profile: Profile, steps: int) -> dict[str, dict[str, float]]:
     """Print the table of one profile and return it."""
-    print(
-        f"{'schedule':<33}{'s a step':>10}{'of bound':>9}{'busy':>8}{'speed-up':>10}{'mean lag':>9}{'max':>8}{'turns':>8}"
+    heads = (
+        ("s a step", 10),
+        ("of bound", 9),
+        ("busy", 8),
+        ("speed-up", 10),
+        ("mean lag", 9),
+        ("max", 8),
+        ("turns", 8),
     )
+    print(f"{'schedule':<33}" + "".join(f"{name:>{width}}" for name, width in heads))
     synchronous = run_virtually(play_run(profile, SCHEDULES[0], steps))
     synchronous_s = synchronous.total_s / steps
     rows = {"lockstep": report("lockstep", lockstep(profile, steps), synchronous_s)}

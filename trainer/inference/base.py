@@ -123,6 +123,13 @@ class WeightSource(Protocol):
         """
         ...
 
+    def parameters(self) -> Iterator[tuple[str, Any]]:
+        """Yield the same by the names of the model's modules in this process, for a client that has such a model.
+
+        They differ from those of the Hugging Face hub where the library holds several tensors as one (experts).
+        """
+        ...
+
     async def folder(self) -> Path:
         """Return a directory in Hugging Face layout with these weights, written once however many ask."""
         ...
