@@ -6,7 +6,7 @@ No type of torch stands here: the policy may be sampled in this process or on se
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 FinishReason = Literal["stop", "length", "abort"]
 """Why a reply ended: with a stop token, at its longest, or because somebody asked to abort it."""
@@ -132,6 +132,15 @@ class WeightSource(Protocol):
 
     async def folder(self) -> Path:
         """Return a directory in Hugging Face layout with these weights, written once however many ask."""
+        ...
+
+
+@runtime_checkable
+class AdapterSource(Protocol):
+    """Weights whose trained part is an adapter that servers can load beside the base model."""
+
+    async def adapter_folder(self) -> Path:
+        """Return a directory in the layout of peft with the adapter alone, written once however many ask."""
         ...
 
 
