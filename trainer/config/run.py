@@ -135,7 +135,7 @@ class RolloutSettings(Settings):
     )
     max_concurrent_sequences: Count = Field(
         256,
-        description="Replies that are sampled at once; of the requests that wait, those of the oldest group go first.",
+        description="Replies that are sampled at once; of the requests that wait, those of the next step go first.",
     )
     max_concurrent_episodes: Count | None = Field(
         None,

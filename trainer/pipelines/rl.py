@@ -22,7 +22,7 @@ from trainer.learn.rows import RowBuilder
 from trainer.learn.tracking import Tracker
 from trainer.records.checkpoint import CheckpointStore, RunState
 from trainer.records.ledger import Ledger
-from trainer.records.trajectory import Group, Trajectory
+from trainer.records.trajectory import KEPT, Group, Trajectory
 from trainer.rollout.recall import Recall
 from trainer.rollout.scheduler import LeaveOut, RolloutScheduler, StepGroups
 from trainer.weights.publisher import WeightPublisher
@@ -137,10 +137,10 @@ def choose_groups(parts: Parts, groups: Sequence[Group]) -> list[Group]:
     dropped = {} if judged else select_groups(parts.algorithm, turns_of(groups)).dropped
     for group in groups:
         reason = dropped.get(group.index)
-        group.decision = "kept" if reason is None else f"filter:{reason}"
+        group.decision = KEPT if reason is None else f"filter:{reason}"
         if reason is not None:
             parts.ledger.dropped(group.index, group.decision)
-    return [group for group in groups if group.decision == "kept"]
+    return [group for group in groups if group.decision == KEPT]
 
 
 def account_for(ledger: Ledger, groups: Sequence[Group], updated: Mapping[str, float], step: int) -> None:
