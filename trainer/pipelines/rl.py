@@ -107,7 +107,7 @@ async def _record(parts: Parts, groups: Sequence[Group], step: int, metrics: dic
     """Write down what happened in a step."""
     metrics["time/wait_s"] = parts.scheduler.waited_s
     metrics |= {f"rollout/{name}": float(count) for name, count in parts.scheduler.counters.items()}
-    parts.tracker.episodes(step, [trajectory for group in groups for trajectory in group.trajectories])
+    parts.tracker.episodes(step, groups)
     if parts.tracker.wants_digests:
         parts.tracker.digest(step, await asyncio.to_thread(digests, groups, parts.models))
     parts.tracker.metrics(step + 1, metrics)
@@ -120,6 +120,8 @@ def choose_groups(parts: Parts, groups: Sequence[Group]) -> list[Group]:
     for index, reason in chosen.dropped.items():
         parts.ledger.dropped(index, f"filter:{reason}")
     kept = set(chosen.kept)
+    for group in groups:
+        group.decision = "kept" if group.index in kept else f"filter:{chosen.dropped[group.index]}"
     return [group for group in groups if group.index in kept]
 
 

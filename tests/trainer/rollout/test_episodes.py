@@ -291,9 +291,7 @@ class Prompts:
     def begin(self, info):
         pass
 
-    def extend(self, trajectory, messages):
-        trajectory.segments.append(Segment())
-        trajectory.segments[-1].append_context([1, 2])
+    def prompt(self, trajectory, messages):
         return [1, 2]
 
 
