@@ -36,10 +36,12 @@ from trainer.rollout.actors import ModelActor
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
 from trainer.rollout.gate import WaveGate
+from trainer.rollout.generation import GenerationQueue
 from trainer.rollout.outages import OutageReport
 from trainer.rollout.prompts import PromptBuilder
+from trainer.rollout.recall import LoggedClient, Recall
 from trainer.rollout.rendering import ChatRenderer
-from trainer.rollout.scheduler import EpisodeSlots
+from trainer.rollout.slots import BoundedSlots, EpisodeSlots
 from trainer.tasks.dataset import load_streams
 from trainer.tasks.interleaved import EnvironmentStream, InterleavedTaskSource, TaskStream
 from trainer.tasks.mixture import MixtureTaskSource
@@ -259,6 +261,7 @@ async def open_players(
     policy: Policy,
     pool: EnvironmentPool,
     console: RunConsole,
+    recall: Recall | None = None,
     *,
     trains_meanwhile: bool = False,
 ) -> AsyncIterator[Players]:
@@ -269,6 +272,7 @@ async def open_players(
         policy: What plays.
         pool: Where: in deterministic mode, so many episodes run at one time as every server allows.
         console: Where it is said in what way the chat template needs other conversations.
+        recall: What the rollout log has, and where training's replies are written.
         trains_meanwhile: Whether the policy is trained while it plays. Only then the engine needs weights of its own.
 
     Raises:
@@ -289,16 +293,29 @@ async def open_players(
         max_length=settings.model.max_length,
         shares_weights=not trains_meanwhile,
     )
-    async with engine:
+    async with engine, AsyncExitStack() as stack:
         prompt = policy.renderer.prompt([{"role": "user", "content": "Which way?"}])
         await probe_log_probabilities(
             policy.model, engine, prompt, settings.rollout.temperature, settings.model.max_length
         )
+        logged = engine if recall is None else LoggedClient(engine, recall)
+        rollout = settings.rollout
+        limits = rollout.max_concurrent_by_environment
         if settings.deterministic:
-            gate = WaveGate(engine, await pool.places(_server_urls(settings)))
+            bounds = [
+                rollout.max_concurrent_episodes,
+                *limits.values(),
+                await pool.places(_server_urls(settings)),
+            ]
+            gate = WaveGate(logged, min(bound for bound in bounds if bound is not None))
             yield Players(gate, gate, make_prompts, engine.standing_still)
         else:
-            yield Players(engine, EpisodeSlots(), make_prompts, engine.standing_still)
+            client = GenerationQueue(
+                logged, rollout.max_concurrent_sequences, pool.outages, rollout.server_timeout_s
+            )
+            stack.push_async_callback(client.close)
+            slots = BoundedSlots(rollout.max_concurrent_episodes, limits)
+            yield Players(client, slots, make_prompts, engine.standing_still)
 
 
 def model_actor(

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import torch
 
+from trainer.agents.black_box import BlackBoxPlayer
+from trainer.algorithms.filters import refills
+from trainer.assembly.agents import open_agent
 from trainer.assembly.build import (
     Players,
     Policy,
@@ -24,7 +27,13 @@ from trainer.assembly.data_check import check_streams, keep_digests
 from trainer.backends.base import TrainBackend
 from trainer.commands.plots import plot_run
 from trainer.commands.policy import ADAPTER_FOLDER, MODEL_FOLDER
-from trainer.commands.resume import clear_records, find_checkpoint, has_trained, keep_settings
+from trainer.commands.resume import (
+    clear_records,
+    clear_rollout_log,
+    find_checkpoint,
+    has_trained,
+    keep_settings,
+)
 from trainer.config.checks import check_settings
 from trainer.config.run import RunSettings, WarmStartSettings
 from trainer.core.console import RunConsole
@@ -44,11 +53,13 @@ from trainer.pipelines import rl
 from trainer.pipelines.sft import supervised_rows, train_supervised
 from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, RunState
 from trainer.records.ledger import LEDGER_FILE, Ledger
+from trainer.records.rollout_log import ROLLOUT_LOG_FOLDER, RolloutLog
 from trainer.rollout.admission import AdmissionWindow
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.episodes import EpisodePlayer
 from trainer.rollout.prompts import PromptBuilder
+from trainer.rollout.recall import Recall
 from trainer.rollout.scheduler import GroupPlan, RolloutScheduler
 from trainer.tasks.dataset import row_streams
 from trainer.tasks.task import TaskSource
@@ -110,6 +121,7 @@ async def _train(
     directory = Path(settings.output_dir)
     checkpoint = find_checkpoint(settings, store, console.say)
     ours = checkpoint is not None and store.holds(checkpoint.folder)
+    clear_rollout_log(settings, directory, resuming=ours)
     keep_settings(settings, directory, resuming=ours)
     source = task_source(settings)
     streams = row_streams(source)
@@ -128,9 +140,12 @@ async def _train(
     await check_streams(streams, pool)
     panels = await build_panels(settings, pool)
     models, state = await _start(settings, store, checkpoint, policy, pool, source, console)
+    recall = _recall(settings, directory, state, console)
+    if recall is not None:
+        stack.callback(recall.log.close)
     trains_meanwhile = settings.rollout.max_staleness > 0
     players = await stack.enter_async_context(
-        open_players(settings, policy, pool, console, trains_meanwhile=trains_meanwhile)
+        open_players(settings, policy, pool, console, recall, trains_meanwhile=trains_meanwhile)
     )
     publisher = WeightPublisher([players.client])
     await publisher.publish(models.policy, state.version)
@@ -154,7 +169,8 @@ async def _train(
             before = await _measure_start(evaluator, tracker)
         else:
             await evaluate(state.step)
-    scheduler = _scheduler(settings, policy, players, pool, source, ledger, state, console)
+    black_box = await stack.enter_async_context(open_agent(settings, policy, players, console))
+    scheduler = _scheduler(settings, policy, players, black_box, pool, source, ledger, state, console, recall)
     stack.push_async_callback(scheduler.close)
     parts = rl.Parts(
         algorithm=settings.algorithm,
@@ -175,6 +191,7 @@ async def _train(
         console=console,
         checkpoints=store,
         updating=players.updating,
+        recall=recall,
     )
     console.begin_training(state.step)
     await rl.train(parts, state, settings.steps, settings.checkpoint.every, evaluate, ending)
@@ -282,11 +299,13 @@ def _scheduler(
     settings: RunSettings,
     policy: Policy,
     players: Players,
+    black_box: BlackBoxPlayer | None,
     pool: EnvironmentPool,
     source: TaskSource,
     ledger: Ledger,
     state: RunState,
     console: RunConsole,
+    recall: Recall | None,
 ) -> RolloutScheduler:
     rollout_settings = settings.rollout
     window = AdmissionWindow(
@@ -295,7 +314,9 @@ def _scheduler(
         rollout_settings.window_fraction,
         start=state.next_task,
         reissue=state.untrained,
+        extra=rollout_settings.extra_groups,
     )
+    chosen = settings.algorithm.filter
     plan = GroupPlan(
         rollout_settings.group_size,
         rollout_settings.extra_members,
@@ -303,13 +324,22 @@ def _scheduler(
         rollout_settings.episode_timeout_s,
         rollout_settings.max_failed_groups,
         replace_at_once=not settings.deterministic,
+        max_left_out=chosen.max_rounds * rollout_settings.groups_per_step if refills(chosen) else None,
     )
+
+    def lost(task: int, why: str) -> None:
+        ledger.begun_again(task, why)
+        console.explain(f"an episode of task {task} begins again: {why}")
+
     player = EpisodePlayer(
         pool,
         lambda: model_actor(settings, policy, players, "train"),
         rollout_settings.max_turns,
-        agent=_plugin(rollout_settings.agent, "rollout.agent"),
+        agent=_plugin(None if rollout_settings.black_box else rollout_settings.agent, "rollout.agent"),
         reward=_plugin(rollout_settings.reward, "rollout.reward"),
+        recall=recall,
+        lost=lost,
+        black_box=black_box,
     )
     return RolloutScheduler(
         source,
@@ -320,7 +350,25 @@ def _scheduler(
         players.slots,
         report=console.explain,
         disconnected=lambda: pool.disconnected,
+        leave_out=rl.leave_out(settings.algorithm) if refills(chosen) else None,
     )
+
+
+def _recall(settings: RunSettings, directory: Path, state: RunState, console: RunConsole) -> Recall | None:
+    """Open the rollout log, and say what of it is taken up again."""
+    # An agent that is not ours cannot be brought to where the log ends.
+    if settings.rollout.log == "off" or settings.rollout.black_box:
+        return None
+    durable = settings.rollout.log == "machine"
+    log = RolloutLog(directory / ROLLOUT_LOG_FOLDER, durable=durable, say=console.say)
+    log.settle(state.next_task, state.untrained)
+    recall = Recall(log)
+    episodes, replies, tokens = recall.found
+    if episodes:
+        console.say(
+            f"rollout log: {replies} replies ({tokens} tokens) of {episodes} episodes are not sampled again"
+        )
+    return recall
 
 
 def _plugin(path: str | None, setting: str) -> Plugin | None:

@@ -11,6 +11,11 @@ from typing import Any, Literal, Protocol
 FinishReason = Literal["stop", "length", "abort"]
 """Why a reply ended: with a stop token, at its longest, or because somebody asked to abort it."""
 
+
+class InferenceUnavailableError(ConnectionError):
+    """Nobody samples now: every inference server is gone. Who asked may ask again once `health` says ready."""
+
+
 PauseMode = Literal["wait", "abort", "keep", "recompute"]
 """What becomes of replies under way when generation pauses.
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
+from trainer.algorithms.filters import refills
 from trainer.algorithms.objective import select_groups
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.core.console import RunConsole
@@ -22,7 +23,8 @@ from trainer.learn.tracking import Tracker
 from trainer.records.checkpoint import CheckpointStore, RunState
 from trainer.records.ledger import Ledger
 from trainer.records.trajectory import Group, Trajectory
-from trainer.rollout.scheduler import RolloutScheduler
+from trainer.rollout.recall import Recall
+from trainer.rollout.scheduler import LeaveOut, RolloutScheduler, StepGroups
 from trainer.weights.publisher import WeightPublisher
 
 Evaluate = Callable[[int], Awaitable[None]]
@@ -49,6 +51,7 @@ class Parts:
     console: RunConsole
     checkpoints: CheckpointStore
     updating: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    recall: Recall | None = None
 
 
 async def train(
@@ -86,9 +89,9 @@ async def train(
     return state
 
 
-async def _update(parts: Parts, groups: Sequence[Group], step: int, version: int) -> dict[str, float]:
+async def _update(parts: Parts, groups: StepGroups, step: int, version: int) -> dict[str, float]:
     """Train on groups, publish the weights, let new groups start, and return the step's metrics."""
-    kept = choose_groups(parts, groups)
+    kept = choose_groups(parts, groups.kept)
     batch = episode_batch(kept, parts.build_rows)
 
     # Episodes of later steps, if any are allowed, go on meanwhile.
@@ -97,14 +100,15 @@ async def _update(parts: Parts, groups: Sequence[Group], step: int, version: int
         await parts.publisher.publish(parts.models.policy, version + 1)
 
     account_for(parts.ledger, kept, updated, step)
-    for group in groups:
+    for group in groups.kept:
         parts.scheduler.release(group)
     parts.ledger.flush()
-    return rollout_metrics(groups, kept, version) | updated
+    return rollout_metrics(groups.played, kept, version) | updated
 
 
-async def _record(parts: Parts, groups: Sequence[Group], step: int, metrics: dict[str, float]) -> None:
+async def _record(parts: Parts, step_groups: StepGroups, step: int, metrics: dict[str, float]) -> None:
     """Write down what happened in a step."""
+    groups = step_groups.played
     metrics["time/wait_s"] = parts.scheduler.waited_s
     metrics |= {f"rollout/{name}": float(count) for name, count in parts.scheduler.counters.items()}
     parts.tracker.episodes(step, groups)
@@ -114,15 +118,29 @@ async def _record(parts: Parts, groups: Sequence[Group], step: int, metrics: dic
     parts.console.step(step, metrics)
 
 
+def leave_out(algorithm: AlgorithmSettings) -> LeaveOut:
+    """Return the algorithm's filter for one group, for those that judge each by itself."""
+
+    def reason(group: Group) -> str | None:
+        dropped = select_groups(algorithm, turns_of([group])).dropped.get(group.index)
+        return None if dropped is None else f"filter:{dropped}"
+
+    return reason
+
+
 def choose_groups(parts: Parts, groups: Sequence[Group]) -> list[Group]:
-    """Apply the algorithm's filter; groups that it drops are accounted for with the reason."""
-    chosen = select_groups(parts.algorithm, turns_of(groups))
-    for index, reason in chosen.dropped.items():
-        parts.ledger.dropped(index, f"filter:{reason}")
-    kept = set(chosen.kept)
+    """Apply the algorithm's filter to the groups of a step; those that it drops are accounted for with the reason.
+
+    A filter that refills has judged each group already, when it ended.
+    """
+    judged = refills(parts.algorithm.filter)
+    dropped = {} if judged else select_groups(parts.algorithm, turns_of(groups)).dropped
     for group in groups:
-        group.decision = "kept" if group.index in kept else f"filter:{chosen.dropped[group.index]}"
-    return [group for group in groups if group.index in kept]
+        reason = dropped.get(group.index)
+        group.decision = "kept" if reason is None else f"filter:{reason}"
+        if reason is not None:
+            parts.ledger.dropped(group.index, group.decision)
+    return [group for group in groups if group.decision == "kept"]
 
 
 def account_for(ledger: Ledger, groups: Sequence[Group], updated: Mapping[str, float], step: int) -> None:
@@ -155,6 +173,8 @@ def _save(parts: Parts, state: RunState) -> None:
             "tensors): lower optimizer.learning_rate"
         )
     parts.checkpoints.save(state, saved)
+    if parts.recall is not None:
+        parts.recall.settle(state.next_task, state.untrained)
 
 
 def rollout_metrics(groups: Sequence[Group], kept: Sequence[Group], version: int) -> dict[str, float]:
