@@ -51,6 +51,12 @@ class PromptSettings(Settings):
         description="Further variables of the chat template, such as enable_thinking: false (Qwen3), or date_string "
         "where a template writes today's date (Llama-3).",
     )
+    chat_template: str | None = Field(
+        None,
+        min_length=1,
+        description="File with a Jinja template that replaces the tokenizer's, such as one that keeps the thoughts of "
+        "earlier turns where the model's own drops them. It is saved with the tokenizer.",
+    )
     custom_context: str | None = Field(
         None, description="module:attr of a function (history, observation) -> messages; replaces `context`."
     )
