@@ -174,7 +174,6 @@ def _require_sampling(options: argparse.Namespace) -> None:
 @asynccontextmanager
 async def _client(options: argparse.Namespace) -> AsyncIterator["PolicyService"]:
     """Open whatever samples, and give what answers agents."""
-    from transformers import AutoConfig
 
     from trainer.config.checks import check_model_path
     from trainer.models.load import load_model, load_tokenizer, model_folder
