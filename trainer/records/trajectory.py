@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from trainer.records.timeline import Timeline
 from trainer.tasks.task import Task
 
 
@@ -88,6 +89,7 @@ class Turn:
         action_is_valid: Whether the environment could read the reply.
         format_penalty: The part of the reward that punishes an unreadable reply (zero or negative).
         finish_reason: Why the reply ended: "stop" or "length".
+        advantages: What the update made of each token of the reply; empty where it was not trained on.
     """
 
     segment: int
@@ -100,6 +102,7 @@ class Turn:
     action_is_valid: bool = True
     format_penalty: float = 0.0
     finish_reason: str = "stop"
+    advantages: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -116,6 +119,7 @@ class Trajectory:
         detail: A word on the outcome, for people.
         forks: How often a prompt did not continue the stored ids (and so opened a segment).
         metrics: Numbers of the episode that the environment reported at its end.
+        timeline: What the episode waited for, and when.
     """
 
     task: Task
@@ -127,6 +131,7 @@ class Trajectory:
     detail: str = ""
     forks: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    timeline: Timeline = field(default_factory=Timeline, compare=False, repr=False)
 
     @property
     def total_reward(self) -> float:
@@ -158,6 +163,7 @@ class Trajectory:
             "detail": self.detail,
             "reward": self.total_reward,
             "forks": self.forks,
+            "seconds": {name: round(spent, 6) for name, spent in self.timeline.seconds().items()},
             "turns": [
                 {
                     "observation": turn.observation,
@@ -165,6 +171,7 @@ class Trajectory:
                     "reward": turn.reward,
                     "valid": turn.action_is_valid,
                     "tokens": [turn.segment, turn.start, turn.end],
+                    "advantages": [round(value, 6) for value in turn.advantages],
                 }
                 for turn in self.turns
             ],

@@ -13,6 +13,7 @@ from trainer.core.errors import ConfigError, InvalidNumberError
 from trainer.core.numbers import finite_number
 from trainer.core.seeding import derive_seed
 from trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient, SamplingParams
+from trainer.records.timeline import Phase
 from trainer.records.trajectory import Trajectory, Turn
 from trainer.rollout.context import Message
 from trainer.rollout.prompts import PromptBuilder
@@ -101,16 +102,16 @@ class ModelActor:
             )
         task = trajectory.task
         order = (task.index, trajectory.member, view.turn)
-        result = await self._client.generate(
-            GenerationRequest(
-                request_id=f"{self._purpose}-{'-'.join(map(str, order))}-{trajectory.attempt}",
-                prompt_ids=list(prompt_ids),
-                sampling=self._sampling,
-                seed=derive_seed(self._seed, self._purpose, "reply", *order, trajectory.attempt),
-                order=order,
-                session_key=f"{self._purpose}-{task.index}-{trajectory.member}-{trajectory.attempt}",
-            )
+        request = GenerationRequest(
+            request_id=f"{self._purpose}-{'-'.join(map(str, order))}-{trajectory.attempt}",
+            prompt_ids=list(prompt_ids),
+            sampling=self._sampling,
+            seed=derive_seed(self._seed, self._purpose, "reply", *order, trajectory.attempt),
+            order=order,
+            session_key=f"{self._purpose}-{task.index}-{trajectory.member}-{trajectory.attempt}",
         )
+        with trajectory.timeline.during(Phase.GENERATE):
+            result = await self._client.generate(request)
         _check_numbers(result)
         segment = trajectory.segments[-1]
         start = len(segment.ids)

@@ -9,6 +9,7 @@ from clients.protocol.errors import ProblemError
 from clients.session import EnvSession
 from trainer.core.errors import ConfigError, InvalidNumberError
 from trainer.core.numbers import finite_number
+from trainer.records.timeline import Phase
 from trainer.records.trajectory import Outcome, Trajectory, Turn
 from trainer.rollout.actors import Actor, ContextOverflowError, View
 from trainer.rollout.context import observation_messages
@@ -51,14 +52,17 @@ async def play_episode(
     """
     trajectory = Trajectory(task, member, attempt)
     metrics = EpisodeMetrics(session.env.metadata.get("metrics", {}))
+    stepping = Phase.VERIFY if session.env.kind == "stateless" else Phase.ENVIRONMENT
     try:
-        observation, info = await session.reset(seed=task.seed, options=_options(task))
+        with trajectory.timeline.during(Phase.ENVIRONMENT):
+            observation, info = await session.reset(seed=task.seed, options=_options(task))
         actor.begin(info)
         for number in range(max_turns):
             anchor = info.get("anchor")
             turn = await actor.act(trajectory, _view(number, observation, info))
             trajectory.turns.append(turn)
-            observation, reward, terminated, truncated, info = await session.step(turn.reply)
+            with trajectory.timeline.during(stepping):
+                observation, reward, terminated, truncated, info = await session.step(turn.reply)
             _note_result(turn, anchor, reward, info)
             metrics.add(info)
             if terminated or truncated:
