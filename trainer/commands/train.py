@@ -25,6 +25,7 @@ from trainer.backends.torch_backend import TorchBackend
 from trainer.commands.plots import plot_run
 from trainer.commands.resume import clear_records, find_checkpoint, has_trained, keep_settings
 from trainer.config.checks import check_settings
+from trainer.config.load import public_settings
 from trainer.config.run import RunSettings, WarmStartSettings
 from trainer.core.console import RunConsole
 from trainer.core.embedded_server import embedded_server
@@ -36,6 +37,7 @@ from trainer.core.run_lock import run_lock
 from trainer.evaluation.demonstrations import collect_demonstrations
 from trainer.evaluation.evaluator import Evaluator, as_metrics, build_panels
 from trainer.evaluation.play import Score
+from trainer.learn.boards import RunIdentity, open_boards
 from trainer.learn.learner import Learner, Models
 from trainer.learn.rows import row_builder
 from trainer.learn.tracking import Tracker
@@ -131,8 +133,10 @@ async def _train(
     players = await stack.enter_async_context(open_players(settings, policy, pool, console))
     publisher = WeightPublisher([players.client])
     await publisher.publish(models.policy, state.version)
-    tracker = Tracker(directory, settings.tracking, state.step)
-    stack.callback(tracker.close)
+    run = RunIdentity(directory, settings.name, public_settings(settings))
+    boards = open_boards(settings.tracking, run, console.say)
+    tracker = Tracker(directory, settings.tracking, state.step, boards)
+    stack.push_async_callback(asyncio.to_thread, tracker.close)
     ledger = Ledger(directory / LEDGER_FILE)
     stack.callback(ledger.close)
     ledger.roll_back(state.next_task, state.step, state.untrained)
