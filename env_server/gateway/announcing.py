@@ -3,35 +3,65 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 from pydantic import ValidationError
 
+from clients.protocol.errors import RETRY_LATER
 from clients.protocol.messages import AnnounceAnswer, AnnounceReply
 from env_server.configuration import ConfigurationError
 from env_server.gateway.registry import DEFAULT_TTL_S
 from env_server.settings import Settings
 
 _BEAT_S = DEFAULT_TTL_S / 4
-# A gateway that is started again is found soon; one that says no is asked ever more seldom.
-_AWAY_S = (0.1, 1.0)
-_SAYS_NO_S = (1.0, 15.0)
-# An environment that is refused costs its gateway a probe, and this server a worker, each time.
-_REFUSED_S = (2.0, 300.0)
 _PENDING_S = 0.5
 _LEAVE_S = 1.0
 _TIMEOUT_S = 90.0
 _log = logging.getLogger(__name__)
 
 
+class _Pauses(NamedTuple):
+    """How long to wait after the first, and at most after many failures in a row; each is twice the one before."""
+
+    first_s: float
+    longest_s: float
+
+
+# A gateway that is started again is found soon; one that says no is asked ever more seldom.
+_AWAY = _Pauses(0.1, 1.0)
+_SAYS_NO = _Pauses(1.0, 15.0)
+# An environment that is refused costs its gateway a probe, and this server a worker, each time ...
+_REFUSED = _Pauses(2.0, 300.0)
+# ... but next to nothing where the gateway did not come to ask for more than what it is.
+_NOT_PLAYED = _Pauses(0.5, 15.0)
+
+
+@dataclass(slots=True)
+class _Patience:
+    """How often something failed in a row in one way: a gateway that was away for long has not said no for long."""
+
+    pauses: _Pauses | None = None
+    failures: int = 0
+
+    def pause_s(self, pauses: _Pauses, problem: Mapping[str, Any]) -> float:
+        """How long to wait after one more failure; as long as the problem says, if it does."""
+        self.failures = self.failures + 1 if pauses is self.pauses else 0
+        self.pauses = pauses
+        pause_s = min(pauses.longest_s, pauses.first_s * 2.0 ** min(self.failures, 32))
+        asked_s = problem.get("retry_after")
+        if isinstance(asked_s, (int, float)) and asked_s > pause_s:
+            return max(pause_s, min(asked_s, _BEAT_S))
+        return pause_s
+
+
 @dataclass(slots=True)
 class _Refusals:
-    """How often an environment was refused in a row, and when it is offered again, on the loop's clock."""
+    """What one environment is refused for, and when it is offered again, on the loop's clock."""
 
-    count: int = 0
+    patience: _Patience = field(default_factory=_Patience)
     again_at: float = 0.0
     told: str = ""
 
@@ -67,8 +97,8 @@ class _Gateway:
             self.refusals.pop(answer.env_id, None)
         elif answer.error is not None:
             refusals = self.refusals.setdefault(answer.env_id, _Refusals())
-            pause_s = _backoff(_REFUSED_S, refusals.count)
-            refusals.count += 1
+            pauses = _REFUSED if _was_played(answer.error) else _NOT_PLAYED
+            pause_s = refusals.patience.pause_s(pauses, answer.error)
             refusals.again_at = now + pause_s
             detail = str(answer.error.get("detail"))
             if detail != refusals.told:
@@ -144,9 +174,10 @@ class Announcer:
     async def _announce(self, gateway: _Gateway) -> None:
         """Say what there is, again and again; a gateway that is away is tried until it answers."""
         loop = asyncio.get_running_loop()
-        failures, told = 0, ""
+        patience, told = _Patience(), ""
         while True:
             known = len(gateway.registered)
+            gateway.nudged.clear()
             try:
                 pending = await self._say(gateway)
             except (httpx.HTTPError, _SaysNo) as error:
@@ -154,13 +185,13 @@ class Announcer:
                 if trouble != told:
                     _log.warning("cannot register with %s, trying on: %s", gateway.url, trouble)
                 told = trouble
-                await asyncio.sleep(_backoff(_SAYS_NO_S if isinstance(error, _SaysNo) else _AWAY_S, failures))
-                failures += 1
+                problem = error.problem if isinstance(error, _SaysNo) else {"code": "draining"}
+                pauses = _AWAY if problem.get("code") == "draining" else _SAYS_NO
+                await asyncio.sleep(patience.pause_s(pauses, problem))
                 continue
             if told or len(gateway.registered) > known:
                 _log.warning("registered %d environments with %s", len(gateway.registered), gateway.url)
-            failures, told = 0, ""
-            gateway.nudged.clear()
+            patience, told = _Patience(), ""
             await asyncio.sleep(_PENDING_S)
             if not pending:
                 with contextlib.suppress(TimeoutError):
@@ -188,12 +219,23 @@ class Announcer:
 
 
 class _SaysNo(Exception):  # noqa: N818 - never leaves this module
-    """The gateway does not take the call."""
+    """The gateway does not take the call.
+
+    Attributes:
+        problem: What it said; empty if that cannot be read.
+    """
+
+    def __init__(self, message: str, problem: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.problem = problem
 
 
-def _backoff(range_s: tuple[float, float], failures: int) -> float:
-    shortest, longest = range_s
-    return min(longest, shortest * 2.0 ** min(failures, 32))
+def _was_played(problem: Mapping[str, Any]) -> bool:
+    """Whether a gateway ran an environment before it refused it, or may have."""
+    if problem.get("code") in RETRY_LATER:
+        return False
+    report = problem.get("report")
+    return not isinstance(report, list) or len(report) > 1
 
 
 def _reply(answer: httpx.Response) -> AnnounceReply:
@@ -207,10 +249,9 @@ def _reply(answer: httpx.Response) -> AnnounceReply:
         if answer.status_code == 200:
             return AnnounceReply.model_validate(body)
     except (ValueError, ValidationError) as error:
-        raise _SaysNo(f"it is no gateway of this version (status {answer.status_code})") from error
-    raise _SaysNo(
-        str(body.get("detail", answer.status_code) if isinstance(body, dict) else answer.status_code)
-    )
+        raise _SaysNo(f"it is no gateway of this version (status {answer.status_code})", {}) from error
+    problem = body if isinstance(body, dict) else {}
+    raise _SaysNo(str(problem.get("detail", answer.status_code)), problem)
 
 
 def _read_token(path: Any) -> str:

@@ -8,13 +8,11 @@ from pathlib import Path
 from trainer.config.load import dump_settings, load_settings
 from trainer.config.run import RunSettings
 from trainer.core.errors import ConfigError
+from trainer.core.run_files import CONFIG_FILE
 from trainer.learn.boards import BOARDS_FILE
 from trainer.learn.tracking import METRICS_FILE, RECORD_FILES, TENSORBOARD_FOLDER
 from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
 from trainer.records.ledger import LEDGER_FILE
-
-CONFIG_FILE = "config.yaml"
-"""The resolved settings' name in a run's directory."""
 
 _FREE_TO_CHANGE = (
     "steps",

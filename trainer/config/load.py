@@ -59,20 +59,25 @@ def dump_settings(settings: RunSettings) -> str:
 
 def public_settings(settings: RunSettings) -> dict[str, Any]:
     """Return the resolved settings as plain data without what looks like a secret, for the eyes of others."""
-    return cast("dict[str, Any]", _without_secrets(settings.model_dump(mode="json", exclude=set(_SECRET))))
+    return without_secrets(settings.model_dump(mode="json"))
 
 
-def _without_secrets(value: Any) -> Any:
+def without_secrets(values: dict[str, Any]) -> dict[str, Any]:
+    """Return settings as they were written to a file, without what looks like a secret."""
+    return cast(
+        "dict[str, Any]", _hidden({key: value for key, value in values.items() if key not in _SECRET})
+    )
+
+
+def _hidden(value: Any) -> Any:
     match value:
         case dict():
             return {
-                key: "(hidden)"
-                if isinstance(part, str) and _SECRET_NAME.search(str(key))
-                else _without_secrets(part)
+                key: "(hidden)" if isinstance(part, str) and _SECRET_NAME.search(str(key)) else _hidden(part)
                 for key, part in value.items()
             }
         case list():
-            return [_without_secrets(part) for part in value]
+            return [_hidden(part) for part in value]
         case str():
             return _USER_IN_URL.sub(r"\1", value)
         case _:

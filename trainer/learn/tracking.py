@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from trainer.config.tracking import TrackingSettings
 from trainer.core.run_files import LineFile, lines_and_sizes, read_lines, write_errors
 from trainer.learn.boards import GuardedBoard
-from trainer.records.trajectory import Trajectory
+from trainer.records.trajectory import Group
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-METRICS_FILE, _EPISODES, _DIGESTS = RECORD_FILES = ("metrics.jsonl", "episodes.jsonl", "digests.jsonl")
+METRICS_FILE, EPISODES_FILE, _DIGESTS = RECORD_FILES = ("metrics.jsonl", "episodes.jsonl", "digests.jsonl")
 """The files of a run's directory that grow by a line at a time."""
 EVALUATION_PREFIX = "evaluate/"
 """Begins the names of all metrics of evaluations."""
@@ -47,7 +47,7 @@ class Tracker:
         # Metrics are filed under the number of updates behind them: those of step k under k + 1.
         self._metrics = _open_from(directory / METRICS_FILE, resume_step + 1)
         self._evaluated = _evaluated_steps(directory / METRICS_FILE)
-        self._episodes = _open_from(directory / _EPISODES, resume_step) if settings.episodes else None
+        self._episodes = _open_from(directory / EPISODES_FILE, resume_step) if settings.episodes else None
         self._digests = _open_from(directory / _DIGESTS, resume_step) if settings.digests else None
         self._board: SummaryWriter | None = None
         if settings.tensorboard:
@@ -68,11 +68,13 @@ class Tracker:
         for board in self._boards:
             board.log(step, finite)
 
-    def episodes(self, step: int, trajectories: Iterable[Trajectory]) -> None:
-        """Record the episodes that a step trained on or dropped."""
+    def episodes(self, step: int, groups: Iterable[Group]) -> None:
+        """Record the episodes of the groups that a step trained on or dropped, in the order of its batch."""
         if self._episodes is not None:
-            for trajectory in trajectories:
-                self._episodes.write({"step": step, **trajectory.as_text()})
+            for place, group in enumerate(groups):
+                about = group.as_record(place)
+                for trajectory in group.trajectories:
+                    self._episodes.write({"step": step, "group": about, **trajectory.as_record()})
 
     def digest(self, step: int, values: Mapping[str, str]) -> None:
         """Record digests of a step, for comparing two runs."""

@@ -138,7 +138,7 @@ def _record(
     metrics |= {f"rollout/{name}": float(count) for name, count in parts.scheduler.counters.items()}
     metrics |= response_metrics(trajectories) | outcome_metrics([*groups, *dropped])
     metrics |= episode_times(trajectories) | domain_metrics(groups, dropped) | memory_metrics()
-    parts.tracker.episodes(step, trajectories)
+    parts.tracker.episodes(step, groups)
     if parts.tracker.wants_digests:
         parts.tracker.digest(step, digests(groups, parts.models))
     generated = parts.client.counters.tokens_generated - clock.tokens_before
@@ -156,6 +156,8 @@ def choose_groups(parts: Parts, groups: Sequence[Group]) -> list[Group]:
     for index, reason in chosen.dropped.items():
         parts.ledger.dropped(index, f"filter:{reason}")
     kept = set(chosen.kept)
+    for group in groups:
+        group.decision = "kept" if group.index in kept else f"filter:{chosen.dropped[group.index]}"
     return [group for group in groups if group.index in kept]
 
 

@@ -32,14 +32,17 @@ class Gateway:
 
     def __init__(self) -> None:
         self.refused: set[str] = set()
+        self.report: list[Any] = [{"check": each, "ok": each == "spec"} for each in ("spec", "make")]
         self.pending: set[str] = set()
-        self.down = False
+        self.says: tuple[int, dict[str, str], bytes] | None = None
+        self.calls = 0
         self.told: list[dict[str, bool]] = []
         self.left: list[str] = []
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-        if self.down:
-            return plain({"code": "unauthorized", "detail": "this token is not known"}, 401)
+        self.calls += 1
+        if self.says is not None:
+            return self.says
         if path != "/v1/registrations":
             self.left.append(path.rpartition("/")[2])
             return 204, {}, b""
@@ -50,7 +53,11 @@ class Gateway:
         if env_id in self.refused:
             return {
                 "env_id": env_id,
-                "error": {"code": "probe_failed", "detail": f"{env_id}: reset: it broke"},
+                "error": {
+                    "code": "probe_failed",
+                    "detail": f"{env_id}: reset: it broke",
+                    "report": self.report,
+                },
             }
         if env_id in self.pending:
             return {"env_id": env_id, "pending": True}
@@ -101,15 +108,76 @@ def test_what_is_refused_is_offered_ever_more_seldom_and_keeps_nobody_back() -> 
     on_a_clock(announce())
 
 
-def test_a_gateway_that_says_no_is_asked_again() -> None:
+def test_what_a_gateway_could_not_look_at_is_offered_again_soon() -> None:
+    """That it was too busy to reach this server says nothing of the environment, and costs no worker."""
+
     async def announce() -> None:
         gateway = Gateway()
-        gateway.down = True
+        gateway.refused = {"Bad"}
+        gateway.report = [{"check": "spec", "ok": False, "detail": "no server answers"}]
+        async with scripted(gateway.answer) as url:
+            announcer = await announcing(gateway, url)
+            began = clock().time()
+            while sum("Bad" in each for each in gateway.told) < 12:
+                await gateway.until(len(gateway.told) + 1)
+            assert clock().time() - began < 180, "at most a quarter of a minute apart"
+            await announcer.leave()
+
+    on_a_clock(announce())
+
+
+UNKNOWN = plain({"code": "unauthorized", "detail": "this token is not known"}, 401)
+STARTING = plain({"code": "draining", "detail": "the server is starting", "retry_after": 1}, 503)
+# What has lost its process in the middle of an answer.
+AWAY = (200, {"Transfer-Encoding": "chunked"}, b"")
+
+
+async def calls_in(gateway: Gateway, seconds: int) -> int:
+    """How often a gateway is called in a time; each call has the turns of the loop that it needs."""
+    before = gateway.calls
+    for _ in range(seconds):
+        await clock().forward(1.0)
+        await asyncio.sleep(0.02)
+    return gateway.calls - before
+
+
+def test_a_gateway_that_is_started_again_is_asked_at_once() -> None:
+    """However long it was away: neither that nor that it is starting is a no."""
+
+    async def announce() -> None:
+        gateway = Gateway()
+        async with scripted(gateway.answer) as url:
+            announcer = await announcing(gateway, url)
+            gateway.says = AWAY
+            # The next heartbeat finds it away.
+            await calls_in(gateway, 16)
+            assert await calls_in(gateway, 10) >= 3
+            gateway.says = STARTING
+            assert await calls_in(gateway, 10) >= 3
+            gateway.says = UNKNOWN
+            assert await calls_in(gateway, 60) < 10
+            gateway.says = STARTING
+            await calls_in(gateway, 16)
+            gateway.says = None
+            told = len(gateway.told)
+            assert await calls_in(gateway, 8)
+            assert len(gateway.told) > told
+            await announcer.leave()
+
+    on_a_clock(announce())
+
+
+@pytest.mark.parametrize("says_later", [float("nan"), float("inf"), 10**400])
+def test_what_a_gateway_says_of_later_is_bounded(says_later: Any) -> None:
+    async def announce() -> None:
+        gateway = Gateway()
+        body = {"code": "rate_limited", "detail": "not so often", "retry_after": says_later}
+        gateway.says = (429, {}, json.dumps(body).encode())
         async with scripted(gateway.answer) as url:
             announcer = Announcer(Settings(register_with=(url,)), "http://127.0.0.1:1", ["Good"], lambda: 0.0)
             announcer.start()
-            await asyncio.sleep(0.1)
-            gateway.down = False
+            assert 2 <= await calls_in(gateway, 30) < 10
+            gateway.says = None
             await gateway.until(1)
             await announcer.leave()
             assert gateway.left == ["r-Good"]

@@ -16,6 +16,8 @@ from tests.support.client_server import ENVS, ServerProcess
 from tests.support.redis_server import RedisServer
 
 QUIET = ("--log-level", "error")
+# What they could not register, and why, is the first question where they are not whole in time.
+TELLING = ("--log-level", "warning")
 GATEWAY = ("--gateway", "--allow-network", "loopback", "--linger-s", "2", *QUIET)
 ENV_IDS = {"Walk-v0", "Dice-v0", "Slow-v0", "Arm-v0", "FrozenLake-v0"}
 
@@ -38,7 +40,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         ServerProcess(GATEWAY) as upper,
     ):
         # Not given up on before a test is over.
-        arguments = (*ENVS, "--register", one.url, "--register", other.url, "--linger-s", "1", *QUIET)
+        arguments = (*ENVS, "--register", one.url, "--register", other.url, "--linger-s", "1", *TELLING)
         # Gateways make a session of each environment that is registered, and sessions are counted here.
         arguments = ("--no-builtin", "--env", "FrozenLake-v0=envs.frozen_lake:FrozenLakeEnv", *arguments)
         with ServerProcess(arguments) as first, ServerProcess((*arguments, "--processes", "2")) as second:
@@ -53,14 +55,16 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 async def whole(fleet: Fleet) -> None:
     """Wait until all nodes are registered with both gateways."""
-    async with asyncio.timeout(90):
-        for gateway in (fleet.one, fleet.other):
-            async with httpx.AsyncClient(base_url=gateway.url) as http:
-                while True:
-                    found = (await http.get("/v1/envs")).json()["envs"]
-                    if sum(env["replicas"] == 2 for env in found if env["env_id"] in ENV_IDS) == len(ENV_IDS):
-                        break
+    for gateway in (fleet.one, fleet.other):
+        found: dict[str, int] = {}
+        try:
+            async with asyncio.timeout(90), httpx.AsyncClient(base_url=gateway.url, timeout=30) as http:
+                while found != dict.fromkeys(ENV_IDS, len(fleet.nodes)):
                     await asyncio.sleep(0.1)
+                    envs = (await http.get("/v1/envs")).json()["envs"]
+                    found = {env["env_id"]: env["replicas"] for env in envs if env["env_id"] in ENV_IDS}
+        except TimeoutError:
+            raise AssertionError(f"{gateway.url} has not come to have all nodes: {found}") from None
 
 
 class Player:

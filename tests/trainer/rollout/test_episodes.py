@@ -84,7 +84,7 @@ async def test_the_time_of_an_episode_is_told_by_what_it_waited_for():
     assert verified.timeline.seconds()["verify"] >= 0.03 + 0.01
     assert verified.timeline.seconds()["environment"] >= 0.02
     assert verified.timeline.ended is not None
-    assert verified.as_text()["seconds"] == pytest.approx(verified.timeline.seconds(), abs=1e-6)
+    assert verified.as_record()["seconds"] == pytest.approx(verified.timeline.seconds(), abs=1e-6)
 
 
 def slow_reward(trajectory):
@@ -335,9 +335,7 @@ class Prompts:
     def begin(self, info):
         pass
 
-    def extend(self, trajectory, messages):
-        trajectory.segments.append(Segment())
-        trajectory.segments[-1].append_context([1, 2])
+    def prompt(self, trajectory, messages):
         return [1, 2]
 
 
