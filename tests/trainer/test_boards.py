@@ -110,7 +110,7 @@ def test_a_run_s_tracker_passes_on_what_is_finite(tmp_path):
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab", "mlflow"])
 def test_a_package_that_is_missing_is_named_with_its_command(name, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("trainer.config.checks.find_spec", lambda _: None)
     settings = load_settings(None, [TASKS, f"tracking.{name}={{}}"])
     with pytest.raises(ConfigError, match=rf"tracking\.{name}: .*pip install {name}"):
         check_settings(settings)

@@ -11,6 +11,11 @@ from typing import Any, Literal, Protocol
 FinishReason = Literal["stop", "length", "abort"]
 """Why a reply ended: with a stop token, at its longest, or because somebody asked to abort it."""
 
+
+class InferenceUnavailableError(ConnectionError):
+    """Nobody samples now: every inference server is gone. Who asked may ask again once `health` says ready."""
+
+
 PauseMode = Literal["wait", "abort", "keep", "recompute"]
 """What becomes of replies under way when generation pauses.
 
@@ -118,6 +123,13 @@ class WeightSource(Protocol):
         """Yield tensors by their Hugging Face names, always in one order; tied ones once, under the first name.
 
         They are the trainer's own: valid until training goes on, and to be copied by whoever keeps them.
+        """
+        ...
+
+    def parameters(self) -> Iterator[tuple[str, Any]]:
+        """Yield the same by the names of the model's modules in this process, for a client that has such a model.
+
+        They differ from those of the Hugging Face hub where the library holds several tensors as one (experts).
         """
         ...
 

@@ -1,5 +1,8 @@
 """Models and tokenizers in Hugging Face layout: on disk, or fetched from the hub once."""
 
+import copy
+import json
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,11 +16,16 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
+from safetensors.torch import save_file
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from trainer.core.errors import ConfigError
+from trainer.models.weights import hub_tensors
 
 _HUB_TIMEOUT_S = 8.0
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_BYTES_PER_FILE = 2 * 2**30
 _FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 
 
@@ -66,15 +74,44 @@ def model_folder(path: str, *, fetch: bool = True) -> Path:
         ) from error
 
 
-def load_model(directory: Path) -> PreTrainedModel:
-    """Load a causal language model in float32.
+def load_model(
+    directory: Path, dtype: torch.dtype = torch.float32, attention: str | None = None
+) -> PreTrainedModel:
+    """Load a causal language model, on the processor.
+
+    Args:
+        directory: Where it lies, in Hugging Face layout.
+        dtype: Type of its numbers.
+        attention: Implementation of attention by the library's name; its choice if None.
 
     Raises:
-        ConfigError: If there is no model in `directory`.
+        ConfigError: If there is no model in `directory`, or that attention cannot be had.
     """
     if not (directory / "config.json").exists():
         raise ConfigError(f"{directory} holds no model: it has no config.json")
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=dtype, attn_implementation=attention, local_files_only=True
+        )
+    except (ImportError, ValueError) as error:
+        if attention is None:
+            raise
+        raise ConfigError(f"model.attention {attention}: {error}") from error
+    return without_chance(model)
+
+
+def without_chance(model: PreTrainedModel) -> PreTrainedModel:
+    """Take dropout and the noise of routers out of a model: what is sampled from and what is trained must be one."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "router_jitter_noise", "jitter_noise"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    # With it the library would compute a loss of its own for the balance of experts: the algorithm's is the only one.
+    if getattr(model.config, "output_router_logits", False):
+        model.config.output_router_logits = False
+    return model.eval()
 
 
 def load_tokenizer(directory: Path) -> Any:
@@ -84,6 +121,63 @@ def load_tokenizer(directory: Path) -> Any:
 
 def save_model(model: PreTrainedModel, tokenizer: Any, directory: Path) -> None:
     """Write a model (safetensors) and its tokenizer; any tool that reads Hugging Face layout can load them."""
-    directory.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(directory)
+    save_weights(model, directory)
     tokenizer.save_pretrained(directory)
+
+
+def save_weights(model: PreTrainedModel, directory: Path, bytes_per_file: int = _BYTES_PER_FILE) -> None:
+    """Write a model without its tokenizer, tensor by tensor: no more than one file's are held beside it.
+
+    Args:
+        model: The model; adapters are added to the weights.
+        directory: Where to; it is made if need be.
+        bytes_per_file: Size from which on another file is begun.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    names: list[list[str]] = []
+    held: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in hub_tensors(model):
+        amount = tensor.numel() * tensor.element_size()
+        if held and size + amount > bytes_per_file:
+            names.append(_write_part(held, directory, len(names)))
+            held, size = {}, 0
+        held[name] = tensor
+        size += amount
+    names.append(_write_part(held, directory, len(names)))
+    _name_parts(names, directory)
+    config = copy.deepcopy(model.config)
+    config.dtype = model.dtype
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(directory)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(directory)
+
+
+def _write_part(tensors: Mapping[str, Tensor], directory: Path, number: int) -> list[str]:
+    save_file(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
+        directory / _part(number),
+        metadata={"format": "pt"},
+    )
+    return list(tensors)
+
+
+def _name_parts(names: list[list[str]], directory: Path) -> None:
+    """Give the files the names that readers look for, now that their number is known."""
+    for old in [*directory.glob("model-*-of-*.safetensors"), directory / _INDEX, directory / _WHOLE]:
+        old.unlink(missing_ok=True)
+    if len(names) == 1:
+        (directory / _part(0)).rename(directory / _WHOLE)
+        return
+    places: dict[str, str] = {}
+    for number, part in enumerate(names):
+        final = f"model-{number + 1:05d}-of-{len(names):05d}.safetensors"
+        (directory / _part(number)).rename(directory / final)
+        places |= dict.fromkeys(part, final)
+    index = {"metadata": {}, "weight_map": places}
+    (directory / _INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+
+
+def _part(number: int) -> str:
+    return f"model-part-{number:05d}.safetensors"

@@ -61,6 +61,7 @@ _OUTCOMES = {
     "timeout": 3,
     "environment_error": 7,
     "invalid_number": 6,
+    "agent_error": 0,
 }
 """Outcomes, each with its colour."""
 

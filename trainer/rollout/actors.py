@@ -16,6 +16,7 @@ from trainer.records.timeline import Phase
 from trainer.records.trajectory import Trajectory, Turn
 from trainer.rollout.context import Message
 from trainer.rollout.prompts import PromptBuilder
+from trainer.rollout.recall import session_key
 from trainer.rollout.recorder import Recorder
 
 
@@ -134,7 +135,7 @@ class ModelActor:
             sampling=self._sampling,
             seed=derive_seed(self._seed, self._purpose, "reply", *order, trajectory.attempt),
             order=order,
-            session_key=f"{self._purpose}-{task.index}-{trajectory.member}-{trajectory.attempt}",
+            session_key=session_key(self._purpose, task.index, trajectory.member, trajectory.attempt),
         )
 
 

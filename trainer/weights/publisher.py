@@ -1,5 +1,6 @@
 """Brings the trained weights to whoever samples from them, and keeps account of who has which."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 
@@ -45,7 +46,7 @@ class WeightPublisher:
         started = time.monotonic()
         written = 0 if self._folders is None else self._folders.bytes_written
         source = BackendWeights(backend, version, self._folders)
-        if broken := [name for name, tensor in source.tensors() if not bool(tensor.isfinite().all())]:
+        if broken := await asyncio.to_thread(_not_finite, source):
             raise PublishError(
                 f"the weights of version {version} are not finite ({broken[0]}, {len(broken)} in all): they are "
                 "neither published nor saved; lower optimizer.learning_rate"
@@ -68,3 +69,7 @@ class WeightPublisher:
         if self._check is not None:
             metrics["sync/probe_difference"] = self._check.largest
         return metrics
+
+
+def _not_finite(source: BackendWeights) -> list[str]:
+    return [name for name, tensor in source.tensors() if not bool(tensor.isfinite().all())]

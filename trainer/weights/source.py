@@ -37,6 +37,10 @@ class BackendWeights:
         self._require_held()
         return self._backend.export()
 
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield them by the names of the backend's modules."""
+        return self._backend.parameters()
+
     async def folder(self) -> Path:
         """Return a directory with these weights, written once however many ask.
 
