@@ -2,9 +2,12 @@
 
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
+from trainer.config.agents import AgentsSettings, agent_kind, command_line
 from trainer.config.run import RunSettings
+from trainer.config.tracking import TrackingSettings
 from trainer.core.errors import ConfigError
 from trainer.core.plugins import load_attribute
 
@@ -25,6 +28,7 @@ def check_settings(settings: RunSettings) -> None:
         for name, panel in panels
         if panel.dataset
     }
+    named["prompt.chat_template"] = settings.prompt.chat_template
     for key, path in named.items():
         if path is not None and not Path(path).exists():
             raise ConfigError(
@@ -32,7 +36,27 @@ def check_settings(settings: RunSettings) -> None:
             )
     if settings.model.path is not None:
         check_model_path(settings.model.path)
+    _check_trackers(settings.tracking)
+    if settings.model.lora is not None and find_spec("peft") is None:
+        raise ConfigError("model.lora needs the package peft: pip install 'rollgym[lora]'")
     _check_plugins(settings)
+    _check_agent(settings)
+
+
+def _check_agent(settings: RunSettings) -> None:
+    """Look for the program that plays, and refuse settings of agents that nobody would read.
+
+    Raises:
+        ConfigError: If there is no such program, or no agent that is a program or a service.
+    """
+    agent = settings.rollout.agent
+    if agent is not None and agent_kind(agent) == "program":
+        command_line(agent)
+    if not settings.rollout.black_box and settings.agents != AgentsSettings():
+        raise ConfigError(
+            "agents: is read where rollout.agent is a command line or an http address only: set that, or leave agents "
+            "out"
+        )
 
 
 def check_resume(resume: str) -> None:
@@ -61,6 +85,20 @@ def check_model_path(path: str) -> None:
         raise ConfigError(f"model.path: there is no folder {path}, and no model of the hub is called so")
 
 
+def _check_trackers(tracking: TrackingSettings) -> None:
+    """Refuse trackers whose packages are not installed.
+
+    Raises:
+        ConfigError: If one is missing; the message has the command that installs it.
+    """
+    wanted = {"wandb": tracking.wandb, "swanlab": tracking.swanlab, "mlflow": tracking.mlflow}
+    for name, settings in wanted.items():
+        if settings is not None and find_spec(name) is None:
+            raise ConfigError(
+                f"tracking.{name}: the package is not installed: pip install {name}, or leave tracking.{name} out"
+            )
+
+
 def _check_plugins(settings: RunSettings) -> None:
     """Import everything that settings name of a user's code.
 
@@ -79,7 +117,7 @@ def _check_plugins(settings: RunSettings) -> None:
 def _named(settings: RunSettings) -> Iterator[tuple[str, str]]:
     rollout, algorithm = settings.rollout, settings.algorithm
     named = {
-        "rollout.agent": rollout.agent,
+        "rollout.agent": None if rollout.black_box else rollout.agent,
         "rollout.reward": rollout.reward,
         "rollout.task_source": rollout.task_source,
         "prompt.custom_context": settings.prompt.custom_context,

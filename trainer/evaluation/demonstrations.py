@@ -5,10 +5,12 @@ from typing import Any
 
 from trainer.core.errors import RunError
 from trainer.evaluation.play import play_tasks, score, with_expert
-from trainer.records.trajectory import Segment, Trajectory, Turn
+from trainer.inference.base import GenerationResult
+from trainer.records.trajectory import Trajectory, Turn
 from trainer.rollout.actors import ExpertActor, View
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.prompts import PromptBuilder
+from trainer.rollout.recorder import Recorder
 from trainer.tasks.task import Task, TaskSource
 
 DEMONSTRATION_STREAM_OFFSET = 2**40
@@ -28,20 +30,15 @@ class DemonstratingActor(ExpertActor):
 
     async def act(self, trajectory: Trajectory, view: View) -> Turn:
         """Write the prompt and the expert's reply into the record."""
-        self._prompts.extend(trajectory, view.messages)
+        recorder = Recorder(trajectory)
+        prompt_ids = self._prompts.prompt(trajectory, view.messages)
         reply = await self.choose(view)
         ids = self._prompts.renderer.reply_ids(reply)
-        segment: Segment = trajectory.segments[-1]
-        start = len(segment.ids)
-        segment.append_action(ids, [0.0] * len(ids), [0] * len(ids), view.turn)
-        self._prompts.replied(view.messages, reply)
-        return Turn(
-            segment=len(trajectory.segments) - 1,
-            start=start,
-            end=len(segment.ids),
-            observation=view.text,
-            reply=reply,
-        )
+        segment = recorder.place(prompt_ids)
+        shown = GenerationResult(ids, [0.0] * len(ids), [0] * len(ids))
+        start, end = recorder.record(segment, shown, view.turn)
+        self._prompts.replied(view.messages, reply, segment)
+        return Turn(segment=segment, start=start, end=end, observation=view.text, reply=reply)
 
 
 async def collect_demonstrations(

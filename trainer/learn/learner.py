@@ -1,5 +1,6 @@
 """One update of the policy: rows, advantages once for the whole batch, then optimizer steps."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from trainer.algorithms.corrections import mismatch_metrics
 from trainer.algorithms.metrics import Metrics, means, merge
 from trainer.algorithms.objective import compute_advantages, critic_loss, policy_loss
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.backends.base import MicroBatch, StepReport, TrainBackend, TrainRow
+from trainer.backends.base import Digest, MicroBatch, Scorer, StepReport, TrainBackend, TrainRow
 from trainer.backends.skipping import SkippedSteps
 from trainer.core.errors import InvalidNumberError
 from trainer.core.numbers import not_finite
@@ -34,7 +35,7 @@ class Models:
 
     policy: TrainBackend
     critic: TrainBackend | None = None
-    reference: TrainBackend | None = None
+    reference: Scorer | None = None
 
     def state_dicts(self) -> dict[str, Any]:
         """Return what a checkpoint holds of each model."""
@@ -54,8 +55,18 @@ class Models:
             except (RuntimeError, KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"its {name} is of another shape") from error
 
-    def _named(self) -> list[tuple[str, TrainBackend]]:
-        models = {"policy": self.policy, "critic": self.critic, "reference": self.reference}
+    def digest(self, into: Digest) -> None:
+        """Add all that is trained to a digest."""
+        for model in (self.policy, self.critic):
+            if model is not None:
+                model.digest(into)
+
+    def _named(self) -> list[tuple[str, Scorer]]:
+        models: dict[str, Scorer | None] = {
+            "policy": self.policy,
+            "critic": self.critic,
+            "reference": self.reference,
+        }
         return [(name, model) for name, model in models.items() if model is not None]
 
 
@@ -87,8 +98,8 @@ class Learner:
         self._models = models
         self._seed = seed
 
-    def update(self, batch: EpisodeBatch, step: int) -> dict[str, float]:
-        """Take the optimizer steps of one batch and return their metrics.
+    async def update(self, batch: EpisodeBatch, step: int) -> dict[str, float]:
+        """Take the optimizer steps of one batch and return their metrics, while the event loop goes on.
 
         Args:
             batch: Episodes and their rows.
@@ -102,6 +113,9 @@ class Learner:
             RunError: If too many in a row were left out.
             PluginError: If code of the user's fails.
         """
+        return await asyncio.to_thread(self._update, batch, step)
+
+    def _update(self, batch: EpisodeBatch, step: int) -> dict[str, float]:
         if not batch.rows:
             return {"batch/rows": 0.0}
         settings = self._settings
@@ -140,7 +154,8 @@ class Learner:
             )
             for place, row in enumerate(rows)
         ]
-        metrics = self._optimize(complete, result.scores, step)
+        batch.note_advantages(result.advantages)
+        metrics = self._optimize(complete, batch.domains, result.scores, step)
         return metrics | result.metrics | {"batch/rows": float(len(rows))}
 
     def _left_out(self, why: str) -> dict[str, float]:
@@ -149,15 +164,20 @@ class Learner:
             self._policy_steps.note(applied=False, why=why)
         return {"policy/optimizer_steps": 0.0, "policy/skipped_steps": float(self._settings.updates)}
 
-    def _optimize(self, rows: list[TrainRow], scores: Tensor, step: int) -> dict[str, float]:
+    def _optimize(
+        self, rows: list[TrainRow], domains: Sequence[str], scores: Tensor, step: int
+    ) -> dict[str, float]:
         settings = self._settings
         updates = 0
         policy_steps: list[StepReport] = []
         critic_steps: list[StepReport] = []
-        mismatch = _Mismatch()
+        mismatch = _Mismatch([])
         for epoch in range(settings.epochs):
             for places in self._minibatches(rows, step, epoch):
                 chosen = [rows[place] for place in places]
+                if updates == 0:
+                    # Only before the first step is the policy still the one that the update began with.
+                    mismatch = _Mismatch([domains[place] for place in places])
                 counts = Denominators.from_lengths(int(row.mask.sum()) for row in chosen)
                 taken = self._models.policy.step(
                     chosen,
@@ -166,7 +186,6 @@ class Learner:
                         settings=settings,
                         scores=scores[places],
                         counts=counts,
-                        # Only before the first step is the policy still the one that the update began with.
                         mismatch=mismatch if updates == 0 else None,
                     ),
                     entropy="gradient" if settings.needs_entropy else "metric",
@@ -195,7 +214,7 @@ class Learner:
         order = generator(self._seed, "minibatches", step, epoch).permutation(len(rows)).tolist()
         return [sorted(order[part::count]) for part in range(count)]
 
-    def _forward(self, backend: TrainBackend | None, rows: list[TrainRow]) -> list[Tensor]:
+    def _forward(self, backend: Scorer | None, rows: list[TrainRow]) -> list[Tensor]:
         if backend is None:
             raise ValueError("the algorithm reads a model that the run did not build")
         return backend.forward(rows)
@@ -222,9 +241,16 @@ def _step_metrics(name: str, steps: Sequence[StepReport]) -> dict[str, float]:
 
 
 class _Mismatch:
-    """Log-probabilities at the start of an update and at sampling, of the rows of its first optimizer step."""
+    """Log-probabilities at the start of an update and at sampling, of the rows of its first optimizer step.
 
-    def __init__(self) -> None:
+    Args:
+        domains: The domain of each of those rows.
+    """
+
+    def __init__(self, domains: Sequence[str]) -> None:
+        self._names = sorted(set(domains))
+        self._of_row = torch.tensor([self._names.index(domain) for domain in domains], dtype=torch.int64)
+        self._domain: list[Tensor] = []
         self._old: list[Tensor] = []
         self._behaviour: list[Tensor] = []
 
@@ -232,13 +258,20 @@ class _Mismatch:
         """Take in a micro-batch."""
         self._old.append(micro.outputs.detach()[micro.mask])
         self._behaviour.append(micro.fields["behaviour"][micro.mask])
+        device = micro.mask.device
+        domain = self._of_row.to(device)[micro.rows.to(device)]
+        self._domain.append(domain.repeat_interleave(micro.mask.sum(dim=1)))
 
     def metrics(self) -> dict[str, float]:
-        """Describe how far the two are apart."""
-        old, behaviour = torch.cat(self._old), torch.cat(self._behaviour)
+        """Describe how far the two are apart, in all and in each domain."""
+        old, behaviour, domain = torch.cat(self._old), torch.cat(self._behaviour), torch.cat(self._domain)
         if not bool((old - behaviour).isfinite().all()):
             return {}
-        return mismatch_metrics(old, behaviour, torch.ones_like(old, dtype=torch.bool))
+        metrics = mismatch_metrics(old, behaviour, torch.ones_like(old, dtype=torch.bool))
+        for place, name in enumerate(self._names):
+            of_domain = mismatch_metrics(old, behaviour, domain == place)
+            metrics |= {f"domain/{name}/{key}": value for key, value in of_domain.items()}
+        return metrics
 
 
 def _policy_share(
@@ -259,7 +292,7 @@ def _policy_share(
         old_logprobs=micro.fields.get("old"),
         reference_logprobs=micro.fields.get("reference"),
         entropy=micro.entropy,
-        scores=scores[micro.rows],
+        scores=scores.to(micro.rows.device)[micro.rows],
     )
     return policy_loss(settings, inputs, counts)
 

@@ -2,13 +2,28 @@
 
 Token ids are the record. They come from the inference engine and are never made again from text. A prompt that
 does not continue the stored ids opens a new segment (counted in `Trajectory.forks`), never a silent re-tokenisation.
+As plain data (`trainer.records.schema`) a trajectory is complete: it can be read back.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from itertools import compress
+from typing import Any, TypeVar
 
+from trainer.records.schema import (
+    EPISODE_FORMAT,
+    EpisodeFormatError,
+    SegmentSchema,
+    TurnSchema,
+    read_schema,
+    runs,
+    spread,
+)
+from trainer.records.timeline import Timeline
 from trainer.tasks.task import Task
+
+_Value = TypeVar("_Value", int, float)
 
 
 class Outcome(StrEnum):
@@ -21,11 +36,27 @@ class Outcome(StrEnum):
     ENVIRONMENT_ERROR = "environment_error"
     INVALID_NUMBER = "invalid_number"
     CONTEXT_OVERFLOW = "context_overflow"
+    AGENT_ERROR = "agent_error"
 
     @property
     def is_result(self) -> bool:
         """Whether the policy earned this outcome; the others are replaced and counted apart, never reward 0."""
         return self in (Outcome.SOLVED, Outcome.FAILED, Outcome.TRUNCATED, Outcome.CONTEXT_OVERFLOW)
+
+
+class Fork(StrEnum):
+    """Why a prompt opened a segment in place of continuing one: where it differs from its nearest relative."""
+
+    RETRY = "retry"
+    """Nowhere: the same prompt was asked again."""
+    PARALLEL = "parallel"
+    """Its relative was being sampled at the same time."""
+    BRANCH = "branch"
+    """Behind a reply: a conversation goes on in another way."""
+    REWRITE = "rewrite"
+    """In place of a reply, or within one: the past was edited, by the template or by the agent."""
+    CONVERSATION = "conversation"
+    """Before any reply: a conversation of its own, such as a sub-agent's or a shortened history's."""
 
 
 @dataclass(slots=True)
@@ -38,6 +69,8 @@ class Segment:
         logprobs: Log-probability of the sampled token under the behaviour policy; 0.0 outside the mask.
         versions: Policy version that sampled the token; -1 outside the mask.
         turn_index: Turn of the episode that the sampled token belongs to; -1 outside the mask.
+        parent: Another segment and how many ids it begins with in common with that one; None where there is none.
+        fork: Why it was opened; None for an episode's first segment.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -45,6 +78,8 @@ class Segment:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     turn_index: list[int] = field(default_factory=list)
+    parent: tuple[int, int] | None = None
+    fork: Fork | None = None
 
     def append_context(self, ids: list[int]) -> None:
         """Append tokens that the policy reads but did not choose."""
@@ -72,6 +107,68 @@ class Segment:
         self.versions += versions
         self.turn_index += [turn] * len(ids)
 
+    def as_record(self) -> dict[str, Any]:
+        """Return the segment as plain data."""
+        return {
+            "ids": self.ids,
+            "action_mask": [int(flag) for flag in self.action_mask],
+            "logprobs": self._sampled(self.logprobs),
+            "versions": runs(self._sampled(self.versions)),
+            "turn_index": runs(self._sampled(self.turn_index)),
+            "parent": None if self.parent is None else list(self.parent),
+            "fork": self.fork,
+        }
+
+    @classmethod
+    def from_schema(cls, data: SegmentSchema, name: str, lengths: Sequence[int]) -> "Segment":
+        """Return the segment that data describe.
+
+        Args:
+            data: What `as_record` wrote.
+            name: What it is called in messages.
+            lengths: Tokens of each of the episode's segments.
+
+        Raises:
+            EpisodeFormatError: If its parts do not fit together.
+        """
+        sampled = sum(data.action_mask)
+        if len(data.action_mask) != len(data.ids) or len(data.logprobs) != sampled:
+            raise EpisodeFormatError(
+                f"{name}: {len(data.ids)} ids, {len(data.action_mask)} marks and {len(data.logprobs)} "
+                f"log-probabilities for {sampled} sampled tokens do not fit together"
+            )
+        parent = None if data.parent is None else (data.parent[0], data.parent[1])
+        if parent is not None and not (parent[0] < len(lengths) and parent[1] <= lengths[parent[0]]):
+            raise EpisodeFormatError(f"{name}: its parent is not there")
+        mask = [flag == 1 for flag in data.action_mask]
+        return cls(
+            ids=list(data.ids),
+            action_mask=mask,
+            logprobs=_placed(data.logprobs, mask, 0.0),
+            versions=_placed(spread(data.versions, sampled, f"{name}.versions"), mask, -1),
+            turn_index=_placed(spread(data.turn_index, sampled, f"{name}.turn_index"), mask, -1),
+            parent=parent,
+            fork=None if data.fork is None else _member(Fork, data.fork, f"{name}.fork"),
+        )
+
+    def _sampled(self, values: list[_Value]) -> list[_Value]:
+        return list(compress(values, self.action_mask))
+
+
+def _placed(values: Iterable[_Value], mask: Sequence[bool], other: _Value) -> list[_Value]:
+    """Return values where the mask is true, and `other` elsewhere."""
+    left = iter(values)
+    return [next(left) if flag else other for flag in mask]
+
+
+def _for_each(advantages: Sequence[float], tokens: int, name: str) -> list[float]:
+    """Return the advantages of a reply's tokens: none, one that all share, or one for each."""
+    if len(advantages) not in (0, 1, tokens):
+        raise EpisodeFormatError(
+            f"{name}: {len(advantages)} advantages for {tokens} tokens do not fit together"
+        )
+    return list(advantages) * tokens if len(advantages) == 1 else list(advantages)
+
 
 @dataclass(slots=True)
 class Turn:
@@ -88,6 +185,7 @@ class Turn:
         action_is_valid: Whether the environment could read the reply.
         format_penalty: The part of the reward that punishes an unreadable reply (zero or negative).
         finish_reason: Why the reply ended: "stop" or "length".
+        advantages: What the update made of each token of the reply; empty where it was not trained on.
     """
 
     segment: int
@@ -100,6 +198,45 @@ class Turn:
     action_is_valid: bool = True
     format_penalty: float = 0.0
     finish_reason: str = "stop"
+    advantages: list[float] = field(default_factory=list)
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the turn as plain data."""
+        return {
+            "observation": self.observation,
+            "reply": self.reply,
+            "reward": self.reward,
+            "valid": self.action_is_valid,
+            "format_penalty": self.format_penalty,
+            "anchor": self.anchor,
+            "finish_reason": self.finish_reason,
+            "tokens": [self.segment, self.start, self.end],
+            "advantages": self.advantages[:1] if len(set(self.advantages)) == 1 else self.advantages,
+        }
+
+    @classmethod
+    def from_schema(cls, data: TurnSchema, name: str, lengths: Sequence[int]) -> "Turn":
+        """Return the turn that data describe; see `Segment.from_schema`.
+
+        Raises:
+            EpisodeFormatError: If it does not lie within its segment.
+        """
+        segment, start, end = data.tokens
+        if start != end and not (0 <= segment < len(lengths) and 0 <= start < end <= lengths[segment]):
+            raise EpisodeFormatError(f"{name}.tokens: it does not lie within a segment")
+        return cls(
+            segment=segment,
+            start=start,
+            end=end,
+            observation=data.observation,
+            reply=data.reply,
+            reward=data.reward,
+            anchor=data.anchor,
+            action_is_valid=data.valid,
+            format_penalty=data.format_penalty,
+            finish_reason=data.finish_reason,
+            advantages=_for_each(data.advantages, end - start, name),
+        )
 
 
 @dataclass(slots=True)
@@ -114,8 +251,8 @@ class Trajectory:
         turns: The turns, in order.
         outcome: How the episode ended.
         detail: A word on the outcome, for people.
-        forks: How often a prompt did not continue the stored ids (and so opened a segment).
         metrics: Numbers of the episode that the environment reported at its end.
+        timeline: What the episode waited for, and when.
     """
 
     task: Task
@@ -125,8 +262,8 @@ class Trajectory:
     turns: list[Turn] = field(default_factory=list)
     outcome: Outcome = Outcome.TRUNCATED
     detail: str = ""
-    forks: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    timeline: Timeline = field(default_factory=Timeline, compare=False, repr=False)
 
     @property
     def total_reward(self) -> float:
@@ -139,6 +276,11 @@ class Trajectory:
         return self.outcome is Outcome.SOLVED
 
     @property
+    def forks(self) -> int:
+        """How often a prompt did not continue the stored ids, and so opened a segment."""
+        return max(0, sum(bool(segment.ids) for segment in self.segments) - 1)
+
+    @property
     def action_tokens(self) -> int:
         """How many tokens the policy sampled."""
         return sum(turn.end - turn.start for turn in self.turns)
@@ -148,9 +290,10 @@ class Trajectory:
         """The oldest policy version that sampled a token of this episode; -1 if none was sampled."""
         return min((v for segment in self.segments for v in segment.versions if v >= 0), default=-1)
 
-    def as_text(self) -> dict[str, Any]:
-        """Return the episode as plain data: readable text and the ids beside it."""
+    def as_record(self) -> dict[str, Any]:
+        """Return the episode as plain data, all that it holds; `from_record` gives it back."""
         return {
+            "format": EPISODE_FORMAT,
             "task": self.task.as_dict(),
             "member": self.member,
             "attempt": self.attempt,
@@ -158,26 +301,50 @@ class Trajectory:
             "detail": self.detail,
             "reward": self.total_reward,
             "forks": self.forks,
-            "turns": [
-                {
-                    "observation": turn.observation,
-                    "reply": turn.reply,
-                    "reward": turn.reward,
-                    "valid": turn.action_is_valid,
-                    "tokens": [turn.segment, turn.start, turn.end],
-                }
-                for turn in self.turns
-            ],
-            "segments": [
-                {
-                    "ids": segment.ids,
-                    "action_mask": [int(flag) for flag in segment.action_mask],
-                    "logprobs": [round(value, 6) for value in segment.logprobs],
-                    "versions": segment.versions,
-                }
-                for segment in self.segments
-            ],
+            "metrics": self.metrics,
+            "seconds": {name: round(spent, 6) for name, spent in self.timeline.seconds().items()},
+            "turns": [turn.as_record() for turn in self.turns],
+            "segments": [segment.as_record() for segment in self.segments],
         }
+
+    @classmethod
+    def from_record(cls, record: object) -> "Trajectory":
+        """Read an episode that `as_record` wrote. Keys that it does not know are passed over.
+
+        Raises:
+            EpisodeFormatError: If it is none: the message says where, and its cost is that of reading it.
+        """
+        data = read_schema(record)
+        lengths = [len(each.ids) for each in data.segments]
+        return cls(
+            task=Task(**dict(data.task)),
+            member=data.member,
+            attempt=data.attempt,
+            segments=[
+                Segment.from_schema(each, f"segments.{place}", lengths)
+                for place, each in enumerate(data.segments)
+            ],
+            turns=[
+                Turn.from_schema(each, f"turns.{place}", lengths) for place, each in enumerate(data.turns)
+            ],
+            outcome=_member(Outcome, data.outcome, "outcome"),
+            detail=data.detail,
+            metrics=dict(data.metrics),
+            timeline=Timeline.from_seconds(data.seconds),
+        )
+
+
+_Enumeration = TypeVar("_Enumeration", bound=StrEnum)
+
+
+def _member(kind: type[_Enumeration], value: str, name: str) -> _Enumeration:
+    if value not in [*kind]:
+        raise EpisodeFormatError(f"{name}: {value[:40]!r} is none of {', '.join(kind)}")
+    return kind(value)
+
+
+KEPT = "kept"
+"""What a filter says of a group that is trained on."""
 
 
 @dataclass(slots=True)
@@ -191,6 +358,7 @@ class Group:
         trajectories: The members that ended with a result.
         failures: How many attempts failed for reasons of the environment, by outcome.
         detail: A word on the last of them, for people.
+        decision: What the algorithm's filter made of it: "kept", or "filter:" and why it was dropped; empty before.
     """
 
     index: int
@@ -199,3 +367,18 @@ class Group:
     trajectories: list[Trajectory] = field(default_factory=list)
     failures: dict[str, int] = field(default_factory=dict)
     detail: str = ""
+    decision: str = ""
+
+    def as_record(self, place: int) -> dict[str, Any]:
+        """Return what is known of the group beside its episodes, as plain data.
+
+        Args:
+            place: Which of its step's groups it was, in the order in which the step took them up.
+        """
+        return {
+            "index": self.index,
+            "place": place,
+            "admitted_version": self.admitted_version,
+            "decision": self.decision,
+            "failures": self.failures,
+        }

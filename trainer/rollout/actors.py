@@ -9,16 +9,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from clients.terminal import wrapped
-from trainer.core.errors import ConfigError, InvalidNumberError
-from trainer.core.numbers import finite_number
+from trainer.core.errors import ConfigError
 from trainer.core.seeding import derive_seed
-from trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient, SamplingParams
+from trainer.inference.base import GenerationRequest, InferenceClient, SamplingParams
+from trainer.records.timeline import Phase
 from trainer.records.trajectory import Trajectory, Turn
 from trainer.rollout.context import Message
 from trainer.rollout.prompts import PromptBuilder
-
-_ROUNDING = 1e-3
-"""How far above 0 rounding may leave a log-probability."""
+from trainer.rollout.recall import session_key
+from trainer.rollout.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +63,7 @@ class ModelActor:
         max_length: Longest row in tokens.
         seed: The run's seed; every reply draws from a stream of its own below it.
         purpose: Name of the family of streams, such as "train" or "evaluate".
+        groups_per_step: Where replies wait, those of so many tasks of the stream, which one step trains, go first.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class ModelActor:
         max_length: int,
         seed: int,
         purpose: str,
+        groups_per_step: int = 1,
     ) -> None:
         self._client = client
         self._prompts = prompts
@@ -81,9 +82,12 @@ class ModelActor:
         self._max_length = max_length
         self._seed = seed
         self._purpose = purpose
+        self._groups_per_step = groups_per_step
+        self._recorder: Recorder | None = None
 
     def begin(self, info: Mapping[str, Any]) -> None:
         """Start the prompts of a new episode."""
+        self._recorder = None
         self._prompts.begin(info)
 
     async def act(self, trajectory: Trajectory, view: View) -> Turn:
@@ -91,51 +95,52 @@ class ModelActor:
 
         Raises:
             ContextOverflowError: If the prompt leaves no room for it.
-            InvalidNumberError: If the engine's log-probabilities are none.
+            RecordError: If the engine's answer does not fit together.
+            InvalidNumberError: If its log-probabilities are none.
         """
-        prompt_ids = self._prompts.extend(trajectory, view.messages)
+        prompt_ids = self._prompts.prompt(trajectory, view.messages)
         if len(prompt_ids) + self._sampling.max_new_tokens > self._max_length:
             raise ContextOverflowError(
                 f"the prompt of turn {view.turn} has {len(prompt_ids)} tokens; with a reply of up to "
                 f"{self._sampling.max_new_tokens} it passes model.max_length {self._max_length}"
             )
-        task = trajectory.task
-        order = (task.index, trajectory.member, view.turn)
-        result = await self._client.generate(
-            GenerationRequest(
-                request_id=f"{self._purpose}-{'-'.join(map(str, order))}-{trajectory.attempt}",
-                prompt_ids=list(prompt_ids),
-                sampling=self._sampling,
-                seed=derive_seed(self._seed, self._purpose, "reply", *order, trajectory.attempt),
-                order=order,
-                session_key=f"{self._purpose}-{task.index}-{trajectory.member}-{trajectory.attempt}",
-            )
-        )
-        _check_numbers(result)
-        segment = trajectory.segments[-1]
-        start = len(segment.ids)
-        segment.append_action(result.token_ids, result.logprobs, result.policy_versions, view.turn)
+        recorder = self._recorder_of(trajectory)
+        segment = recorder.place(prompt_ids)
+        try:
+            with trajectory.timeline.during(Phase.GENERATE):
+                result = await self._client.generate(self._request(trajectory, view.turn, prompt_ids))
+            start, end = recorder.record(segment, result, view.turn)
+        except BaseException:
+            recorder.withdraw(segment)
+            raise
         reply = self._prompts.renderer.text(result.token_ids)
-        self._prompts.replied(view.messages, reply)
+        self._prompts.replied(view.messages, reply, segment)
         return Turn(
-            segment=len(trajectory.segments) - 1,
+            segment=segment,
             start=start,
-            end=len(segment.ids),
+            end=end,
             observation=view.text,
             reply=reply,
             finish_reason=result.finish_reason,
         )
 
+    def _recorder_of(self, trajectory: Trajectory) -> Recorder:
+        if self._recorder is None or self._recorder.trajectory is not trajectory:
+            self._recorder = Recorder(trajectory)
+        return self._recorder
 
-def _check_numbers(result: GenerationResult) -> None:
-    """Refuse a reply whose log-probabilities are none: the policy's weights are broken, or its engine is.
-
-    Raises:
-        InvalidNumberError: One of them is not finite, or above 0.
-    """
-    for value in result.logprobs:
-        if not finite_number(value, "a log-probability of the inference engine") <= _ROUNDING:
-            raise InvalidNumberError(f"a log-probability of the inference engine is {value:g}, above 0")
+    def _request(self, trajectory: Trajectory, turn: int, prompt_ids: list[int]) -> GenerationRequest:
+        task = trajectory.task
+        order = (task.index, trajectory.member, turn)
+        return GenerationRequest(
+            request_id=f"{self._purpose}-{'-'.join(map(str, order))}-{trajectory.attempt}",
+            prompt_ids=prompt_ids,
+            sampling=self._sampling,
+            seed=derive_seed(self._seed, self._purpose, "reply", *order, trajectory.attempt),
+            order=order,
+            session_key=session_key(self._purpose, task.index, trajectory.member, trajectory.attempt),
+            priority=task.index // self._groups_per_step,
+        )
 
 
 class TextActor:

@@ -1,11 +1,12 @@
-"""Builds each turn's prompt onto the record: the stored ids plus a tail, or a new segment."""
+"""Builds each turn's prompt: the stored ids plus a tail, or a conversation rendered anew."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from clients.protocol.arrays import DecodeError
 from trainer.config.run import PromptSettings
-from trainer.records.trajectory import Segment, Trajectory
+from trainer.records.trajectory import Trajectory
 from trainer.rollout.chat_template import Tool
 from trainer.rollout.context import ContextPolicy, Exchange, Message, with_instruction
 from trainer.rollout.rendering import ChatRenderer
@@ -26,6 +27,7 @@ class PromptBuilder:
         self._placement = settings.instruction
         self._shows_tools = settings.tools == "template"
         self._messages: list[Message] = []
+        self._threads: dict[int, _Thread] = {}
         self._history: list[Exchange] = []
         self._instruction: str | None = None
         self._tools: Sequence[Tool] = ()
@@ -48,43 +50,48 @@ class PromptBuilder:
         ):
             raise DecodeError("the environment's info['tools'] must be a list of declarations")
         self._messages = []
+        self._threads = {}
         self._history = []
 
-    def extend(self, trajectory: Trajectory, observation: Sequence[Message]) -> list[int]:
-        """Write the next prompt into `trajectory` and return all ids that the policy reads.
+    def prompt(self, trajectory: Trajectory, observation: Sequence[Message]) -> list[int]:
+        """Return all ids that the policy reads at this turn.
 
-        The last segment grows where the new messages continue the old ones and the template is append-only;
-        otherwise a new segment is opened and, from the second turn on, counted as a fork.
+        They are the ids of a segment and a tail where the new messages continue those that the segment stands for, and
+        the template only appends; else the whole conversation is rendered.
         """
         messages = with_instruction(
             self._context(self._history, observation), self._instruction, self._placement
         )
-        new = self._continuation(messages)
-        if new is not None:
-            segment = trajectory.segments[-1]
-            segment.append_context(self.renderer.tail(new, segment.ids[-1]))
-        else:
-            if trajectory.segments:
-                trajectory.forks += 1
-            segment = Segment()
-            segment.append_context(self.renderer.prompt(messages, self._tools))
-            trajectory.segments.append(segment)
         self._messages = messages
-        return segment.ids
+        thread = self._continued(messages)
+        if thread is None:
+            return self.renderer.prompt(messages, self._tools)
+        ids = trajectory.segments[thread.segment].ids
+        return ids + self.renderer.tail(messages[len(thread.messages) :], ids[-1])
 
-    def replied(self, observation: Sequence[Message], reply: str) -> None:
-        """Note what the policy said, for the turns to come."""
+    def replied(self, observation: Sequence[Message], reply: str, segment: int) -> None:
+        """Note what the policy said to the last prompt, and the segment that holds the two."""
         self._history.append(Exchange(tuple(observation), reply))
+        self._threads[segment] = _Thread(segment, [*self._messages, {"role": "assistant", "content": reply}])
 
-    def _continuation(self, messages: list[Message]) -> list[Message] | None:
-        """The messages after the last reply, if `messages` are the last prompt, that reply, and more."""
-        seen = len(self._messages)
-        if not self._history or len(messages) <= seen + 1 or messages[seen + 1]["role"] == "assistant":
+    def _continued(self, messages: list[Message]) -> "_Thread | None":
+        """The longest conversation so far that `messages` are, and more; the newest of several."""
+        longest = None
+        for thread in self._threads.values():
+            seen = len(thread.messages)
+            if len(messages) <= seen or messages[seen]["role"] == "assistant":
+                continue
+            if (longest is None or seen >= len(longest.messages)) and messages[:seen] == thread.messages:
+                longest = thread
+        if longest is not None and not self.renderer.append_only:
+            self.renderer.template.note("it rewrites earlier turns, so a turn may be a segment of its own")
             return None
-        reply = {"role": "assistant", "content": self._history[-1].reply}
-        if messages[:seen] != self._messages or messages[seen] != reply:
-            return None
-        if not self.renderer.append_only:
-            self.renderer.template.note("it rewrites earlier turns, so every turn is a segment of its own")
-            return None
-        return messages[seen + 1 :]
+        return longest
+
+
+@dataclass(frozen=True, slots=True)
+class _Thread:
+    """A conversation whose ids a segment holds, the last reply included."""
+
+    segment: int
+    messages: list[Message]

@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.config.run import PromptSettings
+from trainer.inference.base import GenerationResult
 from trainer.models.tokenizer import CHAT_TEMPLATE, build_tiny_tokenizer
 from trainer.records.trajectory import Trajectory
 from trainer.rollout.context import context_policy, with_instruction
 from trainer.rollout.prompts import PromptBuilder
+from trainer.rollout.recorder import Recorder
 from trainer.rollout.rendering import ChatRenderer
 from trainer.tasks.task import Task
 
@@ -40,14 +42,16 @@ def play(builder: PromptBuilder, observations, replies, *, closed=True):
     """Feed observations and replies through a builder and return the record and every prompt."""
     trajectory, prompts = Trajectory(Task(0, "Any-v0", 0), 0), []
     builder.begin({"instruction": "Play.", "tools": TOOLS})
+    recorder = Recorder(trajectory)
     for turn, (observation, reply) in enumerate(zip(observations, replies, strict=True)):
         messages = ({"role": "user", "content": observation},)
-        prompts.append(list(builder.extend(trajectory, messages)))
+        prompts.append(builder.prompt(trajectory, messages))
         ids = TOKENIZER.encode(reply, add_special_tokens=False)
         if closed:
             ids.append(RENDERER.end_of_turn_id)
-        trajectory.segments[-1].append_action(ids, [0.0] * len(ids), [0] * len(ids), turn)
-        builder.replied(messages, reply)
+        segment = recorder.place(prompts[-1])
+        recorder.record(segment, GenerationResult(ids, [0.0] * len(ids), [0] * len(ids)), turn)
+        builder.replied(messages, reply, segment)
     return trajectory, prompts
 
 

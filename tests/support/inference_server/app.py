@@ -1,0 +1,81 @@
+"""The double as an ASGI application, and its life."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from tests.support.inference_server.control import Control
+from tests.support.inference_server.engine import Engine
+from tests.support.inference_server.faults import Faults
+from tests.support.inference_server.http import Options
+from tests.support.inference_server.models import HashModel, ServedModel
+from tests.support.inference_server.sglang_routes import SglangRoutes
+from tests.support.inference_server.texts import tokens_of
+from tests.support.inference_server.vllm_routes import VllmRoutes
+from tests.support.inference_server.weights import WeightUpdates
+
+Dialect = Literal["vllm", "sglang"]
+NEWEST = {"vllm": "0.33.0", "sglang": "0.5.23"}
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a double serves.
+
+    Attributes:
+        dialect: Whose routes it speaks.
+        options: The switches.
+        model: A folder in Hugging Face layout; None for the hash model.
+        seed: Of the hash model's initial weights.
+        max_length: Longest row of the hash model.
+        max_rows: Rows that are decoded at once.
+        step_s: Seconds that each decoding step takes at least.
+    """
+
+    dialect: Dialect
+    options: Options
+    model: Path | None = None
+    seed: int = 0
+    max_length: int = 4096
+    max_rows: int = 256
+    step_s: float = 0.0
+
+
+def _model(served: Served) -> ServedModel:
+    if served.model is None:
+        return HashModel(served.seed, max_length=served.max_length)
+    from tests.support.inference_server.hugging_face import HuggingFaceModel
+
+    return HuggingFaceModel(served.model)
+
+
+def application(served: Served) -> Faults:
+    """The double, faults before it."""
+    engine = Engine(_model(served), max_rows=served.max_rows, step_s=served.step_s)
+    updates = WeightUpdates(engine)
+    tokens = tokens_of(served.model)
+    kinds = {"vllm": VllmRoutes, "sglang": SglangRoutes}
+    routes = kinds[served.dialect](engine, updates, tokens, served.options)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        engine.start()
+        yield
+        await engine.close()
+        updates.close()
+
+    async def gone(_: Request, __: Exception) -> Response:
+        return Response(status_code=499)
+
+    app = Starlette(lifespan=lifespan, exception_handlers={ClientDisconnect: gone})
+    faults = Faults(app)
+    app.router.routes += [*routes.routes(), *Control(engine, updates, faults, tokens).routes()]
+    return faults

@@ -1,0 +1,265 @@
+"""Writes sampled replies into the record of an episode: whoever asked for them, in the order in which they came.
+
+A prompt that continues the stored ids of a segment extends it, whichever segment that is; any other opens a segment of
+its own, with a link to where it left its nearest relative. Sub-agents, retries, edited histories and parallel calls
+thus cost segments, and never a token that is made again from text (best-effort interleaving, prime-rl #1674).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+
+from trainer.core.errors import InvalidNumberError, RunError
+from trainer.core.numbers import LARGEST, finite_number
+from trainer.inference.base import GenerationResult
+from trainer.records.trajectory import Fork, Segment, Trajectory
+
+_ROUNDING = 1e-3
+"""How far above 0 rounding may leave a log-probability."""
+
+
+class RecordError(RunError, ValueError):
+    """What an inference engine answered cannot be recorded: it broke its contract."""
+
+
+class Recorder:
+    """The one writer of an episode's tokens.
+
+    A call is placed before it is sent, and recorded or withdrawn when it is over. Any number may be under way at one
+    time; a segment that one of them extends is not extended by another.
+
+    Args:
+        trajectory: The episode; segments that it holds already may be continued.
+    """
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        self.trajectory = trajectory
+        self._tree = _PrefixTree(trajectory.segments)
+        self._placed: dict[int, _Placed] = {}
+        for place, segment in enumerate(trajectory.segments):
+            if segment.ids:
+                self._tree.add(place)
+
+    def place(self, prompt_ids: Sequence[int]) -> int:
+        """Return the segment that a reply to `prompt_ids` belongs to.
+
+        That is the longest segment whose ids the prompt begins with, the newest where several are equal, or else a
+        new one. Its record does not change before `record`.
+        """
+        prompt = list(prompt_ids)
+        found = self._tree.find(prompt)
+        if found.continued is not None:
+            index = found.continued
+            self._tree.close(index)
+            self._placed[index] = _Placed(prompt[len(self.trajectory.segments[index].ids) :], found.shared)
+        else:
+            index = len(self.trajectory.segments)
+            self.trajectory.segments.append(Segment())
+            self._placed[index] = _Placed(prompt, found.shared)
+        return index
+
+    def record(self, index: int, result: GenerationResult, turn: int) -> tuple[int, int]:
+        """Write a placed prompt and the reply to it into its segment.
+
+        Args:
+            index: What `place` returned.
+            result: The reply.
+            turn: Turn of the episode that it belongs to.
+
+        Returns:
+            Where the reply begins in the segment, and one past its end.
+
+        Raises:
+            RecordError: If ids, log-probabilities and versions are not one each for every token.
+            InvalidNumberError: If a log-probability is not finite, or above 0.
+        """
+        if index not in self._placed:
+            raise ValueError(f"no call is under way in segment {index}")
+        _check(result)
+        segment, placed = self.trajectory.segments[index], self._placed.pop(index)
+        if not segment.ids:
+            self._link(index, placed)
+        segment.append_context(placed.ids)
+        start = len(segment.ids)
+        segment.append_action(result.token_ids, result.logprobs, result.policy_versions, turn)
+        self._tree.add(index)
+        return start, len(segment.ids)
+
+    def withdraw(self, index: int) -> None:
+        """Give up a placed call that was cancelled or failed: nothing of it is recorded."""
+        if self._placed.pop(index, None) is None:
+            return
+        segments = self.trajectory.segments
+        if segments[index].ids:
+            self._tree.open(index)
+        elif index == len(segments) - 1:
+            del segments[index]  # one before others keeps its place, empty, since they are known by theirs
+
+    def _link(self, index: int, placed: "_Placed") -> None:
+        """Say of a new segment which other one it left, and where."""
+        segments = self.trajectory.segments
+        if not any(segment.ids for segment in segments):
+            return
+        found = self._tree.find(placed.ids)
+        segment = segments[index]
+        segment.parent = (found.nearest, found.shared) if found.shared else None
+        if found.shared > placed.shared:
+            segment.fork = Fork.PARALLEL  # its relative was recorded while this one was under way
+        else:
+            segment.fork = _kind(segments[found.nearest], found.shared, len(placed.ids))
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A call under way.
+
+    Attributes:
+        ids: The prompt's ids behind those of its segment.
+        shared: Ids that it had in common with its nearest relative when it was placed.
+    """
+
+    ids: list[int]
+    shared: int
+
+
+def _kind(parent: Segment, shared: int, prompt: int) -> Fork:
+    """Say in what way a prompt of `prompt` ids differs from a segment behind the first `shared` ids."""
+    if shared < len(parent.ids) and parent.action_mask[shared]:
+        at_start = shared == 0 or parent.turn_index[shared] != parent.turn_index[shared - 1]
+        return Fork.RETRY if at_start and shared == prompt else Fork.REWRITE
+    return Fork.BRANCH if True in parent.action_mask[:shared] else Fork.CONVERSATION
+
+
+def _check(result: GenerationResult) -> None:
+    """Refuse a reply that no record can hold: the policy's weights are broken, or its engine is.
+
+    Raises:
+        RecordError: Not every token has its log-probability and its version, or one of them is none.
+        InvalidNumberError: A log-probability is not finite, or above 0.
+    """
+    ids, logprobs, versions = result.token_ids, result.logprobs, result.policy_versions
+    if not len(ids) == len(logprobs) == len(versions):
+        raise RecordError(
+            f"a reply of {len(ids)} tokens came with {len(logprobs)} log-probabilities and {len(versions)} versions"
+        )
+    for name, values in (("token id", ids), ("policy version", versions)):
+        for number in values:
+            if type(number) is not int or number < 0:
+                raise RecordError(f"the inference engine answered with {str(number)[:40]!r} as a {name}")
+    if all(type(value) is float and isfinite(value) and -LARGEST <= value <= _ROUNDING for value in logprobs):
+        return
+    for value in logprobs:
+        if not finite_number(value, "a log-probability of the inference engine") <= _ROUNDING:
+            raise InvalidNumberError(f"a log-probability of the inference engine is {value:g}, above 0")
+
+
+@dataclass(slots=True)
+class _Node:
+    """A point where segments part, or where some end.
+
+    Attributes:
+        edges: What goes on from here, by its first id.
+        ends: Segments that end here and may be continued, the newest last.
+    """
+
+    edges: dict[int, "_Edge"] = field(default_factory=dict)
+    ends: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Edge:
+    """Ids that lead from one node to the next: those of a segment between two places."""
+
+    segment: int
+    start: int
+    end: int
+    node: _Node
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """How far the stored segments agree with a prompt.
+
+    Attributes:
+        continued: The segment that the prompt continues, if there is one.
+        nearest: A segment that begins with as many of the prompt's ids as any does.
+        shared: How many those are.
+    """
+
+    continued: int | None
+    nearest: int
+    shared: int
+
+
+class _PrefixTree:
+    """The ids of all segments, common beginnings once, so that finding a prompt costs no more than reading it.
+
+    Args:
+        segments: The segments. They only grow at their ends.
+    """
+
+    def __init__(self, segments: list[Segment]) -> None:
+        self._segments = segments
+        self._root = _Node()
+        self._ends: dict[int, tuple[_Node, int]] = {}
+
+    def find(self, prompt: list[int]) -> _Found:
+        """Follow a prompt as far as the stored ids go."""
+        node, depth, nearest = self._root, 0, 0
+        continued = None
+        while depth < len(prompt) and (edge := node.edges.get(prompt[depth])) is not None:
+            nearest = edge.segment
+            common = self._common(prompt, edge, depth)
+            depth += common
+            if common < edge.end - edge.start:
+                break
+            node = edge.node
+            # One that somebody else wrote on is not where it was.
+            continued = next(
+                (end for end in reversed(node.ends) if len(self._segments[end].ids) == depth), continued
+            )
+        return _Found(continued, nearest, depth)
+
+    def add(self, index: int) -> None:
+        """Take in what a segment has grown by, and let it be continued."""
+        ids = self._segments[index].ids
+        node, depth = self._ends.get(index, (self._root, 0))
+        while depth < len(ids):
+            edge = node.edges.get(ids[depth])
+            if edge is None:
+                edge = node.edges[ids[depth]] = _Edge(index, depth, len(ids), _Node())
+            common = self._common(ids, edge, depth)
+            if common < edge.end - edge.start:
+                _split(edge, common, self._segments[edge.segment].ids)
+            node, depth = edge.node, depth + common
+        self._ends[index] = node, depth
+        self.open(index)
+
+    def open(self, index: int) -> None:
+        """Let a segment be continued."""
+        self._ends[index][0].ends.append(index)
+
+    def close(self, index: int) -> None:
+        """Let a segment not be continued for now."""
+        self._ends[index][0].ends.remove(index)
+
+    def _common(self, ids: list[int], edge: _Edge, depth: int) -> int:
+        """Return how many ids of an edge `ids` has from `depth` on."""
+        own = self._segments[edge.segment].ids
+        low, high = 0, min(edge.end - edge.start, len(ids) - depth)
+        if ids[depth : depth + high] == own[edge.start : edge.start + high]:
+            return high
+        while high - low > 1:  # the first `low` are equal, the first `high` are not
+            middle = (low + high) // 2
+            if ids[depth + low : depth + middle] == own[edge.start + low : edge.start + middle]:
+                low = middle
+            else:
+                high = middle
+        return low
+
+
+def _split(edge: _Edge, length: int, ids: list[int]) -> None:
+    """Put a node into an edge, behind its first `length` ids."""
+    middle = edge.start + length
+    node = _Node({ids[middle]: _Edge(edge.segment, middle, edge.end, edge.node)})
+    edge.end, edge.node = middle, node
