@@ -342,7 +342,7 @@ class ServerClient:
                     f"{self.url} aborted request {reply.request.request_id} {unexplained} times in a row without a "
                     "token, and nobody here asked for it: does something else pause this server?"
                 )
-            await asyncio.sleep(min(0.05 * 2**unexplained, 1.0))
+            await asyncio.sleep(min(0.01 * 2**unexplained, 0.5))
 
     async def _until_running(self, ongoing: _Ongoing) -> None:
         if self._running.is_set():

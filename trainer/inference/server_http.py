@@ -132,7 +132,7 @@ class ServerHttp:
             if answer.status in _BUSY and not (answer.status == _PAUSED and held()):
                 await pace.wait(f"{answer.status}, {message_of(answer.body)}")
                 continue
-            if answer.status == 500 and call.repeatable and (failures := failures + 1) < _FAILURES:
+            if answer.status == 500 and not call.admin and (failures := failures + 1) < _FAILURES:
                 await pace.wait(message_of(answer.body))
                 continue
             return answer
