@@ -180,6 +180,40 @@ class EnvSession:
             await asyncio.gather(*(self._copy(each, reply.process) for each in reply.payload["session_ids"]))
         )
 
+    async def resume(self, episode: PortableEpisode, former: tuple[str, int] | None = None) -> None:
+        """Go on at the point of an episode, in place of what this session was.
+
+        Args:
+            episode: Where to go on; of the same environment, made with the same kwargs.
+            former: Id and process of the session that played it. If that one is still there, at this point or one step
+                further (whose answer never came), it is taken over; it is the only way for an environment that is not
+                deterministic.
+
+        Raises:
+            ProblemError: `session_gone` among others: the episode cannot be gone on with. The session is as new.
+        """
+        deadline = self._caller.deadline()
+        await self._close_behind(self.session_id, deadline)
+        try:
+            if former is not None and await self._is_at(former, episode, deadline):
+                self.session_id, self.process = former
+            elif self.env.deterministic:
+                self._record.take(episode)
+                self.session_id, self.process = await self._restore(deadline)
+                episode = self._record.portable()
+            else:
+                raise ProblemError(
+                    "session_gone",
+                    "its environment is not deterministic, and the session is gone",
+                    reason="lost",
+                )
+        except ProblemError:
+            self._record.seed = None
+            self.session_id, self.process = await self._client.remake(self.env.env_id, self.kwargs, deadline)
+            self.episode, self.step_index, self.seed = -1, 0, None
+            raise
+        self.adopt(episode)
+
     async def cancel(self) -> None:
         """Give up the operation that runs now; the session can be reset or closed then."""
         await self.call({"op": "cancel"})
@@ -359,6 +393,24 @@ class EnvSession:
             )
         self.episode = self._record.episode = theirs.episode
         return payload["session_id"], process
+
+    async def _is_at(self, former: tuple[str, int], episode: PortableEpisode, deadline: float) -> bool:
+        """Whether a session is there, at the point of an episode or one step further."""
+        session_id, process = former
+        try:
+            reply = await self._caller.call({"op": "session", "session_id": session_id}, process, deadline)
+        except ProblemError as problem:
+            if problem.code in _GONE:
+                return False
+            raise
+        there = reply.payload
+        ahead = there["step"] - len(episode.actions) if type(there["step"]) is int else -1
+        same = (there["env_id"], there["episode"], there["seed"]) == (
+            self.env_id,
+            episode.episode,
+            episode.seed,
+        )
+        return same and ahead in (0, 1)
 
     async def _copy(self, session_id: str, process: int) -> EnvSession:
         """Return a session object for a fork of this session."""

@@ -35,5 +35,7 @@ class WeightsOf:
     def tensors(self):
         yield from self._model.named_parameters()
 
+    parameters = tensors
+
     async def folder(self):
         raise AssertionError("nobody asked for files")

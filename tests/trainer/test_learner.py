@@ -71,10 +71,10 @@ def models_of(settings, budget=10_000) -> Models:
     return Models(policy(), critic, policy() if settings.needs_reference else None)
 
 
-def updated(settings, rows: str, budget=10_000):
+async def updated(settings, rows: str, budget=10_000):
     models = models_of(settings, budget)
     batch = episode_batch(played_groups(sharp_model()), row_builder(rows))
-    metrics = Learner(settings, models, seed=1).update(batch, step=0)
+    metrics = await Learner(settings, models, seed=1).update(batch, step=0)
     return dict(models.policy.export()), metrics
 
 
@@ -85,8 +85,8 @@ def assert_equal_weights(first, second):
 
 @pytest.mark.parametrize("rows", ["trajectory", "step"])
 @pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_every_preset_updates_on_both_row_layouts(preset, rows):
-    weights, metrics = updated(resolve_preset(preset, {}), rows)
+async def test_every_preset_updates_on_both_row_layouts(preset, rows):
+    weights, metrics = await updated(resolve_preset(preset, {}), rows)
     before = dict(sharp_model().named_parameters())
     assert any(not torch.equal(weights[name], before[name]) for name in weights)
     assert metrics["policy/gradient_norm"] > 0
@@ -96,30 +96,32 @@ def test_every_preset_updates_on_both_row_layouts(preset, rows):
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_row_layout_does_not_change_the_update(preset):
+async def test_row_layout_does_not_change_the_update(preset):
     overrides = {"aggregation": {"mode": "token-mean"}, "minibatches": 1}
     settings = resolve_preset(preset, overrides)
-    assert_equal_weights(updated(settings, "trajectory")[0], updated(settings, "step")[0])
+    trajectories, _ = await updated(settings, "trajectory")
+    steps, _ = await updated(settings, "step")
+    assert_equal_weights(trajectories, steps)
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_micro_batches_do_not_change_the_update(preset):
+async def test_micro_batches_do_not_change_the_update(preset):
     settings = resolve_preset(preset, {})
-    whole, metrics = updated(settings, "step")
-    cut, cut_metrics = updated(settings, "step", budget=20)
+    whole, metrics = await updated(settings, "step")
+    cut, cut_metrics = await updated(settings, "step", budget=20)
     assert_equal_weights(whole, cut)
     assert cut_metrics == pytest.approx(metrics, abs=1e-4, rel=1e-3)
 
 
-def test_an_update_without_rows_is_none():
+async def test_an_update_without_rows_is_none():
     settings = resolve_preset("grpo", {})
     models = models_of(settings)
     batch = episode_batch([], row_builder("step"))
-    assert Learner(settings, models, seed=0).update(batch, 0) == {"batch/rows": 0.0}
+    assert await Learner(settings, models, seed=0).update(batch, 0) == {"batch/rows": 0.0}
     assert_equal_weights(dict(sharp_model().named_parameters()), dict(models.policy.export()))
 
 
-def test_groups_of_equal_returns_give_no_gradient():
+async def test_groups_of_equal_returns_give_no_gradient():
     settings = resolve_preset("grpo", {})
     models = models_of(settings)
     groups = played_groups(sharp_model())
@@ -127,7 +129,7 @@ def test_groups_of_equal_returns_give_no_gradient():
         for trajectory in group.trajectories:
             for turn in trajectory.turns:
                 turn.reward = 0.0
-    metrics = Learner(settings, models, seed=0).update(episode_batch(groups, row_builder("step")), 0)
+    metrics = await Learner(settings, models, seed=0).update(episode_batch(groups, row_builder("step")), 0)
     assert metrics["policy/gradient_norm"] == 0.0
 
 
@@ -140,14 +142,14 @@ def test_groups_of_equal_returns_give_no_gradient():
         {"minibatches": 3, "epochs": 2},
     ],
 )
-def test_mismatch_is_reported_whether_old_logprobs_are_computed_or_not(overrides):
-    _, metrics = updated(resolve_preset("grpo", overrides), "trajectory")
+async def test_mismatch_is_reported_whether_old_logprobs_are_computed_or_not(overrides):
+    _, metrics = await updated(resolve_preset("grpo", overrides), "trajectory")
     assert metrics["mismatch/k3"] == pytest.approx(0.0, abs=1e-6)
     assert metrics["mismatch/weight_mean"] == pytest.approx(1.0, abs=1e-4)
     assert metrics["mismatch/weight_ess"] == pytest.approx(1.0, abs=1e-4)
 
 
-def test_an_engine_that_computes_other_logprobs_shows_in_the_mismatch():
+async def test_an_engine_that_computes_other_logprobs_shows_in_the_mismatch():
     settings = resolve_preset("grpo", {})
     groups = played_groups(sharp_model())
     for group in groups:
@@ -155,10 +157,10 @@ def test_an_engine_that_computes_other_logprobs_shows_in_the_mismatch():
             for segment in trajectory.segments:
                 segment.logprobs = [value - 0.5 if value else 0.0 for value in segment.logprobs]
     batch = episode_batch(groups, row_builder("trajectory"))
-    metrics = Learner(settings, models_of(settings), seed=1).update(batch, step=0)
+    metrics = await Learner(settings, models_of(settings), seed=1).update(batch, step=0)
     assert metrics["mismatch/k1"] == pytest.approx(-0.5, abs=1e-3)
     assert metrics["mismatch/weight_mean"] == pytest.approx(np.exp(0.5), abs=1e-2)
-    truncated = Learner(settings, models_of(settings), seed=1, truncated=True).update(batch, step=0)
+    truncated = await Learner(settings, models_of(settings), seed=1, truncated=True).update(batch, step=0)
     assert not [name for name in truncated if name.startswith("mismatch/")], (
         "two distributions, no comparison"
     )
@@ -171,12 +173,12 @@ def with_a_nan_at_sampling(groups):
     return groups
 
 
-def test_a_step_that_is_not_finite_is_left_out_and_counted():
+async def test_a_step_that_is_not_finite_is_left_out_and_counted():
     settings = resolve_preset("grpo", {"proximal": "behaviour"})
     models = models_of(settings)
     learner = Learner(settings, models, seed=1)
     groups = with_a_nan_at_sampling(played_groups(sharp_model()))
-    metrics = learner.update(episode_batch(groups, row_builder("trajectory")), step=0)
+    metrics = await learner.update(episode_batch(groups, row_builder("trajectory")), step=0)
     assert metrics["policy/skipped_steps"] == 1.0
     assert metrics["policy/optimizer_steps"] == 0.0
     assert all(np.isfinite(list(metrics.values())))
@@ -184,26 +186,26 @@ def test_a_step_that_is_not_finite_is_left_out_and_counted():
     assert not list(not_finite(models.policy.state_dict()))
     # The next one is as if nothing had been.
     fine = episode_batch(played_groups(sharp_model()), row_builder("trajectory"))
-    assert learner.update(fine, step=1)["policy/optimizer_steps"] == 1.0
+    assert (await learner.update(fine, step=1))["policy/optimizer_steps"] == 1.0
     assert not list(not_finite(models.policy.state_dict()))
 
 
-def test_steps_that_are_never_finite_end_the_run():
+async def test_steps_that_are_never_finite_end_the_run():
     settings = resolve_preset("grpo", {"proximal": "behaviour"})
     learner = Learner(settings, models_of(settings), seed=1, max_skipped_steps=2)
     batch = episode_batch(with_a_nan_at_sampling(played_groups(sharp_model())), row_builder("trajectory"))
     for step in range(2):
-        learner.update(batch, step)
+        await learner.update(batch, step)
     with pytest.raises(RunError, match=r"3 optimizer steps of the policy in a row .*max_skipped_steps 2"):
-        learner.update(batch, 2)
+        await learner.update(batch, 2)
 
 
-def test_a_critic_that_is_not_finite_trains_nothing():
+async def test_a_critic_that_is_not_finite_trains_nothing():
     settings = resolve_preset("ppo", {"minibatches": 1})
     models = models_of(settings)
     with torch.no_grad():
         models.critic._head.model.head.bias.fill_(float("nan"))
-    metrics = Learner(settings, models, seed=1).update(
+    metrics = await Learner(settings, models, seed=1).update(
         episode_batch(played_groups(sharp_model()), row_builder("trajectory")), step=0
     )
     assert metrics == {"policy/optimizer_steps": 0.0, "policy/skipped_steps": 1.0}
@@ -214,14 +216,14 @@ def sometimes_nothing(batch):
     return [[float("nan") for _ in turns] for turns in batch.rewards]
 
 
-def test_an_advantage_of_the_users_that_is_no_number_trains_nothing():
+async def test_an_advantage_of_the_users_that_is_no_number_trains_nothing():
     function = f"{__name__}:sometimes_nothing"
     settings = resolve_preset("grpo", {"advantage": {"kind": "custom", "function": function}})
     learner = Learner(settings, models_of(settings), seed=1, max_skipped_steps=1)
     batch = episode_batch(played_groups(sharp_model()), row_builder("trajectory"))
-    assert learner.update(batch, step=0)["policy/skipped_steps"] == 1.0
+    assert (await learner.update(batch, step=0))["policy/skipped_steps"] == 1.0
     with pytest.raises(RunError, match=f"an advantage of {function} is nan"):
-        learner.update(batch, step=1)
+        await learner.update(batch, step=1)
 
 
 class NoClient:
@@ -245,15 +247,15 @@ async def test_weights_that_are_not_finite_are_neither_published_nor_saved(tmp_p
         checkpoints=store,
     )
     with pytest.raises(RunError, match="no checkpoint of step 3 is written"):
-        save(parts, RunState(3, 3, 0, ()))
+        await save(parts, RunState(3, 3, 0, ()))
     assert store.latest() is None
 
 
 @pytest.mark.parametrize("broken", ["optimizer", "critic"])
-def test_optimizers_and_critics_that_are_not_finite_are_not_saved(tmp_path, broken):
+async def test_optimizers_and_critics_that_are_not_finite_are_not_saved(tmp_path, broken):
     settings = resolve_preset("ppo", {"minibatches": 1})
     models = models_of(settings)
-    Learner(settings, models, seed=1).update(
+    await Learner(settings, models, seed=1).update(
         episode_batch(played_groups(sharp_model()), row_builder("trajectory")), step=0
     )
     if broken == "optimizer":
@@ -267,7 +269,7 @@ def test_optimizers_and_critics_that_are_not_finite_are_not_saved(tmp_path, brok
         tracker=SimpleNamespace(flush=lambda: None), ledger=Ledger(), models=models, checkpoints=store
     )
     with pytest.raises(RunError, match=f"because .*{broken}"):
-        save(parts, RunState(3, 3, 0, ()))
+        await save(parts, RunState(3, 3, 0, ()))
     assert store.latest() is None
 
 

@@ -91,6 +91,7 @@ FIELDS = [
 ]
 NUMBERS = [(path, kind) for path, annotation, kind in FIELDS if types_in(annotation) & {int, float}]
 WRONG_NUMBERS = [math.nan, math.inf, -math.inf, True, False, 10**30, -(10**30), "many", [[]], {"a": 1}]
+MAPPINGS = ("weights", "max_concurrent_by_environment")
 MAY_BE_ZERO_OR_NEGATIVE = {
     "algorithm.entropy_coefficient",
     "algorithm.reward.turn_low",
@@ -129,14 +130,14 @@ def test_the_walk_finds_the_settings():
 def test_what_is_no_number_is_refused_with_its_key(path, kind):
     for wrong in WRONG_NUMBERS:
         # Where a setting is a list of numbers, one of them is wrong.
-        value = [wrong, 0.5] if path[-1] == "betas" else {"a": wrong} if path[-1] == "weights" else wrong
+        value = [wrong, 0.5] if path[-1] == "betas" else {"a": wrong} if path[-1] in MAPPINGS else wrong
         if path[-1] in ("verifiers",):
             continue
         said = refusal(settings_with(path, kind, value))
         assert said is not None, f"{path} takes {value!r}"
         assert path[-1] in said, f"{said!r} does not name {path[-1]}"
         assert ".group." not in said
-    if ".".join(path) not in MAY_BE_ZERO_OR_NEGATIVE and path[-1] not in ("betas", "weights"):
+    if ".".join(path) not in MAY_BE_ZERO_OR_NEGATIVE and path[-1] not in ("betas", *MAPPINGS):
         assert refusal(settings_with(path, kind, -1)) is not None
 
 

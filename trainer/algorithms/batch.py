@@ -18,6 +18,7 @@ class TrajectoryBatch:
         valid: Whether the environment could read the reply.
         anchors: Key of the state in which the turn began; None where it is not known.
         tokens: How many tokens the policy sampled in each turn.
+        solved: Whether each trajectory reached its goal; empty where nobody asks.
     """
 
     groups: Sequence[int]
@@ -26,6 +27,7 @@ class TrajectoryBatch:
     valid: Sequence[Sequence[bool]]
     anchors: Sequence[Sequence[str | None]]
     tokens: Sequence[Sequence[int]]
+    solved: Sequence[bool] = ()
 
     def __post_init__(self) -> None:
         """Refuse a batch whose parts do not fit each other."""

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import assert_never
+from typing import TypeGuard, assert_never
 
 import torch
 
 from trainer.algorithms.advantages import NO_DEVIATION, group_statistics
-from trainer.algorithms.settings import FilterSettings
+from trainer.algorithms.settings import FilterSettings, GroupwiseFilter
 from trainer.core.plugins import Plugin, load_plugin
 
 
@@ -27,13 +27,21 @@ class FilterResult:
     std: dict[int, float]
 
 
-def filter_groups(settings: FilterSettings, groups: Sequence[int], returns: Sequence[float]) -> FilterResult:
-    """Choose groups by the standard deviation of their returns (unbiased, in float64).
+def refills(settings: FilterSettings) -> TypeGuard[GroupwiseFilter]:
+    """Whether groups are judged one by one as they end, and others take the place of those that are dropped."""
+    return isinstance(settings, GroupwiseFilter) and settings.refill
+
+
+def filter_groups(
+    settings: FilterSettings, groups: Sequence[int], returns: Sequence[float], solved: Sequence[bool] = ()
+) -> FilterResult:
+    """Choose groups by the standard deviation of their returns (unbiased, in float64), or by how many are solved.
 
     Args:
         settings: Which filter.
         groups: Group of each trajectory.
         returns: Return of each trajectory.
+        solved: Whether each trajectory reached its goal; read by `success_range` only.
 
     Raises:
         PluginError: If a user's filter keeps what is no group of the batch.
@@ -49,6 +57,9 @@ def filter_groups(settings: FilterSettings, groups: Sequence[int], returns: Sequ
             kept = set(sizes)
         case "zero_variance":
             kept = {group for group in sizes if sizes[group] == 1 or std[group] > settings.tolerance}
+        case "success_range":
+            share = _shares(groups, solved)
+            kept = {group for group in sizes if settings.above < share[group] < settings.below}
         case "top_fraction":
             kept = set(ranked[: max(1, int(settings.fraction * len(ranked)))])
         case "top_p":
@@ -65,6 +76,13 @@ def filter_groups(settings: FilterSettings, groups: Sequence[int], returns: Sequ
         dropped={group: settings.kind for group in sizes if group not in kept},
         std=std,
     )
+
+
+def _shares(groups: Sequence[int], solved: Sequence[bool]) -> dict[int, float]:
+    flags: dict[int, list[bool]] = {}
+    for group, flag in zip(groups, solved, strict=True):
+        flags.setdefault(group, []).append(flag)
+    return {group: sum(each) / len(each) for group, each in flags.items()}
 
 
 def _chosen(plugin: Plugin, groups: Sequence[int], returns: Sequence[float]) -> set[int]:

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from trainer.core.device import widest_float
+
 Metrics = dict[str, tuple[float, float]]
 
 
@@ -12,7 +14,9 @@ def collect(parts: Mapping[str, tuple[Tensor, Tensor]]) -> Metrics:
     """Return tensor metrics as plain numbers, with one transfer from the device for all of them."""
     if not parts:
         return {}
-    flat = torch.stack([number.detach().double() for pair in parts.values() for number in pair]).tolist()
+    numbers = [number.detach() for pair in parts.values() for number in pair]
+    wide = widest_float(numbers[0].device)
+    flat = torch.stack([number.to(wide) for number in numbers]).tolist()
     return {name: (flat[2 * place], flat[2 * place + 1]) for place, name in enumerate(parts)}
 
 

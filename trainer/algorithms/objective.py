@@ -63,7 +63,7 @@ class AdvantageResult:
 def select_groups(settings: AlgorithmSettings, batch: TrajectoryBatch) -> FilterResult:
     """Choose the groups that are trained on, before advantages are computed."""
     returns = _scores(turn_rewards(settings.reward, batch), turn_charges(settings.reward, batch))
-    return filter_groups(settings.filter, batch.groups, returns)
+    return filter_groups(settings.filter, batch.groups, returns, batch.solved)
 
 
 def compute_advantages(

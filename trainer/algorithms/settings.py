@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from trainer.algorithms.advantage_settings import AdvantageSettings, GroupAdvantage
 from trainer.algorithms.modes import AggregationMode, KLEstimator, RatioLevel
-from trainer.core.strict import Settings
+from trainer.core.strict import Count, Settings
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -156,11 +156,46 @@ class NoFilter(Settings):
     kind: Literal["none"] = "none"
 
 
-class ZeroVarianceFilter(Settings):
-    """Drop groups whose members all got the same return (DAPO's dynamic sampling); groups of one stay."""
+class GroupwiseFilter(Settings):
+    """What filters have in common that judge each group by itself."""
+
+    refill: bool = Field(
+        True,
+        description="Play another group for each that is dropped, so that a step trains on groups_per_step of them "
+        "(DAPO's dynamic sampling); false: a step trains on what is left of groups_per_step.",
+    )
+    max_rounds: Count = Field(
+        10,
+        description="With refill: a step that has dropped so many times groups_per_step groups is filled no further "
+        "and trains on what it has; if that is nothing, the run ends (verl: max_num_gen_batches 10).",
+    )
+
+    @model_validator(mode="after")
+    def _rounds_are_read(self) -> Self:
+        if not self.refill and self.max_rounds != type(self).model_fields["max_rounds"].default:
+            raise ValueError("max_rounds is read with refill: true only: leave it out")
+        return self
+
+
+class ZeroVarianceFilter(GroupwiseFilter):
+    """Drop groups whose members all got the same return (DAPO, arXiv:2503.14476); groups of one stay."""
 
     kind: Literal["zero_variance"]
     tolerance: NonNegativeFloat = Field(1e-6, description="A deviation up to this counts as none.")
+
+
+class SuccessRangeFilter(GroupwiseFilter):
+    """Drop groups whose share of solved episodes is not between two bounds: by default all solved, and none."""
+
+    kind: Literal["success_range"]
+    above: Fraction = Field(0.0, description="The share must be larger than this.")
+    below: Fraction = Field(1.0, description="The share must be smaller than this.")
+
+    @model_validator(mode="after")
+    def _range_is_one(self) -> Self:
+        if self.above >= self.below:
+            raise ValueError("above must be smaller than below")
+        return self
 
 
 class TopFractionFilter(Settings):
@@ -197,7 +232,13 @@ class CustomFilter(Settings):
 
 
 FilterSettings = Annotated[
-    NoFilter | ZeroVarianceFilter | TopFractionFilter | TopPFilter | MinPFilter | CustomFilter,
+    NoFilter
+    | ZeroVarianceFilter
+    | SuccessRangeFilter
+    | TopFractionFilter
+    | TopPFilter
+    | MinPFilter
+    | CustomFilter,
     Field(discriminator="kind"),
 ]
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,28 +12,36 @@ from transformers import PreTrainedModel
 
 from clients.commands.arguments import TOKEN_VARIABLE
 from trainer.assembly.probe import probe_log_probabilities
+from trainer.backends.base import Scorer
 from trainer.backends.heads import PolicyHead, ValueHead
+from trainer.backends.reference import FrozenModel, PolicyWithoutAdapters
 from trainer.backends.torch_backend import Schedule, TorchBackend
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
+from trainer.core.device import DTYPES, torch_device
 from trainer.core.embedded_server import embedded_server
+from trainer.core.errors import ConfigError
 from trainer.core.plugins import load_plugin
 from trainer.core.seeding import derive_seed
 from trainer.inference.base import InferenceClient, SamplingParams
+from trainer.inference.queue import GenerationQueue
 from trainer.inference.torch_engine import TorchEngine
 from trainer.models.load import load_model, load_tokenizer, model_folder
+from trainer.models.lora import ADAPTER_CONFIG, add_lora, load_adapter
 from trainer.models.stop_ids import stop_ids
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model
 from trainer.models.tokenizer import build_tiny_tokenizer
 from trainer.models.value_head import ValueModel
+from trainer.models.weights import place, twin_of
 from trainer.rollout.actors import ModelActor
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
 from trainer.rollout.gate import WaveGate
 from trainer.rollout.outages import OutageReport
 from trainer.rollout.prompts import PromptBuilder
+from trainer.rollout.recall import LoggedClient, Recall
 from trainer.rollout.rendering import ChatRenderer
-from trainer.rollout.scheduler import EpisodeSlots
+from trainer.rollout.slots import BoundedSlots, EpisodeSlots
 from trainer.tasks.dataset import load_streams
 from trainer.tasks.interleaved import EnvironmentStream, InterleavedTaskSource, TaskStream
 from trainer.tasks.mixture import MixtureTaskSource
@@ -63,21 +71,47 @@ class Players:
         client: Where replies are sampled.
         slots: Told of every episode's start and end.
         make_prompts: Makes the prompt builder of one episode.
+        updating: Entered for as long as the policy's weights change.
     """
 
     client: InferenceClient
     slots: EpisodeSlots
     make_prompts: Callable[[], PromptBuilder]
+    updating: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 
 
-def build_policy(settings: RunSettings, directory: Path | None = None) -> Policy:
-    """Load the policy from `directory` (or the path in the settings), or build the tiny one."""
-    path = directory or (model_folder(settings.model.path) if settings.model.path else None)
+def build_policy(settings: RunSettings, directory: Path | None = None, *, trained: bool = False) -> Policy:
+    """Load the policy from `directory` (or the path in the settings), or build the tiny one, and add its adapters.
+
+    Args:
+        settings: The run.
+        directory: A model's folder, or one with adapters only.
+        trained: Whether all its weights will be trained. Then they are kept in float32 until a backend has them.
+
+    Raises:
+        ConfigError: If there is no such model, device or attention.
+    """
+    device = torch_device(settings.model.device)
+    dtype = torch.float32 if trained and settings.model.lora is None else DTYPES[settings.model.dtype]
+    adapter = directory if directory is not None and (directory / ADAPTER_CONFIG).exists() else None
+    path = directory if adapter is None else None
+    if path is None and settings.model.path:
+        path = model_folder(settings.model.path)
     if path is not None:
-        model = load_model(path)
+        model = load_model(path, dtype, settings.model.attention)
         tokenizer = load_tokenizer(path)
-        return Policy(model, tokenizer, _renderer(settings, model, tokenizer))
-    tokenizer = build_tiny_tokenizer()
+    else:
+        tokenizer = build_tiny_tokenizer()
+        model = _tiny_model(settings, tokenizer)
+    place(model, dtype, device)
+    if settings.model.lora is not None and (directory is None or adapter is not None):
+        add_lora(model, settings.model.lora, derive_seed(settings.seed, "adapters"))
+    if adapter is not None:
+        load_adapter(model, adapter)
+    return Policy(model, tokenizer, _renderer(settings, model, tokenizer))
+
+
+def _tiny_model(settings: RunSettings, tokenizer: Any) -> PreTrainedModel:
     shape = TinyPolicySettings(
         vocabulary=len(tokenizer),
         hidden_size=settings.model.hidden_size,
@@ -87,30 +121,59 @@ def build_policy(settings: RunSettings, directory: Path | None = None) -> Policy
         end_id=tokenizer.eos_token_id,
         pad_id=tokenizer.pad_token_id,
     )
-    model = build_tiny_model(shape, derive_seed(settings.seed, "model"))
-    return Policy(model, tokenizer, _renderer(settings, model, tokenizer))
+    return build_tiny_model(shape, derive_seed(settings.seed, "model"), settings.model.attention)
 
 
 def _renderer(settings: RunSettings, model: PreTrainedModel, tokenizer: Any) -> ChatRenderer:
+    if settings.prompt.chat_template is not None:
+        try:
+            tokenizer.chat_template = Path(settings.prompt.chat_template).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"prompt.chat_template: {error}") from error
     return ChatRenderer(tokenizer, settings.prompt.template_kwargs, stop_ids(model))
 
 
 def policy_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBackend:
     """Return the backend that trains the policy by reinforcement."""
     schedule = _schedule(settings, settings.optimizer.learning_rate)
-    return TorchBackend(PolicyHead(model, settings.rollout.temperature), settings.optimizer, schedule)
+    return _backend(settings, PolicyHead(model, settings.rollout.temperature), schedule)
 
 
 def critic_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBackend:
-    """Return the backend of a critic whose body starts as a copy of the policy's."""
+    """Return the backend of a critic whose body starts with the policy's weights.
+
+    Where the policy trains adapters, the critic trains adapters of its own.
+    """
     schedule = _schedule(settings, settings.optimizer.critic_learning_rate)
-    return TorchBackend(ValueHead(ValueModel(model)), settings.optimizer, schedule)
+    critic = ValueModel(model)
+    if settings.model.lora is not None:
+        add_lora(critic.body, settings.model.lora, derive_seed(settings.seed, "critic adapters"))
+    return _backend(settings, ValueHead(critic), schedule)
+
+
+def reference_model(settings: RunSettings, model: PreTrainedModel) -> Scorer:
+    """Return the policy as the run begins: a second model, or the same one with its adapters off."""
+    budget = settings.optimizer.tokens_per_micro_batch
+    if settings.model.lora is not None:
+        head = PolicyHead(model, settings.rollout.temperature)
+        return PolicyWithoutAdapters(head, budget, warm=settings.warm_start is not None)
+    twin = twin_of(model, DTYPES[settings.model.dtype])
+    return FrozenModel(PolicyHead(twin, settings.rollout.temperature), budget)
 
 
 def warm_start_backend(settings: RunSettings, model: PreTrainedModel, learning_rate: float) -> TorchBackend:
     """Return the backend of the supervised start; its optimizer's state ends with it."""
-    schedule = Schedule(learning_rate, 0, 1, "constant")
-    return TorchBackend(PolicyHead(model, 1.0), settings.optimizer, schedule)
+    return _backend(settings, PolicyHead(model, 1.0), Schedule(learning_rate, 0, 1, "constant"))
+
+
+def _backend(settings: RunSettings, head: PolicyHead | ValueHead, schedule: Schedule) -> TorchBackend:
+    return TorchBackend(
+        head,
+        settings.optimizer,
+        schedule,
+        dtype=DTYPES[settings.model.dtype],
+        gradient_checkpointing=settings.model.gradient_checkpointing,
+    )
 
 
 def _schedule(settings: RunSettings, peak: float) -> Schedule:
@@ -194,7 +257,13 @@ async def open_environments(
 
 @asynccontextmanager
 async def open_players(
-    settings: RunSettings, policy: Policy, pool: EnvironmentPool, console: RunConsole
+    settings: RunSettings,
+    policy: Policy,
+    pool: EnvironmentPool,
+    console: RunConsole,
+    recall: Recall | None = None,
+    *,
+    trains_meanwhile: bool = False,
 ) -> AsyncIterator[Players]:
     """Start the inference engine and what leads to it.
 
@@ -203,6 +272,8 @@ async def open_players(
         policy: What plays.
         pool: Where: in deterministic mode, so many episodes run at one time as every server allows.
         console: Where it is said in what way the chat template needs other conversations.
+        recall: What the rollout log has, and where training's replies are written.
+        trains_meanwhile: Whether the policy is trained while it plays. Only then the engine needs weights of its own.
 
     Raises:
         ConfigError: If engine and training do not agree on log-probabilities.
@@ -220,17 +291,28 @@ async def open_players(
         policy.model,
         max_rows=settings.rollout.max_concurrent_sequences,
         max_length=settings.model.max_length,
+        shares_weights=not trains_meanwhile,
     )
     async with engine:
         prompt = policy.renderer.prompt([{"role": "user", "content": "Which way?"}])
         await probe_log_probabilities(
             policy.model, engine, prompt, settings.rollout.temperature, settings.model.max_length
         )
+        logged = engine if recall is None else LoggedClient(engine, recall)
+        rollout = settings.rollout
+        limits = rollout.max_concurrent_by_environment
         if settings.deterministic:
-            gate = WaveGate(engine, await pool.places(_server_urls(settings)))
-            yield Players(gate, gate, make_prompts)
+            bounds = [
+                rollout.max_concurrent_episodes,
+                *limits.values(),
+                await pool.places(_server_urls(settings)),
+            ]
+            gate = WaveGate(logged, min(bound for bound in bounds if bound is not None))
+            yield Players(gate, gate, make_prompts, engine.standing_still)
         else:
-            yield Players(engine, EpisodeSlots(), make_prompts)
+            client = GenerationQueue(logged, rollout.max_concurrent_sequences)
+            slots = BoundedSlots(rollout.max_concurrent_episodes, limits)
+            yield Players(client, slots, make_prompts, engine.standing_still)
 
 
 def model_actor(
@@ -244,4 +326,5 @@ def model_actor(
         settings.model.max_length,
         settings.seed,
         purpose,
+        settings.rollout.groups_per_step,
     )

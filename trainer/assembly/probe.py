@@ -9,8 +9,11 @@ from trainer.backends.heads import PolicyHead
 from trainer.core.errors import ConfigError
 from trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient, SamplingParams
 
-TOLERANCE = 1e-3
-"""Largest difference of two log-probabilities that rounding in float32 can make."""
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25}
+"""Largest difference of two log-probabilities that rounding can make, by the type of numbers.
+
+Eight bits of a logit of some tens are steps of an eighth: bfloat16 shows wrong heads and masks, and nothing finer.
+"""
 _TOKENS = 8
 
 
@@ -57,15 +60,15 @@ async def probe_log_probabilities(
 def _compare(
     model: PreTrainedModel, head: PolicyHead, prompt: list[int], reply: GenerationResult, temperature: float
 ) -> float:
-    ids = torch.tensor([[*prompt, *reply.token_ids]])
-    column = torch.arange(len(prompt), ids.shape[1])
+    ids = torch.tensor([[*prompt, *reply.token_ids]], device=model.device)
+    column = torch.arange(len(prompt), ids.shape[1], device=model.device)
     trained, _ = head.outputs(ids, torch.zeros_like(column), column, "none")
     logits = model(input_ids=ids, use_cache=False).logits[0, column - 1].float() / temperature
     own = logits.log_softmax(-1).gather(-1, ids[0, column][:, None])[:, 0]
-    drawn = torch.tensor(reply.logprobs)
+    drawn = torch.tensor(reply.logprobs, device=model.device)
     apart = torch.maximum((trained - own).abs(), (drawn - own).abs())
     worst = int(apart.nan_to_num(nan=torch.inf).argmax())
-    if not bool((apart <= TOLERANCE).all()):
+    if not bool((apart <= TOLERANCES[model.dtype]).all()):
         raise ConfigError(
             f"log-probabilities of {type(model).__name__} do not agree: for token {int(ids[0, column[worst]])} the "
             f"inference engine has {drawn[worst]:.4f}, training {trained[worst]:.4f} and the model's own forward "

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
@@ -66,12 +67,39 @@ class StepReport(NamedTuple):
     applied: bool
 
 
-class TrainBackend(Protocol):
-    """A model that can be trained."""
+class Digest(Protocol):
+    """What bytes are added to, such as those of hashlib."""
+
+    def update(self, data: Any, /) -> object:
+        """Add bytes."""
+        ...
+
+
+class Scorer(Protocol):
+    """A model that is read and not trained."""
 
     def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the outputs of each row, float32 `[tokens]`, zero outside its mask, without gradient."""
         ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that `load_state_dict` needs; its tensors are the model's own."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved state.
+
+        Raises:
+            ValueError: If it is of another model.
+        """
+        ...
+
+
+class TrainBackend(Scorer, Protocol):
+    """A model that can be trained. It is nobody else's: who reads its weights reads them here.
+
+    Calls block for as long as they compute or write: they are made in threads, one at a time.
+    """
 
     def step(
         self, rows: Sequence[TrainRow], loss: LossFunction, *, entropy: EntropyMode = "none"
@@ -85,13 +113,30 @@ class TrainBackend(Protocol):
         ...
 
     def export(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights by their Hugging Face names, always in the same order."""
+        """Yield the weights by their Hugging Face names, always in the same order and one at a time."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return all that `load_state_dict` needs to go on exactly: weights, optimizer, schedule."""
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the same by the names of the modules of the model in this process."""
         ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved state."""
+    def digest(self, into: Digest) -> None:
+        """Add all that is trained to a digest, bit by bit."""
+        ...
+
+    def save(self, directory: Path) -> None:
+        """Write the model in Hugging Face layout, without a tokenizer."""
+        ...
+
+    def save_adapter(self, directory: Path) -> None:
+        """Write the adapters in peft's layout.
+
+        Raises:
+            ValueError: If there are none.
+        """
+        ...
+
+    @property
+    def has_adapter(self) -> bool:
+        """Whether adapters are trained, and the model's own weights stay as they are."""
         ...

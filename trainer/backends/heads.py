@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from trainer.backends.base import EntropyMode
-from trainer.models.language_head import has_plain_head, own_logits
+from trainer.models.language_head import LanguageHead, own_logits
 from trainer.models.value_head import ValueModel
 
 LOGITS_AT_ONCE = 2**26
@@ -40,8 +40,9 @@ class Head(Protocol):
 class PolicyHead:
     """Log-probabilities under the distribution that replies are drawn from.
 
-    Logits are those of the model's own forward. Where that is proved to be nothing but the output embedding of the last
-    hidden states, only the wanted ones are computed, and of very many no more than `logits_at_once` are held.
+    Logits are made by the model's own code, whatever the family does to them, and only where they are wanted; of very
+    many no more than `logits_at_once` are held. A model whose logits are made of more than its last hidden states
+    (none of the families that are tested) computes all of a micro-batch's at once.
 
     Args:
         model: A causal language model.
@@ -54,7 +55,8 @@ class PolicyHead:
     ) -> None:
         self.model: PreTrainedModel = model
         self._temperature = temperature
-        self._is_plain = has_plain_head(model)
+        head = LanguageHead(model)
+        self._head = head if head.is_whole() else None
         self._tokens_at_once = max(1, logits_at_once // model.get_output_embeddings().weight.shape[0])
 
     def outputs(
@@ -62,14 +64,16 @@ class PolicyHead:
     ) -> tuple[Tensor, Tensor | None]:
         """Return the log-probability of each token and, if asked, the entropy it was drawn with."""
         targets = ids[row, column]
-        if not self._is_plain:
+        if self._head is None:
             return self._read(own_logits(self.model, ids, row, column - 1), targets, entropy)
         hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[row, column - 1]
         if len(targets) <= self._tokens_at_once:
-            return self._from_hidden(hidden, targets, entropy)
+            return self._from_hidden(self._head, hidden, targets, entropy)
         parts = [
             # Logits are computed once more for the gradient, so that those of one part are held at a time.
-            checkpoint(self._from_hidden, *part, entropy, use_reentrant=False, preserve_rng_state=False)
+            checkpoint(
+                self._from_hidden, self._head, *part, entropy, use_reentrant=False, preserve_rng_state=False
+            )
             for part in zip(
                 hidden.split(self._tokens_at_once), targets.split(self._tokens_at_once), strict=True
             )
@@ -78,9 +82,9 @@ class PolicyHead:
         return chosen, None if entropy == "none" else torch.cat([part[1] for part in parts])
 
     def _from_hidden(
-        self, hidden: Tensor, targets: Tensor, entropy: EntropyMode
+        self, head: LanguageHead, hidden: Tensor, targets: Tensor, entropy: EntropyMode
     ) -> tuple[Tensor, Tensor | None]:
-        return self._read(self.model.get_output_embeddings()(hidden), targets, entropy)
+        return self._read(head.logits(hidden), targets, entropy)
 
     def _read(self, logits: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
         distribution = (logits.float() / self._temperature).log_softmax(dim=-1)

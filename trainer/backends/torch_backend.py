@@ -2,17 +2,24 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from trainer.algorithms.metrics import Metrics, merge
-from trainer.backends.base import EntropyMode, LossFunction, MicroBatch, StepReport, TrainRow
-from trainer.backends.batching import length_buckets, pad_field, pad_rows
+from trainer.backends.base import Digest, EntropyMode, LossFunction, StepReport, TrainRow
+from trainer.backends.forward_pass import ForwardPass
 from trainer.backends.heads import Head
+from trainer.backends.master_weights import MasterWeights
 from trainer.config.run import OptimizerSettings
+from trainer.models.load import save_weights
+from trainer.models.lora import has_adapters, save_adapter
+from trainer.models.weights import hub_tensors, parameters_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +53,41 @@ class Schedule:
 class TorchBackend:
     """A model, its optimizer and nothing of an algorithm.
 
+    What is trained are the weights that the model has not frozen: all of them, or its adapters.
+
     Args:
-        head: The model and what is read off it.
+        head: The model, on its device, and what is read off it.
         optimizer: AdamW's settings, gradient clip and micro-batch size.
         schedule: The learning rate.
+        dtype: Type of numbers that the model computes in. Below float32, the optimizer has weights of its own in
+            float32, and those are saved.
+        gradient_checkpointing: Whether activations are computed once more for the gradient in place of being kept.
     """
 
-    def __init__(self, head: Head, optimizer: OptimizerSettings, schedule: Schedule) -> None:
+    def __init__(
+        self,
+        head: Head,
+        optimizer: OptimizerSettings,
+        schedule: Schedule,
+        *,
+        dtype: torch.dtype = torch.float32,
+        gradient_checkpointing: bool = False,
+    ) -> None:
         self._head = head
         self._settings = optimizer
         self._schedule = schedule
         self._steps = 0
+        self._masters = MasterWeights(head.model, dtype)
+        self._pass = ForwardPass(head, optimizer.tokens_per_micro_batch)
         self._optimizer = torch.optim.AdamW(
-            head.model.parameters(),
+            self._masters.trained,
             lr=schedule.rate(0),
             betas=optimizer.betas,
             weight_decay=optimizer.weight_decay,
         )
+        self._checkpointed = [body for body in _bodies(head.model) if gradient_checkpointing]
+        for body in self._checkpointed:
+            body.gradient_checkpointing_enable({"use_reentrant": False})
 
     @property
     def learning_rate(self) -> float:
@@ -71,13 +96,7 @@ class TorchBackend:
 
     def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the outputs of each row, float32 `[tokens]`, zero outside its mask, without gradient."""
-        results: list[Tensor] = [torch.empty(0)] * len(rows)
-        with torch.no_grad():
-            for bucket in self._buckets(rows):
-                batch = self._run(rows, bucket, "none")
-                for place, row in enumerate(bucket):
-                    results[row] = batch.outputs[place, : len(rows[row].ids)]
-        return results
+        return self._pass.outputs(rows)
 
     def step(
         self, rows: Sequence[TrainRow], loss: LossFunction, *, entropy: EntropyMode = "none"
@@ -89,65 +108,103 @@ class TorchBackend:
         """
         self._optimizer.zero_grad(set_to_none=True)
         parts: list[Metrics] = []
-        finite = True
-        for bucket in self._buckets(rows):
-            share, metrics = loss(self._run(rows, bucket, entropy))
-            finite = finite and bool(share.isfinite())
-            share.backward()
-            parts.append(metrics)
-        norm = torch.nn.utils.clip_grad_norm_(self._head.model.parameters(), self._settings.gradient_clip)
+        finite = torch.ones((), dtype=torch.bool, device=self._pass.device)
+        with self._checkpointing():
+            for bucket in self._pass.buckets(rows):
+                share, metrics = loss(self._pass.run(rows, bucket, entropy))
+                finite &= share.detach().isfinite()
+                share.backward()
+                parts.append(metrics)
+        norm = torch.nn.utils.clip_grad_norm_(self._masters.trained, self._settings.gradient_clip)
         for group in self._optimizer.param_groups:
             group["lr"] = self.learning_rate
         self._steps += 1
-        if not (finite and bool(norm.isfinite())):
+        if not bool(finite & norm.isfinite()):
             self._optimizer.zero_grad(set_to_none=True)
             return StepReport({}, float(norm), applied=False)
         self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._masters.publish()
         return StepReport(merge(parts), float(norm), applied=True)
 
+    @contextmanager
+    def _checkpointing(self) -> Iterator[None]:
+        """Let the library compute activations again while inside: it does so in training mode only."""
+        for body in self._checkpointed:
+            body.train()
+        try:
+            yield
+        finally:
+            for body in self._checkpointed:
+                body.eval()
+
     def export(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights by their Hugging Face names; tied weights once, under the first name."""
-        seen: set[int] = set()
-        for name, parameter in self._head.model.named_parameters():
-            if parameter.data_ptr() not in seen:
-                seen.add(parameter.data_ptr())
-                yield name, parameter.detach()
+        """Yield the weights by their Hugging Face names, in the type that the model computes in; tied weights once.
+
+        Adapters come added to the weights that they lie beside.
+        """
+        model = self._head.model
+        return hub_tensors(model) if isinstance(model, PreTrainedModel) else parameters_of(model)
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the same by the names of the model's modules, which the library may hold in another division."""
+        return parameters_of(self._head.model)
+
+    def digest(self, into: Digest) -> None:
+        """Add all that is trained to a digest, bit by bit and in float32."""
+        for _, tensor in self._masters.named():
+            into.update(tensor.contiguous().cpu().view(-1).view(torch.uint8).numpy())
+
+    def save(self, directory: Path) -> None:
+        """Write the model in Hugging Face layout, adapters added to the weights."""
+        model = self._head.model
+        if not isinstance(model, PreTrainedModel):
+            raise ValueError("a critic is saved in checkpoints only: no other tool has a use for it")
+        save_weights(model, directory)
+
+    @property
+    def has_adapter(self) -> bool:
+        """Whether adapters are trained, and the model's own weights stay as they are."""
+        return has_adapters(self._head.model)
+
+    def save_adapter(self, directory: Path) -> None:
+        """Write the adapters in peft's layout.
+
+        Raises:
+            ValueError: If there are none.
+        """
+        save_adapter(self._head.model, directory)
+
+    def release(self) -> None:
+        """Hand the model over to whoever trains it next."""
+        self._masters.release()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimizer state and the number of steps taken."""
+        """Return what is trained, the optimizer's state and the number of steps; tensors are the backend's own."""
         return {
-            "model": self._head.model.state_dict(),
+            "model": dict(self._masters.named()),
             "optimizer": self._optimizer.state_dict(),
             "steps": self._steps,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a state that `state_dict` returned."""
-        self._head.model.load_state_dict(state["model"])
+        """Take up a state that `state_dict` returned.
+
+        Raises:
+            ValueError: If it is of another model.
+        """
+        own, saved = dict(self._masters.named()), state["model"]
+        if not all(name in saved and saved[name].shape == tensor.shape for name, tensor in own.items()):
+            raise ValueError("it is of another model")
+        for name, tensor in own.items():
+            tensor.copy_(saved[name])
+        self._masters.publish()
         self._optimizer.load_state_dict(state["optimizer"])
         self._steps = state["steps"]
 
-    def _buckets(self, rows: Sequence[TrainRow]) -> list[list[int]]:
-        return length_buckets([len(row.ids) for row in rows], self._settings.tokens_per_micro_batch)
 
-    def _run(self, rows: Sequence[TrainRow], bucket: Sequence[int], entropy: EntropyMode) -> MicroBatch:
-        """Compute a micro-batch; logits only where the mask wants them, which on long prompts is most of the work."""
-        chosen = [rows[place] for place in bucket]
-        ids = pad_rows([row.ids for row in chosen])
-        mask = pad_rows([row.mask for row in chosen])
-        row, column = mask.nonzero(as_tuple=True)
-        if bool((column == 0).any()):
-            raise ValueError("the first token of a row cannot be trained on: nothing predicts it")
-        values, entropies = self._head.outputs(ids, row, column, entropy)
-        names = chosen[0].fields.keys()
-        return MicroBatch(
-            rows=torch.tensor(bucket),
-            mask=mask,
-            outputs=_scattered(values, mask, row, column),
-            entropy=None if entropies is None else _scattered(entropies, mask, row, column),
-            fields={name: pad_field(chosen, name) for name in names},
-        )
-
-
-def _scattered(values: Tensor, mask: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    return torch.zeros(mask.shape, dtype=values.dtype).index_put((row, column), values)
+def _bodies(model: nn.Module) -> list[PreTrainedModel]:
+    """The language models in what is trained: the policy itself, or a critic's body."""
+    if isinstance(model, PreTrainedModel):
+        return [model]
+    return [module for module in model.children() if isinstance(module, PreTrainedModel)]

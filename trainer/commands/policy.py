@@ -3,27 +3,41 @@
 import sys
 from pathlib import Path
 
+import torch
+
 from trainer.assembly.build import Policy, build_policy
 from trainer.config.run import RunSettings
-from trainer.inference.torch_engine import load_weights
+from trainer.models.lora import ADAPTER_CONFIG
 from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
+
+MODEL_FOLDER = "model"
+"""Name of the trained model in a run's directory, where all of it was trained."""
+ADAPTER_FOLDER = "adapter"
+"""Name of the trained adapters in a run's directory, where only those were trained."""
 
 
 def trained_policy(settings: RunSettings, checkpoint: Path | None) -> Policy:
-    """Load the policy of a checkpoint or model directory; the run's newest if none is named.
+    """Load the policy of a checkpoint, a model directory or an adapter's; the run's newest if none is named.
 
     Raises:
         CheckpointError: If there is none.
     """
     directory = Path(settings.output_dir)
     if checkpoint is None:
+        ready = directory / (MODEL_FOLDER if settings.model.lora is None else ADAPTER_FOLDER)
+        if ready.exists():
+            return build_policy(settings, ready)
         store = CheckpointStore(directory / "checkpoints", settings.checkpoint.keep)
-        if (directory / "model").exists():
-            return build_policy(settings, directory / "model")
         saved = store.load_newest(_say)
         if saved is None:
             raise CheckpointError(f"there is no trained policy in {directory}; name one with --checkpoint")
         return _of_checkpoint(settings, saved)
+    if (checkpoint / ADAPTER_CONFIG).exists():
+        if settings.model.lora is None:
+            raise CheckpointError(
+                f"{checkpoint} holds adapters: say with model.lora what they were made with"
+            )
+        return build_policy(settings, checkpoint)
     if (checkpoint / "config.json").exists():
         return build_policy(settings, checkpoint)
     return _of_checkpoint(settings, load_checkpoint(checkpoint))
@@ -31,11 +45,13 @@ def trained_policy(settings: RunSettings, checkpoint: Path | None) -> Policy:
 
 def _of_checkpoint(settings: RunSettings, checkpoint: Checkpoint) -> Policy:
     policy = build_policy(settings)
-    names = dict(policy.model.named_parameters())
     saved = checkpoint.parts.get("policy", {}).get("model", {})
-    if not all(name in saved and saved[name].shape == value.shape for name, value in names.items()):
+    trained = {name: each for name, each in policy.model.named_parameters() if each.requires_grad}
+    if not all(name in saved and saved[name].shape == each.shape for name, each in trained.items()):
         raise CheckpointError(f"{checkpoint.folder} is of another model than these settings name")
-    load_weights(policy.model, {name: saved[name] for name in names})
+    with torch.no_grad():
+        for name, parameter in trained.items():
+            parameter.copy_(saved[name])
     return policy
 
 

@@ -8,6 +8,7 @@ from typing import Self
 from pydantic import BaseModel, Field, ValidationError
 
 from trainer.core.errors import ConfigError
+from trainer.records.schema import EpisodeFormatError
 from trainer.records.trajectory import Trajectory
 from trainer.tasks.task import Task
 
@@ -16,9 +17,11 @@ class _Turn(BaseModel):
     reply: str
 
 
-class _Episode(BaseModel):
+class _EarlierEpisode(BaseModel):
+    """What of an episode that an earlier release wrote is needed to play it again."""
+
     task: Task
-    turns: list[_Turn] = Field(min_length=1)
+    turns: list[_Turn] = Field(min_length=1, fail_fast=True)
 
 
 def read_recording(path: Path) -> list[tuple[Task, list[str]]]:
@@ -27,29 +30,44 @@ def read_recording(path: Path) -> list[tuple[Task, list[str]]]:
     Raises:
         ConfigError: If the file cannot be read, or a line of it is not an episode.
     """
+    episodes = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        with path.open("rb") as lines:
+            episodes = [_script(path, number, line) for number, line in enumerate(lines, start=1)]
+    except OSError as error:
         raise ConfigError(
-            f"cannot read --recorded {path}: {reason}; name a run's episodes.jsonl, or what rollout --output wrote"
+            f"cannot read --recorded {path}: {error.strerror}; name a run's episodes.jsonl, or what rollout --output "
+            "wrote"
         ) from error
-    if not lines:
+    if not episodes:
         raise ConfigError(f"--recorded {path} holds no episodes")
-    episodes = [_parsed(path, number, line) for number, line in enumerate(lines, start=1)]
-    return [(episode.task, [turn.reply for turn in episode.turns]) for episode in episodes]
+    return episodes
 
 
-def _parsed(path: Path, number: int, line: str) -> _Episode:
+def _script(path: Path, number: int, line: bytes) -> tuple[Task, list[str]]:
     try:
-        return _Episode.model_validate_json(line)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        reason = ": ".join([*(str(part) for part in problem["loc"]), problem["msg"]])
+        record = json.loads(line)
+        if isinstance(record, dict) and "format" not in record:
+            episode = _EarlierEpisode.model_validate(record)
+            return episode.task, [turn.reply for turn in episode.turns]
+        trajectory = Trajectory.from_record(record)
+        if not trajectory.turns:
+            raise EpisodeFormatError("turns: it has none")
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"--recorded {path}, line {number} is not an episode: {reason}; name a run's episodes.jsonl, or what "
-            "rollout --output wrote"
+            f"--recorded {path}, line {number} is not an episode: {_reason(error)}; name a run's episodes.jsonl, or "
+            "what rollout --output wrote"
         ) from error
+    return trajectory.task, [turn.reply for turn in trajectory.turns]
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        problem = error.errors(include_url=False, include_input=False)[0]
+        return ": ".join([*(str(part)[:80] for part in problem["loc"]), problem["msg"]])
+    if isinstance(error, EpisodeFormatError):
+        return str(error)
+    return "Invalid JSON"
 
 
 class EpisodeWriter:
@@ -64,7 +82,8 @@ class EpisodeWriter:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._file = path.open("w", encoding="utf-8")
+            # Half a surrogate pair has no UTF-8, but this way of writing it is JSON's own.
+            self._file = path.open("w", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise ConfigError(
                 f"cannot write --output {path}: {error.strerror}; name a file in a directory that exists"
@@ -80,5 +99,5 @@ class EpisodeWriter:
 
     def write(self, trajectory: Trajectory) -> None:
         """Write an episode that is over."""
-        self._file.write(json.dumps(trajectory.as_text(), ensure_ascii=False) + "\n")
+        self._file.write(json.dumps(trajectory.as_record(), ensure_ascii=False) + "\n")
         self._file.flush()

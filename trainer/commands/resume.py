@@ -8,9 +8,11 @@ from pathlib import Path
 from trainer.config.load import dump_settings, load_settings
 from trainer.config.run import RunSettings
 from trainer.core.errors import ConfigError
+from trainer.core.run_files import write_errors
 from trainer.learn.tracking import METRICS_FILE, RECORD_FILES, TENSORBOARD_FOLDER
 from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
 from trainer.records.ledger import LEDGER_FILE
+from trainer.records.rollout_log import ROLLOUT_LOG_FOLDER
 
 CONFIG_FILE = "config.yaml"
 """The resolved settings' name in a run's directory."""
@@ -27,6 +29,9 @@ _FREE_TO_CHANGE = (
     "rollout.server_timeout_s",
     "rollout.episode_timeout_s",
     "rollout.max_failed_groups",
+    "rollout.max_concurrent_episodes",
+    "rollout.max_concurrent_by_environment",
+    "rollout.log",
     "optimizer.max_skipped_steps",
 )
 """Settings that a resumed run may change: they do not touch what is learnt.
@@ -134,6 +139,24 @@ def clear_records(directory: Path) -> bool:
     if board.exists():
         shutil.rmtree(board)
     return found
+
+
+def clear_rollout_log(settings: RunSettings, directory: Path, *, resuming: bool) -> None:
+    """Remove the rollout log of a run that this one does not go on with where it ended.
+
+    It goes on so from its newest checkpoint, and from its beginning if it was killed before it had one. Whoever names a
+    checkpoint goes back on purpose, and wants what comes after it played anew.
+
+    Args:
+        settings: The run, whose settings are not written yet.
+        directory: Its directory.
+        resuming: Whether it goes on from a checkpoint.
+    """
+    goes_on = settings.checkpoint.resume == "auto" and (resuming or not changed_settings(settings, directory))
+    folder = directory / ROLLOUT_LOG_FOLDER
+    if folder.exists() and not goes_on:
+        with write_errors(folder):
+            shutil.rmtree(folder)
 
 
 def keep_settings(settings: RunSettings, directory: Path, *, resuming: bool) -> None:

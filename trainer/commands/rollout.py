@@ -23,7 +23,7 @@ from trainer.rollout.actors import Actor, HumanActor, RandomActor, ScriptedActor
 from trainer.rollout.agent import play_episode
 from trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
 from trainer.rollout.episodes import play_in_session
-from trainer.rollout.scheduler import EpisodeSlots
+from trainer.rollout.slots import EpisodeSlots, Seat
 from trainer.tasks.dataset import row_streams
 from trainer.tasks.task import Task
 
@@ -120,13 +120,12 @@ class _Cast:
             actor = self._actor(number, session)
             return await play_episode(session, task, 0, actor, self.settings.rollout.max_turns)
 
-        slots = EpisodeSlots() if self.model is None else self.model[1].slots
-        slots.enter()
-        await slots.start()
+        seat = Seat(EpisodeSlots() if self.model is None else self.model[1].slots)
         try:
+            await seat.start(task, 0)
             return await play_in_session(pool, task, in_session)
         finally:
-            slots.leave()
+            seat.leave()
 
     def _actor(self, number: int, session: EnvSession) -> Actor:
         if self.model is not None:

@@ -1,13 +1,15 @@
 """`roll-train`: the parts of a run, put together and set going."""
 
 import asyncio
-import copy
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from trainer.agents.black_box import BlackBoxPlayer
+from trainer.algorithms.filters import refills
+from trainer.assembly.agents import open_agent
 from trainer.assembly.build import (
     Players,
     Policy,
@@ -17,18 +19,26 @@ from trainer.assembly.build import (
     open_environments,
     open_players,
     policy_backend,
+    reference_model,
     task_source,
     warm_start_backend,
 )
 from trainer.assembly.data_check import check_streams, keep_digests
-from trainer.backends.torch_backend import TorchBackend
+from trainer.backends.base import TrainBackend
 from trainer.commands.plots import plot_run
-from trainer.commands.resume import clear_records, find_checkpoint, has_trained, keep_settings
+from trainer.commands.policy import ADAPTER_FOLDER, MODEL_FOLDER
+from trainer.commands.resume import (
+    clear_records,
+    clear_rollout_log,
+    find_checkpoint,
+    has_trained,
+    keep_settings,
+)
 from trainer.config.checks import check_settings
 from trainer.config.run import RunSettings, WarmStartSettings
 from trainer.core.console import RunConsole
 from trainer.core.embedded_server import embedded_server
-from trainer.core.ending import Ending
+from trainer.core.ending import Ending, to_its_end
 from trainer.core.errors import RunError, TrainerError
 from trainer.core.plugins import Plugin, load_plugin
 from trainer.core.run_files import WriteError, write_errors
@@ -39,16 +49,17 @@ from trainer.evaluation.play import Score
 from trainer.learn.learner import Learner, Models
 from trainer.learn.rows import row_builder
 from trainer.learn.tracking import Tracker
-from trainer.models.load import save_model
 from trainer.pipelines import rl
 from trainer.pipelines.sft import supervised_rows, train_supervised
 from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, RunState
 from trainer.records.ledger import LEDGER_FILE, Ledger
+from trainer.records.rollout_log import ROLLOUT_LOG_FOLDER, RolloutLog
 from trainer.rollout.admission import AdmissionWindow
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.episodes import EpisodePlayer
 from trainer.rollout.prompts import PromptBuilder
+from trainer.rollout.recall import Recall
 from trainer.rollout.scheduler import GroupPlan, RolloutScheduler
 from trainer.tasks.dataset import row_streams
 from trainer.tasks.task import TaskSource
@@ -110,6 +121,7 @@ async def _train(
     directory = Path(settings.output_dir)
     checkpoint = find_checkpoint(settings, store, console.say)
     ours = checkpoint is not None and store.holds(checkpoint.folder)
+    clear_rollout_log(settings, directory, resuming=ours)
     keep_settings(settings, directory, resuming=ours)
     source = task_source(settings)
     streams = row_streams(source)
@@ -121,14 +133,20 @@ async def _train(
         store.go_back_to(checkpoint.folder, checkpoint.state.step)
     elif clear_records(directory):
         console.say(f"the run in {directory} left no checkpoint: it begins again, and its records with it")
-    policy = build_policy(settings)
+    policy = build_policy(settings, trained=True)
     policy.renderer.template.say = console.say
     serve = partial(embedded_server, on_end=ending.end)
     pool = await stack.enter_async_context(open_environments(settings, console, serve))
     await check_streams(streams, pool)
     panels = await build_panels(settings, pool)
     models, state = await _start(settings, store, checkpoint, policy, pool, source, console)
-    players = await stack.enter_async_context(open_players(settings, policy, pool, console))
+    recall = _recall(settings, directory, state, console)
+    if recall is not None:
+        stack.callback(recall.log.close)
+    trains_meanwhile = settings.rollout.max_staleness > 0
+    players = await stack.enter_async_context(
+        open_players(settings, policy, pool, console, recall, trains_meanwhile=trains_meanwhile)
+    )
     publisher = WeightPublisher([players.client])
     await publisher.publish(models.policy, state.version)
     tracker = Tracker(directory, settings.tracking, state.step)
@@ -151,7 +169,8 @@ async def _train(
             before = await _measure_start(evaluator, tracker)
         else:
             await evaluate(state.step)
-    scheduler = _scheduler(settings, policy, players, pool, source, ledger, state, console)
+    black_box = await stack.enter_async_context(open_agent(settings, policy, players, console))
+    scheduler = _scheduler(settings, policy, players, black_box, pool, source, ledger, state, console, recall)
     stack.push_async_callback(scheduler.close)
     parts = rl.Parts(
         algorithm=settings.algorithm,
@@ -171,6 +190,8 @@ async def _train(
         tracker=tracker,
         console=console,
         checkpoints=store,
+        updating=players.updating,
+        recall=recall,
     )
     console.begin_training(state.step)
     await rl.train(parts, state, settings.steps, settings.checkpoint.every, evaluate, ending)
@@ -183,9 +204,22 @@ async def _train(
     if before is not None:
         evaluator.say_gain(before, after)
     with write_errors(directory):
-        save_model(policy.model, policy.tokenizer, directory / "model")
-        console.say(f"model: {directory / 'model'}")
+        console.say(await asyncio.to_thread(_save_policy, models.policy, policy, directory))
         console.say(f"curves: {plot_run(directory, settings.name)}")
+
+
+def _save_policy(backend: TrainBackend, policy: Policy, directory: Path) -> str:
+    """Write what was trained for other tools, and return a line about it."""
+    if backend.has_adapter:
+        folder = directory / ADAPTER_FOLDER
+        backend.save_adapter(folder)
+        said = f"adapters: {folder} (roll-train export adds them to the model's weights)"
+    else:
+        folder = directory / MODEL_FOLDER
+        backend.save(folder)
+        said = f"model: {folder}"
+    policy.tokenizer.save_pretrained(folder)
+    return said
 
 
 async def _start(
@@ -209,7 +243,7 @@ async def _start(
         await _warm_start(settings, settings.warm_start, policy, pool, source, console)
     models, state = _models(settings, policy), RunState(0, 0, 0, ())
     if settings.warm_start is not None:
-        store.save(state, models.state_dicts())
+        await to_its_end(asyncio.to_thread(store.save, state, models.state_dicts()))
     return models, state
 
 
@@ -235,8 +269,9 @@ async def _warm_start(
     console.say(
         f"warm start on {len(shown)} expert demonstrations ({len(rows)} rows); none are used after it"
     )
+    backend = warm_start_backend(settings, policy.model, warm.learning_rate)
     work = train_supervised(
-        warm_start_backend(settings, policy.model, warm.learning_rate),
+        backend,
         rows,
         epochs=warm.epochs,
         batch_rows=warm.batch_rows,
@@ -250,29 +285,27 @@ async def _warm_start(
         console.advance(progress.batches)
         if progress.epoch is not None:
             console.say(f"warm start, epoch {progress.epoch + 1}/{warm.epochs}: loss {progress.loss:.4f}")
+    backend.release()
 
 
 def _models(settings: RunSettings, policy: Policy) -> Models:
-    return Models(
-        policy=policy_backend(settings, policy.model),
-        critic=critic_backend(settings, policy.model) if settings.algorithm.critic is not None else None,
-        reference=_reference(settings, policy) if settings.algorithm.needs_reference else None,
-    )
-
-
-def _reference(settings: RunSettings, policy: Policy) -> TorchBackend:
-    return policy_backend(settings, copy.deepcopy(policy.model))
+    # The others first: the policy's own backend may round the weights that they start with.
+    critic = critic_backend(settings, policy.model) if settings.algorithm.critic is not None else None
+    reference = reference_model(settings, policy.model) if settings.algorithm.needs_reference else None
+    return Models(policy_backend(settings, policy.model), critic, reference)
 
 
 def _scheduler(
     settings: RunSettings,
     policy: Policy,
     players: Players,
+    black_box: BlackBoxPlayer | None,
     pool: EnvironmentPool,
     source: TaskSource,
     ledger: Ledger,
     state: RunState,
     console: RunConsole,
+    recall: Recall | None,
 ) -> RolloutScheduler:
     rollout_settings = settings.rollout
     window = AdmissionWindow(
@@ -281,7 +314,9 @@ def _scheduler(
         rollout_settings.window_fraction,
         start=state.next_task,
         reissue=state.untrained,
+        extra=rollout_settings.extra_groups,
     )
+    chosen = settings.algorithm.filter
     plan = GroupPlan(
         rollout_settings.group_size,
         rollout_settings.extra_members,
@@ -289,14 +324,27 @@ def _scheduler(
         rollout_settings.episode_timeout_s,
         rollout_settings.max_failed_groups,
         replace_at_once=not settings.deterministic,
+        max_left_out=chosen.max_rounds * rollout_settings.groups_per_step if refills(chosen) else None,
     )
+
+    def lost(task: int, why: str) -> None:
+        ledger.begun_again(task, why)
+        console.explain(f"an episode of task {task} begins again: {why}")
+
     player = EpisodePlayer(
         pool,
         lambda: model_actor(settings, policy, players, "train"),
         rollout_settings.max_turns,
-        agent=_plugin(rollout_settings.agent, "rollout.agent"),
+        agent=_plugin(None if rollout_settings.black_box else rollout_settings.agent, "rollout.agent"),
         reward=_plugin(rollout_settings.reward, "rollout.reward"),
+        recall=recall,
+        lost=lost,
+        black_box=black_box,
     )
+
+    async def disconnected() -> bool:
+        return pool.disconnected or not (await players.client.health()).ready
+
     return RolloutScheduler(
         source,
         window,
@@ -305,8 +353,27 @@ def _scheduler(
         ledger,
         players.slots,
         report=console.explain,
-        disconnected=lambda: pool.disconnected,
+        disconnected=disconnected,
+        leave_out=rl.leave_out(settings.algorithm) if refills(chosen) else None,
+        times_aside=recall.rounds(rollout_settings.max_attempts) if recall is not None else None,
     )
+
+
+def _recall(settings: RunSettings, directory: Path, state: RunState, console: RunConsole) -> Recall | None:
+    """Open the rollout log, and say what of it is taken up again."""
+    # An agent that is not ours cannot be brought to where the log ends.
+    if settings.rollout.log == "off" or settings.rollout.black_box:
+        return None
+    durable = settings.rollout.log == "machine"
+    log = RolloutLog(directory / ROLLOUT_LOG_FOLDER, durable=durable, say=console.say)
+    log.settle(state.next_task, state.untrained)
+    recall = Recall(log)
+    episodes, replies, tokens = recall.found
+    if episodes:
+        console.say(
+            f"rollout log: {replies} replies ({tokens} tokens) of {episodes} episodes are not sampled again"
+        )
+    return recall
 
 
 def _plugin(path: str | None, setting: str) -> Plugin | None:

@@ -8,7 +8,9 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 from trainer.algorithms.advantage_settings import compares_members
 from trainer.algorithms.presets import lay_over_preset, resolve_preset
 from trainer.algorithms.settings import AlgorithmSettings
+from trainer.config.agents import AgentsSettings, agent_kind
 from trainer.config.data import DatasetSettings
+from trainer.config.model import ModelSettings
 from trainer.core.strict import Count, JsonObject, Seconds, ServerUrl, Settings, Weight
 
 _SERVED = re.compile(r"([A-Za-z0-9._-]{1,128}=)?[\w.]+:\w+")
@@ -31,34 +33,6 @@ class TaskSettings(Settings):
     url: ServerUrl | None = Field(None, description="Server of this entry; the run's default if absent.")
 
 
-class ModelSettings(Settings):
-    """The policy."""
-
-    path: str | None = Field(
-        None,
-        min_length=1,
-        description="Directory in Hugging Face layout, or the name of a model on the Hugging Face hub, such as "
-        "Qwen/Qwen2.5-0.5B-Instruct, which is fetched once; absent: build the tiny policy.",
-    )
-    hidden_size: int = Field(64, ge=1, le=65_536, description="Tiny policy: width.")
-    layers: int = Field(2, ge=1, le=1024, description="Tiny policy: depth.")
-    heads: int = Field(4, ge=1, le=1024, description="Tiny policy: attention heads.")
-    max_length: PositiveInt = Field(1024, description="Longest row in tokens, prompt and replies together.")
-
-    @model_validator(mode="after")
-    def _shape_is_one(self) -> Self:
-        shape = {name: getattr(self, name) for name in ("hidden_size", "layers", "heads")}
-        if self.path is not None:
-            odd = [name for name, value in shape.items() if value != type(self).model_fields[name].default]
-            if odd:
-                raise ValueError(
-                    f"{', '.join(odd)} shape the tiny policy, and path names another model: leave out one of them"
-                )
-        elif self.hidden_size % (2 * self.heads):
-            raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of twice heads {self.heads}")
-        return self
-
-
 class PromptSettings(Settings):
     """What of an episode the policy is shown."""
 
@@ -76,6 +50,12 @@ class PromptSettings(Settings):
         {},
         description="Further variables of the chat template, such as enable_thinking: false (Qwen3), or date_string "
         "where a template writes today's date (Llama-3).",
+    )
+    chat_template: str | None = Field(
+        None,
+        min_length=1,
+        description="File with a Jinja template that replaces the tokenizer's, such as one that keeps the thoughts of "
+        "earlier turns where the model's own drops them. It is saved with the tokenizer.",
     )
     custom_context: str | None = Field(
         None, description="module:attr of a function (history, observation) -> messages; replaces `context`."
@@ -112,6 +92,14 @@ class RolloutSettings(Settings):
         le=1_000_000,
         description="Episodes started beyond group_size; the last ones are cancelled. Groups then hold the episodes "
         "that end first, which are the short ones: training sees fewer long episodes than the policy plays.",
+    )
+    extra_groups: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="Groups started beyond those that a step needs; when it is full, those of them that are due and "
+        "not ready are stopped, and begin anew as soon as groups_per_step of them are aside, in a round of their own "
+        "that waits for them. All lengths are trained, long ones later; what they had sampled is thrown away.",
     )
     max_turns: PositiveInt = 30
     max_new_tokens: PositiveInt = 64
@@ -151,10 +139,30 @@ class RolloutSettings(Settings):
         8,
         description="Groups of one environment that may be dropped in a row because it fails; one more ends the run.",
     )
-    max_concurrent_sequences: Count = Field(256, description="Rows that the embedded engine decodes at once.")
+    max_concurrent_sequences: Count = Field(
+        256,
+        description="Replies that are sampled at once; of the requests that wait, those of the next step go first.",
+    )
+    max_concurrent_episodes: Count | None = Field(
+        None,
+        description="Episodes, and with them sessions of environments, at one time; absent: as many as servers allow.",
+    )
+    max_concurrent_by_environment: dict[str, Count] = Field(
+        {},
+        description="The same by environment id, for those that are dear, such as ones with a sandbox. An episode "
+        "that waits for its environment keeps no other one, and no reply, from going on.",
+    )
     encoding: Literal["json", "msgpack"] = "msgpack"
+    log: Literal["off", "process", "machine"] = Field(
+        "process",
+        description="What the sampled tokens of episodes under way outlive, so that a resumed run goes on with them: "
+        "nothing, the trainer's process, or the machine (every reply waits for the disk).",
+    )
     agent: str | None = Field(
-        None, description="module:attr of a coroutine that plays an episode; replaces ours."
+        None,
+        min_length=1,
+        description="Who plays in place of ours: module:attr of a coroutine, the command line of a program that is run "
+        "for each episode, or the http address of a service. The latter two reach the policy by OpenAI's API.",
     )
     reward: str | None = Field(
         None, description="module:attr of a function Trajectory -> list of turn rewards."
@@ -162,6 +170,11 @@ class RolloutSettings(Settings):
     task_source: str | None = Field(
         None, description="module:attr of a function (settings, seed) -> TaskSource."
     )
+
+    @property
+    def black_box(self) -> bool:
+        """Whether an agent plays that reaches the policy by OpenAI's API."""
+        return self.agent is not None and agent_kind(self.agent) != "coroutine"
 
     @property
     def truncates(self) -> bool:
@@ -317,6 +330,7 @@ class RunSettings(Settings):
     model: ModelSettings = ModelSettings()
     prompt: PromptSettings = PromptSettings()
     rollout: RolloutSettings = RolloutSettings()
+    agents: AgentsSettings = AgentsSettings()
     rows: Literal["trajectory", "step"] = Field(
         "trajectory", description="A training row per segment or per turn."
     )
@@ -367,6 +381,10 @@ class RunSettings(Settings):
         if self.deterministic and self.rollout.extra_members > 0:
             raise ValueError(
                 "deterministic: true needs rollout.extra_members: 0: who finishes first is a matter of time"
+            )
+        if self.deterministic and self.rollout.extra_groups > 0:
+            raise ValueError(
+                "deterministic: true needs rollout.extra_groups: 0: who is put aside is a matter of time"
             )
         return self
 

@@ -5,13 +5,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from trainer.core.errors import TrainerError
 
+_T = TypeVar("_T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR = "\x1b[?25h"
 
@@ -101,6 +102,20 @@ class Ending:
         doing = "after this step" if self._deferred else "now"
         self.say(f"{InterruptedRunError(number)}: ending in order {doing}; a second Ctrl-C ends at once")
         self.end(InterruptedRunError(number))
+
+
+async def to_its_end(work: Coroutine[Any, Any, _T]) -> _T:
+    """Return the result of what must not be left half done; a cancellation that comes meanwhile comes afterwards."""
+    task, cancelled = asyncio.ensure_future(work), False
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            cancelled = True
+    result = task.result()
+    if cancelled:
+        raise asyncio.CancelledError
+    return result
 
 
 def _die(number: int) -> NoReturn:

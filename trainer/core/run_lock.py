@@ -16,8 +16,12 @@ LOCK_FILE = "run.lock"
 
 
 @contextmanager
-def run_lock(directory: Path) -> Iterator[None]:
+def run_lock(directory: Path, setting: str = "output_dir") -> Iterator[None]:
     """Hold a directory for this process while the context is open.
+
+    Args:
+        directory: The directory; it is made if need be.
+        setting: What named it; for people.
 
     Raises:
         ConfigError: If another process holds it, or the directory cannot be written.
@@ -28,12 +32,12 @@ def run_lock(directory: Path) -> Iterator[None]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise ConfigError(
-            f"cannot write to output_dir {directory}: {error.strerror}; name another output_dir"
+            f"cannot write to {setting} {directory}: {error.strerror}; name another {setting}"
         ) from error
     try:
-        _lock(descriptor, directory)
+        _lock(descriptor, directory, setting)
         try:
-            _sign(descriptor)
+            _sign(descriptor, setting)
             yield
         finally:
             os.ftruncate(descriptor, 0)
@@ -41,28 +45,28 @@ def run_lock(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, directory: Path) -> None:
+def _lock(descriptor: int, directory: Path, setting: str) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             raise ConfigError(
-                f"output_dir {directory} is in use by {_holder(descriptor)}: wait for it or end it, or name another "
-                "output_dir"
+                f"{setting} {directory} is in use by {_holder(descriptor)}: wait for it or end it, or name another "
+                f"{setting}"
             ) from error
         raise ConfigError(
-            f"cannot lock output_dir {directory}: {error.strerror}; name one on a file system that knows locks"
+            f"cannot lock {setting} {directory}: {error.strerror}; name one on a file system that knows locks"
         ) from error
 
 
-def _sign(descriptor: int) -> None:
+def _sign(descriptor: int, setting: str) -> None:
     """Write who holds the lock, for the message of whoever comes next."""
     holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, holder, 0)
     except OSError as error:
-        raise ConfigError(f"cannot write to output_dir: {error.strerror}; name another output_dir") from error
+        raise ConfigError(f"cannot write to {setting}: {error.strerror}; name another {setting}") from error
 
 
 def _holder(descriptor: int) -> str:

@@ -20,7 +20,7 @@ from trainer.rollout.actors import Actor, ExpertActor, RandomActor, ScriptedActo
 from trainer.rollout.agent import play_episode
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.episodes import play_in_session
-from trainer.rollout.scheduler import EpisodeSlots
+from trainer.rollout.slots import EpisodeSlots, Seat
 from trainer.tasks.task import Task
 
 MakeActor = Callable[[Task], Actor]
@@ -80,26 +80,26 @@ async def play_tasks(
     gate = asyncio.Semaphore(concurrency)
     slots = slots or EpisodeSlots()
 
-    async def play(task: Task) -> Trajectory:
+    async def play(task: Task, seat: Seat) -> Trajectory:
         async def in_session(session: EnvSession) -> Trajectory:
             return await play_episode(session, task, 0, make_actor(task), max_turns)
 
-        started = False
         try:
             async with gate:
-                await slots.start()
-                started = True
+                await seat.start(task, 0)
                 return await play_in_session(pool, task, in_session)
         finally:
-            slots.leave(started=started)
+            seat.leave()
 
     results: list[Trajectory] = []
     # In waves, so that in deterministic mode a wave's members are known before its first request.
     for start in range(0, len(tasks), concurrency):
-        wave = tasks[start : start + concurrency]
-        for _ in wave:
-            slots.enter()
-        results += await _all_of([play(task) for task in wave])
+        wave = [(task, Seat(slots)) for task in tasks[start : start + concurrency]]
+        try:
+            results += await _all_of([play(task, seat) for task, seat in wave])
+        finally:
+            for _, seat in wave:
+                seat.leave()
     return results
 
 

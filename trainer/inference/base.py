@@ -51,6 +51,7 @@ class GenerationRequest:
         order: Place in a batch whose order must not depend on time.
         session_key: Names the episode. Where there are several servers, its requests go to the one whose cache holds
             its past.
+        priority: Of requests that wait, the smallest is next; equal ones in the order in which they came.
     """
 
     request_id: str
@@ -59,6 +60,7 @@ class GenerationRequest:
     seed: int
     order: tuple[int, ...] = ()
     session_key: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,13 @@ class WeightSource(Protocol):
         """Yield tensors by their Hugging Face names, always in one order; tied ones once, under the first name.
 
         They are the trainer's own: valid until training goes on, and to be copied by whoever keeps them.
+        """
+        ...
+
+    def parameters(self) -> Iterator[tuple[str, Any]]:
+        """Yield the same by the names of the model's modules in this process, for a client that has such a model.
+
+        They differ from those of the Hugging Face hub where the library holds several tensors as one (experts).
         """
         ...
 

@@ -51,6 +51,7 @@ class ActiveBatch:
     def __init__(self, model: PreTrainedModel) -> None:
         _require_keys_and_values(model)
         self._model = model
+        self._device = model.device
         self._last_logits = {"logits_to_keep": 1} if keeps_logits(model) else {}
         self._rows: list[_Row] = []
         self._layers: Layers = []
@@ -100,7 +101,7 @@ class ActiveBatch:
             self._layers = []
             return
         width = max(self._lengths)
-        index = torch.tensor(kept)
+        index = torch.tensor(kept, device=self._device)
         self._layers = [(keys[index, :, -width:], values[index, :, -width:]) for keys, values in self._layers]
 
     def take(self, places: Sequence[int]) -> list[GenerationResult]:
@@ -123,7 +124,7 @@ class ActiveBatch:
         distinct = {tuple(sequence): None for sequence in sequences}
         places = {sequence: place for place, sequence in enumerate(distinct)}
         # Members of a group often read the same prompt: it is computed once.
-        where = torch.tensor([places[tuple(sequence)] for sequence in sequences])
+        where = torch.tensor([places[tuple(sequence)] for sequence in sequences], device=self._device)
         lengths = [len(sequence) for sequence in distinct]
         width = max(lengths)
         ids = torch.zeros(len(distinct), width, dtype=torch.long)
@@ -158,9 +159,9 @@ class ActiveBatch:
         mask = (columns >= 0).long()
         positions = columns[:, -new:].clamp(min=0)
         output = self._model(
-            input_ids=ids,
-            attention_mask=None if bool(mask.all()) else mask,
-            position_ids=positions,
+            input_ids=ids.to(self._device),
+            attention_mask=None if bool(mask.all()) else mask.to(self._device),
+            position_ids=positions.to(self._device),
             past_key_values=cache,
             use_cache=True,
             **self._last_logits,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.core.device import widest_float
 from trainer.inference.base import SamplingParams
 
 
@@ -72,8 +73,10 @@ def draw_tokens(
             uniforms = torch.tensor([streams[row].draw() for row in rows], dtype=torch.float64)
             chosen = inverse_transform(distribution, uniforms)
         picked = distribution.gather(-1, chosen[:, None])[:, 0]
-        for row, token, logprob in zip(rows, chosen.tolist(), picked.tolist(), strict=True):
-            ids[row], logprobs[row] = token, logprob
+        # One transfer from the device: ids are small enough to be exact in the type of the log-probabilities.
+        tokens, values = torch.stack([chosen.to(picked.dtype), picked]).tolist()
+        for row, token, logprob in zip(rows, tokens, values, strict=True):
+            ids[row], logprobs[row] = int(token), logprob
     return ids, logprobs
 
 
@@ -84,9 +87,10 @@ def inverse_transform(log_probabilities: Tensor, uniforms: Tensor) -> Tensor:
         log_probabilities: `[rows, vocabulary]`; tokens of probability 0 are never chosen.
         uniforms: `[rows]`, in [0, 1).
     """
-    cumulative = log_probabilities.double().exp().cumsum(dim=-1)
+    wide = widest_float(log_probabilities.device)
+    cumulative = log_probabilities.to(wide).exp().cumsum(dim=-1)
     # Rounding may leave the last sum a little below 1; scaling keeps every number inside the table.
-    target = uniforms.to(cumulative.device) * cumulative[:, -1]
+    target = uniforms.to(device=cumulative.device, dtype=wide) * cumulative[:, -1]
     return torch.searchsorted(cumulative, target[:, None], right=True)[:, 0].clamp(
         max=log_probabilities.shape[-1] - 1
     )

@@ -6,14 +6,12 @@ a new row is padded on its left, a finished row is cut out.
 """
 
 import asyncio
-import copy
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Any, Self
 
-import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from trainer.inference.base import (
@@ -25,26 +23,32 @@ from trainer.inference.base import (
     WeightSource,
 )
 from trainer.inference.decoding import ActiveBatch
+from trainer.models.weights import load_weights, twin_of
 
 
 class TorchEngine:
-    """Samples replies from a copy of a model.
+    """Samples replies from a model, on the device that it is on.
 
     Args:
-        model: The policy. The engine keeps a copy, because training changes the original in place.
+        model: The policy.
         max_rows: Rows that are decoded at once; more requests wait.
         max_length: Longest row in tokens; a request that could pass it is refused.
+        shares_weights: Whether replies are drawn with the model itself. Whoever changes its weights must do so inside
+            `standing_still`. Otherwise the engine has a second model, with the same weights until it is given others.
     """
 
-    def __init__(self, model: PreTrainedModel, *, max_rows: int, max_length: int) -> None:
-        self._model = copy.deepcopy(model).eval()
+    def __init__(
+        self, model: PreTrainedModel, *, max_rows: int, max_length: int, shares_weights: bool = False
+    ) -> None:
+        self._shares_weights = shares_weights
+        self._model = model.eval() if shares_weights else twin_of(model)
         self._max_rows = max_rows
         self._max_length = max_length
         self._version = 0
         self._waiting: deque[tuple[GenerationRequest, asyncio.Future[GenerationResult]]] = deque()
         self._active: list[tuple[GenerationRequest, asyncio.Future[GenerationResult]]] = []
         self._batch = ActiveBatch(self._model)
-        self._updates: deque[tuple[dict[str, Tensor], int, asyncio.Future[None]]] = deque()
+        self._updates: deque[tuple[WeightSource, int, asyncio.Future[None]]] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch-engine")
         self._loop_task: asyncio.Task[None] | None = None
         self._work = asyncio.Event()
@@ -132,17 +136,27 @@ class TorchEngine:
         self._work.set()
 
     async def sync(self, source: WeightSource, version: int) -> None:
-        """Take new weights between two decoding steps.
+        """Take new weights between two decoding steps, one after the other.
 
         Replies that are under way go on with the new weights: their keys and values are computed again, and each of
-        their tokens says which version drew it.
+        their tokens says which version drew it. The caller must not go on training before the weights are taken.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # The caller may go on training: what is taken must be what was handed over.
-        weights = {name: tensor.detach().clone() for name, tensor in source.tensors()}
-        self._updates.append((weights, version, future))
+        self._updates.append((source, version, future))
         self._wake()
         await future
+
+    @asynccontextmanager
+    async def standing_still(self) -> AsyncIterator[None]:
+        """Draw nothing while inside, where weights are shared; new ones can be announced by `sync` all the same."""
+        if not self._shares_weights:
+            yield
+            return
+        await self.pause("keep")
+        try:
+            yield
+        finally:
+            await self.resume()
 
     async def close(self) -> None:
         """Stop; requests that still wait are cancelled."""
@@ -183,8 +197,8 @@ class TorchEngine:
                 self._drop_cancelled()
                 self._abort()
                 while self._updates:
-                    state, version, done = self._updates[0]
-                    await loop.run_in_executor(self._thread, self._take_weights, state)
+                    source, version, done = self._updates[0]
+                    await loop.run_in_executor(self._thread, self._take_weights, source)
                     self._updates.popleft()
                     self._version = version
                     if not done.done():
@@ -262,8 +276,9 @@ class TorchEngine:
             if not done.done():
                 done.set_result(ended)
 
-    def _take_weights(self, state: Mapping[str, Tensor]) -> None:
-        load_weights(self._model, state)
+    def _take_weights(self, source: WeightSource) -> None:
+        if not self._shares_weights:
+            load_weights(self._model, source.parameters())
         self._batch.recompute()
 
     def _run_alone(self, requests: list[GenerationRequest], version: int) -> list[GenerationResult]:
@@ -280,21 +295,3 @@ class TorchEngine:
                 gone.add(row)
             places = [place for row, place in enumerate(places) if row not in gone]
         return [result for result in results if result is not None]
-
-
-def load_weights(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
-    """Copy weights into `model` by name.
-
-    Raises:
-        ValueError: If a name is unknown, or a weight is missing: half an update is no update.
-    """
-    own: dict[str, Any] = dict(model.named_parameters())
-    unknown = state.keys() - own.keys()
-    missing = own.keys() - state.keys()
-    if unknown or missing:
-        raise ValueError(
-            f"weights do not fit the model: unknown {sorted(unknown)}, missing {sorted(missing)}"
-        )
-    with torch.no_grad():
-        for name, tensor in state.items():
-            own[name].copy_(tensor)

@@ -51,6 +51,7 @@ def turns_of(groups: Sequence[Group]) -> TrajectoryBatch:
         valid=[[turn.action_is_valid for turn in episode] for episode in turns],
         anchors=[[turn.anchor for turn in episode] for episode in turns],
         tokens=[[turn.end - turn.start for turn in episode] for episode in turns],
+        solved=[trajectory.success for _, trajectory in pairs],
     )
 
 

@@ -1,5 +1,6 @@
 """One update of the policy: rows, advantages once for the whole batch, then optimizer steps."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from trainer.algorithms.corrections import mismatch_metrics
 from trainer.algorithms.metrics import Metrics, means, merge
 from trainer.algorithms.objective import compute_advantages, critic_loss, policy_loss
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.backends.base import MicroBatch, StepReport, TrainBackend, TrainRow
+from trainer.backends.base import Digest, MicroBatch, Scorer, StepReport, TrainBackend, TrainRow
 from trainer.backends.skipping import SkippedSteps
 from trainer.core.errors import InvalidNumberError
 from trainer.core.numbers import not_finite
@@ -34,7 +35,7 @@ class Models:
 
     policy: TrainBackend
     critic: TrainBackend | None = None
-    reference: TrainBackend | None = None
+    reference: Scorer | None = None
 
     def state_dicts(self) -> dict[str, Any]:
         """Return what a checkpoint holds of each model."""
@@ -54,8 +55,18 @@ class Models:
             except (RuntimeError, KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"its {name} is of another shape") from error
 
-    def _named(self) -> list[tuple[str, TrainBackend]]:
-        models = {"policy": self.policy, "critic": self.critic, "reference": self.reference}
+    def digest(self, into: Digest) -> None:
+        """Add all that is trained to a digest."""
+        for model in (self.policy, self.critic):
+            if model is not None:
+                model.digest(into)
+
+    def _named(self) -> list[tuple[str, Scorer]]:
+        models: dict[str, Scorer | None] = {
+            "policy": self.policy,
+            "critic": self.critic,
+            "reference": self.reference,
+        }
         return [(name, model) for name, model in models.items() if model is not None]
 
 
@@ -87,8 +98,8 @@ class Learner:
         self._models = models
         self._seed = seed
 
-    def update(self, batch: EpisodeBatch, step: int) -> dict[str, float]:
-        """Take the optimizer steps of one batch and return their metrics.
+    async def update(self, batch: EpisodeBatch, step: int) -> dict[str, float]:
+        """Take the optimizer steps of one batch and return their metrics, while the event loop goes on.
 
         Args:
             batch: Episodes and their rows.
@@ -102,6 +113,9 @@ class Learner:
             RunError: If too many in a row were left out.
             PluginError: If code of the user's fails.
         """
+        return await asyncio.to_thread(self._update, batch, step)
+
+    def _update(self, batch: EpisodeBatch, step: int) -> dict[str, float]:
         if not batch.rows:
             return {"batch/rows": 0.0}
         settings = self._settings
@@ -195,7 +209,7 @@ class Learner:
         order = generator(self._seed, "minibatches", step, epoch).permutation(len(rows)).tolist()
         return [sorted(order[part::count]) for part in range(count)]
 
-    def _forward(self, backend: TrainBackend | None, rows: list[TrainRow]) -> list[Tensor]:
+    def _forward(self, backend: Scorer | None, rows: list[TrainRow]) -> list[Tensor]:
         if backend is None:
             raise ValueError("the algorithm reads a model that the run did not build")
         return backend.forward(rows)
@@ -259,7 +273,7 @@ def _policy_share(
         old_logprobs=micro.fields.get("old"),
         reference_logprobs=micro.fields.get("reference"),
         entropy=micro.entropy,
-        scores=scores[micro.rows],
+        scores=scores.to(micro.rows.device)[micro.rows],
     )
     return policy_loss(settings, inputs, counts)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainer.config.run import TrackingSettings
 from trainer.core.run_files import LineFile, lines_and_sizes, read_lines, write_errors
-from trainer.records.trajectory import Trajectory
+from trainer.records.trajectory import Group
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -55,11 +55,13 @@ class Tracker:
             for name, value in finite.items():
                 self._board.add_scalar(name, value, step)
 
-    def episodes(self, step: int, trajectories: Iterable[Trajectory]) -> None:
-        """Record the episodes that a step trained on or dropped."""
+    def episodes(self, step: int, groups: Iterable[Group]) -> None:
+        """Record the episodes of the groups that a step trained on or dropped, in the order of its batch."""
         if self._episodes is not None:
-            for trajectory in trajectories:
-                self._episodes.write({"step": step, **trajectory.as_text()})
+            for place, group in enumerate(groups):
+                about = group.as_record(place)
+                for trajectory in group.trajectories:
+                    self._episodes.write({"step": step, "group": about, **trajectory.as_record()})
 
     def digest(self, step: int, values: Mapping[str, str]) -> None:
         """Record digests of a step, for comparing two runs."""

@@ -1,5 +1,6 @@
 """Models and tokenizers in Hugging Face layout: on disk, or fetched from the hub once."""
 
+import copy
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from trainer.core.errors import ConfigError
+from trainer.models.shards import SHARD_BYTES, ShardWriter
+from trainer.models.weights import hub_tensors
 
 _HUB_TIMEOUT_S = 8.0
 _FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
@@ -66,15 +70,44 @@ def model_folder(path: str, *, fetch: bool = True) -> Path:
         ) from error
 
 
-def load_model(directory: Path) -> PreTrainedModel:
-    """Load a causal language model in float32.
+def load_model(
+    directory: Path, dtype: torch.dtype = torch.float32, attention: str | None = None
+) -> PreTrainedModel:
+    """Load a causal language model, on the processor.
+
+    Args:
+        directory: Where it lies, in Hugging Face layout.
+        dtype: Type of its numbers.
+        attention: Implementation of attention by the library's name; its choice if None.
 
     Raises:
-        ConfigError: If there is no model in `directory`.
+        ConfigError: If there is no model in `directory`, or that attention cannot be had.
     """
     if not (directory / "config.json").exists():
         raise ConfigError(f"{directory} holds no model: it has no config.json")
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=dtype, attn_implementation=attention, local_files_only=True
+        )
+    except (ImportError, ValueError) as error:
+        if attention is None:
+            raise
+        raise ConfigError(f"model.attention {attention}: {error}") from error
+    return without_chance(model)
+
+
+def without_chance(model: PreTrainedModel) -> PreTrainedModel:
+    """Take dropout and the noise of routers out of a model: what is sampled from and what is trained must be one."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "router_jitter_noise", "jitter_noise"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    # With it the library would compute a loss of its own for the balance of experts: the algorithm's is the only one.
+    if getattr(model.config, "output_router_logits", False):
+        model.config.output_router_logits = False
+    return model.eval()
 
 
 def load_tokenizer(directory: Path) -> Any:
@@ -84,6 +117,28 @@ def load_tokenizer(directory: Path) -> Any:
 
 def save_model(model: PreTrainedModel, tokenizer: Any, directory: Path) -> None:
     """Write a model (safetensors) and its tokenizer; any tool that reads Hugging Face layout can load them."""
-    directory.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(directory)
+    save_weights(model, directory)
     tokenizer.save_pretrained(directory)
+
+
+def save_weights(model: PreTrainedModel, directory: Path, shard_bytes: int = SHARD_BYTES) -> None:
+    """Write a model without its tokenizer, tensor by tensor: no more than one file's are held beside it.
+
+    Args:
+        model: The model; adapters are added to the weights.
+        directory: Where to; it is made if need be, and what it holds of another model's weights is removed.
+        shard_bytes: Size from which on another file is begun.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    for old in [*directory.glob("model*.safetensors"), directory / "model.safetensors.index.json"]:
+        old.unlink(missing_ok=True)
+    shards = ShardWriter(directory, shard_bytes)
+    for name, tensor in hub_tensors(model):
+        shards.add(name, tensor)
+    shards.close()
+    config = copy.deepcopy(model.config)
+    config.dtype = model.dtype
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(directory)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(directory)

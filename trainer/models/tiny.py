@@ -34,7 +34,9 @@ class TinyPolicySettings:
     pad_id: int = 0
 
 
-def build_tiny_model(settings: TinyPolicySettings, seed: int) -> PreTrainedModel:
+def build_tiny_model(
+    settings: TinyPolicySettings, seed: int, attention: str | None = None
+) -> PreTrainedModel:
     """Return a randomly initialised policy; equal seeds give equal weights.
 
     Raises:
@@ -64,4 +66,6 @@ def build_tiny_model(settings: TinyPolicySettings, seed: int) -> PreTrainedModel
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % 2**63)
         model = Qwen3ForCausalLM(config)
+    if attention is not None:
+        model.set_attn_implementation(attention)
     return model.float()

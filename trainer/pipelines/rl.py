@@ -5,12 +5,14 @@ import hashlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
+from trainer.algorithms.filters import refills
 from trainer.algorithms.objective import select_groups
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.core.console import RunConsole
-from trainer.core.ending import Ending
+from trainer.core.ending import Ending, to_its_end
 from trainer.core.errors import RunError
 from trainer.core.numbers import not_finite
 from trainer.inference.base import InferenceClient
@@ -20,8 +22,9 @@ from trainer.learn.rows import RowBuilder
 from trainer.learn.tracking import Tracker
 from trainer.records.checkpoint import CheckpointStore, RunState
 from trainer.records.ledger import Ledger
-from trainer.records.trajectory import Group, Trajectory
-from trainer.rollout.scheduler import RolloutScheduler
+from trainer.records.trajectory import KEPT, Group, Trajectory
+from trainer.rollout.recall import Recall
+from trainer.rollout.scheduler import LeaveOut, RolloutScheduler, StepGroups
 from trainer.weights.publisher import WeightPublisher
 
 Evaluate = Callable[[int], Awaitable[None]]
@@ -30,7 +33,11 @@ Evaluate = Callable[[int], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the loop drives."""
+    """What the loop drives.
+
+    Attributes:
+        updating: Entered for as long as weights change: who samples with these very weights stands still.
+    """
 
     algorithm: AlgorithmSettings
     scheduler: RolloutScheduler
@@ -43,6 +50,8 @@ class Parts:
     tracker: Tracker
     console: RunConsole
     checkpoints: CheckpointStore
+    updating: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    recall: Recall | None = None
 
 
 async def train(
@@ -65,54 +74,73 @@ async def train(
                 metrics["time/step_s"] = elapsed
                 generated = parts.client.counters.tokens_generated - tokens_before
                 metrics["time/tokens_per_s"] = generated / elapsed
-                _record(parts, groups, step, metrics)
+                await _record(parts, groups, step, metrics)
                 window = parts.scheduler.window
                 state = RunState(step + 1, state.version + 1, window.next_index, window.untrained)
                 whole = True
             if checkpoint_every and state.step % checkpoint_every == 0:
-                save(parts, state)
-                saved = state.step
+                with ending.deferred():
+                    await save(parts, state)
+                    saved = state.step
             await evaluate(state.step)
     finally:
         if whole and state.step > saved:
-            save(parts, state)
+            await save(parts, state)
     return state
 
 
-async def _update(parts: Parts, groups: Sequence[Group], step: int, version: int) -> dict[str, float]:
+async def _update(parts: Parts, groups: StepGroups, step: int, version: int) -> dict[str, float]:
     """Train on groups, publish the weights, let new groups start, and return the step's metrics."""
-    kept = choose_groups(parts, groups)
+    kept = choose_groups(parts, groups.kept)
     batch = episode_batch(kept, parts.build_rows)
 
-    # In a thread: episodes of later steps, if any are allowed, go on meanwhile.
-    updated = await asyncio.to_thread(parts.learner.update, batch, step)
-    await parts.publisher.publish(parts.models.policy, version + 1)
+    # Episodes of later steps, if any are allowed, go on meanwhile.
+    async with parts.updating():
+        updated = await parts.learner.update(batch, step)
+        await parts.publisher.publish(parts.models.policy, version + 1)
 
     account_for(parts.ledger, kept, updated, step)
-    for group in groups:
+    for group in groups.kept:
         parts.scheduler.release(group)
     parts.ledger.flush()
-    return rollout_metrics(groups, kept, version) | updated
+    return rollout_metrics(groups.played, kept, version) | updated
 
 
-def _record(parts: Parts, groups: Sequence[Group], step: int, metrics: dict[str, float]) -> None:
+async def _record(parts: Parts, step_groups: StepGroups, step: int, metrics: dict[str, float]) -> None:
     """Write down what happened in a step."""
+    groups = step_groups.played
     metrics["time/wait_s"] = parts.scheduler.waited_s
     metrics |= {f"rollout/{name}": float(count) for name, count in parts.scheduler.counters.items()}
-    parts.tracker.episodes(step, [trajectory for group in groups for trajectory in group.trajectories])
+    parts.tracker.episodes(step, groups)
     if parts.tracker.wants_digests:
-        parts.tracker.digest(step, digests(groups, parts.models))
+        parts.tracker.digest(step, await asyncio.to_thread(digests, groups, parts.models))
     parts.tracker.metrics(step + 1, metrics)
     parts.console.step(step, metrics)
 
 
+def leave_out(algorithm: AlgorithmSettings) -> LeaveOut:
+    """Return the algorithm's filter for one group, for those that judge each by itself."""
+
+    def reason(group: Group) -> str | None:
+        dropped = select_groups(algorithm, turns_of([group])).dropped.get(group.index)
+        return None if dropped is None else f"filter:{dropped}"
+
+    return reason
+
+
 def choose_groups(parts: Parts, groups: Sequence[Group]) -> list[Group]:
-    """Apply the algorithm's filter; groups that it drops are accounted for with the reason."""
-    chosen = select_groups(parts.algorithm, turns_of(groups))
-    for index, reason in chosen.dropped.items():
-        parts.ledger.dropped(index, f"filter:{reason}")
-    kept = set(chosen.kept)
-    return [group for group in groups if group.index in kept]
+    """Apply the algorithm's filter to the groups of a step; those that it drops are accounted for with the reason.
+
+    A filter that refills has judged each group already, when it ended.
+    """
+    judged = refills(parts.algorithm.filter)
+    dropped = {} if judged else select_groups(parts.algorithm, turns_of(groups)).dropped
+    for group in groups:
+        reason = dropped.get(group.index)
+        group.decision = KEPT if reason is None else f"filter:{reason}"
+        if reason is not None:
+            parts.ledger.dropped(group.index, group.decision)
+    return [group for group in groups if group.decision == KEPT]
 
 
 def account_for(ledger: Ledger, groups: Sequence[Group], updated: Mapping[str, float], step: int) -> None:
@@ -124,14 +152,20 @@ def account_for(ledger: Ledger, groups: Sequence[Group], updated: Mapping[str, f
         ledger.trained([group.index for group in groups], step)
 
 
-def save(parts: Parts, state: RunState) -> None:
-    """Write a checkpoint, and everything that belongs to the steps before it.
+async def save(parts: Parts, state: RunState) -> None:
+    """Write a checkpoint, and everything that belongs to the steps before it, while the event loop goes on.
+
+    Whatever is cancelled meanwhile, it is written to its end.
 
     Raises:
         RunError: If a weight, or a number of an optimizer, is not finite: then nothing is written.
     """
     parts.tracker.flush()
     parts.ledger.flush()
+    await to_its_end(asyncio.to_thread(_save, parts, state))
+
+
+def _save(parts: Parts, state: RunState) -> None:
     saved = parts.models.state_dicts()
     if broken := list(not_finite(saved)):
         raise RunError(
@@ -139,6 +173,8 @@ def save(parts: Parts, state: RunState) -> None:
             "tensors): lower optimizer.learning_rate"
         )
     parts.checkpoints.save(state, saved)
+    if parts.recall is not None:
+        parts.recall.settle(state.next_task, state.untrained)
 
 
 def rollout_metrics(groups: Sequence[Group], kept: Sequence[Group], version: int) -> dict[str, float]:
@@ -187,10 +223,7 @@ def digests(groups: Sequence[Group], models: Models) -> dict[str, str]:
     ids = [[segment.ids for segment in trajectory.segments] for trajectory in trajectories]
     rewards = [[turn.reward for turn in trajectory.turns] for trajectory in trajectories]
     weights = hashlib.blake2b(digest_size=16)
-    for backend in (models.policy, models.critic):
-        if backend is not None:
-            for _, tensor in backend.export():
-                weights.update(tensor.contiguous().numpy().tobytes())
+    models.digest(weights)
     return {"ids": _digest(ids), "rewards": _digest(rewards), "weights": weights.hexdigest()}
 
 

@@ -294,7 +294,7 @@ def _read_state(path: Path) -> RunState:
 
 def _read_part(path: Path) -> Any:
     try:
-        return torch.load(path, weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {type(error).__name__}") from error
 

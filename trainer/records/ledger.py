@@ -66,6 +66,14 @@ class Ledger:
         more = {"detail": detail} if detail else {}
         self._write({"task": index, "fate": Fate.DROPPED, "reason": reason, **more})
 
+    def put_aside(self, index: int, version: int) -> None:
+        """A task's episodes were stopped because they were not ready in time; it is issued again in a later round."""
+        self._write({"task": index, "fate": Fate.REISSUED, "put_aside_at_version": version})
+
+    def begun_again(self, index: int, why: str) -> None:
+        """An episode of a task lost its environment with the process that played it, and is sampled from its start."""
+        self._write({"task": index, "fate": Fate.ISSUED, "begun_again": why})
+
     def roll_back(self, next_index: int, step: int, untrained: Iterable[int]) -> list[int]:
         """Return to a checkpoint: every event after it is void, and its tasks will be issued again.
 

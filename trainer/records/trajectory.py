@@ -2,13 +2,27 @@
 
 Token ids are the record. They come from the inference engine and are never made again from text. A prompt that
 does not continue the stored ids opens a new segment (counted in `Trajectory.forks`), never a silent re-tokenisation.
+As plain data (`trainer.records.schema`) a trajectory is complete: it can be read back.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from itertools import compress
+from typing import Any, TypeVar
 
+from trainer.records.schema import (
+    EPISODE_FORMAT,
+    EpisodeFormatError,
+    SegmentSchema,
+    TurnSchema,
+    read_schema,
+    runs,
+    spread,
+)
 from trainer.tasks.task import Task
+
+_Value = TypeVar("_Value", int, float)
 
 
 class Outcome(StrEnum):
@@ -21,6 +35,7 @@ class Outcome(StrEnum):
     ENVIRONMENT_ERROR = "environment_error"
     INVALID_NUMBER = "invalid_number"
     CONTEXT_OVERFLOW = "context_overflow"
+    AGENT_ERROR = "agent_error"
 
     @property
     def is_result(self) -> bool:
@@ -91,6 +106,59 @@ class Segment:
         self.versions += versions
         self.turn_index += [turn] * len(ids)
 
+    def as_record(self) -> dict[str, Any]:
+        """Return the segment as plain data."""
+        return {
+            "ids": self.ids,
+            "action_mask": [int(flag) for flag in self.action_mask],
+            "logprobs": self._sampled(self.logprobs),
+            "versions": runs(self._sampled(self.versions)),
+            "turn_index": runs(self._sampled(self.turn_index)),
+            "parent": None if self.parent is None else list(self.parent),
+            "fork": self.fork,
+        }
+
+    @classmethod
+    def from_schema(cls, data: SegmentSchema, name: str, lengths: Sequence[int]) -> "Segment":
+        """Return the segment that data describe.
+
+        Args:
+            data: What `as_record` wrote.
+            name: What it is called in messages.
+            lengths: Tokens of each of the episode's segments.
+
+        Raises:
+            EpisodeFormatError: If its parts do not fit together.
+        """
+        sampled = sum(data.action_mask)
+        if len(data.action_mask) != len(data.ids) or len(data.logprobs) != sampled:
+            raise EpisodeFormatError(
+                f"{name}: {len(data.ids)} ids, {len(data.action_mask)} marks and {len(data.logprobs)} "
+                f"log-probabilities for {sampled} sampled tokens do not fit together"
+            )
+        parent = None if data.parent is None else (data.parent[0], data.parent[1])
+        if parent is not None and not (parent[0] < len(lengths) and parent[1] <= lengths[parent[0]]):
+            raise EpisodeFormatError(f"{name}: its parent is not there")
+        mask = [flag == 1 for flag in data.action_mask]
+        return cls(
+            ids=list(data.ids),
+            action_mask=mask,
+            logprobs=_placed(data.logprobs, mask, 0.0),
+            versions=_placed(spread(data.versions, sampled, f"{name}.versions"), mask, -1),
+            turn_index=_placed(spread(data.turn_index, sampled, f"{name}.turn_index"), mask, -1),
+            parent=parent,
+            fork=None if data.fork is None else _member(Fork, data.fork, f"{name}.fork"),
+        )
+
+    def _sampled(self, values: list[_Value]) -> list[_Value]:
+        return list(compress(values, self.action_mask))
+
+
+def _placed(values: Iterable[_Value], mask: Sequence[bool], other: _Value) -> list[_Value]:
+    """Return values where the mask is true, and `other` elsewhere."""
+    left = iter(values)
+    return [next(left) if flag else other for flag in mask]
+
 
 @dataclass(slots=True)
 class Turn:
@@ -119,6 +187,42 @@ class Turn:
     action_is_valid: bool = True
     format_penalty: float = 0.0
     finish_reason: str = "stop"
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the turn as plain data."""
+        return {
+            "observation": self.observation,
+            "reply": self.reply,
+            "reward": self.reward,
+            "valid": self.action_is_valid,
+            "format_penalty": self.format_penalty,
+            "anchor": self.anchor,
+            "finish_reason": self.finish_reason,
+            "tokens": [self.segment, self.start, self.end],
+        }
+
+    @classmethod
+    def from_schema(cls, data: TurnSchema, name: str, lengths: Sequence[int]) -> "Turn":
+        """Return the turn that data describe; see `Segment.from_schema`.
+
+        Raises:
+            EpisodeFormatError: If it does not lie within its segment.
+        """
+        segment, start, end = data.tokens
+        if start != end and not (0 <= segment < len(lengths) and 0 <= start < end <= lengths[segment]):
+            raise EpisodeFormatError(f"{name}.tokens: it does not lie within a segment")
+        return cls(
+            segment=segment,
+            start=start,
+            end=end,
+            observation=data.observation,
+            reply=data.reply,
+            reward=data.reward,
+            anchor=data.anchor,
+            action_is_valid=data.valid,
+            format_penalty=data.format_penalty,
+            finish_reason=data.finish_reason,
+        )
 
 
 @dataclass(slots=True)
@@ -170,9 +274,10 @@ class Trajectory:
         """The oldest policy version that sampled a token of this episode; -1 if none was sampled."""
         return min((v for segment in self.segments for v in segment.versions if v >= 0), default=-1)
 
-    def as_text(self) -> dict[str, Any]:
-        """Return the episode as plain data: readable text and the ids beside it."""
+    def as_record(self) -> dict[str, Any]:
+        """Return the episode as plain data, all that it holds; `from_record` gives it back."""
         return {
+            "format": EPISODE_FORMAT,
             "task": self.task.as_dict(),
             "member": self.member,
             "attempt": self.attempt,
@@ -180,26 +285,48 @@ class Trajectory:
             "detail": self.detail,
             "reward": self.total_reward,
             "forks": self.forks,
-            "turns": [
-                {
-                    "observation": turn.observation,
-                    "reply": turn.reply,
-                    "reward": turn.reward,
-                    "valid": turn.action_is_valid,
-                    "tokens": [turn.segment, turn.start, turn.end],
-                }
-                for turn in self.turns
-            ],
-            "segments": [
-                {
-                    "ids": segment.ids,
-                    "action_mask": [int(flag) for flag in segment.action_mask],
-                    "logprobs": [round(value, 6) for value in segment.logprobs],
-                    "versions": segment.versions,
-                }
-                for segment in self.segments
-            ],
+            "metrics": self.metrics,
+            "turns": [turn.as_record() for turn in self.turns],
+            "segments": [segment.as_record() for segment in self.segments],
         }
+
+    @classmethod
+    def from_record(cls, record: object) -> "Trajectory":
+        """Read an episode that `as_record` wrote. Keys that it does not know are passed over.
+
+        Raises:
+            EpisodeFormatError: If it is none: the message says where, and its cost is that of reading it.
+        """
+        data = read_schema(record)
+        lengths = [len(each.ids) for each in data.segments]
+        return cls(
+            task=Task(**dict(data.task)),
+            member=data.member,
+            attempt=data.attempt,
+            segments=[
+                Segment.from_schema(each, f"segments.{place}", lengths)
+                for place, each in enumerate(data.segments)
+            ],
+            turns=[
+                Turn.from_schema(each, f"turns.{place}", lengths) for place, each in enumerate(data.turns)
+            ],
+            outcome=_member(Outcome, data.outcome, "outcome"),
+            detail=data.detail,
+            metrics=dict(data.metrics),
+        )
+
+
+_Enumeration = TypeVar("_Enumeration", bound=StrEnum)
+
+
+def _member(kind: type[_Enumeration], value: str, name: str) -> _Enumeration:
+    if value not in [*kind]:
+        raise EpisodeFormatError(f"{name}: {value[:40]!r} is none of {', '.join(kind)}")
+    return kind(value)
+
+
+KEPT = "kept"
+"""What a filter says of a group that is trained on."""
 
 
 @dataclass(slots=True)
@@ -213,6 +340,7 @@ class Group:
         trajectories: The members that ended with a result.
         failures: How many attempts failed for reasons of the environment, by outcome.
         detail: A word on the last of them, for people.
+        decision: What the algorithm's filter made of it: "kept", or "filter:" and why it was dropped; empty before.
     """
 
     index: int
@@ -221,3 +349,18 @@ class Group:
     trajectories: list[Trajectory] = field(default_factory=list)
     failures: dict[str, int] = field(default_factory=dict)
     detail: str = ""
+    decision: str = ""
+
+    def as_record(self, place: int) -> dict[str, Any]:
+        """Return what is known of the group beside its episodes, as plain data.
+
+        Args:
+            place: Which of its step's groups it was, in the order in which the step took them up.
+        """
+        return {
+            "index": self.index,
+            "place": place,
+            "admitted_version": self.admitted_version,
+            "decision": self.decision,
+            "failures": self.failures,
+        }

@@ -15,6 +15,7 @@ from trainer.inference.base import GenerationRequest, InferenceClient, SamplingP
 from trainer.records.trajectory import Trajectory, Turn
 from trainer.rollout.context import Message
 from trainer.rollout.prompts import PromptBuilder
+from trainer.rollout.recall import session_key
 from trainer.rollout.recorder import Recorder
 
 
@@ -61,6 +62,7 @@ class ModelActor:
         max_length: Longest row in tokens.
         seed: The run's seed; every reply draws from a stream of its own below it.
         purpose: Name of the family of streams, such as "train" or "evaluate".
+        groups_per_step: Where replies wait, those of so many tasks of the stream, which one step trains, go first.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class ModelActor:
         max_length: int,
         seed: int,
         purpose: str,
+        groups_per_step: int = 1,
     ) -> None:
         self._client = client
         self._prompts = prompts
@@ -78,6 +81,7 @@ class ModelActor:
         self._max_length = max_length
         self._seed = seed
         self._purpose = purpose
+        self._groups_per_step = groups_per_step
         self._recorder: Recorder | None = None
 
     def begin(self, info: Mapping[str, Any]) -> None:
@@ -132,7 +136,8 @@ class ModelActor:
             sampling=self._sampling,
             seed=derive_seed(self._seed, self._purpose, "reply", *order, trajectory.attempt),
             order=order,
-            session_key=f"{self._purpose}-{task.index}-{trajectory.member}-{trajectory.attempt}",
+            session_key=session_key(self._purpose, task.index, trajectory.member, trajectory.attempt),
+            priority=task.index // self._groups_per_step,
         )
 
 

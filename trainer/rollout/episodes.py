@@ -3,17 +3,31 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from inspect import isawaitable
+from typing import Protocol, cast
 
 from clients.protocol.errors import ProblemError
 from clients.session import EnvSession
-from trainer.core.errors import InvalidNumberError
+from trainer.core.errors import InvalidNumberError, PluginError
 from trainer.core.numbers import are_finite, finite_number
 from trainer.core.plugins import Plugin
-from trainer.records.trajectory import Segment, Trajectory, Turn
+from trainer.records.rollout_log import EpisodeKey
+from trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
 from trainer.rollout.actors import Actor
 from trainer.rollout.agent import note_failure, play_episode
 from trainer.rollout.environments import EnvironmentPool
+from trainer.rollout.recall import EpisodeLostError, EpisodeTape, LoggedSession, Recall
 from trainer.tasks.task import Task
+
+
+class BlackBox(Protocol):
+    """Plays an episode with an agent that is not ours, and whose calls of the policy are recorded."""
+
+    async def play(
+        self, session: EnvSession, task: Task, member: int, attempt: int, max_turns: int
+    ) -> Trajectory:
+        """Play one episode; whatever the agent does has an outcome."""
+        ...
+
 
 PlayInSession = Callable[[EnvSession], Awaitable[Trajectory]]
 
@@ -45,6 +59,9 @@ class EpisodePlayer:
         max_turns: Turns after which an episode is truncated.
         agent: A coroutine of the user's that plays in place of ours.
         reward: A function of the user's that gives the turns their rewards.
+        recall: What the rollout log has of earlier processes' episodes, and where these are written; None without one.
+        lost: Told the task, and why, when an episode could not be gone on with and begins again.
+        black_box: Plays with an agent that is a program or a service, in place of ours.
     """
 
     pool: EnvironmentPool
@@ -52,6 +69,9 @@ class EpisodePlayer:
     max_turns: int
     agent: Plugin | None = None
     reward: Plugin | None = None
+    recall: Recall | None = None
+    lost: Callable[[int, str], None] = lambda task, why: None
+    black_box: BlackBox | None = None
 
     async def play(self, task: Task, member: int, attempt: int) -> Trajectory:
         """Play one episode.
@@ -61,10 +81,7 @@ class EpisodePlayer:
             ProblemError: If the server refuses what the run asks for.
         """
 
-        async def in_session(session: EnvSession) -> Trajectory:
-            return await self._agent(session, task, member, attempt)
-
-        trajectory = await play_in_session(self.pool, task, in_session, member, attempt)
+        trajectory = await self._logged(task, member, attempt)
         if self.reward is not None and trajectory.outcome.is_result:
             try:
                 _give_rewards(trajectory, self.reward)
@@ -72,7 +89,47 @@ class EpisodePlayer:
                 note_failure(trajectory, error)
         return trajectory
 
+    async def _logged(self, task: Task, member: int, attempt: int) -> Trajectory:
+        if self.recall is None:
+            return await self._play(task, member, attempt, None)
+        with self.recall.playing(EpisodeKey(task.index, member, attempt)) as tape:
+            if tape.ended is not None:
+                outcome, detail = tape.ended
+                return Trajectory(task, member, attempt, outcome=Outcome(outcome), detail=detail)
+            trajectory = await self._play(task, member, attempt, tape)
+            if not trajectory.outcome.is_result:
+                tape.end(trajectory)
+            return trajectory
+
+    async def _play(self, task: Task, member: int, attempt: int, tape: EpisodeTape | None) -> Trajectory:
+        async def in_session(session: EnvSession) -> Trajectory:
+            if tape is None:
+                return await self._agent(session, task, member, attempt)
+            return await self._go_on(session, tape, task, member, attempt)
+
+        return await play_in_session(self.pool, task, in_session, member, attempt)
+
+    async def _go_on(
+        self, session: EnvSession, tape: EpisodeTape, task: Task, member: int, attempt: int
+    ) -> Trajectory:
+        """Play from where the log ends, or from the beginning where the environment cannot be brought there."""
+        logged = LoggedSession(session, tape)
+        try:
+            trajectory = await self._agent(cast(EnvSession, logged), task, member, attempt)
+        except (EpisodeLostError, PluginError):
+            if logged.lost is None:
+                raise
+        else:
+            if logged.lost is None:
+                return trajectory
+        self.lost(task.index, f"member {member}: {logged.lost}")
+        tape.cut(0)
+        logged = LoggedSession(session, tape)
+        return await self._agent(cast(EnvSession, logged), task, member, attempt)
+
     async def _agent(self, session: EnvSession, task: Task, member: int, attempt: int) -> Trajectory:
+        if self.black_box is not None:
+            return await self.black_box.play(session, task, member, attempt, self.max_turns)
         actor = self.make_actor()
         if self.agent is None:
             return await play_episode(session, task, member, actor, self.max_turns, attempt)

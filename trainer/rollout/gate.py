@@ -19,7 +19,8 @@ from trainer.inference.base import (
     PauseMode,
     WeightSource,
 )
-from trainer.rollout.scheduler import EpisodeSlots
+from trainer.rollout.slots import EpisodeSlots
+from trainer.tasks.task import Task
 
 
 class _Wave:
@@ -59,8 +60,8 @@ class WaveGate(EpisodeSlots):
         """An episode will run."""
         self._entered += 1
 
-    async def start(self) -> None:
-        """Wait for a place, in line."""
+    async def start(self, task: Task, member: int) -> None:
+        """Wait for a place, in line: those that wait start in the order in which they came."""
         if self._places is None or self._started < self._places:
             self._started += 1
             return
@@ -75,10 +76,10 @@ class WaveGate(EpisodeSlots):
                 self._free_place()
             raise
 
-    def leave(self, *, started: bool = True) -> None:
+    def leave(self, task: Task | None) -> None:
         """An episode ended; the others may have been waiting for it, or for its place."""
         self._entered -= 1
-        if started:
+        if task is not None:
             self._free_place()
         self._send_if_full()
 

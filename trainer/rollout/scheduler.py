@@ -1,21 +1,34 @@
-"""Plays groups of episodes: one asyncio task an episode, groups admitted by the window, oldest finished first."""
+"""Plays groups of episodes: one asyncio task an episode, groups admitted by the window, oldest finished first.
+
+A filter that judges each group by itself does so here, as soon as the group has ended: what it leaves out is named in
+the ledger, and the next task of the stream takes its place in the same step (the dynamic sampling of DAPO,
+arXiv:2503.14476).
+"""
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 from trainer.core.errors import RunError
 from trainer.records.ledger import Ledger
-from trainer.records.trajectory import Group, Outcome, Trajectory
+from trainer.records.trajectory import KEPT, Group, Outcome, Trajectory
 from trainer.rollout.admission import AdmissionWindow
+from trainer.rollout.slots import EpisodeSlots, Seat
 from trainer.tasks.task import Task, TaskSource
 
 _LONGEST_DETAIL = 300
 """Characters of a failure's reason that are kept: it may hold whatever an environment wrote."""
 
+_PATIENCE_WITH_CANCELLED_S = 10.0
+
 PlayEpisode = Callable[[Task, int, int], Awaitable[Trajectory]]
 """Plays (task, member, attempt). Outcomes that are no result are replaced by the scheduler."""
+
+
+LeaveOut = Callable[[Group], str | None]
+"""Says why a group is not trained on; None keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +43,8 @@ class GroupPlan:
         max_failed_groups: Groups of one environment that may be dropped in a row; one more ends the run.
         replace_at_once: Whether a dropped group's place is taken at once, or only when no other group plays any
             more: then it never hangs on time who shares a batch.
+        max_left_out: Groups that a filter may leave out in one step before no more are played for it; None is no
+            limit.
     """
 
     size: int
@@ -38,23 +53,33 @@ class GroupPlan:
     episode_timeout_s: float
     max_failed_groups: int = 8
     replace_at_once: bool = True
+    max_left_out: int | None = None
 
 
-class EpisodeSlots:
-    """Told when episodes start and end; the deterministic mode counts them to know when a batch is complete."""
+@dataclass(frozen=True, slots=True)
+class StepGroups:
+    """The groups of one training step, each list in the order of the stream.
 
-    def enter(self) -> None:
-        """An episode will run."""
+    Attributes:
+        kept: Those to train on.
+        left_out: Those that a filter has left out since the step before, with their episodes.
+    """
 
-    async def start(self) -> None:
-        """Wait until it may; those that wait start in the order in which they came."""
+    kept: list[Group]
+    left_out: list[Group] = field(default_factory=list)
 
-    def leave(self, *, started: bool = True) -> None:
-        """It ended, or was given up before it started."""
+    @property
+    def played(self) -> list[Group]:
+        """All of them, in the order of the stream."""
+        return sorted([*self.kept, *self.left_out], key=lambda group: group.index)
 
 
 class EnvironmentFailsError(RunError):
     """An environment has failed group after group; the message has its reason."""
+
+
+class NothingToLearnError(RunError):
+    """A filter has left out every group that was played for a step."""
 
 
 class RolloutScheduler:
@@ -68,7 +93,9 @@ class RolloutScheduler:
         ledger: Told of every task that is issued or dropped.
         slots: Told of every episode's start and end.
         report: Told, for people, why groups were dropped.
-        disconnected: Whether an environment server is gone now. Time that episodes wait for it is not theirs.
+        disconnected: Whether a server is gone now that episodes wait for. That time is not theirs.
+        leave_out: The filter; None keeps every group.
+        times_aside: How often tasks were put aside before a restart.
     """
 
     def __init__(
@@ -80,7 +107,9 @@ class RolloutScheduler:
         ledger: Ledger,
         slots: EpisodeSlots,
         report: Callable[[str], None] = lambda _: None,
-        disconnected: Callable[[], bool] = lambda: False,
+        disconnected: Callable[[], Awaitable[bool]] | None = None,
+        leave_out: LeaveOut | None = None,
+        times_aside: Mapping[int, int] | None = None,
     ) -> None:
         self.window = window
         self.counters: Counter[str] = Counter()
@@ -91,9 +120,16 @@ class RolloutScheduler:
         self._slots = slots
         self._report = report
         self._disconnected = disconnected
+        self._leave_out = leave_out
+        self._left_out: list[Group] = []
         self._failed_in_a_row: Counter[str] = Counter()
         self._failed_of: Counter[tuple[str, str]] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], int] = {}
+        self._taken: list[Group] = []
+        self._closed = False
+        self._left_behind: set[asyncio.Future[Trajectory]] = set()
+        self._stopping: set[asyncio.Task[None]] = set()
+        self._times_aside: Counter[int] = Counter(times_aside)
         self._finished: dict[int, Group] = {}
         self._progress = asyncio.Event()
         self._failure: BaseException | None = None
@@ -101,36 +137,46 @@ class RolloutScheduler:
 
     def admit(self, version: int) -> None:
         """Start as many groups as the window allows, stamped with the policy version that plays them first."""
+        if self._closed:
+            return
         for index in self.window.admit(version):
             self._ledger.issued(index, version)
-            for _ in range(self._plan.size + self._plan.extra):
-                self._slots.enter()
-            task = asyncio.get_running_loop().create_task(self._run_group(index, version))
-            self._tasks.add(task)
-            task.add_done_callback(self._group_ended)
+            seats = [Seat(self._slots) for _ in range(self._plan.size + self._plan.extra)]
+            task = asyncio.get_running_loop().create_task(self._run_group(index, version, seats))
+            self._tasks[task] = index
+            task.add_done_callback(partial(self._group_ended, seats))
 
-    async def next_groups(self, version: int) -> list[Group]:
-        """Return the groups of the next training step, chosen oldest finished first, in the order of the stream.
+    async def next_groups(self, version: int) -> StepGroups:
+        """Return the groups of the next training step, chosen oldest finished first.
+
+        They are fewer than `groups_per_step` only where a filter has left out more than `GroupPlan.max_left_out`.
 
         Raises:
             Exception: Whatever a playing group raised that playing again cannot mend.
             EnvironmentFailsError: If an environment fails all of its groups.
+            NothingToLearnError: If a filter has left out that many and kept none.
         """
         self.admit(version)
-        groups: list[Group] = []
+        kept = self._taken  # of a call that was cancelled, too
         started = asyncio.get_running_loop().time()
-        while len(groups) < self.window.groups_per_step:
+        while len(kept) < self.window.groups_per_step:
             index = self.window.take(version)
-            if index is None:
+            if index is not None:
+                kept.append(self._finished.pop(index))
+            elif self._gave_up and not self.window.waits:
+                self._say_short(kept)
+                break
+            else:
                 await self._something_happens()
-                if self._plan.replace_at_once or not self._tasks:
+                if (self._plan.replace_at_once or not self._tasks) and not self._gave_up:
                     self.admit(version)
-                continue
-            groups.append(self._finished.pop(index))
+        self._put_aside(version)
+        self._taken = []
         # Who of them ended first is a matter of time; what is trained on must not be.
-        groups.sort(key=lambda group: group.index)
+        kept.sort(key=lambda group: group.index)
         self._waited_s = asyncio.get_running_loop().time() - started
-        return groups
+        left_out, self._left_out = self._left_out, []
+        return StepGroups(kept, sorted(left_out, key=lambda group: group.index))
 
     def release(self, group: Group) -> None:
         """Forget a group that was trained or dropped, so that a new one may start."""
@@ -142,10 +188,14 @@ class RolloutScheduler:
         return self._waited_s
 
     async def close(self) -> None:
-        """Cancel everything that still plays."""
-        for task in self._tasks:
+        """Cancel everything that still plays; nothing is played any more."""
+        self._closed = True
+        self._failure = self._failure or RunError("the rollout scheduler was closed")
+        self._progress.set()
+        tasks = [*self._tasks, *self._stopping]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _something_happens(self) -> None:
         """Wait until a group has ended; one may have failed while nobody waited."""
@@ -155,8 +205,52 @@ class RolloutScheduler:
         if self._failure is not None:
             raise self._failure
 
-    def _group_ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+    @property
+    def _gave_up(self) -> bool:
+        """Whether a filter has left out so much that no more is played for this step."""
+        return self._plan.max_left_out is not None and len(self._left_out) >= self._plan.max_left_out
+
+    def _say_short(self, kept: Sequence[Group]) -> None:
+        """Tell of a step that trains on fewer groups than it should.
+
+        Raises:
+            NothingToLearnError: There is none at all.
+        """
+        reasons = Counter(group.decision for group in self._left_out)
+        why = (
+            f"{len(self._left_out)} groups played for one step were left out "
+            f"({', '.join(f'{count} by {reason}' for reason, count in sorted(reasons.items()))})"
+        )
+        if not kept:
+            raise NothingToLearnError(
+                f"{why} and none was kept: these tasks are too easy or too hard for this policy. Choose others, raise "
+                "rollout.group_size, or raise algorithm.filter.max_rounds"
+            )
+        self.counters["steps_short"] += 1
+        self._report(f"a step trains on {len(kept)} of {self.window.groups_per_step} groups: {why}")
+
+    def _put_aside(self, version: int) -> None:
+        """Stop the groups that were not ready in time; they begin anew in a later round."""
+        late = set(self.window.put_aside(version))
+        for index in late:
+            self._ledger.put_aside(index, version)
+            self._finished.pop(index, None)
+            self._times_aside[index] += 1
+            self.counters["groups_put_aside"] += 1
+        for task, index in list(self._tasks.items()):
+            if index in late:
+                self._tasks.pop(task)
+                self._stopping.add(task)
+                task.cancel()
+
+    def _group_ended(self, seats: Sequence[Seat], task: asyncio.Task[None]) -> None:
+        for seat in seats:
+            seat.leave()  # nobody else does where the group was cancelled before its first turn
+        if task in self._stopping:
+            self._stopping.discard(task)
+            if task.cancelled() or task.exception() is None:
+                return
+        self._tasks.pop(task, None)
         if task.cancelled():
             # Nobody waits any more after `close`. Anybody else who cancels a group takes its result away.
             self._failure = self._failure or RunError("a group of episodes was cancelled while it played")
@@ -164,11 +258,11 @@ class RolloutScheduler:
             self._failure = self._failure or task.exception()
         self._progress.set()
 
-    async def _run_group(self, index: int, version: int) -> None:
+    async def _run_group(self, index: int, version: int, seats: Sequence[Seat]) -> None:
         group = Group(index, self._source.task(index), version)
         members = [
-            asyncio.get_running_loop().create_task(self._run_member(group, member))
-            for member in range(self._plan.size + self._plan.extra)
+            asyncio.get_running_loop().create_task(self._run_member(group, member, seat))
+            for member, seat in enumerate(seats)
         ]
         try:
             for finished in asyncio.as_completed(members):
@@ -183,15 +277,26 @@ class RolloutScheduler:
             self.counters["episodes_surplus"] += sum(not member.done() for member in members)
             for member in members:
                 member.cancel()
-            ends = await asyncio.gather(*members, return_exceptions=True)
-            # Those that failed leave last: until then no batch is sent that the cancelled ones are part of.
-            for _ in range(ends.count(None)):
-                self._slots.leave()
+            await asyncio.gather(*members, return_exceptions=True)
+            # One that failed leaves last: until then no batch is sent that the cancelled ones are part of.
+            for seat in seats:
+                seat.leave()
         self._failed_in_a_row[group.task.env_id] = 0
         group.trajectories.sort(key=lambda trajectory: trajectory.member)
-        self._finished[index] = group
-        self.window.finish(index)
-        self._progress.set()
+        self._hand_over(group)
+
+    def _hand_over(self, group: Group) -> None:
+        """Give a whole group to training, or leave it out and free its place."""
+        reason = self._leave_out(group) if self._leave_out else None
+        group.decision = reason or KEPT
+        if reason is None:
+            self._finished[group.index] = group
+            self.window.finish(group.index)
+        else:
+            self._left_out.append(group)
+            self._ledger.dropped(group.index, reason)
+            self.counters["groups_left_out"] += 1
+            self.window.release(group.index)
 
     def _drop(self, group: Group) -> None:
         kinds = ",".join(sorted(group.failures))
@@ -212,13 +317,14 @@ class RolloutScheduler:
         if count & (count - 1) == 0:
             self._report(f"{env_id}: {count} group{'s' if count > 1 else ''} dropped, {why}")
 
-    async def _run_member(self, group: Group, member: int) -> Trajectory | None:
-        """Play until there is a result; None when all attempts failed, and the group has to say that it left."""
-        started = failed = False
+    async def _run_member(self, group: Group, member: int, seat: Seat) -> Trajectory | None:
+        """Play until there is a result; None when all attempts failed: then the seat is left with the group."""
+        failed = False
         try:
-            await self._slots.start()
-            started = True
-            for attempt in range(self._plan.max_attempts):
+            await seat.start(group.task, member)
+            # What was put aside is played anew with numbers of its own: nothing drawn or recorded is taken for it.
+            first = self._times_aside[group.index] * self._plan.max_attempts
+            for attempt in range(first, first + self._plan.max_attempts):
                 trajectory = await self._attempt(group.task, member, attempt)
                 if trajectory.outcome.is_result:
                     self.counters["episodes_finished"] += 1
@@ -231,16 +337,36 @@ class RolloutScheduler:
             return None
         finally:
             if not failed:
-                self._slots.leave(started=started)
+                seat.leave()
 
     async def _attempt(self, task: Task, member: int, attempt: int) -> Trajectory:
-        while True:
-            try:
-                async with asyncio.timeout(self._plan.episode_timeout_s):
-                    return await self._play(task, member, attempt)
-            except TimeoutError:
-                if self._disconnected():
-                    continue  # it was not the episode that hung
-            hung = Trajectory(task, member, attempt, outcome=Outcome.TIMEOUT)
-            hung.detail = f"no end within {self._plan.episode_timeout_s} s"
-            return hung
+        playing = asyncio.ensure_future(self._play(task, member, attempt))
+        try:
+            while not (await asyncio.wait((playing,), timeout=self._plan.episode_timeout_s))[0]:
+                if self._disconnected is None or not await self._disconnected():
+                    break  # else it is not the episode that hangs
+            else:
+                return playing.result()
+        finally:
+            if not playing.done():
+                await self._stop(playing, task)
+        hung = Trajectory(task, member, attempt, outcome=Outcome.TIMEOUT)
+        hung.detail = f"no end within {self._plan.episode_timeout_s} s"
+        return hung
+
+    async def _stop(self, playing: asyncio.Future[Trajectory], task: Task) -> None:
+        """Cancel an episode. One that does not end then, such as an agent that catches everything, is left behind."""
+        playing.cancel()
+        self._left_behind.add(playing)
+        playing.add_done_callback(self._stopped)
+        await asyncio.wait((playing,), timeout=_PATIENCE_WITH_CANCELLED_S)
+        if not playing.done():
+            self.counters["episodes_left_behind"] += 1
+            self._report(
+                f"{task.env_id}: an episode does not end although it was cancelled, and is left behind"
+            )
+
+    def _stopped(self, playing: asyncio.Future[Trajectory]) -> None:
+        self._left_behind.discard(playing)
+        if not playing.cancelled():
+            playing.exception()  # whatever it is, nobody waits for it any more

@@ -1,27 +1,72 @@
 """A backend's weights as inference clients take them."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 from torch import Tensor
 
 from trainer.backends.base import TrainBackend
+from trainer.core.errors import RunError
+from trainer.weights.folders import WeightFolders
 
 
 class BackendWeights:
-    """The weights that a backend holds now.
+    """The weights of one version, which a backend holds until training goes on.
 
     Args:
         backend: Whose they are.
+        version: Their version.
+        folders: Where they are written for servers that read them from disk.
     """
 
-    def __init__(self, backend: TrainBackend) -> None:
+    def __init__(self, backend: TrainBackend, version: int = 0, folders: WeightFolders | None = None) -> None:
         self._backend = backend
+        self._version = version
+        self._folders = folders
+        self._writing = asyncio.Lock()
+        self._folder: Path | None = None
+        self._held = True
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the backend's own tensors by name."""
+        """Yield the backend's own tensors by name.
+
+        Raises:
+            RunError: If training has gone on, so that they are of another version.
+        """
+        self._require_held()
         return self._backend.export()
 
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield them by the names of the backend's modules.
+
+        Raises:
+            RunError: As `tensors` does.
+        """
+        self._require_held()
+        return self._backend.parameters()
+
     async def folder(self) -> Path:
-        """Return a directory with these weights."""
-        raise NotImplementedError("weights are not written to disk yet")
+        """Return a directory with these weights, written once however many ask.
+
+        Raises:
+            WeightFolderError: If it cannot be written.
+            RunError: If training has gone on and nobody asked before, or no directory is there to write to.
+        """
+        async with self._writing:
+            if self._folder is None:
+                self._require_held()
+                if self._folders is None:
+                    raise RunError("weights.transport does not write to disk, and a server asks for a folder")
+                self._folder = await asyncio.to_thread(
+                    self._folders.write, self._version, self._backend.export()
+                )
+        return self._folder
+
+    def release(self) -> None:
+        """Training goes on: a folder that was written stays, and the tensors are of this version no more."""
+        self._held = False
+
+    def _require_held(self) -> None:
+        if not self._held:
+            raise RunError(f"the weights of version {self._version} are the trainer's no more")

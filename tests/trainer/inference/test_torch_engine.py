@@ -7,7 +7,8 @@ import torch
 
 from tests.support.tiny_models import VOCABULARY, WeightsOf, reference_logprobs, sharp_model
 from trainer.inference.base import GenerationRequest, SamplingParams
-from trainer.inference.torch_engine import TorchEngine, load_weights
+from trainer.inference.torch_engine import TorchEngine
+from trainer.models.weights import load_weights
 
 PROMPTS = [[3, 4, 5], [6], [7, 8, 9, 10, 11, 12, 13], [3, 4, 5], [2, 2]]
 
@@ -132,9 +133,9 @@ async def test_training_on_the_original_does_not_change_the_engine(model, engine
 
 async def test_half_an_update_is_refused(model):
     with pytest.raises(ValueError, match="missing"):
-        load_weights(model, {})
+        load_weights(model, [])
     with pytest.raises(ValueError, match="unknown"):
-        load_weights(model, {**dict(model.named_parameters()), "no.such": torch.zeros(1)})
+        load_weights(model, [*model.named_parameters(), ("no.such", torch.zeros(1))])
 
 
 async def test_a_cancelled_request_frees_its_row(engine):

@@ -11,9 +11,11 @@ from transformers import (
     Gemma3TextConfig,
     GraniteConfig,
     LlamaConfig,
+    LlamaForCausalLM,
     MistralConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from tests.support.tiny_models import reference_logprobs
@@ -25,7 +27,7 @@ from trainer.config.run import OptimizerSettings
 from trainer.core.errors import ConfigError
 from trainer.inference.base import GenerationRequest, SamplingParams
 from trainer.inference.torch_engine import TorchEngine
-from trainer.models.language_head import has_plain_head
+from trainer.models.language_head import LanguageHead
 
 VOCABULARY = 50
 _SHAPE = {
@@ -45,6 +47,9 @@ _SHAPE = {
 FAMILIES = {
     "qwen2.5": Qwen2Config(**_SHAPE, tie_word_embeddings=True),
     "qwen3": Qwen3Config(**_SHAPE),
+    "qwen3-moe": Qwen3MoeConfig(
+        **_SHAPE, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2, output_router_logits=True
+    ),
     "llama-3": LlamaConfig(**_SHAPE),
     "gemma-2": Gemma2Config(
         **_SHAPE, sliding_window=6, final_logit_softcapping=3.0, query_pre_attn_scalar=16
@@ -60,14 +65,13 @@ FAMILIES = {
     "granite": GraniteConfig(**_SHAPE, logits_scaling=8.0, residual_multiplier=0.5, attention_multiplier=0.2),
     "cohere": CohereConfig(**_SHAPE, logit_scale=0.0625),
 }
-PLAIN = {"qwen2.5", "qwen3", "llama-3", "gemma-3", "mistral"}
 
 
-def model_of(family: str):
+def model_of(family: str, config=None):
     """A model of a family, with weights large enough that caps and scales are felt."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
-        model = AutoModelForCausalLM.from_config(FAMILIES[family], dtype=torch.float32).eval()
+        model = AutoModelForCausalLM.from_config(config or FAMILIES[family], dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -109,13 +113,27 @@ async def test_engine_and_training_compute_the_models_own_log_probabilities(fami
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_plain_heads_are_told_from_others(family):
+def test_the_head_alone_makes_the_models_own_logits(family):
     model = model_of(family)
-    assert has_plain_head(model) is (family in PLAIN)
+    head = LanguageHead(model)
+    assert head.is_whole()
+    ids = torch.arange(3, 23)[None]
     with torch.no_grad():
-        # Weights so small that a cap bends nothing yet: it is there all the same.
-        model.get_output_embeddings().weight.mul_(1e-3)
-    assert has_plain_head(model) is (family in PLAIN)
+        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
+        torch.testing.assert_close(head.logits(hidden), model(ids).logits[0], atol=1e-5, rtol=1e-5)
+    assert type(model.base_model) is not type(head._shell.base_model)
+
+
+def test_a_head_that_reads_more_than_hidden_states_is_told_from_others():
+    class Biased(LlamaForCausalLM):
+        def forward(self, input_ids=None, **options):
+            output = super().forward(input_ids=input_ids, **options)
+            if input_ids is not None:
+                output.logits = output.logits + input_ids[..., -output.logits.shape[1] :, None]
+            return output
+
+    model = Biased(FAMILIES["llama-3"]).eval()
+    assert not LanguageHead(model).is_whole()
 
 
 def logprobs_and_gradient(model, entropy, logits_at_once):
@@ -130,9 +148,12 @@ def logprobs_and_gradient(model, entropy, logits_at_once):
     return chosen.detach(), spread, [parameter.grad.clone() for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("entropy", ["none", "metric", "gradient"])
-def test_logits_in_parts_give_the_same_numbers_and_gradients(entropy):
-    model = model_of("qwen3")
+@pytest.mark.parametrize(
+    ("family", "entropy"),
+    [*((family, "metric") for family in FAMILIES), ("qwen3", "none"), ("qwen3", "gradient")],
+)
+def test_logits_in_parts_give_the_same_numbers_and_gradients(family, entropy):
+    model = model_of(family)
     whole = logprobs_and_gradient(model, entropy, 2**26)
     parts = logprobs_and_gradient(model, entropy, 7 * VOCABULARY)
     torch.testing.assert_close(parts[0], whole[0], atol=1e-6, rtol=1e-5)
@@ -142,13 +163,14 @@ def test_logits_in_parts_give_the_same_numbers_and_gradients(entropy):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
 
 
-def test_logits_in_parts_are_never_held_together():
-    model = model_of("llama-3")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_in_parts_are_never_held_together(family):
+    model = model_of(family)
     seen = []
     model.get_output_embeddings().register_forward_hook(lambda _, __, output: seen.append(output.numel()))
     logprobs_and_gradient(model, "metric", 7 * VOCABULARY)
-    # Two more are the proof that the head is plain.
-    assert max(seen) <= 7 * VOCABULARY
+    # Two more, of eight tokens, are the proof that head and body make the logits.
+    assert max(seen) <= 8 * VOCABULARY
     assert len(seen) == 2 + 2 * 6, "six parts, once forward and once more for the gradient"
 
 

@@ -6,6 +6,9 @@ import pytest
 
 from trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
 from trainer.rollout.gate import WaveGate
+from trainer.tasks.task import Task
+
+TASK = Task(0, "Any-v0", seed=1)
 
 
 class RecordingClient:
@@ -52,7 +55,7 @@ async def test_an_episode_that_ends_frees_the_wave():
     gate.enter()
     waiting = asyncio.create_task(gate.generate(request(0)))
     await asyncio.sleep(0)
-    gate.leave()
+    gate.leave(TASK)
     assert (await waiting).token_ids == [0]
 
 
@@ -66,7 +69,7 @@ async def test_a_cancelled_episode_leaves_the_wave():
     doomed.cancel()
     with pytest.raises(asyncio.CancelledError):
         await doomed
-    gate.leave()
+    gate.leave(TASK)
     assert (await gate.generate(request(1))).token_ids == [1]
     assert client.batches == [[(0, 1, 0)]]
 
@@ -92,13 +95,13 @@ async def test_only_so_many_episodes_run_as_there_are_places():
 
     async def episode(member: int, turns: int) -> None:
         nonlocal running, most
-        await gate.start()
+        await gate.start(TASK, 0)
         running += 1
         most = max(most, running)
         for turn in range(turns):
             await gate.generate(request(member, turn))
         running -= 1
-        gate.leave()
+        gate.leave(TASK)
 
     for _ in range(5):
         gate.enter()
@@ -119,13 +122,13 @@ async def test_episodes_given_up_before_they_start_hold_nobody_up():
     gate = WaveGate(client, places=1)
     for _ in range(3):
         gate.enter()
-    await gate.start()
-    in_line = [asyncio.create_task(gate.start()) for _ in range(2)]
+    await gate.start(TASK, 0)
+    in_line = [asyncio.create_task(gate.start(TASK, 0)) for _ in range(2)]
     await asyncio.sleep(0)
     in_line[0].cancel()
     await asyncio.gather(in_line[0], return_exceptions=True)
-    gate.leave(started=False)
-    gate.leave()
+    gate.leave(None)
+    gate.leave(TASK)
     async with asyncio.timeout(10):
         await in_line[1]
         assert (await gate.generate(request(2))).token_ids == [2]
@@ -135,12 +138,12 @@ async def test_a_place_that_comes_at_the_moment_of_cancelling_is_passed_on():
     gate = WaveGate(RecordingClient(), places=1)
     for _ in range(3):
         gate.enter()
-    await gate.start()
-    first, second = (asyncio.create_task(gate.start()) for _ in range(2))
+    await gate.start(TASK, 0)
+    first, second = (asyncio.create_task(gate.start(TASK, 0)) for _ in range(2))
     await asyncio.sleep(0)
-    gate.leave()
+    gate.leave(TASK)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
-    gate.leave(started=False)
+    gate.leave(None)
     async with asyncio.timeout(10):
         await second

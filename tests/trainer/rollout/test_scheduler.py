@@ -8,7 +8,8 @@ from trainer.core.errors import RunError
 from trainer.records.ledger import Fate, Ledger
 from trainer.records.trajectory import Outcome, Trajectory
 from trainer.rollout.admission import AdmissionWindow
-from trainer.rollout.scheduler import EnvironmentFailsError, EpisodeSlots, GroupPlan, RolloutScheduler
+from trainer.rollout.scheduler import EnvironmentFailsError, GroupPlan, RolloutScheduler
+from trainer.rollout.slots import EpisodeSlots
 from trainer.tasks.task import Task
 
 
@@ -24,18 +25,34 @@ class CountedSlots(EpisodeSlots):
     def enter(self):
         self.running += 1
 
-    def leave(self, *, started=True):
+    def leave(self, task):
         self.running -= 1
 
 
-def scheduler_of(play, *, groups=2, size=3, staleness=0, extra=0, attempts=2, timeout=5.0, slots=None):
+def scheduler_of(
+    play,
+    *,
+    groups=2,
+    size=3,
+    staleness=0,
+    extra=0,
+    attempts=2,
+    timeout=5.0,
+    slots=None,
+    extra_groups=0,
+    leave_out=None,
+    report=lambda _: None,
+    **plan,
+):
     return RolloutScheduler(
         CountingSource(),
-        AdmissionWindow(groups, staleness),
+        AdmissionWindow(groups, staleness, extra=extra_groups),
         play,
-        GroupPlan(size, extra, attempts, timeout),
+        GroupPlan(size, extra, attempts, timeout, **plan),
         Ledger(),
         slots or EpisodeSlots(),
+        report,
+        leave_out=leave_out,
     )
 
 
@@ -49,7 +66,7 @@ async def test_groups_hold_equal_tasks_in_member_order():
         return await solved(task, member, attempt)
 
     scheduler = scheduler_of(play)
-    groups = await scheduler.next_groups(version=0)
+    groups = (await scheduler.next_groups(version=0)).kept
     assert [group.index for group in groups] == [0, 1]
     assert [[t.member for t in group.trajectories] for group in groups] == [[0, 1, 2], [0, 1, 2]]
     assert all(t.task.seed == group.task.seed for group in groups for t in group.trajectories)
@@ -74,7 +91,7 @@ async def test_a_batch_is_in_the_order_of_the_stream_whoever_ended_first():
         Ledger(),
         EpisodeSlots(),
     )
-    groups = await scheduler.next_groups(version=0)
+    groups = (await scheduler.next_groups(version=0)).kept
     assert [group.index for group in groups] == [0, 1, 2, 3]
     await scheduler.close()
 
@@ -86,7 +103,7 @@ async def test_a_failed_episode_is_played_again_and_counted():
         return await solved(task, member, attempt)
 
     scheduler = scheduler_of(play)
-    groups = await scheduler.next_groups(version=0)
+    groups = (await scheduler.next_groups(version=0)).kept
     assert all(len(group.trajectories) == 3 for group in groups)
     assert [group.failures for group in groups] == [{"environment_error": 1}] * 2
     assert scheduler.counters["episodes_environment_error"] == 2
@@ -106,7 +123,7 @@ async def test_a_hung_episode_is_cancelled_and_replaced():
         return await solved(task, member, attempt)
 
     scheduler = scheduler_of(play, timeout=0.05)
-    groups = await scheduler.next_groups(version=0)
+    groups = (await scheduler.next_groups(version=0)).kept
     assert hung == [0]
     assert groups[0].failures == {"timeout": 1}
     await scheduler.close()
@@ -120,7 +137,7 @@ async def test_a_group_that_cannot_be_played_is_dropped_and_replaced_by_the_next
 
     slots = CountedSlots()
     scheduler = scheduler_of(play, slots=slots)
-    groups = await scheduler.next_groups(version=0)
+    groups = (await scheduler.next_groups(version=0)).kept
     assert [group.index for group in groups] == [1, 2]
     assert scheduler._ledger.fate(0) is Fate.DROPPED
     assert scheduler._ledger.counts()["dropped/failed:environment_error"] == 1
@@ -142,7 +159,7 @@ async def test_surplus_members_are_cancelled():
 
     slots = CountedSlots()
     scheduler = scheduler_of(play, size=2, extra=1, slots=slots)
-    groups = await scheduler.next_groups(version=0)
+    groups = (await scheduler.next_groups(version=0)).kept
     assert [[t.member for t in group.trajectories] for group in groups] == [[0, 2], [0, 2]]
     await scheduler.close()
     assert sorted(cancelled) == [(0, 1), (1, 1)]
@@ -158,11 +175,11 @@ async def test_rollouts_run_ahead_by_max_staleness_steps():
         return await solved(task, member, attempt)
 
     scheduler = scheduler_of(play, groups=2, size=1, staleness=1)
-    first = await scheduler.next_groups(version=0)
+    first = (await scheduler.next_groups(version=0)).kept
     assert sorted(started) == [0, 1, 2, 3]
     for group in first:
         scheduler.release(group)
-    second = await scheduler.next_groups(version=1)
+    second = (await scheduler.next_groups(version=1)).kept
     assert [group.admitted_version for group in second] == [0, 0]
     await scheduler.close()
 
@@ -225,7 +242,7 @@ async def test_an_environment_that_fails_now_and_then_does_not():
     scheduler = scheduler_of(play, groups=1, attempts=1)
     scheduler._plan = GroupPlan(3, 0, 1, 5.0, max_failed_groups=2)
     for version in range(6):
-        for group in await scheduler.next_groups(version):
+        for group in (await scheduler.next_groups(version)).kept:
             scheduler.release(group)
     assert scheduler.counters["groups_failed"] >= 10
     await scheduler.close()
@@ -244,7 +261,7 @@ async def test_one_of_two_environments_that_fails_is_found_although_the_other_go
 
     async def steps():
         for version in range(50):
-            for group in await scheduler.next_groups(version):
+            for group in (await scheduler.next_groups(version)).kept:
                 scheduler.release(group)
 
     with pytest.raises(EnvironmentFailsError, match="Bad-v0 failed 9 groups in a row"):
@@ -255,11 +272,12 @@ async def test_one_of_two_environments_that_fails_is_found_although_the_other_go
 async def test_an_error_while_nobody_waits_is_raised_at_the_next_step():
     async def play(task, member, attempt):
         if task.index >= 1:
+            await asyncio.sleep(0.005)
             raise ValueError("broken")
         return await solved(task, member, attempt)
 
     scheduler = scheduler_of(play, groups=1, size=1, staleness=1)
-    (group,) = await scheduler.next_groups(version=0)
+    (group,) = (await scheduler.next_groups(version=0)).kept
     await asyncio.sleep(0.01)
     scheduler.release(group)
     async with asyncio.timeout(10):
@@ -290,28 +308,29 @@ async def test_replacements_wait_where_who_shares_a_batch_must_not_hang_on_time(
         EpisodeSlots(),
     )
     async with asyncio.timeout(10):
-        groups = await scheduler.next_groups(version=0)
+        groups = (await scheduler.next_groups(version=0)).kept
     assert [group.index for group in groups] == [1, 2]
     await scheduler.close()
 
 
 async def test_a_member_that_failed_leaves_after_those_that_are_cancelled():
-    left = []
+    events = []
 
     class Slots(EpisodeSlots):
-        def leave(self, *, started=True):
-            left.append(asyncio.current_task().get_name())
+        def leave(self, task):
+            events.append("left")
 
     async def play(task, member, attempt):
-        asyncio.current_task().set_name(f"{task.index}-{member}")
         if task.index == 0 and member == 1:
             return await always_failing(task, member, attempt)
         if task.index == 0:
-            await asyncio.Event().wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                events.append("cancelled")
         return await solved(task, member, attempt)
 
     scheduler = scheduler_of(play, groups=1, size=2, attempts=1, slots=Slots())
     await scheduler.next_groups(version=0)
-    assert left[0] == "0-0"
-    assert len(left) == 4
+    assert events == ["cancelled", "left", "left", "left", "left"]
     await scheduler.close()

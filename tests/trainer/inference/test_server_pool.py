@@ -1,0 +1,285 @@
+"""Several servers as one client: where requests go, and what becomes of them when servers go and come back."""
+
+import asyncio
+
+import pytest
+
+from tests.support.tiny_models import WeightsOf, reference_logprobs, sharp_model
+from trainer.core.errors import RunError
+from trainer.inference.base import GenerationRequest, InferenceHealth, SamplingParams
+from trainer.inference.pool import NoServerError, ServerPool
+from trainer.inference.torch_engine import TorchEngine
+
+
+class Server:
+    """An engine that can be unplugged: whoever talks to it then is told that the connection is lost."""
+
+    def __init__(self, model):
+        self._engine = TorchEngine(model, max_rows=4, max_length=64)
+        self.plugged = asyncio.Event()
+        self.plugged.set()
+        self.unplugged = asyncio.Event()
+        self.seen = []
+        self.syncs = []
+        self.most_running = 0
+        self._running = 0
+
+    def unplug(self):
+        self.plugged.clear()
+        self.unplugged.set()
+
+    def plug(self):
+        self.unplugged.clear()
+        self.plugged.set()
+
+    async def _connected(self, call):
+        if not self.plugged.is_set():
+            call.close()
+            raise ConnectionError("connection refused")
+        answer, lost = asyncio.ensure_future(call), asyncio.ensure_future(self.unplugged.wait())
+        try:
+            await asyncio.wait({answer, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+            raise ConnectionError("connection reset")
+        finally:
+            answer.cancel()
+            lost.cancel()
+
+    @property
+    def version(self):
+        return self._engine.version
+
+    @property
+    def counters(self):
+        return self._engine.counters
+
+    async def generate(self, request):
+        self.seen.append(request)
+        self._running += 1
+        self.most_running = max(self.most_running, self._running)
+        try:
+            return await self._connected(self._engine.generate(request))
+        finally:
+            self._running -= 1
+
+    async def generate_together(self, requests):
+        raise AssertionError("the pool batches nothing")
+
+    async def abort(self, request_ids=None):
+        return await self._connected(self._engine.abort(request_ids))
+
+    async def pause(self, mode):
+        await self._connected(self._engine.pause(mode))
+
+    async def resume(self):
+        await self._connected(self._engine.resume())
+
+    async def sync(self, source, version):
+        self.syncs.append(version)
+        await self._connected(self._engine.sync(source, version))
+
+    async def health(self):
+        return InferenceHealth(
+            self.plugged.is_set(), "fine" if self.plugged.is_set() else "connection refused"
+        )
+
+    async def close(self):
+        await self._engine.close()
+
+
+@pytest.fixture
+def model():
+    return sharp_model()
+
+
+@pytest.fixture
+def servers(model):
+    return {"a": Server(model), "b": Server(model)}
+
+
+def pool_of(servers, **options):
+    options = {"max_concurrent": 8, "patience_s": 20.0, "look_every_s": 0.01} | options
+    return ServerPool(servers, **options)
+
+
+@pytest.fixture
+async def pool(servers, model):
+    async with asyncio.timeout(60), pool_of(servers) as running:
+        await running.sync(WeightsOf(model), 1)
+        yield running
+
+
+def request(number, tokens=6, session=""):
+    prompt = [3 + number % 30, 4]
+    return GenerationRequest(f"r{number}", prompt, SamplingParams(tokens), number, (number,), session)
+
+
+async def until(condition):
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_replies_are_those_of_one_server(pool, model):
+    asked = [request(number) for number in range(12)]
+    replies = await pool.generate_together(asked)
+    for each, reply in zip(asked, replies, strict=True):
+        expected = reference_logprobs(model, each.prompt_ids + reply.token_ids)[1:]
+        assert reply.logprobs == pytest.approx(expected, abs=2e-4)
+        assert reply.policy_versions == [1] * 6
+    assert pool.counters.requests == 12
+    assert pool.counters.tokens_generated == 72
+
+
+async def test_both_servers_work_and_an_episode_stays_with_one(pool, servers):
+    for turn in range(3):
+        await asyncio.gather(
+            *(pool.generate(request(number * 10 + turn, session=f"s{number}")) for number in range(8))
+        )
+    where = {name: {each.session_key for each in server.seen} for name, server in servers.items()}
+    assert where["a"]
+    assert where["b"]
+    assert not where["a"] & where["b"]
+
+
+async def test_no_more_requests_are_under_way_than_a_server_takes(servers, model):
+    async with pool_of(servers, max_concurrent=2) as pool:
+        await pool.sync(WeightsOf(model), 1)
+        await asyncio.gather(*(pool.generate(request(number)) for number in range(20)))
+    assert max(server.most_running for server in servers.values()) == 2
+
+
+async def test_requests_of_a_lost_server_are_answered_elsewhere(pool, servers):
+    asked = [asyncio.ensure_future(pool.generate(request(number, 40))) for number in range(8)]
+    await until(lambda: len(servers["a"].seen) and len(servers["b"].seen))
+    lost = len(servers["a"].seen)
+    servers["a"].unplug()
+    replies = await asyncio.gather(*asked)
+    assert all(len(reply.token_ids) == 40 for reply in replies)
+    assert pool.serving == ["b"]
+    assert lost
+    assert pool.counters.resubmitted == lost
+
+
+async def test_a_server_that_is_back_gets_the_current_weights_first(pool, servers):
+    newer = sharp_model(1)
+    servers["a"].unplug()
+    await pool.sync(WeightsOf(newer), 2)
+    before = len(servers["a"].seen)
+    servers["a"].plug()
+    await until(lambda: "a" in pool.serving)
+    assert servers["a"].version == 2
+    replies = await asyncio.gather(*(pool.generate(request(number)) for number in range(8)))
+    assert len(servers["a"].seen) > before
+    assert {version for reply in replies for version in reply.policy_versions} == {2}
+
+
+async def test_requests_wait_while_no_server_is_there(pool, servers):
+    for server in servers.values():
+        server.unplug()
+    asked = asyncio.ensure_future(pool.generate(request(0)))
+    await until(lambda: not pool.serving)
+    assert not (await pool.health()).ready
+    servers["b"].plug()
+    assert len((await asked).token_ids) == 6
+
+
+async def test_servers_that_are_all_gone_for_too_long_are_an_error_that_names_them(servers, model):
+    async with pool_of(servers, patience_s=0.2) as pool:
+        await pool.sync(WeightsOf(model), 1)
+        for server in servers.values():
+            server.unplug()
+        with pytest.raises(
+            NoServerError, match=r"0\.2 s \(inference\.patience_s\): a: .*refused; b: .*refused"
+        ):
+            await pool.generate(request(0))
+        with pytest.raises(NoServerError, match="connection refused"):
+            await pool.sync(WeightsOf(model), 2)
+
+
+async def test_a_pool_without_any_server_does_not_open(servers):
+    for server in servers.values():
+        server.unplug()
+    with pytest.raises(NoServerError, match="connection refused"):
+        async with pool_of(servers, patience_s=0.1):
+            raise AssertionError("it opened")
+
+
+async def test_a_sync_goes_on_without_the_server_that_is_lost_in_it(pool, servers):
+    servers["b"].unplug()
+    await pool.sync(WeightsOf(sharp_model(1)), 2)
+    assert pool.version == 2
+    assert pool.serving == ["a"]
+
+
+async def test_what_comes_back_in_a_pause_is_paused(pool, servers):
+    servers["a"].unplug()
+    await until(lambda: pool.serving == ["b"])
+    await pool.pause("keep")
+    servers["a"].plug()
+    await until(lambda: len(pool.serving) == 2)
+    asked = [asyncio.ensure_future(pool.generate(request(number))) for number in range(6)]
+    await until(lambda: servers["a"].seen and servers["b"].seen)
+    done, _ = await asyncio.wait(asked, timeout=0.1)
+    assert not done
+    await pool.resume()
+    assert all(len(reply.token_ids) == 6 for reply in await asyncio.gather(*asked))
+
+
+async def test_an_abort_reaches_all_servers(pool, servers):
+    asked = [asyncio.ensure_future(pool.generate(request(number, 60))) for number in range(6)]
+    await until(lambda: servers["a"].seen and servers["b"].seen)
+    ended = 0
+    while ended < 6:
+        ended += await pool.abort()
+    assert {reply.finish_reason for reply in await asyncio.gather(*asked)} == {"abort"}
+
+
+class Suspicious:
+    """A check that finds fault with a server the first few times."""
+
+    def __init__(self, name, times):
+        self.name, self.times, self.asked = name, times, 0
+
+    async def __call__(self, name, client):
+        if name == self.name:
+            self.asked += 1
+            if self.asked <= self.times:
+                raise RunError(f"{name} has others")
+
+
+async def test_wrong_weights_are_sent_again_once(servers, model):
+    said = []
+    async with pool_of(servers, check=Suspicious("b", 1), say=said.append) as pool:
+        await pool.sync(WeightsOf(model), 1)
+        assert pool.serving == ["a", "b"]
+    assert servers["b"].syncs == [1, 1]
+    assert servers["a"].syncs == [1]
+    assert said == ["b has others; it is sent them again"]
+
+
+async def test_wrong_weights_end_the_sync(servers, model):
+    async with pool_of(servers, check=Suspicious("b", 9)) as pool:
+        with pytest.raises(RunError, match="b has others"):
+            await pool.sync(WeightsOf(model), 1)
+        assert "b" not in pool.serving
+
+
+async def test_closing_ends_those_who_wait(servers):
+    pool = pool_of(servers)
+    async with pool:
+        asked = asyncio.ensure_future(pool.generate(request(0)))
+        await asyncio.sleep(0)
+    with pytest.raises(NoServerError, match="the run ends"):
+        await asked
+
+
+async def test_servers_of_unequal_tokens_carry_equal_loads(pool, servers):
+    """Load is tokens, not requests: one long reply weighs as much as many short ones."""
+    long = asyncio.ensure_future(pool.generate(request(0, 50, "long")))
+    await until(lambda: servers["a"].seen or servers["b"].seen)
+    busy = "a" if servers["a"].seen else "b"
+    short = [asyncio.ensure_future(pool.generate(request(number, 2, f"s{number}"))) for number in range(1, 6)]
+    await asyncio.gather(*short, long)
+    assert [each.session_key for each in servers[busy].seen] == ["long"]

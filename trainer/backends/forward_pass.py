@@ -1,0 +1,79 @@
+"""Rows through a model: cut into micro-batches, brought to its device, computed where results are wanted."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from trainer.backends.base import EntropyMode, MicroBatch, TrainRow
+from trainer.backends.batching import length_buckets, pad_rows
+from trainer.backends.heads import Head
+
+
+class ForwardPass:
+    """Computes outputs of rows.
+
+    Args:
+        head: The model and what is read off it.
+        tokens_per_micro_batch: Tokens of a micro-batch, padding included.
+    """
+
+    def __init__(self, head: Head, tokens_per_micro_batch: int) -> None:
+        self._head = head
+        self._tokens = tokens_per_micro_batch
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+        return self._head.model
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return next(self._head.model.parameters()).device
+
+    def outputs(self, rows: Sequence[TrainRow]) -> list[Tensor]:
+        """Return the outputs of each row, float32 `[tokens]` on the processor, without gradient."""
+        results: list[Tensor] = [torch.empty(0)] * len(rows)
+        with torch.no_grad():
+            for bucket in self.buckets(rows):
+                outputs = self.run(rows, bucket, "none").outputs.cpu()
+                for place, row in enumerate(bucket):
+                    results[row] = outputs[place, : len(rows[row].ids)]
+        return results
+
+    def buckets(self, rows: Sequence[TrainRow]) -> list[list[int]]:
+        """Cut rows into micro-batches."""
+        return length_buckets([len(row.ids) for row in rows], self._tokens)
+
+    def run(self, rows: Sequence[TrainRow], bucket: Sequence[int], entropy: EntropyMode) -> MicroBatch:
+        """Compute a micro-batch; logits only where the mask wants them, which on long prompts is most of the work."""
+        chosen = [rows[place] for place in bucket]
+        mask = pad_rows([row.mask for row in chosen])
+        row, column = mask.nonzero(as_tuple=True)
+        if bool((column == 0).any()):
+            raise ValueError("the first token of a row cannot be trained on: nothing predicts it")
+        device = self.device
+        ids = pad_rows([each.ids for each in chosen]).to(device)
+        row, column, mask = row.to(device), column.to(device), mask.to(device)
+        values, entropies = self._head.outputs(ids, row, column, entropy)
+        return MicroBatch(
+            rows=torch.tensor(bucket, device=device),
+            mask=mask,
+            outputs=_scattered(values, mask, row, column),
+            entropy=None if entropies is None else _scattered(entropies, mask, row, column),
+            fields=_fields(chosen, device),
+        )
+
+
+def _fields(rows: Sequence[TrainRow], device: torch.device) -> dict[str, Tensor]:
+    """Return the rows' fields padded, brought to the device in one transfer."""
+    names = list(rows[0].fields)
+    if not names:
+        return {}
+    together = torch.stack([pad_rows([row.fields[name] for row in rows]) for name in names]).to(device)
+    return dict(zip(names, together.unbind(), strict=True))
+
+
+def _scattered(values: Tensor, mask: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    return torch.zeros(mask.shape, dtype=values.dtype, device=mask.device).index_put((row, column), values)

@@ -1,0 +1,83 @@
+"""The policy as a run began: what the penalty for moving away from it is measured against."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from trainer.backends.base import TrainRow
+from trainer.backends.forward_pass import ForwardPass
+from trainer.backends.heads import Head
+from trainer.models.lora import adapter_tensors, adapters_as, adapters_off
+from trainer.models.weights import load_weights, parameters_of
+
+
+class FrozenModel:
+    """A model of its own that stays as it is.
+
+    Args:
+        head: The model and what is read off it.
+        tokens_per_micro_batch: Tokens of a micro-batch, padding included.
+    """
+
+    def __init__(self, head: Head, tokens_per_micro_batch: int) -> None:
+        self._pass = ForwardPass(head, tokens_per_micro_batch)
+
+    def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
+        """Return the outputs of each row, float32 `[tokens]`, zero outside its mask, without gradient."""
+        return self._pass.outputs(rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return its weights: they may be those of a warm start, which nothing else holds."""
+        return {"model": dict(parameters_of(self._pass.model))}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a state that `state_dict` returned.
+
+        Raises:
+            ValueError: If it is of another model.
+        """
+        names = {name for name, _ in self._pass.model.named_parameters()}
+        load_weights(
+            self._pass.model, ((name, tensor) for name, tensor in state["model"].items() if name in names)
+        )
+
+
+class PolicyWithoutAdapters:
+    """The policy itself, with its adapters off, or as they were when the run began: no second model.
+
+    It must not be asked while somebody else computes with the policy.
+
+    Args:
+        head: The policy and what is read off it.
+        tokens_per_micro_batch: Tokens of a micro-batch, padding included.
+        warm: Whether adapters were trained before the run began. They are kept then.
+    """
+
+    def __init__(self, head: Head, tokens_per_micro_batch: int, *, warm: bool) -> None:
+        self._pass = ForwardPass(head, tokens_per_micro_batch)
+        model = head.model
+        self._start = {name: tensor.clone() for name, tensor in adapter_tensors(model)} if warm else None
+
+    def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
+        """Return the outputs of each row, float32 `[tokens]`, zero outside its mask, without gradient."""
+        model = self._pass.model
+        with adapters_off(model) if self._start is None else adapters_as(model, self._start):
+            return self._pass.outputs(rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the adapters that the run began with, if they were not nothing."""
+        return {"adapters": self._start or {}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a state that `state_dict` returned.
+
+        Raises:
+            ValueError: If it is of another model.
+        """
+        own = self._start or {}
+        saved = state["adapters"]
+        if own.keys() != saved.keys() or any(own[name].shape != saved[name].shape for name in own):
+            raise ValueError("it is of other adapters")
+        for name, tensor in own.items():
+            tensor.copy_(saved[name])

@@ -1,0 +1,82 @@
+"""The policy: which model, where it is computed, in what numbers, and what of it is trained."""
+
+from typing import Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from trainer.core.strict import Settings
+
+
+class LoraSettings(Settings):
+    """Low-rank adapters beside the model's own weights, which stay as they are (Hu et al. 2021, arXiv 2106.09685).
+
+    There is no dropout: what is sampled from and what is trained must be one distribution.
+    """
+
+    rank: int = Field(16, ge=1, le=65_536, description="Rank of each adapter.")
+    alpha: PositiveFloat = Field(32.0, description="Adapters are scaled by alpha / rank.")
+    target_modules: str | list[str] = Field(
+        "all-linear",
+        description="Names of the layers that get adapters, such as [q_proj, v_proj], or a regular expression; "
+        "all-linear: every linear layer but the output embedding.",
+    )
+
+    @field_validator("target_modules")
+    @classmethod
+    def _targets_are_named(cls, value: str | list[str]) -> str | list[str]:
+        if not value or not all(value):
+            raise ValueError("name at least one layer, or all-linear")
+        return value
+
+
+class ModelSettings(Settings):
+    """The policy."""
+
+    path: str | None = Field(
+        None,
+        min_length=1,
+        description="Directory in Hugging Face layout, or the name of a model on the Hugging Face hub, such as "
+        "Qwen/Qwen2.5-0.5B-Instruct, which is fetched once; absent: build the tiny policy.",
+    )
+    hidden_size: int = Field(64, ge=1, le=65_536, description="Tiny policy: width.")
+    layers: int = Field(2, ge=1, le=1024, description="Tiny policy: depth.")
+    heads: int = Field(4, ge=1, le=1024, description="Tiny policy: attention heads.")
+    max_length: PositiveInt = Field(1024, description="Longest row in tokens, prompt and replies together.")
+    device: str = Field(
+        "auto",
+        pattern=r"^[a-z][a-z0-9_]*(:[0-9]{1,4})?$",
+        description="Where models are computed: auto (the accelerator that torch finds, else cpu), cpu, or a type of "
+        "device of torch's, with an index if there are several.",
+    )
+    dtype: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="Numbers that models are computed and sampled in. With bf16 the optimizer keeps weights in fp32: "
+        "those are trained and saved in checkpoints.",
+    )
+    attention: str | None = Field(
+        None,
+        min_length=1,
+        description="Implementation of attention, as transformers calls it: sdpa, eager, flash_attention_2; absent: "
+        "the library's choice.",
+    )
+    gradient_checkpointing: bool = Field(
+        False,
+        description="Compute activations once more for the gradient in place of keeping them: less memory, about a "
+        "third more work.",
+    )
+    lora: LoraSettings | None = Field(
+        None, description="Train adapters in place of the model's weights; needs the extra [lora]."
+    )
+
+    @model_validator(mode="after")
+    def _shape_is_one(self) -> Self:
+        shape = {name: getattr(self, name) for name in ("hidden_size", "layers", "heads")}
+        if self.path is not None:
+            odd = [name for name, value in shape.items() if value != type(self).model_fields[name].default]
+            if odd:
+                raise ValueError(
+                    f"{', '.join(odd)} shape the tiny policy, and path names another model: leave out one of them"
+                )
+        elif self.hidden_size % (2 * self.heads):
+            raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of twice heads {self.heads}")
+        return self

@@ -1,0 +1,83 @@
+"""A model's weights by name: read one after the other, load, and build a second model without copying the first."""
+
+import copy
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+
+from trainer.models.lora import is_adapter, merged, plain_name
+
+
+def parameters_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights by the names of the model's own modules, always in one order; tied ones once.
+
+    Weights beside which adapters lie come with these added to them, one at a time: nothing is held but the one that is
+    read. All others are the model's own tensors.
+    """
+    for name, parameter in model.named_parameters():
+        if not is_adapter(name):
+            yield plain_name(name), merged(model, name, parameter.detach())
+
+
+def hub_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights by the names that they have on the Hugging Face hub, which inference servers read.
+
+    Mostly these are the names of the modules. Where the library holds the experts of a layer in one tensor, the hub has
+    one for each; a layer's experts are copied for as long as they are read.
+    """
+    for name, tensor in parameters_of(model):
+        yield from revert_weight_conversion(model, {name: tensor}).items()
+
+
+def load_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Copy weights into `model` by the names of its modules; devices and types may differ.
+
+    Raises:
+        ValueError: If a name is unknown, a shape is another, or a weight is missing: half an update is no update.
+    """
+    own = dict(model.named_parameters())
+    missing = set(own)
+    with torch.no_grad():
+        for name, tensor in tensors:
+            if name not in own:
+                raise ValueError(f"weights do not fit the model: unknown {name}")
+            if tensor.shape != own[name].shape:
+                raise ValueError(f"weights do not fit the model: {name} is of another shape")
+            own[name].copy_(tensor)
+            missing.discard(name)
+    if missing:
+        raise ValueError(f"weights do not fit the model: missing {', '.join(sorted(missing)[:8])}")
+
+
+def place(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    """Bring a model to a device, its weights (and not its tables of positions) to a type of numbers."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    model.to(device)
+
+
+def twin_of(model: PreTrainedModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """Return a second model of the same weights, on the same device, without adapters (they are added to the weights).
+
+    It is built from the configuration without room for weights, which are then read one after the other.
+
+    Args:
+        model: A model, or the body of one.
+        dtype: Type of the second one's numbers; the same if None.
+    """
+    with torch.device("meta"):
+        twin: PreTrainedModel = type(model)(copy.deepcopy(model.config))
+    for parameter in twin.parameters():
+        parameter.data = parameter.data.to(dtype or model.dtype)
+    twin.to_empty(device=model.device)
+    twin.tie_weights()
+    buffers = dict(model.named_buffers())
+    for name, buffer in twin.named_buffers():
+        buffer.copy_(buffers[name])
+    load_weights(twin, parameters_of(model))
+    if getattr(model, "generation_config", None) is not None:
+        twin.generation_config = model.generation_config
+    return twin.eval()

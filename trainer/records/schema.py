@@ -1,0 +1,135 @@
+"""The form of an episode as plain data, one line of JSON, and what of it is looked at before it is believed.
+
+Everything that the episode holds is there, numbers to their last digit, so that reading gives back what was written.
+Lists of what was sampled have an entry for each sampled token only; versions and turns, which come in runs, are kept as
+`[value, how often]`.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import chain, groupby, repeat
+from math import isfinite
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, InstanceOf, ValidationError
+
+from trainer.core.errors import TrainerError
+
+EPISODE_FORMAT = 1
+"""The version of the form that this release writes and reads."""
+
+_LONGEST_REASON = 300
+
+
+class EpisodeFormatError(TrainerError, ValueError):
+    """Data is not an episode that this release can read; the message says where it is wrong."""
+
+
+def _finite(value: float) -> float:
+    if not isfinite(value):
+        raise ValueError("must be finite")
+    return value
+
+
+_Count = Annotated[int, Field(ge=0)]
+_Number = Annotated[float, AfterValidator(_finite)]
+# Environments may say any text that JSON can hold, half of a surrogate pair too.
+_Text = InstanceOf[str]
+_Pairs = Annotated[list[Annotated[list[int], Field(min_length=2, max_length=2)]], Field(fail_fast=True)]
+
+
+class _Schema(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+class TaskSchema(_Schema):
+    """What was played."""
+
+    index: _Count
+    env_id: _Text
+    seed: int
+    kwargs: dict[_Text, Any]
+    options: dict[_Text, Any] | None
+    domain: _Text
+    url: _Text | None
+
+
+class SegmentSchema(_Schema):
+    """One sequence of tokens; see `trainer.records.trajectory.Segment`."""
+
+    ids: list[_Count] = Field(fail_fast=True)
+    action_mask: list[Annotated[int, Field(ge=0, le=1)]] = Field(fail_fast=True)
+    logprobs: list[_Number] = Field(fail_fast=True)
+    versions: _Pairs
+    turn_index: _Pairs
+    parent: Annotated[list[_Count], Field(min_length=2, max_length=2)] | None
+    fork: _Text | None
+
+
+class TurnSchema(_Schema):
+    """One reply; see `trainer.records.trajectory.Turn`."""
+
+    observation: _Text
+    reply: _Text
+    reward: _Number
+    valid: bool
+    format_penalty: _Number
+    anchor: _Text | None
+    finish_reason: _Text
+    tokens: Annotated[list[int], Field(min_length=3, max_length=3)]
+
+
+class EpisodeSchema(_Schema):
+    """One episode; see `trainer.records.trajectory.Trajectory`."""
+
+    task: TaskSchema
+    member: _Count
+    attempt: _Count
+    outcome: _Text
+    detail: _Text
+    metrics: dict[_Text, _Number]
+    turns: list[TurnSchema] = Field(fail_fast=True)
+    segments: list[SegmentSchema] = Field(fail_fast=True)
+
+
+def read_schema(record: object) -> EpisodeSchema:
+    """Return data as an episode, its types and ranges looked at.
+
+    Raises:
+        EpisodeFormatError: If it is none.
+    """
+    if not isinstance(record, dict):
+        raise EpisodeFormatError(f"an episode is an object, not a {type(record).__name__}")
+    version = record.get("format")
+    if version is None:
+        raise EpisodeFormatError(
+            "it has no 'format': an earlier release wrote it, with rounded log-probabilities and without anchors, so "
+            "it can be played again (rollout --policy recorded) but not be read back whole"
+        )
+    if version != EPISODE_FORMAT or type(version) is not int:
+        raise EpisodeFormatError(f"its format is {_short(version)}, and this release reads {EPISODE_FORMAT}")
+    try:
+        return EpisodeSchema.model_validate(record)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part)[:80] for part in problem["loc"])
+        raise EpisodeFormatError(f"{where}: {problem['msg']}"[:_LONGEST_REASON]) from None
+
+
+def runs(values: Iterable[int]) -> list[list[int]]:
+    """Return values as `[value, how often]`, in order."""
+    return [[value, sum(1 for _ in equal)] for value, equal in groupby(values)]
+
+
+def spread(pairs: Sequence[Sequence[int]], length: int, name: str) -> list[int]:
+    """Return the values that `runs` shortened.
+
+    Raises:
+        EpisodeFormatError: If they are not `length` in all.
+    """
+    if any(count < 1 for _, count in pairs) or sum(count for _, count in pairs) != length:
+        raise EpisodeFormatError(f"{name} does not have a value for each of {length} sampled tokens")
+    return list(chain.from_iterable(repeat(value, count) for value, count in pairs))
+
+
+def _short(value: object) -> str:
+    return str(value)[:40] if isinstance(value, int | str | float) else f"a {type(value).__name__}"

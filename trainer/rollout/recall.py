@@ -1,0 +1,457 @@
+"""Takes episodes up again where an earlier process left them, from the rollout log.
+
+What an episode asks is answered from the log for as long as it asks what it asked before: replies by their very
+prompts, the environment's answers by the very actions. So an episode is played again by the code that played it, and
+no token is sampled, no step is taken twice. Where the log ends, the environment's session is brought to that point,
+and the episode goes on. What is asked anew is on disk before it is answered.
+"""
+
+from array import array
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from clients.protocol.episode import PortableEpisode, step_digest
+from clients.protocol.errors import ProblemError
+from clients.protocol.values import decode_value, encode_value
+from clients.session import EnvSession, ResetResult, StepResult
+from trainer.inference.base import (
+    GenerationRequest,
+    GenerationResult,
+    InferenceClient,
+    InferenceCounters,
+    InferenceHealth,
+    PauseMode,
+    WeightSource,
+)
+from trainer.records.rollout_log import Entry, EpisodeKey, RolloutLog
+from trainer.records.schema import runs
+from trainer.records.trajectory import Outcome, Trajectory
+
+TRAINING = "train"
+"""Purpose of the episodes that are logged."""
+
+_REPLY, _RESET, _STEP, _CUT, _END = "reply", "reset", "step", "cut", "end"
+
+
+def session_key(purpose: str, task: int, member: int, attempt: int) -> str:
+    """Return what inference clients know an episode by."""
+    return f"{purpose}-{task}-{member}-{attempt}"
+
+
+class EpisodeLostError(Exception):
+    """The environment of an episode cannot be brought to where the log ends."""
+
+
+@dataclass(slots=True)
+class _Past:
+    """What an earlier process left of one attempt at an episode.
+
+    Attributes:
+        replies: By prompt, in order.
+        answers: Resets and steps of the environment, in order.
+        ended: Outcome and detail, if it failed.
+    """
+
+    replies: defaultdict[bytes, deque[GenerationResult]] = field(default_factory=lambda: defaultdict(deque))
+    answers: list[Entry] = field(default_factory=list)
+    ended: tuple[str, str] | None = None
+
+
+class Recall:
+    """All that was left of episodes by earlier processes, and where those of this one are written.
+
+    Args:
+        log: The run's log.
+
+    Attributes:
+        log: The run's log.
+        counters: What was taken up again: `replies`, `tokens`, `episodes` begun again.
+    """
+
+    def __init__(self, log: RolloutLog) -> None:
+        self.log = log
+        self.counters: Counter[str] = Counter()
+        self._past: dict[EpisodeKey, _Past] = {}
+        self._begun: set[EpisodeKey] = set()
+        self._playing: dict[str, EpisodeTape] = {}
+        for entry in log.read():
+            _take_in(self._past.setdefault(entry.key, _Past()), entry)
+
+    @property
+    def found(self) -> tuple[int, int, int]:
+        """How many episodes, replies and tokens wait to be taken up again."""
+        replies = [reply for past in self._past.values() for each in past.replies.values() for reply in each]
+        return len(self._past), len(replies), sum(len(reply.token_ids) for reply in replies)
+
+    def rounds(self, max_attempts: int) -> dict[int, int]:
+        """Return how often tasks were put aside by earlier processes, for those that were taken up anew after it.
+
+        Args:
+            max_attempts: Attempts at an episode in one round.
+        """
+        latest: dict[int, int] = {}
+        for key in self._past:
+            latest[key.task] = max(latest.get(key.task, 0), key.attempt // max_attempts)
+        return latest
+
+    @contextmanager
+    def playing(self, key: EpisodeKey) -> "Iterator[EpisodeTape]":
+        """Hand out the tape of an episode while it is played."""
+        past = self._past.pop(key, _Past())
+        if past.ended is None and key._replace(attempt=key.attempt + 1) in self._past:
+            past.ended = Outcome.TIMEOUT.value, "given up before the run was resumed"
+        tape = EpisodeTape(self, key, past)
+        if key in self._begun:
+            tape.cut(0)  # played before by this process, and not to its end
+        self._begun.add(key)
+        name = session_key(TRAINING, *key)
+        self._playing[name] = tape
+        try:
+            yield tape
+        finally:
+            if self._playing.get(name) is tape:
+                del self._playing[name]
+
+    def tape(self, name: str) -> "EpisodeTape | None":
+        """Return the tape of the episode that inference clients know by this name, if it is logged."""
+        return self._playing.get(name)
+
+    def settle(self, next_task: int, untrained: Sequence[int]) -> None:
+        """Forget what a checkpoint holds; see `RolloutLog.settle`."""
+        self.log.settle(next_task, untrained)
+        waiting = set(untrained)
+        self._begun = {key for key in self._begun if key.task >= next_task or key.task in waiting}
+
+
+class EpisodeTape:
+    """One attempt at an episode: what is left of it in the log, and what it adds.
+
+    Args:
+        recall: Where it is written.
+        key: The episode.
+        past: What is left of it.
+    """
+
+    def __init__(self, recall: Recall, key: EpisodeKey, past: _Past) -> None:
+        self._recall = recall
+        self._key = key
+        self._past = past
+        self._answered = 0
+
+    @property
+    def ended(self) -> tuple[str, str] | None:
+        """Outcome and detail of an attempt that failed, if it did."""
+        return self._past.ended
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the log has another answer of the environment."""
+        return self._answered < len(self._past.answers)
+
+    @property
+    def answers(self) -> list[Entry]:
+        """The environment's answers that were given from the log so far."""
+        return self._past.answers[: self._answered]
+
+    def reply(self, request: GenerationRequest) -> GenerationResult | None:
+        """Take the reply to a request, if the log has one."""
+        waiting = self._past.replies.get(_digest(request))
+        if not waiting:
+            return None
+        result = waiting.popleft()
+        self._recall.counters.update(replies=1, tokens=len(result.token_ids))
+        return result
+
+    def replied(self, request: GenerationRequest, result: GenerationResult) -> None:
+        """Write a reply down; it is safe once the log has committed it.
+
+        Raises:
+            WriteError: If the disk does not take it.
+        """
+        self._append(
+            _REPLY,
+            _digest(request),
+            array("q", result.token_ids).tobytes(),
+            array("d", result.logprobs).tobytes(),
+            runs(result.policy_versions),
+            result.finish_reason,
+        )
+
+    def answer(self, kind: str, asked: object) -> Entry | None:
+        """Take the environment's next answer, if the log has it and the question is the same."""
+        if not self.goes_on:
+            return None
+        entry = self._past.answers[self._answered]
+        if (entry.kind, entry.fields[0]) != (kind, asked):
+            return None
+        self._answered += 1
+        return entry
+
+    def answered(self, kind: str, *fields: Any) -> None:
+        """Write an answer of the environment down; what the log had in its place is void."""
+        if self.goes_on:
+            self.cut(self._answered)
+        self._append(kind, *fields)
+
+    def cut(self, place: int) -> None:
+        """Make the environment's answers from a place on void; with place 0 the episode begins again."""
+        del self._past.answers[place:]
+        self._answered = min(self._answered, place)
+        if place == 0:
+            self._past.replies.clear()
+            self._recall.counters["episodes"] += 1
+        self._append(_CUT, place)
+
+    def end(self, trajectory: Trajectory) -> None:
+        """Write down that the attempt failed, so that nobody goes on with it."""
+        self._append(_END, trajectory.outcome.value, trajectory.detail)
+
+    def _append(self, kind: str, *fields: Any) -> None:
+        self._recall.log.append(Entry(kind, self._key, fields))
+
+
+class LoggedSession:
+    """A session whose answers are in the log before anybody acts on them, and come from it as far as it goes.
+
+    Args:
+        session: The session; what is not asked for here is its own.
+        tape: The episode.
+
+    Attributes:
+        lost: Why the episode cannot be gone on with, if so.
+    """
+
+    def __init__(self, session: EnvSession, tape: EpisodeTape) -> None:
+        self._session = session
+        self._tape = tape
+        self._is_there = True
+        self.lost: EpisodeLostError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    async def render(self, mode: str | None = None) -> Any:
+        """Draw the state; see `EnvSession.render`."""
+        await self._catch_up()
+        return await self._session.render(mode)
+
+    async def fork(self, count: int = 1, reseed: int | None = None) -> list[EnvSession]:
+        """Make independent copies at this point; see `EnvSession.fork`. Their answers are not logged."""
+        await self._catch_up()
+        return await self._session.fork(count, reseed)
+
+    async def episode_record(self) -> PortableEpisode:
+        """Return the portable episode; see `EnvSession.episode_record`."""
+        await self._catch_up()
+        return await self._session.episode_record()
+
+    async def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> ResetResult:
+        """Begin an episode; see `EnvSession.reset`.
+
+        Raises:
+            EpisodeLostError: If the log ends here, and the session cannot be brought here.
+        """
+        asked = [seed, encode_value(None, options, binary=False)]
+        recalled = self._tape.answer(_RESET, asked)
+        if recalled is not None:
+            self._is_there = False
+            _, _, observation, info = recalled.fields
+            await self._catch_up_at_the_end()
+            return ResetResult(self._observation(observation), decode_value(None, info))
+        result = await self._session.reset(seed, options)
+        self._is_there = True
+        session = self._session
+        place = [session.session_id, session.process, session.episode, session.seed, session.env.version]
+        self._tape.answered(_RESET, asked, place, self._neutral(result.observation), _packed(result.info))
+        return result
+
+    async def step(self, action: Any, **options: Any) -> StepResult:
+        """Take one action; see `EnvSession.step`.
+
+        Raises:
+            EpisodeLostError: If the session cannot be brought to where the log ends.
+        """
+        asked = [encode_value(self._session.action_space, action, binary=False), options]
+        recalled = self._tape.answer(_STEP, asked)
+        if recalled is not None:
+            self._is_there = False
+            _, observation, reward, terminated, truncated, info = recalled.fields
+            if not (terminated or truncated):
+                await self._catch_up_at_the_end()
+            return StepResult(
+                self._observation(observation), reward, terminated, truncated, decode_value(None, info)
+            )
+        await self._catch_up()
+        result = await self._session.step(action, **options)
+        self._tape.answered(
+            _STEP,
+            asked,
+            self._neutral(result.observation),
+            result.reward,
+            result.terminated,
+            result.truncated,
+            _packed(result.info),
+        )
+        return result
+
+    async def _catch_up_at_the_end(self) -> None:
+        """Bring the session to where the log ends before anything is sampled that would be in vain without it."""
+        if not self._tape.goes_on:
+            await self._catch_up()
+
+    async def _catch_up(self) -> None:
+        """Bring the session to where the episode is, if its answers came from the log.
+
+        Raises:
+            EpisodeLostError: If that cannot be done.
+        """
+        if self._is_there:
+            return
+        answers = self._tape.answers
+        begin = max(place for place, entry in enumerate(answers) if entry.kind == _RESET)
+        reset, steps = answers[begin], answers[begin + 1 :]
+        (_, options), (session_id, process, episode, seed, version), observation, _ = reset.fields
+        portable = PortableEpisode(
+            env_id=self._session.env_id,
+            env_version=version,
+            kwargs=encode_value(None, self._session.kwargs, binary=False),
+            episode=episode,
+            seed=seed,
+            options=options,
+            reset_digest=step_digest(observation, 0.0, False, False),
+            actions=[entry.fields[0][0] for entry in steps],
+            digests=[step_digest(*entry.fields[1:5]) for entry in steps],
+        )
+        try:
+            await self._session.resume(portable, (session_id, process))
+        except ProblemError as problem:
+            self.lost = EpisodeLostError(str(problem))
+            raise self.lost from problem
+        self._is_there = True
+
+    def _observation(self, wire: Any) -> Any:
+        return decode_value(self._session.observation_space, wire)
+
+    def _neutral(self, observation: Any) -> Any:
+        return encode_value(self._session.observation_space, observation, binary=False)
+
+
+class LoggedClient:
+    """An inference client whose replies are in the log before anybody acts on them, and come from it where it has them.
+
+    Args:
+        client: What answers.
+        recall: The run's episodes.
+    """
+
+    def __init__(self, client: InferenceClient, recall: Recall) -> None:
+        self._client = client
+        self._recall = recall
+
+    @property
+    def version(self) -> int:
+        """The policy version that answers now."""
+        return self._client.version
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        """Return the logged reply, or a new one once it is logged.
+
+        Raises:
+            WriteError: If the disk does not take it.
+        """
+        tape = self._recall.tape(request.session_key)
+        if tape is None:
+            return await self._client.generate(request)
+        recalled = tape.reply(request)
+        if recalled is not None:
+            return recalled
+        result = await self._client.generate(request)
+        tape.replied(request, result)
+        await self._recall.log.commit()
+        return result
+
+    async def generate_together(self, requests: list[GenerationRequest]) -> list[GenerationResult]:
+        """Return the replies of one batch. It is computed whole if the log lacks any of them.
+
+        Sums depend on who shares a batch, so those that the log lacks come out as they would have, and the others as
+        they are in the log.
+        """
+        tapes = [self._recall.tape(request.session_key) for request in requests]
+        recalled = [
+            None if tape is None else tape.reply(request)
+            for tape, request in zip(tapes, requests, strict=True)
+        ]
+        if all(result is not None for result in recalled):
+            return [result for result in recalled if result is not None]
+        results = await self._client.generate_together(requests)
+        for place, (tape, known) in enumerate(zip(tapes, recalled, strict=True)):
+            if known is not None:
+                results[place] = known
+            elif tape is not None:
+                tape.replied(requests[place], results[place])
+        await self._recall.log.commit()
+        return results
+
+    async def abort(self, request_ids: Sequence[str] | None = None) -> int:
+        """Pass it on."""
+        return await self._client.abort(request_ids)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Pass it on."""
+        await self._client.pause(mode)
+
+    async def resume(self) -> None:
+        """Pass it on."""
+        await self._client.resume()
+
+    async def sync(self, source: WeightSource, version: int) -> None:
+        """Pass new weights on."""
+        await self._client.sync(source, version)
+
+    async def health(self) -> InferenceHealth:
+        """How the client behind is."""
+        return await self._client.health()
+
+    @property
+    def counters(self) -> InferenceCounters:
+        """What the client behind has done: replies from the log are none of it."""
+        return self._client.counters
+
+    async def close(self) -> None:
+        """Close the client behind."""
+        await self._client.close()
+
+
+def _take_in(past: _Past, entry: Entry) -> None:
+    if entry.kind == _REPLY:
+        digest, ids, logprobs, versions, reason = entry.fields
+        past.replies[digest].append(
+            GenerationResult(
+                array("q", ids).tolist(),
+                array("d", logprobs).tolist(),
+                [version for version, count in versions for _ in range(count)],
+                reason,
+            )
+        )
+    elif entry.kind in (_RESET, _STEP):
+        past.answers.append(entry)
+    elif entry.kind == _CUT:
+        del past.answers[entry.fields[0] :]
+        if entry.fields[0] == 0:
+            past.replies.clear()
+    elif entry.kind == _END:
+        past.ended = entry.fields[0], entry.fields[1]
+
+
+def _digest(request: GenerationRequest) -> bytes:
+    """Name a prompt and how its reply is drawn."""
+    content = array("q", request.prompt_ids).tobytes()
+    return blake2b(content + repr(request.sampling).encode(), digest_size=16).digest()
+
+
+def _packed(info: Any) -> Any:
+    return encode_value(None, info, binary=True)

@@ -1,0 +1,172 @@
+"""Weights on disk, in Hugging Face layout, for servers that read them from there."""
+
+import copy
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any, Protocol, Self
+
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from trainer.core.errors import RunError
+from trainer.core.run_lock import run_lock
+from trainer.models.shards import ShardWriter
+
+_VERSION = "version-"
+_UNFINISHED = "unfinished-"
+_GIB = 2**30
+
+
+class WeightFolderError(RunError):
+    """The weights of a version cannot be written; the message says why and what to do."""
+
+
+class Layout(Protocol):
+    """What lies beside the weights in a model's folder, and under which names they stand there."""
+
+    def write_beside(self, folder: Path) -> None:
+        """Write what stays the same in all versions: configuration, tokenizer."""
+        ...
+
+    def arrange(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors as a server reads them."""
+        ...
+
+
+class ModelLayout:
+    """A model's folder as `save_pretrained` writes it.
+
+    Args:
+        model: Whose configuration is written.
+        tokenizer: Written beside it.
+        separate_head: Whether an output layer that is the embedding is written as a tensor of its own, with a
+            configuration that says so. A server that loads such a folder has two tensors, and reloads both.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: Any, *, separate_head: bool = False) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._head = shared_head(model) if separate_head else None
+
+    def write_beside(self, folder: Path) -> None:
+        """Write configuration, generation settings and tokenizer."""
+        config = copy.deepcopy(self._model.config)
+        if self._head is not None:
+            config.tie_word_embeddings = False
+            config.get_text_config().tie_word_embeddings = False
+        config.save_pretrained(folder)
+        if self._model.generation_config is not None:
+            self._model.generation_config.save_pretrained(folder)
+        self._tokenizer.save_pretrained(folder)
+
+    def arrange(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors, and a separate head behind the embedding that it shares."""
+        for name, tensor in tensors:
+            yield name, tensor
+            if self._head is not None and name == self._head.embedding:
+                yield self._head.name, tensor.clone()
+
+
+@dataclass(frozen=True, slots=True)
+class SharedHead:
+    """An output layer whose weights are the embedding's.
+
+    Attributes:
+        name: Name of its weights.
+        embedding: Name of the weights that it shares.
+    """
+
+    name: str
+    embedding: str
+
+
+def shared_head(model: PreTrainedModel) -> SharedHead | None:
+    """Return the output layer that is the embedding; None where a model has its own."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is None or head.weight is not embedding.weight:
+        return None
+    names = [name for name, each in model.named_parameters(remove_duplicate=False) if each is head.weight]
+    outer = {
+        f"{name}.weight" for name, module in model.named_modules(remove_duplicate=False) if module is head
+    }
+    return SharedHead(
+        name=next(name for name in names if name in outer),
+        embedding=next(name for name in names if name not in outer),
+    )
+
+
+class WeightFolders:
+    """One folder for each version, whole or not there at all.
+
+    A folder is written beside the others under a name that nobody reads, and takes its own name when it is whole.
+
+    Args:
+        directory: Where they lie; this process alone writes there.
+        layout: What lies beside the weights.
+        shard_bytes: Largest file of weights, but for single tensors that are larger.
+        seen_as: The directory as servers see it; as it is called here if None.
+    """
+
+    def __init__(
+        self, directory: Path, layout: Layout, shard_bytes: int = _GIB, seen_as: PurePath | None = None
+    ) -> None:
+        # A server's working directory is its own.
+        self._directory = directory.absolute()
+        self._layout = layout
+        self._shard_bytes = shard_bytes
+        self._seen_as = seen_as
+        self._lock = ExitStack()
+        self.bytes_written = 0
+
+    def __enter__(self) -> Self:
+        """Take the directory, and clear away what a killed process left in the middle of writing.
+
+        Raises:
+            ConfigError: If another process writes there.
+        """
+        self._lock.enter_context(run_lock(self._directory, "weights.directory"))
+        for folder in self._directory.glob(f"{_UNFINISHED}*"):
+            shutil.rmtree(folder)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.close()
+
+    def write(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Path:
+        """Write the weights of a version and return their folder, as servers see it.
+
+        Raises:
+            WeightFolderError: If the disk does not take them; nothing of them is left on it.
+        """
+        unfinished = self._directory / f"{_UNFINISHED}{version:08d}"
+        folder = self._directory / f"{_VERSION}{version:08d}"
+        try:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir(parents=True)
+            self._layout.write_beside(unfinished)
+            shards = ShardWriter(unfinished, self._shard_bytes)
+            for name, tensor in self._layout.arrange(tensors):
+                shards.add(name, tensor)
+            shards.close()
+            if folder.exists():  # of a process that was killed, and whose last steps are played again
+                shutil.rmtree(folder)
+            unfinished.rename(folder)
+        except (OSError, SafetensorError) as error:
+            free = shutil.disk_usage(self._directory).free
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise WeightFolderError(
+                f"cannot write the weights of version {version} to {folder}: {error}; {free / _GIB:.2f} GiB are free "
+                "there: free some, or name another disk by weights.directory"
+            ) from error
+        self.bytes_written += shards.total_bytes
+        return folder if self._seen_as is None else Path(self._seen_as / folder.name)
+
+    def keep_only(self, version: int) -> None:
+        """Remove the folders of all other versions: nobody reads them any more."""
+        for folder in self._directory.glob(f"{_VERSION}*"):
+            if folder.name != f"{_VERSION}{version:08d}":
+                shutil.rmtree(folder, ignore_errors=True)
