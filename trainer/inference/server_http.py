@@ -134,6 +134,8 @@ class ServerHttp:
                 continue
             if answer.status == 500 and not call.admin and (failures := failures + 1) < _FAILURES:
                 await pace.wait(message_of(answer.body))
+                # An engine that is dead answers so for as long as its front lives.
+                await self._until_back(pace)
                 continue
             return answer
 

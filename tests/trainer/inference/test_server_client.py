@@ -475,6 +475,42 @@ async def test_adapters_have_a_new_name_for_each_version(dialect, tmp_path):
 
 
 @BOTH
+async def test_an_adapter_that_is_gone_is_missed(dialect, tmp_path):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect, way="adapter", pause_mode="abort") as client:
+            await client.sync(Weights(1, tmp_path), 1)
+            await client._http.converse(client._speaking.unload_adapter(client._adapter))
+            with pytest.raises(WeightsLostError, match="adapter of version 1"):
+                await client.generate(request())
+            assert not (await client.health()).ready
+            await client.sync(Weights(2, tmp_path), 2)
+            assert (await client.generate(request())).policy_versions == [2] * 6
+            path = "/v1/load_lora" if dialect == "vllm" else "/load_lora"
+            server.fail({"kind": "answer", "path": path, "status": 400})
+            with pytest.raises(WeightUpdateError, match="version 3"):
+                await client.sync(Weights(3, tmp_path), 3)
+            # The old one is as good as it was.
+            assert (await client.generate(request())).policy_versions == [2] * 6
+
+
+@BOTH
+async def test_what_broke_off_is_taken_back_before_the_next_pause(dialect, tmp_path):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect) as client:
+            path = "/pause" if dialect == "vllm" else "/pause_generation"
+            server.fail({"kind": "late", "path": path, "seconds": 0.2})
+            syncing = asyncio.create_task(client.sync(Weights(1, tmp_path), 1))
+            await asyncio.sleep(0.1)
+            syncing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await syncing
+            await client.pause("abort")
+            assert server.state()["paused"] == "abort"
+            await client.resume()
+            assert (await client.generate(request())).policy_versions == [0] * 6
+
+
+@BOTH
 async def test_memory_is_given_back_and_taken_again(dialect, tmp_path):
     with InferenceServer(dialect) as server:
         async with ServerClient(server.url, dialect) as client:
