@@ -24,6 +24,7 @@ from trainer.assembly.build import (
     warm_start_backend,
 )
 from trainer.assembly.data_check import check_streams, keep_digests
+from trainer.assembly.inference import check_inference
 from trainer.backends.base import TrainBackend
 from trainer.commands.plots import plot_run
 from trainer.commands.policy import ADAPTER_FOLDER, MODEL_FOLDER
@@ -63,7 +64,6 @@ from trainer.rollout.recall import Recall
 from trainer.rollout.scheduler import GroupPlan, RolloutScheduler
 from trainer.tasks.dataset import row_streams
 from trainer.tasks.task import TaskSource
-from trainer.weights.publisher import WeightPublisher
 
 
 class RunStoppedError(TrainerError):
@@ -86,6 +86,7 @@ async def train(settings: RunSettings, ending: Ending) -> int:
             is saved.
     """
     check_settings(settings)
+    check_inference(settings)
     directory = Path(settings.output_dir)
     store = CheckpointStore(directory / "checkpoints", settings.checkpoint.keep)
     with run_lock(directory):
@@ -147,8 +148,7 @@ async def _train(
     players = await stack.enter_async_context(
         open_players(settings, policy, pool, console, recall, trains_meanwhile=trains_meanwhile)
     )
-    publisher = WeightPublisher([players.client])
-    await publisher.publish(models.policy, state.version)
+    await players.publisher.publish(models.policy, state.version)
     tracker = Tracker(directory, settings.tracking, state.step)
     stack.callback(tracker.close)
     ledger = Ledger(directory / LEDGER_FILE)
@@ -183,7 +183,7 @@ async def _train(
             truncated=settings.rollout.truncates,
         ),
         models=models,
-        publisher=publisher,
+        publisher=players.publisher,
         client=players.client,
         build_rows=row_builder(settings.rows),
         ledger=ledger,

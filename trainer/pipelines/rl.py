@@ -97,13 +97,13 @@ async def _update(parts: Parts, groups: StepGroups, step: int, version: int) -> 
     # Episodes of later steps, if any are allowed, go on meanwhile.
     async with parts.updating():
         updated = await parts.learner.update(batch, step)
-        await parts.publisher.publish(parts.models.policy, version + 1)
+        published = await parts.publisher.publish(parts.models.policy, version + 1)
 
     account_for(parts.ledger, kept, updated, step)
     for group in groups.kept:
         parts.scheduler.release(group)
     parts.ledger.flush()
-    return rollout_metrics(groups.played, kept, version) | updated
+    return rollout_metrics(groups.played, kept, version) | updated | published
 
 
 async def _record(parts: Parts, step_groups: StepGroups, step: int, metrics: dict[str, float]) -> None:
