@@ -494,6 +494,23 @@ async def test_an_adapter_that_is_gone_is_missed(dialect, tmp_path):
 
 
 @BOTH
+async def test_a_server_that_does_not_go_on_holds_nobody(dialect, tmp_path):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect) as client:
+            path = "/resume" if dialect == "vllm" else "/continue_generation"
+            server.fail({"kind": "answer", "path": path, "status": 400})
+            syncing = asyncio.create_task(client.sync(Weights(1, tmp_path), 1))
+            await asyncio.sleep(0)
+            held = asyncio.create_task(client.generate(request()))
+            with pytest.raises(RequestRefusedError):
+                await syncing
+            with pytest.raises(WeightUpdateError, match="did not go on"):
+                await held
+            await client.sync(Weights(2, tmp_path), 2)
+            assert (await client.generate(request())).policy_versions == [2] * 6
+
+
+@BOTH
 async def test_what_broke_off_is_taken_back_before_the_next_pause(dialect, tmp_path):
     with InferenceServer(dialect) as server:
         async with ServerClient(server.url, dialect) as client:
