@@ -7,7 +7,9 @@ from pathlib import Path
 
 import torch
 
+from trainer.agents.black_box import BlackBoxPlayer
 from trainer.algorithms.filters import refills
+from trainer.assembly.agents import open_agent
 from trainer.assembly.build import (
     Players,
     Policy,
@@ -167,7 +169,8 @@ async def _train(
             before = await _measure_start(evaluator, tracker)
         else:
             await evaluate(state.step)
-    scheduler = _scheduler(settings, policy, players, pool, source, ledger, state, console, recall)
+    black_box = await stack.enter_async_context(open_agent(settings, policy, players, console))
+    scheduler = _scheduler(settings, policy, players, black_box, pool, source, ledger, state, console, recall)
     stack.push_async_callback(scheduler.close)
     parts = rl.Parts(
         algorithm=settings.algorithm,
@@ -296,6 +299,7 @@ def _scheduler(
     settings: RunSettings,
     policy: Policy,
     players: Players,
+    black_box: BlackBoxPlayer | None,
     pool: EnvironmentPool,
     source: TaskSource,
     ledger: Ledger,
@@ -331,10 +335,11 @@ def _scheduler(
         pool,
         lambda: model_actor(settings, policy, players, "train"),
         rollout_settings.max_turns,
-        agent=_plugin(rollout_settings.agent, "rollout.agent"),
+        agent=_plugin(None if rollout_settings.black_box else rollout_settings.agent, "rollout.agent"),
         reward=_plugin(rollout_settings.reward, "rollout.reward"),
         recall=recall,
         lost=lost,
+        black_box=black_box,
     )
     return RolloutScheduler(
         source,
@@ -352,7 +357,8 @@ def _scheduler(
 
 def _recall(settings: RunSettings, directory: Path, state: RunState, console: RunConsole) -> Recall | None:
     """Open the rollout log, and say what of it is taken up again."""
-    if settings.rollout.log == "off":
+    # An agent that is not ours cannot be brought to where the log ends.
+    if settings.rollout.log == "off" or settings.rollout.black_box:
         return None
     durable = settings.rollout.log == "machine"
     log = RolloutLog(directory / ROLLOUT_LOG_FOLDER, durable=durable, say=console.say)

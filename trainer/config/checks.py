@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from trainer.config.agents import AgentsSettings, agent_kind, command_line
 from trainer.config.run import RunSettings
 from trainer.core.errors import ConfigError
 from trainer.core.plugins import load_attribute
@@ -36,6 +37,23 @@ def check_settings(settings: RunSettings) -> None:
     if settings.model.lora is not None and find_spec("peft") is None:
         raise ConfigError("model.lora needs the package peft: pip install 'rollgym[lora]'")
     _check_plugins(settings)
+    _check_agent(settings)
+
+
+def _check_agent(settings: RunSettings) -> None:
+    """Look for the program that plays, and refuse settings of agents that nobody would read.
+
+    Raises:
+        ConfigError: If there is no such program, or no agent that is a program or a service.
+    """
+    agent = settings.rollout.agent
+    if agent is not None and agent_kind(agent) == "program":
+        command_line(agent)
+    if not settings.rollout.black_box and settings.agents != AgentsSettings():
+        raise ConfigError(
+            "agents: is read where rollout.agent is a command line or an http address only: set that, or leave agents "
+            "out"
+        )
 
 
 def check_resume(resume: str) -> None:
@@ -82,7 +100,7 @@ def _check_plugins(settings: RunSettings) -> None:
 def _named(settings: RunSettings) -> Iterator[tuple[str, str]]:
     rollout, algorithm = settings.rollout, settings.algorithm
     named = {
-        "rollout.agent": rollout.agent,
+        "rollout.agent": None if rollout.black_box else rollout.agent,
         "rollout.reward": rollout.reward,
         "rollout.task_source": rollout.task_source,
         "prompt.custom_context": settings.prompt.custom_context,

@@ -8,6 +8,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 from trainer.algorithms.advantage_settings import compares_members
 from trainer.algorithms.presets import lay_over_preset, resolve_preset
 from trainer.algorithms.settings import AlgorithmSettings
+from trainer.config.agents import AgentsSettings, agent_kind
 from trainer.config.data import DatasetSettings
 from trainer.config.model import ModelSettings
 from trainer.core.strict import Count, JsonObject, Seconds, ServerUrl, Settings, Weight
@@ -152,7 +153,10 @@ class RolloutSettings(Settings):
         "nothing, the trainer's process, or the machine (every reply waits for the disk).",
     )
     agent: str | None = Field(
-        None, description="module:attr of a coroutine that plays an episode; replaces ours."
+        None,
+        min_length=1,
+        description="Who plays in place of ours: module:attr of a coroutine, the command line of a program that is run "
+        "for each episode, or the http address of a service. The latter two reach the policy by OpenAI's API.",
     )
     reward: str | None = Field(
         None, description="module:attr of a function Trajectory -> list of turn rewards."
@@ -160,6 +164,11 @@ class RolloutSettings(Settings):
     task_source: str | None = Field(
         None, description="module:attr of a function (settings, seed) -> TaskSource."
     )
+
+    @property
+    def black_box(self) -> bool:
+        """Whether an agent plays that reaches the policy by OpenAI's API."""
+        return self.agent is not None and agent_kind(self.agent) != "coroutine"
 
     @property
     def truncates(self) -> bool:
@@ -315,6 +324,7 @@ class RunSettings(Settings):
     model: ModelSettings = ModelSettings()
     prompt: PromptSettings = PromptSettings()
     rollout: RolloutSettings = RolloutSettings()
+    agents: AgentsSettings = AgentsSettings()
     rows: Literal["trajectory", "step"] = Field(
         "trajectory", description="A training row per segment or per turn."
     )

@@ -35,6 +35,7 @@ class Outcome(StrEnum):
     ENVIRONMENT_ERROR = "environment_error"
     INVALID_NUMBER = "invalid_number"
     CONTEXT_OVERFLOW = "context_overflow"
+    AGENT_ERROR = "agent_error"
 
     @property
     def is_result(self) -> bool:

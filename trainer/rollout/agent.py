@@ -56,19 +56,13 @@ async def play_episode(
         actor.begin(info)
         for number in range(max_turns):
             anchor = info.get("anchor")
-            turn = await actor.act(trajectory, _view(number, observation, info))
+            turn = await actor.act(trajectory, view_of(number, observation, info))
             trajectory.turns.append(turn)
             observation, reward, terminated, truncated, info = await session.step(turn.reply)
-            _note_result(turn, anchor, reward, info)
+            note_result(turn, anchor, reward, info)
             metrics.add(info)
             if terminated or truncated:
-                solved = _flag(info, "success", default=False)
-                failed = Outcome.FAILED if terminated else Outcome.TRUNCATED
-                trajectory.outcome = Outcome.SOLVED if solved else failed
-                verdict = info.get("outcome") if session.env.kind == "stateless" else None
-                if verdict in _FAULTS:
-                    trajectory.outcome = _FAULTS[verdict]
-                    trajectory.detail = f"the verifier could not tell: {info.get('detail')}"
+                outcome_of_end(trajectory, session, info, terminated=terminated)
                 break
         else:
             trajectory.outcome = Outcome.TRUNCATED
@@ -85,6 +79,19 @@ async def play_episode(
     except (ProblemError, DecodeError, InvalidNumberError) as error:
         note_failure(trajectory, error)
     return trajectory
+
+
+def outcome_of_end(
+    trajectory: Trajectory, session: EnvSession, info: Mapping[str, Any], *, terminated: bool
+) -> None:
+    """Give an episode the outcome that its environment's last step has."""
+    solved = _flag(info, "success", default=False)
+    failed = Outcome.FAILED if terminated else Outcome.TRUNCATED
+    trajectory.outcome = Outcome.SOLVED if solved else failed
+    verdict = info.get("outcome") if session.env.kind == "stateless" else None
+    if verdict in _FAULTS:
+        trajectory.outcome = _FAULTS[verdict]
+        trajectory.detail = f"the verifier could not tell: {info.get('detail')}"
 
 
 def note_failure(trajectory: Trajectory, error: ProblemError | DecodeError | InvalidNumberError) -> None:
@@ -124,12 +131,14 @@ def _anchor(key: str) -> str:
     return hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
-def _view(number: int, observation: Any, info: Mapping[str, Any]) -> View:
+def view_of(number: int, observation: Any, info: Mapping[str, Any]) -> View:
+    """Return what a player sees at a turn."""
     text = observation if isinstance(observation, str) else str(observation)
     return View(number, text, observation_messages(observation, info), info)
 
 
-def _note_result(turn: Turn, anchor: Any, reward: Any, info: Mapping[str, Any]) -> None:
+def note_result(turn: Turn, anchor: Any, reward: Any, info: Mapping[str, Any]) -> None:
+    """Write into a turn what the environment made of it."""
     turn.reward = finite_number(reward, "the environment's reward")
     turn.anchor = None if anchor is None else _anchor(str(anchor))
     turn.action_is_valid = _flag(info, "action_is_valid", default=True)

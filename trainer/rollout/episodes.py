@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from inspect import isawaitable
-from typing import cast
+from typing import Protocol, cast
 
 from clients.protocol.errors import ProblemError
 from clients.session import EnvSession
@@ -17,6 +17,17 @@ from trainer.rollout.agent import note_failure, play_episode
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.recall import EpisodeLostError, EpisodeTape, LoggedSession, Recall
 from trainer.tasks.task import Task
+
+
+class BlackBox(Protocol):
+    """Plays an episode with an agent that is not ours, and whose calls of the policy are recorded."""
+
+    async def play(
+        self, session: EnvSession, task: Task, member: int, attempt: int, max_turns: int
+    ) -> Trajectory:
+        """Play one episode; whatever the agent does has an outcome."""
+        ...
+
 
 PlayInSession = Callable[[EnvSession], Awaitable[Trajectory]]
 
@@ -50,6 +61,7 @@ class EpisodePlayer:
         reward: A function of the user's that gives the turns their rewards.
         recall: What the rollout log has of earlier processes' episodes, and where these are written; None without one.
         lost: Told the task, and why, when an episode could not be gone on with and begins again.
+        black_box: Plays with an agent that is a program or a service, in place of ours.
     """
 
     pool: EnvironmentPool
@@ -59,6 +71,7 @@ class EpisodePlayer:
     reward: Plugin | None = None
     recall: Recall | None = None
     lost: Callable[[int, str], None] = lambda task, why: None
+    black_box: BlackBox | None = None
 
     async def play(self, task: Task, member: int, attempt: int) -> Trajectory:
         """Play one episode.
@@ -115,6 +128,8 @@ class EpisodePlayer:
         return await self._agent(cast(EnvSession, logged), task, member, attempt)
 
     async def _agent(self, session: EnvSession, task: Task, member: int, attempt: int) -> Trajectory:
+        if self.black_box is not None:
+            return await self.black_box.play(session, task, member, attempt, self.max_turns)
         actor = self.make_actor()
         if self.agent is None:
             return await play_episode(session, task, member, actor, self.max_turns, attempt)

@@ -102,6 +102,19 @@ class ChatRenderer:
         """Return a reply as text, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def ids_of(self, text: str) -> list[int]:
+        """Return the ids of a piece of a rendered conversation."""
+        return list(self._ids_of_text(text))
+
+    def marked_text(self, ids: Sequence[int]) -> str:
+        """Return a reply as text with its special tokens, such as the marks of calls, and without what ended it."""
+        ended = bool(ids) and ids[-1] in self.stop_token_ids
+        return str(self._tokenizer.decode(list(ids[:-1] if ended else ids), skip_special_tokens=False))
+
+    def token_text(self, token_id: int) -> str:
+        """Return one token as text, special ones included."""
+        return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+
     def reply_ids(self, text: str) -> list[int]:
         """Return the ids of a reply that is given as text, its closing token included (for demonstrations)."""
         return [*self._ids_of_text(text), self.end_of_turn_id]

@@ -136,7 +136,7 @@ def test_long_groups_come_in_rounds_of_their_own_and_none_is_lost():
     order = [index for index, _ in played.trained]
     rounds = [order[start : start + 8] for start in range(0, len(order), 8)]
     long_share = [sum(durations[index] > 1 for index in each) / 8 for each in rounds]
-    assert {share for share in long_share} == {0.0, 1.0}
+    assert set(long_share) == {0.0, 1.0}
     assert played.aside
     # What is trained has the lengths of what was started, but for what is under way at the end.
     assert sum(durations[index] > 1 for index in order) / len(order) == pytest.approx(0.2, abs=0.01)

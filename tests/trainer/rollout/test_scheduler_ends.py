@@ -86,7 +86,7 @@ def test_closed_before_the_first_turn_of_anything_and_played_no_more():
         assert asked == []
         scheduler.admit(version=0)
         assert not left_over()
-        with pytest.raises(RunError, match="was closed|was cancelled"):
+        with pytest.raises(RunError, match=r"was closed|was cancelled"):
             await scheduler.next_groups(version=0)
 
     run_virtually(run())

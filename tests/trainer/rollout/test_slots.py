@@ -1,4 +1,4 @@
-"""Episodes are bounded in all and by environment, oldest group first, and no place is lost whoever is cancelled when."""
+"""Episodes are bounded in all and by environment, oldest group first; no place is lost whoever is cancelled."""
 
 import asyncio
 import random

@@ -1,0 +1,161 @@
+"""Conversations as agents send them become prompts in which nothing that was sampled is tokenised again."""
+
+import pytest
+
+from tests.support.agent_policy import tool_tokenizer
+from tests.support.chat_templates import FAMILIES, tokenizer_of
+from trainer.agents.errors import ApiError
+from trainer.agents.replies import read_reply
+from trainer.agents.splicing import ReplyBook, SampledReply, SplicingRenderer, message_of
+from trainer.rollout.rendering import ChatRenderer
+
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}]
+CALL = '<tool_call>\n{"name":   "add", "arguments": {"b":1,  "a":2}}\n</tool_call>'
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+class Conversation:
+    """A policy and an agent that talk, with ids that no tokenizer would have chosen."""
+
+    def __init__(self, tokenizer, tools=()):
+        self.tokenizer = tokenizer
+        self.renderer = ChatRenderer(tokenizer)
+        self.splicing = SplicingRenderer(self.renderer)
+        self.book = ReplyBook()
+        self.tools = list(tools)
+
+    def prompt(self, messages):
+        return self.splicing.prompt(messages, self.tools, self.book.found(messages, self.tools)).ids
+
+    def reply(self, messages, text, *, closed=True, thinks=False):
+        # Letter by letter: another way to write the same text in tokens.
+        ids = [each for letter in text for each in self.tokenizer.encode(letter, add_special_tokens=False)]
+        ids += [self.renderer.end_of_turn_id] * closed
+        reply = read_reply(text, "hermes" if self.tools else None, begun=thinks)
+        call_ids = tuple(f"id{number}" for number in range(len(reply.calls)))
+        sampled = SampledReply(tuple(ids), text, reply, call_ids)
+        self.book.note(messages, self.tools, sampled)
+        return ids, message_of(sampled)
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "qwen3"])
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_conversation_that_goes_on_is_the_stored_ids_and_a_tail(family, closed):
+    talk = Conversation(tokenizer_of(family))
+    messages = [user("Left or right?")]
+    stored = talk.prompt(messages)
+    for number in range(3):
+        ids, message = talk.reply(messages, f"left {number}", closed=closed)
+        stored += ids
+        messages += [message, user("and now?")]
+        prompt = talk.prompt(messages)
+        assert prompt[: len(stored)] == stored
+        assert prompt == stored + talk.renderer.tail([user("and now?")], stored[-1])
+        stored = prompt
+
+
+def test_calls_of_tools_come_back_as_they_were_sampled():
+    talk = Conversation(tool_tokenizer(), TOOLS)
+    messages = [user("2 + 1?")]
+    stored = talk.prompt(messages)
+    ids, message = talk.reply(messages, f"I add.\n{CALL}\n{CALL}")
+    assert len(message["tool_calls"]) == 2
+    results = [{"role": "tool", "content": "3", "tool_call_id": each["id"]} for each in message["tool_calls"]]
+    prompt = talk.prompt([*messages, message, *results])
+    assert prompt[: len(stored) + len(ids)] == stored + ids
+    assert talk.tokenizer.decode(prompt[len(stored) + len(ids) :]).count("<tool_response>") == 2
+
+
+def test_arguments_that_were_written_anew_are_the_same():
+    talk = Conversation(tool_tokenizer(), TOOLS)
+    messages = [user("2 + 1?")]
+    ids, message = talk.reply(messages, CALL)
+    (call,) = message["tool_calls"]
+    again = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "another", "type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 1}}}
+        ],
+    }
+    assert call["function"]["arguments"] == again["tool_calls"][0]["function"]["arguments"]
+    prompt = talk.prompt([*messages, again, user("so?")])
+    start = len(talk.prompt(messages))
+    assert prompt[start : start + len(ids)] == ids
+
+
+@pytest.mark.parametrize("change", ["content", "arguments", "name", "reasoning"])
+def test_a_reply_that_was_altered_is_text(change):
+    talk = Conversation(tool_tokenizer(), TOOLS)
+    messages = [user("2 + 1?")]
+    ids, message = talk.reply(messages, f"<think>\nhm\n</think>\n\nWell.{CALL}")
+    function = dict(message["tool_calls"][0]["function"])
+    match change:
+        case "content":
+            message["content"] = "Well!"
+        case "arguments":
+            function["arguments"] = {"a": 2}
+        case "name":
+            function["name"] = "sub"
+        case "reasoning":
+            message["reasoning_content"] = "another thought"
+    message["tool_calls"] = [message["tool_calls"][0] | {"function": function}]
+    prompt = talk.prompt([*messages, message, user("so?")])
+    start = len(talk.prompt(messages))
+    assert prompt[start : start + len(ids)] != ids
+
+
+def test_thinking_may_be_left_out_and_comes_back():
+    talk = Conversation(tool_tokenizer(), TOOLS)
+    messages = [user("2 + 1?")]
+    ids, message = talk.reply(messages, "<think>\nlong thoughts\n</think>\n\n3")
+    assert message.pop("reasoning_content") == "long thoughts"
+    prompt = talk.prompt([*messages, message, user("sure?")])
+    start = len(talk.prompt(messages))
+    assert prompt[start : start + len(ids)] == ids
+
+
+def test_a_template_that_drops_thinking_has_its_way():
+    talk = Conversation(tokenizer_of("qwen3"))
+    messages = [user("2 + 1?")]
+    _, message = talk.reply(messages, "<think>\nlong thoughts\n</think>\n\n3")
+    text = talk.tokenizer.decode(talk.prompt([*messages, message, user("sure?")]))
+    assert "long thoughts" not in text
+    assert "<|im_start|>assistant\n3<|im_end|>" in text
+    assert talk.splicing._mark not in text
+
+
+def test_replies_without_thinking_go_on_even_there():
+    talk = Conversation(tokenizer_of("qwen3"))
+    messages = [user("2 + 1?")]
+    stored = talk.prompt(messages)
+    ids, message = talk.reply(messages, "3")
+    assert talk.prompt([*messages, message, user("sure?")])[: len(stored + ids)] == stored + ids
+
+
+def test_among_equal_replies_the_one_behind_the_same_conversation_is_meant():
+    talk = Conversation(tool_tokenizer())
+    first, second = [user("a")], [user("b")]
+    ids, message = talk.reply(first, "yes")
+    other = SampledReply((5, 6, 7), "yes", read_reply("yes"))
+    talk.book.note(second, [], other)
+    begun = len(talk.prompt(first))
+    assert talk.prompt([*first, message, user("c")])[begun : begun + len(ids)] == ids
+    assert talk.prompt([*second, message, user("c")])[begun : begun + 3] == [5, 6, 7]
+    # In a shortened conversation it is known by what it says.
+    assert talk.book.found([message, user("d")], []) == {0: other}
+
+
+def test_a_template_that_refuses_is_a_refusal_with_its_reason():
+    tokenizer = tokenizer_of("qwen2.5")
+    tokenizer.chat_template = (
+        "{%- if messages[0].content == 'no' -%}{{ raise_exception('never') }}{%- endif -%}"
+        "{%- for message in messages -%}<|im_start|>{{ message.content }}<|im_end|>{%- endfor -%}"
+        "{%- if add_generation_prompt -%}<|im_start|>{%- endif -%}"
+    )
+    with pytest.raises(ApiError, match="never") as caught:
+        Conversation(tokenizer).prompt([user("no")])
+    assert caught.value.status == 400

@@ -1,0 +1,73 @@
+"""An application on a port of its own, in the running event loop, for as long as a context is open."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+
+from trainer.core.errors import ConfigError
+
+_BACKLOG = 2048
+_KEEP_ALIVE_S = 75
+"""Longer than clients keep connections: one that is closed while a request is on its way costs the agent a retry."""
+
+
+@asynccontextmanager
+async def serve_app(app: Starlette, host: str, port: int) -> AsyncIterator[str]:
+    """Serve while the context is open, and give the address.
+
+    Args:
+        app: What answers.
+        host: The address to listen at.
+        port: The port; 0 takes a free one.
+
+    Raises:
+        ConfigError: If the address cannot be used.
+    """
+    listening = _bound(host, port)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=1,
+    )
+    server = _QuietServer(config)
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        name = f"[{host}]" if ":" in host else host
+        yield f"http://{name}:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving
+        listening.close()
+
+
+class _QuietServer(uvicorn.Server):
+    """A server that leaves signals to the program around it."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        # From here on clients that come are in line, whenever the server gets its turn.
+        listening.listen(_BACKLOG)
+        listening.setblocking(False)
+    except OSError as error:
+        raise ConfigError(
+            f"agents: cannot listen on {host} port {port}: {error.strerror or error}"
+        ) from error
+    return listening

@@ -1,0 +1,430 @@
+"""An agent's session: its requests become prompts, replies are sampled and recorded, and handed over as text."""
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
+
+from trainer.agents.calls import AgentCall, Message, Wishes, last_text
+from trainer.agents.errors import ApiError, unsupported
+from trainer.agents.replies import Reply, ToolFormat, read_reply
+from trainer.agents.splicing import ReplyBook, SampledReply, SplicingRenderer
+from trainer.core.seeding import derive_seed
+from trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient, SamplingParams
+from trainer.records.trajectory import Trajectory, Turn
+from trainer.rollout.recorder import Recorder
+
+SamplingPolicy = Literal["run", "refuse", "agent"]
+"""What becomes of an agent's own wishes for the sampling: passed over, refused, or heeded.
+
+A run trains the distribution that it samples from, which is one for all replies; only where nothing is trained may an
+agent choose.
+"""
+
+_LARGE = 1 << 16
+"""Characters of a conversation from which on it is rendered in a thread: others wait for the event loop."""
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyService:
+    """What answers, and how: the same for all sessions.
+
+    Attributes:
+        client: Where replies are sampled.
+        renderer: Makes prompts of conversations.
+        sampling: How replies are drawn.
+        max_length: Longest row in tokens.
+        model: The name that the policy has in the API.
+        tool_format: How the policy's family writes calls of tools.
+        wishes: What becomes of an agent's own wishes for the sampling.
+        seed: The run's seed.
+        purpose: Name of the family of random streams, such as "train".
+    """
+
+    client: InferenceClient
+    renderer: SplicingRenderer
+    sampling: SamplingParams
+    max_length: int
+    model: str
+    tool_format: ToolFormat
+    wishes: SamplingPolicy
+    seed: int
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One reply to a request.
+
+    Attributes:
+        sampled: What was sampled, and what of it the agent is given.
+        logprobs: Of each token.
+        finish_reason: As the engine says it: "stop" or "length".
+    """
+
+    sampled: SampledReply
+    logprobs: Sequence[float]
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request was answered with.
+
+    Attributes:
+        number: Which request of its session it was.
+        identifier: Unique in the session, and equal between equal runs.
+        created: Unix time in seconds.
+        prompt_ids: What the policy read.
+        choices: The replies.
+        ignored: Wishes that were passed over.
+    """
+
+    number: int
+    identifier: str
+    created: int
+    prompt_ids: Sequence[int]
+    choices: Sequence[Choice]
+    ignored: tuple[str, ...]
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens that were sampled."""
+        return sum(len(choice.sampled.token_ids) for choice in self.choices)
+
+
+@dataclass(slots=True)
+class SessionCounts:
+    """What happened in a session, for the metrics.
+
+    Attributes:
+        calls: Requests that were answered.
+        refused: Requests that were refused.
+        abandoned: Replies that nobody waited for in the end.
+        wishes_ignored: Requests some of whose wishes were passed over.
+        overflows: Requests whose prompt left no room for a reply.
+    """
+
+    calls: int = 0
+    refused: int = 0
+    abandoned: int = 0
+    wishes_ignored: int = 0
+    overflows: int = 0
+
+
+@dataclass(slots=True)
+class Posted:
+    """What an agent said of its episode.
+
+    Attributes:
+        reward: Of the whole episode, beside what its environment gave.
+        turns: Rewards of single requests, by their numbers.
+        success: Whether the task was solved; None where it did not say.
+        fault: Why a reward cannot be used; empty where all can.
+    """
+
+    reward: float | None = None
+    turns: dict[int, float] = field(default_factory=dict)
+    success: bool | None = None
+    fault: str = ""
+
+
+class AgentSession:
+    """One episode of one agent. Any number of its requests may be under way at one time.
+
+    Args:
+        service: What answers.
+        trajectory: Where everything is recorded.
+        max_calls: Requests that are answered at most; None is no limit.
+        clock: Unix time.
+
+    Attributes:
+        conversations: Conversations up to and with a reply, by its identifier, for those who name the last one only.
+        counts: What happened.
+        posted: What the agent said of its episode.
+        ended: Set once no more requests are answered.
+        model_failure: What the inference client raised, if it did: the run has to hear of it.
+    """
+
+    def __init__(
+        self,
+        service: PolicyService,
+        trajectory: Trajectory,
+        max_calls: int | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.service = service
+        self.trajectory = trajectory
+        self.conversations: dict[str, list[Message]] = {}
+        self.counts = SessionCounts()
+        self.posted = Posted()
+        self.ended = asyncio.Event()
+        self.model_failure: BaseException | None = None
+        self._recorder = Recorder(trajectory)
+        self._book = ReplyBook()
+        self._max_calls = max_calls
+        self._clock = clock
+        self._numbers = 0
+        self._under_way: set[asyncio.Task[Any]] = set()
+        self.turns_of: dict[int, list[Turn]] = {}
+
+    @property
+    def called(self) -> bool:
+        """Whether the policy has been asked at all."""
+        return self._numbers > 0
+
+    def end(self) -> None:
+        """Answer no more requests, and give up those that are under way."""
+        self.ended.set()
+        for task in self._under_way:
+            task.cancel()
+
+    async def answer(self, call: AgentCall) -> Answer:
+        """Sample what an agent asks for, and record it.
+
+        Raises:
+            ApiError: If it is refused; nothing is sampled then.
+        """
+        self.require_open()
+        if self._max_calls is not None and self._numbers >= self._max_calls:
+            raise ApiError(
+                403,
+                f"the episode has had its {self._max_calls} turns (rollout.max_turns)",
+                "max_turns_reached",
+            )
+        ignored = self._ignored(call)
+        sampling = self._sampling(call.wishes)
+        # Of requests that come together the first has the lower number, whichever is rendered first.
+        number, self._numbers = self._numbers, self._numbers + 1
+        sampled = self._book.found(call.messages, call.tools)
+        render = (call.messages, call.tools, sampled)
+        if sum(len(message["content"]) for message in call.messages) > _LARGE:
+            prompt = await asyncio.to_thread(self.service.renderer.prompt, *render)
+        else:
+            prompt = self.service.renderer.prompt(*render)
+        sampling = self._fitting(sampling, len(prompt.ids), call.wishes.max_tokens)
+        places = [self._recorder.place(prompt.ids) for _ in range(call.wishes.choices)]
+        try:
+            results = await self._owned(self._generate(number, prompt.ids, sampling, call.wishes.choices))
+            self.require_open()
+            choices = [
+                self._record(call, number, index, place, result, thinks=prompt.thinks)
+                for index, (place, result) in enumerate(zip(places, results, strict=True))
+            ]
+        except BaseException as error:
+            self._give_up(places, error)
+            raise
+        self.counts.calls += 1
+        self.counts.wishes_ignored += bool(ignored)
+        identifier = self._name(number, "answer", 24)
+        return Answer(number, identifier, int(self._clock()), prompt.ids, choices, ignored)
+
+    def require_open(self) -> None:
+        """Make sure that the episode goes on.
+
+        Raises:
+            ApiError: If it has ended.
+        """
+        if self.ended.is_set():
+            raise ApiError(410, "the episode of this session has ended", "session_ended")
+
+    # -- what is asked for
+
+    def _ignored(self, call: AgentCall) -> tuple[str, ...]:
+        """Return the wishes that are passed over.
+
+        Raises:
+            ApiError: If they must not be.
+        """
+        policy = self.service.wishes
+        unheeded = _unheeded(call.wishes, self.service.sampling, heeded=policy == "agent")
+        if unheeded and policy == "agent":
+            raise unsupported(f"{', '.join(unheeded)}: not supported here", unheeded[0])
+        if unheeded and policy == "refuse":
+            raise ApiError(
+                400,
+                f"{', '.join(unheeded)}: how replies are sampled is the run's own, since that distribution is trained "
+                "(agents.sampling is 'refuse'; 'run' passes over such fields)",
+                "sampling_is_the_runs",
+                unheeded[0],
+            )
+        return (*unheeded, *call.not_enforced)
+
+    def _sampling(self, wishes: Wishes) -> SamplingParams:
+        own = self.service.sampling
+        if self.service.wishes != "agent":
+            return own
+        return replace(
+            own,
+            temperature=own.temperature if wishes.temperature is None else wishes.temperature,
+            top_p=own.top_p if not wishes.top_p else wishes.top_p,
+            top_k=own.top_k if wishes.top_k is None else max(0, wishes.top_k),
+        )
+
+    def _fitting(self, sampling: SamplingParams, prompt: int, wanted: int | None) -> SamplingParams:
+        """Return the sampling with the length that a reply may have."""
+        longest = sampling.max_new_tokens if wanted is None else min(wanted, sampling.max_new_tokens)
+        room = self.service.max_length - prompt
+        if self.service.wishes == "agent" and wanted is None:
+            longest = min(longest, room)
+        if longest < 1 or longest > room:
+            self.counts.overflows += 1
+            raise ApiError(
+                400,
+                f"the prompt has {prompt} tokens; with a reply of up to {max(1, longest)} it passes the longest row of "
+                f"{self.service.max_length} (model.max_length)",
+                "context_length_exceeded",
+                "messages",
+            )
+        return replace(sampling, max_new_tokens=longest)
+
+    # -- sampling
+
+    async def _owned(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Wait for work that ends with the session."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._under_way.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            task.cancel()
+            # The agent's episode is over, and the one who asked is told so; else it is the asker who left.
+            if self.ended.is_set() and not _is_cancelled():
+                raise ApiError(410, "the episode of this session has ended", "session_ended") from None
+            raise
+        finally:
+            self._under_way.discard(task)
+
+    async def _generate(
+        self, number: int, prompt_ids: Sequence[int], sampling: SamplingParams, choices: int
+    ) -> list[GenerationResult]:
+        requests = [self._request(number, index, prompt_ids, sampling) for index in range(choices)]
+        if choices == 1:
+            return [await self.service.client.generate(requests[0])]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self.service.client.generate(request)) for request in requests]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    def _request(
+        self, number: int, choice: int, prompt_ids: Sequence[int], sampling: SamplingParams
+    ) -> GenerationRequest:
+        task, purpose = self.trajectory.task, self.service.purpose
+        member, attempt = self.trajectory.member, self.trajectory.attempt
+        # The streams are those of the built-in player: an agent that asks the same draws the same.
+        streams: tuple[int, ...] = (task.index, member, number)
+        further = (choice,) if choice else ()
+        names = [purpose, "reply", *streams, attempt, *further]
+        return GenerationRequest(
+            request_id=f"{purpose}-{'-'.join(map(str, [*streams, attempt, *further]))}",
+            prompt_ids=list(prompt_ids),
+            sampling=sampling,
+            seed=derive_seed(self.service.seed, *names),
+            order=(*streams, *further),
+            session_key=f"{purpose}-{task.index}-{member}-{attempt}",
+        )
+
+    def _give_up(self, places: Sequence[int], error: BaseException) -> None:
+        for place in reversed(places):
+            self._recorder.withdraw(place)
+        if isinstance(error, asyncio.CancelledError | ApiError):
+            self.counts.abandoned += 1
+        else:
+            self.model_failure = error
+
+    # -- recording
+
+    def _record(
+        self, call: AgentCall, number: int, index: int, place: int, result: GenerationResult, *, thinks: bool
+    ) -> Choice:
+        renderer = self.service.renderer.renderer
+        result, plain, marked = _stopped(result, call.wishes.stop, renderer.text, renderer.marked_text)
+        tool_format = self.service.tool_format if call.reads_tools else None
+        text = marked if tool_format and _is_marked(marked) else plain
+        reply = read_reply(text, tool_format, begun=thinks)
+        if not call.parallel_tools:
+            reply = Reply(reply.content, reply.reasoning, reply.calls[:1])
+        # Nine letters and digits: some templates take nothing else.
+        call_ids = tuple(self._name(number, f"{index}-{each}", 9) for each in range(len(reply.calls)))
+        sampled = SampledReply(tuple(result.token_ids), text, reply, call_ids)
+        turn_number = len(self.trajectory.turns)
+        start, end = self._recorder.record(place, result, turn_number)
+        turn = Turn(
+            segment=place,
+            start=start,
+            end=end,
+            observation=last_text(call.messages),
+            reply=plain,
+            finish_reason=result.finish_reason,
+        )
+        self.trajectory.turns.append(turn)
+        self.turns_of.setdefault(number, []).append(turn)
+        self._book.note(call.messages, call.tools, sampled)
+        return Choice(sampled, result.logprobs, result.finish_reason)
+
+    def _name(self, number: int, what: str, length: int) -> str:
+        """A name that nobody else has, and that is the same in an equal run: templates may write it into prompts."""
+        episode = self.trajectory
+        place = (episode.task.index, episode.member, episode.attempt, number)
+        path = "/".join([self.service.purpose, *map(str, place), what])
+        digest = hashlib.blake2b(path.encode(), digest_size=32).digest()
+        letters = base64.b32encode(digest).decode().lower().rstrip("=")
+        return letters[:length]
+
+
+def _unheeded(wishes: Wishes, sampling: SamplingParams, *, heeded: bool) -> tuple[str, ...]:
+    """Name the wishes that are not what is done anyway; `heeded` is whether those that can be are."""
+    if heeded:
+        return tuple(name for name in wishes.others if name != "seed")
+    asked = {
+        "temperature": (wishes.temperature, sampling.temperature),
+        "top_p": (wishes.top_p, sampling.top_p),
+        "top_k": (None if wishes.top_k is None else max(0, wishes.top_k), sampling.top_k),
+    }
+    unlike = [name for name, (wish, done) in asked.items() if wish is not None and wish != done]
+    return (*unlike, *wishes.others)
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _is_marked(text: str) -> bool:
+    return "[TOOL_CALLS]" in text or "<|python_tag|>" in text or "<tool_call>" in text
+
+
+def _stopped(
+    result: GenerationResult,
+    stops: Sequence[str],
+    plain_text: Callable[[Sequence[int]], str],
+    marked_text: Callable[[Sequence[int]], str],
+) -> tuple[GenerationResult, str, str]:
+    """End a reply where the first of the texts that end one is complete; return it as text, without and with marks.
+
+    Whether a text is complete depends on the tokens up to it alone, so what was sampled until then has the
+    distribution of a reply that was stopped there; what was sampled behind it is no part of the reply.
+    """
+    plain, marked = plain_text(result.token_ids), marked_text(result.token_ids)
+    if not any(stop in plain for stop in stops):
+        return result, plain, marked
+    low, high = 0, len(result.token_ids)
+    while high - low > 1:  # the first `low` tokens hold none of them, the first `high` do
+        middle = (low + high) // 2
+        text = plain_text(result.token_ids[:middle])
+        low, high = (low, middle) if any(stop in text for stop in stops) else (middle, high)
+    ended = GenerationResult(
+        result.token_ids[:high], result.logprobs[:high], result.policy_versions[:high], "stop"
+    )
+    plain, marked = plain_text(ended.token_ids), marked_text(ended.token_ids)
+    return ended, _cut(plain, stops), _cut(marked, stops)
+
+
+def _cut(text: str, stops: Sequence[str]) -> str:
+    places = [text.find(stop) for stop in stops]
+    return text[: min((place for place in places if place >= 0), default=len(text))]

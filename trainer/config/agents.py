@@ -1,0 +1,75 @@
+"""How agents that are programs or services reach the policy."""
+
+import re
+import shlex
+import shutil
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from trainer.core.errors import ConfigError
+from trainer.core.strict import Count, Seconds, ServerUrl, Settings
+
+AgentKind = Literal["coroutine", "service", "program"]
+
+_ATTRIBUTE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def agent_kind(agent: str) -> AgentKind:
+    """Return what `rollout.agent` names: a coroutine of the user's, a service, or a program's command line."""
+    if agent.startswith(("http://", "https://")):
+        return "service"
+    return "coroutine" if _ATTRIBUTE.fullmatch(agent) else "program"
+
+
+class AgentsSettings(Settings):
+    """The endpoint of `rollout.agent`, where that is a command line or an address."""
+
+    host: str = Field("127.0.0.1", min_length=1, description="Where the endpoint listens.")
+    port: int = Field(0, ge=0, le=65_535, description="Its port; 0 takes a free one.")
+    public_url: ServerUrl | None = Field(
+        None, description="Its address as agents reach it, where that is another one: behind a proxy, say."
+    )
+    model: str = Field("policy", min_length=1, description="What the policy is called in the API.")
+    sampling: Literal["run", "refuse"] = Field(
+        "run",
+        description="What becomes of an agent's own temperature, top_p and the like: passed over, and named in the "
+        "answer's header x-rollgym-ignored, or refused. What is trained has one distribution, the run's.",
+    )
+    tool_format: Literal["auto", "hermes", "qwen_xml", "llama", "mistral"] = Field(
+        "auto",
+        description="How the policy's family writes calls of tools; auto reads it off the chat template.",
+    )
+    concurrency: Count = Field(64, description="Agents at one time; further episodes wait.")
+    grace_s: Seconds = Field(
+        10.0, description="How long a program may go on once it has said that it is done; then it is ended."
+    )
+    max_body_mb: Count = Field(32, description="Largest request in MiB.")
+    environment: dict[str, str] = Field(
+        {}, description="Further environment variables of an agent's program."
+    )
+
+    @field_validator("public_url")
+    @classmethod
+    def _is_http(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError(f"'{value}' is no http address")
+        return value
+
+
+def command_line(agent: str) -> list[str]:
+    """Return the words of a command line.
+
+    Raises:
+        ConfigError: If its quotes do not match, or there is no such program.
+    """
+    try:
+        words = shlex.split(agent)
+    except ValueError as error:
+        raise ConfigError(f"rollout.agent: {error} in '{agent}'") from error
+    if not words or shutil.which(words[0]) is None:
+        raise ConfigError(
+            f"rollout.agent: '{words[0] if words else agent}' is no program that can be run, no module:attr and no "
+            "http address"
+        )
+    return words
