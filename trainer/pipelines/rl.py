@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
@@ -195,6 +196,8 @@ def rollout_metrics(groups: Sequence[Group], kept: Sequence[Group], version: int
         "rollout/lag_max": float(max(lags)),
         "rollout/groups_kept": float(len(kept)),
     }
+    forks = sum((trajectory.fork_kinds for trajectory in trajectories), Counter())
+    metrics |= {f"rollout/forks_{kind}": count / len(trajectories) for kind, count in sorted(forks.items())}
     return metrics | _by_domain(trajectories)
 
 
