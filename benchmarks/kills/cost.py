@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    seconds: dict[str, list[float]] = {"off": [], "process": [], "machine": []}
+    seconds: dict[str, list[float]] = {"none": [], "process": [], "machine": []}
     with tempfile.TemporaryDirectory() as folder, env_server() as url:
         config = Path(folder) / "run.yaml"
         config.write_text(CONFIG)
@@ -93,7 +93,7 @@ def main() -> None:
         ).stdout.strip(),
         "cpu_seconds": seconds,
         "more_cpu_in_percent_median_of_pairs": {
-            log: 100 * statistics.median(a / b - 1 for a, b in zip(seconds[log], seconds["off"], strict=True))
+            log: 100 * statistics.median(a / b - 1 for a, b in zip(seconds[log], seconds["none"], strict=True))
             for log in ("process", "machine")
         },
         "episodes": len(episodes),

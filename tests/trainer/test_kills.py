@@ -59,7 +59,7 @@ def deterministic(forks: TrainingForks, arguments: list[str], tmp_path: Path) ->
     """With one update after the other, digests are the same with a log, without one, and killed in mid-turn."""
     output, digests = tmp_path / "output", {}
     common = [*arguments[:-1], "deterministic=true", "rollout.max_staleness=0", "checkpoint.every=2"]
-    for name, setting in (("without", "off"), ("killed", "machine")):
+    for name, setting in (("without", "none"), ("killed", "machine")):
         run, beside = tmp_path / name, tmp_path / f"{name}.beside"
         words = [*common, f"output_dir={run}", f"rollout.log={setting}"]
         if name == "killed":
