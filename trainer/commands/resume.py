@@ -8,7 +8,7 @@ from pathlib import Path
 from trainer.config.load import dump_settings, load_settings
 from trainer.config.run import RunSettings
 from trainer.core.errors import ConfigError
-from trainer.core.run_files import CONFIG_FILE, write_errors
+from trainer.core.run_files import CONFIG_FILE, write_errors, write_whole
 from trainer.learn.boards import BOARDS_FILE
 from trainer.learn.tracking import METRICS_FILE, RECORD_FILES, TENSORBOARD_FOLDER
 from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
@@ -186,7 +186,7 @@ def keep_settings(settings: RunSettings, directory: Path, *, resuming: bool) -> 
     path = directory / CONFIG_FILE
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        path.write_text(dump_settings(settings), encoding="utf-8")
+        write_whole(path, dump_settings(settings))
     except OSError as error:
         raise ConfigError(
             f"cannot write to output_dir {directory}: {error.strerror}; name another output_dir"

@@ -370,7 +370,7 @@ def _scheduler(
 def _recall(settings: RunSettings, directory: Path, state: RunState, console: RunConsole) -> Recall | None:
     """Open the rollout log, and say what of it is taken up again."""
     # An agent that is not ours cannot be brought to where the log ends.
-    if settings.rollout.log == "off" or settings.rollout.black_box:
+    if settings.rollout.log == "none" or settings.rollout.black_box:
         return None
     durable = settings.rollout.log == "machine"
     log = RolloutLog(directory / ROLLOUT_LOG_FOLDER, durable=durable, say=console.say)

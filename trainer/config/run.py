@@ -155,7 +155,7 @@ class RolloutSettings(Settings):
         "that waits for its environment keeps no other one, and no reply, from going on.",
     )
     encoding: Literal["json", "msgpack"] = "msgpack"
-    log: Literal["off", "process", "machine"] = Field(
+    log: Literal["none", "process", "machine"] = Field(
         "process",
         description="What the sampled tokens of episodes under way outlive, so that a resumed run goes on with them: "
         "nothing, the trainer's process, or the machine (every reply waits for the disk).",
