@@ -28,6 +28,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from profiles import FrozenLake  # noqa: E402
 from run import CountingSource, Schedule, play_run  # noqa: E402
+
 from tests.support.inference_server.running import InferenceServerProcess  # noqa: E402
 from tests.support.processes import env_server  # noqa: E402
 from tests.support.virtual_time import run_virtually  # noqa: E402
