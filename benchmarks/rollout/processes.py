@@ -73,7 +73,8 @@ async def rate_when_full(bench: Bench, seconds: float) -> float:
         turn = 0
         while time.monotonic() < end:
             turn += 1
-            tokens += len((await bench.client.generate(bench.request(f"full-{number}-{turn}"))).token_ids)
+            result = await bench.client.generate(bench.request(f"full-{number}-{turn}"))
+            tokens += len(result.token_ids)
 
     began = time.monotonic()
     # Some wait, so that no row stands empty while a reply travels.

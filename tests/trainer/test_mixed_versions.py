@@ -11,7 +11,7 @@ from trainer.inference.base import GenerationRequest, SamplingParams
 from trainer.inference.queue import GenerationQueue
 from trainer.inference.torch_engine import TorchEngine
 from trainer.learn.rows import step_rows, trajectory_rows
-from trainer.records.trajectory import Trajectory
+from trainer.records.trajectory import Trajectory, Turn
 from trainer.rollout.recorder import Recorder
 from trainer.tasks.task import Task
 
@@ -31,7 +31,8 @@ async def record_with_an_update_inside(before, after):
         while engine.counters.tokens_generated < LENGTH // 3:
             await asyncio.sleep(0)
         await queue.sync(WeightsOf(after), version=1)
-        recorder.record(segment, await reply, turn=0)
+        start, end = recorder.record(segment, await reply, turn=0)
+    trajectory.turns.append(Turn(segment, start, end, observation="", reply=""))
     return trajectory
 
 
