@@ -20,6 +20,7 @@ from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.device import DTYPES, torch_device
 from trainer.core.embedded_server import embedded_server
+from trainer.core.errors import ConfigError
 from trainer.core.plugins import load_plugin
 from trainer.core.seeding import derive_seed
 from trainer.inference.base import InferenceClient, SamplingParams
@@ -124,6 +125,11 @@ def _tiny_model(settings: RunSettings, tokenizer: Any) -> PreTrainedModel:
 
 
 def _renderer(settings: RunSettings, model: PreTrainedModel, tokenizer: Any) -> ChatRenderer:
+    if settings.prompt.chat_template is not None:
+        try:
+            tokenizer.chat_template = Path(settings.prompt.chat_template).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"prompt.chat_template: {error}") from error
     return ChatRenderer(tokenizer, settings.prompt.template_kwargs, stop_ids(model))
 
 

@@ -12,6 +12,7 @@ from clients.terminal import wrapped
 from trainer.core.errors import ConfigError
 from trainer.core.seeding import derive_seed
 from trainer.inference.base import GenerationRequest, InferenceClient, SamplingParams
+from trainer.records.timeline import Phase
 from trainer.records.trajectory import Trajectory, Turn
 from trainer.rollout.context import Message
 from trainer.rollout.prompts import PromptBuilder
@@ -106,7 +107,8 @@ class ModelActor:
         recorder = self._recorder_of(trajectory)
         segment = recorder.place(prompt_ids)
         try:
-            result = await self._client.generate(self._request(trajectory, view.turn, prompt_ids))
+            with trajectory.timeline.during(Phase.GENERATE):
+                result = await self._client.generate(self._request(trajectory, view.turn, prompt_ids))
             start, end = recorder.record(segment, result, view.turn)
         except BaseException:
             recorder.withdraw(segment)
