@@ -7,8 +7,8 @@ prompts, requests, records. What servers use is not in it. Rows:
 - `inference over HTTP`: replies come from the conformance server of the tests (vLLM's dialect, ids in and ids out).
 - `served environment, too`: and the environment is served by `roll-serve`, over WebSocket.
 - `verifiers`: the loop of `verifiers` 0.1 (MultiTurnEnv, chat completions with token ids and log-probabilities) against
-  the same inference server, its environment answering in its own process. Needs its Python: `--verifiers VENV/bin/python`
-  (a venv of its own with `pip install "verifiers<0.2"`).
+  the same inference server, its environment answering in its own process. It needs a venv of its own with
+  `pip install "verifiers<0.2"`, whose Python `--verifiers` names.
 
     python benchmarks/rollout/overhead.py --verifiers /path/to/venv/bin/python
 """
