@@ -45,6 +45,8 @@ _ANSWER_S = 2.0
 _CONNECTIONS = 8
 _MOST_WRITES = 1024
 _MOST_BYTES = 4 * 1024 * 1024
+# uvloop has a RuntimeError for a transport that was closed under whoever writes to it.
+_BROKEN = (RedisError, OSError, TimeoutError, RuntimeError)
 _FIRST_PAUSE_S = 0.05
 _MAX_PAUSE_S = 1.0
 # How long it is remembered that a session has ended, and how much longer than a session lives it is kept.
@@ -261,7 +263,7 @@ class SharedJournal:
         keys = [_PREFIX + session_id for session_id in session_ids]
         try:
             return await self._evaluate(command, keys, arguments)
-        except (RedisError, OSError, TimeoutError) as error:
+        except _BROKEN as error:
             self._lost(str(error) or type(error).__name__)
             raise JournalAway(self._trouble or "it does not answer") from error
 
@@ -306,7 +308,7 @@ class SharedJournal:
     async def _try(self) -> None:
         try:
             await self._evaluate("try", [_TRIAL], [])
-        except (RedisError, OSError, TimeoutError) as error:
+        except _BROKEN as error:
             raise JournalAway(str(error) or type(error).__name__) from error
         self._trouble = None
 
@@ -314,7 +316,7 @@ class SharedJournal:
         """Tell the operator of settings under which what was acknowledged may be lost."""
         try:
             found = await self._redis.info("memory", "persistence")
-        except (RedisError, OSError, TimeoutError):
+        except _BROKEN:
             # Not everybody may ask for that.
             return
         policy = found.get("maxmemory_policy", "noeviction")

@@ -9,7 +9,10 @@ import httpx
 import pytest
 import uvloop
 
+from clients.protocol.errors import ProblemError
 from env_server.gateway.connections import Backend, connect
+from env_server.gateway.journal_entries import check
+from env_server.gateway.shared_journal import SharedJournal
 from tests.support.foreign_servers import plain, scripted
 
 
@@ -58,3 +61,22 @@ def test_a_peer_that_dies_as_it_is_connected_to_is_away(monkeypatch: pytest.Monk
             assert (await client.get(f"{url}/b")).json() == {"path": "/b"}
 
     on_uvloop(ask())
+
+
+def test_a_journal_whose_connection_was_closed_under_it_is_away() -> None:
+    async def closed(*arguments: Any) -> Any:
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+    async def write() -> None:
+        journal = SharedJournal("redis://127.0.0.1:1")
+        journal._trouble = None  # it was reached before
+        journal._redis.execute_command = closed  # type: ignore[assignment]
+        try:
+            async with asyncio.timeout(10):
+                assert (await journal.written("0-x", check(1))).startswith("away: unable to perform")
+            with pytest.raises(ProblemError, match="draining"):
+                journal.require()
+        finally:
+            await journal.close()
+
+    on_uvloop(write())
