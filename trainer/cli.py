@@ -32,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["report"]:
+        return _report(words[1:])
     command = words.pop(0) if words and words[0] in ("rollout", "eval", "export") else "train"
     options = _parser(command).parse_intermixed_args(words)
     if command == "rollout" and (options.recorded is not None) != (options.policy == "recorded"):
@@ -78,6 +80,44 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"roll-train: {message} (see {self.prog} --help)\n")
 
 
+def _report(words: Sequence[str]) -> int:
+    """Make the page of a run; needs no settings, and nothing that trains."""
+    parser = _Parser(
+        prog="roll-train report",
+        description="One HTML page of a run, made from its records: curves, panels, where its time went, episodes with "
+        "their tokens. The run may still be going on.",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's output_dir")
+    parser.add_argument("--output", type=Path, help="where the page is written; default: RUN/report.html")
+    parser.add_argument("--open", action="store_true", help="show it in the browser")
+    parser.add_argument(
+        "--serve", action="store_true", help="serve it on loopback instead, following the run"
+    )
+    parser.add_argument("--port", type=_port, default=0, help="port for --serve; default: any that is free")
+    options = parser.parse_args(words)
+    if options.serve and options.output is not None:
+        parser.error("--serve writes no file: leave --output out")
+    if options.port and not options.serve:
+        parser.error("--port belongs to --serve")
+    from trainer.commands.report import report, serve  # Imported late: --help needs no web server.
+
+    try:
+        if options.serve:
+            return serve(options.run, options.port, open_page=options.open)
+        return report(options.run, options.output, open_page=options.open)
+    except TrainerError as error:
+        print(f"roll-train: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"'{text}' is no port: give a number up to 65535")
+    return int(text)
+
+
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is no number of episodes: give 1 or more")
@@ -88,8 +128,8 @@ def _parser(command: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="roll-train" if command == "train" else f"roll-train {command}",
         description={
-            "train": "Train a policy in served environments. Other commands: roll-train rollout, roll-train eval, "
-            "roll-train export.",
+            "train": "Train a policy in served environments. Other commands: roll-train rollout, eval, export and "
+            "report.",
             "rollout": "Play episodes without training, in one process where a debugger works.",
             "eval": "Measure a policy on the panels of a config.",
             "export": "Write a trained policy as a folder in Hugging Face layout, adapters added to the weights.",
