@@ -218,7 +218,7 @@ def test_a_template_that_knows_only_texts_refuses_parts_in_words():
 def test_a_template_of_the_users_replaces_the_tokenizers(tmp_path):
     """Qwen3's own takes earlier thoughts away; one that keeps them makes the conversation one segment."""
     file = tmp_path / "keeps.jinja"
-    kept = QWEN3.replace("message.content.split('</think>')[-1].lstrip('\\n') if not loop.last else ", "")
+    kept = QWEN3.replace("message.content.split('</think>')[-1].lstrip('\n') if not loop.last else ", "")
     assert kept != QWEN3
     file.write_text(kept, encoding="utf-8")
     words = ["tasks=[{env_id: FrozenLake-v0}]", f"prompt.chat_template={file}"]
