@@ -2,7 +2,7 @@
 
     python benchmarks/agents/overhead.py [--requests 300] [--output benchmarks/results/agent_proxy.json]
 
-Server, proxy and client are processes of their own on loopback. The server is the tests' double of vLLM with a tiny model.
+Server, proxy and client are processes of their own on loopback; the server is the tests' double of vLLM, a tiny model.
 Straight, a client uses the server's own chat route; through the proxy, the prompt is rendered, matched and recorded
 besides. Pairs alternate, and each way has one connection that stays open.
 """
