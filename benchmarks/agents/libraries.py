@@ -27,9 +27,9 @@ from tests.support.agent_policy import (  # noqa: E402
     assert_recorded,
     endpoint_of,
     service_of,
+    short_sampling,
     tool_tokenizer,
 )
-from trainer.inference.base import SamplingParams  # noqa: E402
 from trainer.inference.torch_engine import TorchEngine  # noqa: E402
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model  # noqa: E402
 
@@ -74,7 +74,7 @@ async def _on_engine(play) -> dict:
     shape = TinyPolicySettings(len(tokenizer), hidden_size=16, layers=1, heads=2, max_length=16_384)
     async with TorchEngine(build_tiny_model(shape, 0), max_rows=4, max_length=16_384) as engine:
         client = LoggedClient(engine)
-        sampling = SamplingParams(max_new_tokens=6)
+        sampling = short_sampling(tokenizer)
         return await _played(
             play, client, service_of(client, tokenizer, max_length=16_384, sampling=sampling)
         )

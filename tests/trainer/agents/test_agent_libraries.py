@@ -14,9 +14,9 @@ from tests.support.agent_policy import (
     assert_recorded,
     endpoint_of,
     service_of,
+    short_sampling,
     tool_tokenizer,
 )
-from trainer.inference.base import SamplingParams
 from trainer.inference.torch_engine import TorchEngine
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model
 from trainer.records.trajectory import Fork
@@ -55,7 +55,7 @@ async def test_an_agent_on_a_real_engine(name):
     shape = TinyPolicySettings(len(tokenizer), hidden_size=16, layers=1, heads=2, max_length=16_384)
     async with TorchEngine(build_tiny_model(shape, 0), max_rows=4, max_length=16_384) as engine:
         client = LoggedClient(engine)
-        service = service_of(client, tokenizer, max_length=16_384, sampling=SamplingParams(max_new_tokens=6))
+        service = service_of(client, tokenizer, max_length=16_384, sampling=short_sampling(tokenizer))
         async with endpoint_of(service) as endpoint:
             key, session = endpoint.open()
             await play(f"{endpoint.url}/s/{key}/v1", "any")
