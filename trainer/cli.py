@@ -1,4 +1,4 @@
-"""`roll-train`: train, play episodes without training, evaluate."""
+"""`roll-train`: train, play episodes without training, evaluate, export what was trained."""
 
 import argparse
 import asyncio
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["report"]:
         return _report(words[1:])
-    command = words.pop(0) if words and words[0] in ("rollout", "eval") else "train"
+    command = words.pop(0) if words and words[0] in ("rollout", "eval", "export") else "train"
     options = _parser(command).parse_intermixed_args(words)
     if command == "rollout" and (options.recorded is not None) != (options.policy == "recorded"):
         print(
@@ -128,9 +128,11 @@ def _parser(command: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="roll-train" if command == "train" else f"roll-train {command}",
         description={
-            "train": "Train a policy in served environments. Other commands: roll-train rollout, eval and report.",
+            "train": "Train a policy in served environments. Other commands: roll-train rollout, eval, export and "
+            "report.",
             "rollout": "Play episodes without training, in one process where a debugger works.",
             "eval": "Measure a policy on the panels of a config.",
+            "export": "Write a trained policy as a folder in Hugging Face layout, adapters added to the weights.",
         }[command],
     )
     add_version(parser)
@@ -141,9 +143,16 @@ def _parser(command: str) -> argparse.ArgumentParser:
         "--probe", action="store_true", help="with --dry-run: also ask server, data sets and model"
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings laid over the file's")
-    if command in ("rollout", "eval"):
+    if command in ("rollout", "eval", "export"):
         parser.add_argument(
             "--checkpoint", type=Path, help="checkpoint folder or model directory; default: the run's newest"
+        )
+    if command == "export":
+        parser.add_argument("--output", type=Path, required=True, help="folder to write, new or empty")
+        parser.add_argument(
+            "--adapter",
+            action="store_true",
+            help="write the adapters alone, as peft and inference servers load them",
         )
     if command == "rollout":
         parser.add_argument("--policy", choices=_PLAYERS, default="model", help="who plays")
@@ -187,6 +196,10 @@ async def _command(command: str, settings: RunSettings, options: argparse.Namesp
         from trainer.commands.evaluate import evaluate
 
         return await evaluate(settings, checkpoint=options.checkpoint)
+    if command == "export":
+        from trainer.commands.export import export
+
+        return export(settings, options.checkpoint, options.output, adapter=options.adapter)
     from trainer.commands.train import train
 
     return await train(settings, ending)

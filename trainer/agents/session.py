@@ -173,9 +173,9 @@ class AgentSession:
         self.turns_of: dict[int, list[Turn]] = {}
 
     @property
-    def called(self) -> bool:
-        """Whether the policy has been asked at all."""
-        return self._numbers > 0
+    def busy(self) -> bool:
+        """Whether requests are under way."""
+        return bool(self._under_way)
 
     def end(self) -> None:
         """Answer no more requests, and give up those that are under way."""

@@ -20,9 +20,11 @@ from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.device import DTYPES, torch_device
 from trainer.core.embedded_server import embedded_server
+from trainer.core.errors import ConfigError
 from trainer.core.plugins import load_plugin
 from trainer.core.seeding import derive_seed
 from trainer.inference.base import InferenceClient, SamplingParams
+from trainer.inference.queue import GenerationQueue
 from trainer.inference.torch_engine import TorchEngine
 from trainer.models.load import load_model, load_tokenizer, model_folder
 from trainer.models.lora import ADAPTER_CONFIG, add_lora, load_adapter
@@ -35,7 +37,6 @@ from trainer.rollout.actors import ModelActor
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
 from trainer.rollout.gate import WaveGate
-from trainer.rollout.generation import GenerationQueue
 from trainer.rollout.outages import OutageReport
 from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.recall import LoggedClient, Recall
@@ -124,6 +125,11 @@ def _tiny_model(settings: RunSettings, tokenizer: Any) -> PreTrainedModel:
 
 
 def _renderer(settings: RunSettings, model: PreTrainedModel, tokenizer: Any) -> ChatRenderer:
+    if settings.prompt.chat_template is not None:
+        try:
+            tokenizer.chat_template = Path(settings.prompt.chat_template).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"prompt.chat_template: {error}") from error
     return ChatRenderer(tokenizer, settings.prompt.template_kwargs, stop_ids(model))
 
 
@@ -287,7 +293,7 @@ async def open_players(
         max_length=settings.model.max_length,
         shares_weights=not trains_meanwhile,
     )
-    async with engine, AsyncExitStack() as stack:
+    async with engine:
         prompt = policy.renderer.prompt([{"role": "user", "content": "Which way?"}])
         await probe_log_probabilities(
             policy.model, engine, prompt, settings.rollout.temperature, settings.model.max_length
@@ -304,10 +310,7 @@ async def open_players(
             gate = WaveGate(logged, min(bound for bound in bounds if bound is not None))
             yield Players(gate, gate, make_prompts, engine.standing_still)
         else:
-            client = GenerationQueue(
-                logged, rollout.max_concurrent_sequences, pool.outages, rollout.server_timeout_s
-            )
-            stack.push_async_callback(client.close)
+            client = GenerationQueue(logged, rollout.max_concurrent_sequences)
             slots = BoundedSlots(rollout.max_concurrent_episodes, limits)
             yield Players(client, slots, make_prompts, engine.standing_still)
 
@@ -323,4 +326,5 @@ def model_actor(
         settings.model.max_length,
         settings.seed,
         purpose,
+        settings.rollout.groups_per_step,
     )

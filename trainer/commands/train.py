@@ -349,6 +349,10 @@ def _scheduler(
         lost=lost,
         black_box=black_box,
     )
+
+    async def disconnected() -> bool:
+        return pool.disconnected or not (await players.client.health()).ready
+
     return RolloutScheduler(
         source,
         window,
@@ -357,8 +361,9 @@ def _scheduler(
         ledger,
         players.slots,
         report=console.explain,
-        disconnected=lambda: pool.disconnected,
+        disconnected=disconnected,
         leave_out=rl.leave_out(settings.algorithm) if refills(chosen) else None,
+        times_aside=recall.rounds(rollout_settings.max_attempts) if recall is not None else None,
     )
 
 

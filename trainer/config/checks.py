@@ -28,6 +28,7 @@ def check_settings(settings: RunSettings) -> None:
         for name, panel in panels
         if panel.dataset
     }
+    named["prompt.chat_template"] = settings.prompt.chat_template
     for key, path in named.items():
         if path is not None and not Path(path).exists():
             raise ConfigError(

@@ -52,6 +52,12 @@ class PromptSettings(Settings):
         description="Further variables of the chat template, such as enable_thinking: false (Qwen3), or date_string "
         "where a template writes today's date (Llama-3).",
     )
+    chat_template: str | None = Field(
+        None,
+        min_length=1,
+        description="File with a Jinja template that replaces the tokenizer's, such as one that keeps the thoughts of "
+        "earlier turns where the model's own drops them. It is saved with the tokenizer.",
+    )
     custom_context: str | None = Field(
         None, description="module:attr of a function (history, observation) -> messages; replaces `context`."
     )
@@ -136,7 +142,7 @@ class RolloutSettings(Settings):
     )
     max_concurrent_sequences: Count = Field(
         256,
-        description="Replies that are sampled at once; of the requests that wait, those of the oldest group go first.",
+        description="Replies that are sampled at once; of the requests that wait, those of the next step go first.",
     )
     max_concurrent_episodes: Count | None = Field(
         None,

@@ -20,6 +20,7 @@ from trainer.inference.base import (
     PauseMode,
     WeightSource,
 )
+from trainer.inference.places import OrderedPlaces
 from trainer.inference.routing import Router
 
 GONE = (ConnectionError, TimeoutError)
@@ -52,7 +53,7 @@ class _Member:
 
     name: str
     client: InferenceClient
-    places: asyncio.Semaphore
+    places: OrderedPlaces
     serving: bool = False
     load: int = 0
     trouble: str = "it has no weights yet"
@@ -65,7 +66,7 @@ class ServerPool:
 
     Args:
         clients: The servers by name, such as their addresses.
-        max_concurrent: Requests under way at one server; more wait.
+        max_concurrent: Requests under way at one server; more wait, by priority.
         patience_s: How long servers that are all gone are waited for.
         check: Looks whether a server has the weights that it was sent.
         attempts: Updates of one server before its wrong weights are an error.
@@ -85,7 +86,7 @@ class ServerPool:
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._members = [
-            _Member(name, client, asyncio.Semaphore(max_concurrent)) for name, client in clients.items()
+            _Member(name, client, OrderedPlaces(max_concurrent)) for name, client in clients.items()
         ]
         self._patience_s = patience_s
         self._check = check
@@ -162,7 +163,7 @@ class ServerPool:
             member = next(each for each in self._members if each.name == name)
             member.load += tokens
             try:
-                async with member.places:
+                async with member.places.held(request.priority):
                     if not member.serving:
                         continue  # it was lost while the request waited for its place
                     return await member.client.generate(request)

@@ -33,7 +33,7 @@ from trainer.learn.step_metrics import (
 from trainer.learn.tracking import Tracker
 from trainer.records.checkpoint import CheckpointStore, RunState
 from trainer.records.ledger import Ledger
-from trainer.records.trajectory import Group
+from trainer.records.trajectory import KEPT, Group
 from trainer.rollout.recall import Recall
 from trainer.rollout.scheduler import LeaveOut, RolloutScheduler, StepGroups
 from trainer.weights.publisher import WeightPublisher
@@ -130,14 +130,14 @@ async def _update(
     async with parts.updating():
         updated = await parts.learner.update(batch, step)
         clock.trained, clock.trained_tokens = time.monotonic(), int(batch.mask.sum())
-        await parts.publisher.publish(parts.models.policy, version + 1)
+        sent = await parts.publisher.publish(parts.models.policy, version + 1)
     clock.synced = time.monotonic()
 
     account_for(parts.ledger, kept, updated, step)
     for group in groups.kept:
         parts.scheduler.release(group)
     parts.ledger.flush()
-    return rollout_metrics(groups.played, kept, version) | updated
+    return rollout_metrics(groups.played, kept, version) | updated | sent
 
 
 async def _record(
@@ -181,10 +181,10 @@ def choose_groups(parts: Parts, groups: Sequence[Group]) -> list[Group]:
     dropped = {} if judged else select_groups(parts.algorithm, turns_of(groups)).dropped
     for group in groups:
         reason = dropped.get(group.index)
-        group.decision = "kept" if reason is None else f"filter:{reason}"
+        group.decision = KEPT if reason is None else f"filter:{reason}"
         if reason is not None:
             parts.ledger.dropped(group.index, group.decision)
-    return [group for group in groups if group.decision == "kept"]
+    return [group for group in groups if group.decision == KEPT]
 
 
 def account_for(ledger: Ledger, groups: Sequence[Group], updated: Mapping[str, float], step: int) -> None:

@@ -343,6 +343,10 @@ def _member(kind: type[_Enumeration], value: str, name: str) -> _Enumeration:
     return kind(value)
 
 
+KEPT = "kept"
+"""What a filter says of a group that is trained on."""
+
+
 @dataclass(slots=True)
 class Group:
     """Episodes of equal task and seed: what group-relative advantages compare.

@@ -63,6 +63,7 @@ class ModelActor:
         max_length: Longest row in tokens.
         seed: The run's seed; every reply draws from a stream of its own below it.
         purpose: Name of the family of streams, such as "train" or "evaluate".
+        groups_per_step: Where replies wait, those of so many tasks of the stream, which one step trains, go first.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class ModelActor:
         max_length: int,
         seed: int,
         purpose: str,
+        groups_per_step: int = 1,
     ) -> None:
         self._client = client
         self._prompts = prompts
@@ -80,6 +82,7 @@ class ModelActor:
         self._max_length = max_length
         self._seed = seed
         self._purpose = purpose
+        self._groups_per_step = groups_per_step
         self._recorder: Recorder | None = None
 
     def begin(self, info: Mapping[str, Any]) -> None:
@@ -136,6 +139,7 @@ class ModelActor:
             seed=derive_seed(self._seed, self._purpose, "reply", *order, trajectory.attempt),
             order=order,
             session_key=session_key(self._purpose, task.index, trajectory.member, trajectory.attempt),
+            priority=task.index // self._groups_per_step,
         )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,15 +44,43 @@ class HuggingFaceModel:
 
     def __init__(self, folder: Path) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self._deltas: dict[str, dict[str, Tensor]] = {}
         config = self.model.config.get_text_config()
         self.vocabulary = config.vocab_size
         self.max_length = getattr(config, "max_position_embeddings", 4096)
         end = self.model.generation_config.eos_token_id or config.eos_token_id
         self.end_ids = () if end is None else tuple(end) if isinstance(end, list) else (end,)
 
-    @torch.inference_mode()
     def logits(self, rows: Sequence[Row]) -> np.ndarray:
-        rows = list(rows)
+        """One adapter after the other: a batch is read by one model."""
+        result = np.zeros((len(rows), self.vocabulary), dtype=np.float64)
+        for adapter in {row.adapter for row in rows}:
+            places = [place for place, row in enumerate(rows) if row.adapter == adapter]
+            with self._merged(adapter):
+                result[places] = self._logits([rows[place] for place in places])
+        return result
+
+    @contextmanager
+    def _merged(self, adapter: str) -> Iterator[None]:
+        """Add an adapter's product to the weights, and take it away again."""
+        if not adapter:
+            yield
+            return
+        if adapter not in self._deltas:
+            self._deltas[adapter] = adapter_deltas(Path(adapter))
+        own = dict(self.model.named_parameters())
+        before = {name: own[name].detach().clone() for name in self._deltas[adapter]}
+        with torch.no_grad():
+            for name, delta in self._deltas[adapter].items():
+                own[name].add_(delta)
+            try:
+                yield
+            finally:
+                for name, tensor in before.items():
+                    own[name].copy_(tensor)
+
+    @torch.inference_mode()
+    def _logits(self, rows: list[Row]) -> np.ndarray:
         result = np.zeros((len(rows), self.vocabulary), dtype=np.float64)
         known = [row for row in rows if row.cached is not None]
         if known:
@@ -112,9 +142,9 @@ class HuggingFaceModel:
             row.cached = batch
         return output.logits[:, -1]
 
-    @torch.inference_mode()
-    def prompt_logprobs(self, ids: Sequence[int]) -> np.ndarray:
-        return log_softmax(self.model(torch.tensor([list(ids)])).logits[0].double().numpy())
+    def prompt_logprobs(self, ids: Sequence[int], adapter: str = "") -> np.ndarray:
+        with self._merged(adapter), torch.inference_mode():
+            return log_softmax(self.model(torch.tensor([list(ids)])).logits[0].double().numpy())
 
     def reset_prefix_cache(self) -> None:
         """Nothing: finished sequences leave nothing behind here."""
@@ -152,6 +182,20 @@ class HuggingFaceModel:
         for name, tensor in self.model.named_parameters():
             digest.update(name.encode() + tensor.detach().contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+
+def adapter_deltas(folder: Path) -> dict[str, Tensor]:
+    """What an adapter of peft adds to each weight: scale times B times A."""
+    config = json.loads((folder / "adapter_config.json").read_text())
+    scale = config["lora_alpha"] / config["r"]
+    tensors = load_file(folder / "adapter_model.safetensors")
+    deltas = {}
+    for name, a in tensors.items():
+        if name.endswith(".lora_A.weight"):
+            b = tensors[name.replace(".lora_A.", ".lora_B.")]
+            module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            deltas[f"{module}.weight"] = scale * (b.float() @ a.float())
+    return deltas
 
 
 def _padded(tensor: Tensor, width: int) -> Tensor:

@@ -34,12 +34,14 @@ class Row:
         salt: Sequences of different salts share no cache.
         cached: What the model keeps of it; None where nothing was computed, or all was thrown away.
         cached_tokens: How much of the prompt came from the prefix cache.
+        adapter: Folder of the adapter that reads it.
     """
 
     ids: list[int]
     salt: str = ""
     cached: Any = None
     cached_tokens: int = 0
+    adapter: str = ""
 
 
 class ServedModel(Protocol):
@@ -53,7 +55,7 @@ class ServedModel(Protocol):
         """Return the next token's logits, `[rows, vocabulary]`, computing what each row's cache lacks."""
         ...
 
-    def prompt_logprobs(self, ids: Sequence[int]) -> np.ndarray:
+    def prompt_logprobs(self, ids: Sequence[int], adapter: str = "") -> np.ndarray:
         """Return log-probabilities `[tokens, vocabulary]` of what follows each token, from nothing cached."""
         ...
 
@@ -95,6 +97,7 @@ class HashModel:
     end_ids: tuple[int, ...] = (END_ID,)
     sharpness: float = 2.0
     _prefixes: dict[tuple[str, tuple[int, ...]], list[bytes]] = field(default_factory=dict)
+    _adapters: dict[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         generator = np.random.default_rng(self.seed)
@@ -111,18 +114,28 @@ class HashModel:
             digest.update(name.encode() + self.weights[name].tobytes())
         return digest.digest()
 
-    def _next_state(self, state: bytes, token: int) -> bytes:
-        return hashlib.blake2b(state + struct.pack("<q", token) + self._key, digest_size=8).digest()
+    def _with(self, adapter: str) -> bytes:
+        if not adapter:
+            return self._key
+        if adapter not in self._adapters:
+            content = (Path(adapter) / "adapter_model.safetensors").read_bytes()
+            self._adapters[adapter] = hashlib.blake2b(content, digest_size=8).digest()
+        return self._key + self._adapters[adapter]
 
-    def _logits_of(self, state: bytes) -> np.ndarray:
-        key = int.from_bytes(hashlib.blake2b(state + self._key, digest_size=8).digest(), "little")
+    def _next_state(self, state: bytes, token: int, adapter: str) -> bytes:
+        content = state + struct.pack("<q", token) + self._with(adapter)
+        return hashlib.blake2b(content, digest_size=8).digest()
+
+    def _logits_of(self, state: bytes, adapter: str) -> np.ndarray:
+        digest = hashlib.blake2b(state + self._with(adapter), digest_size=8).digest()
+        key = int.from_bytes(digest, "little")
         logits = np.random.Generator(np.random.Philox(key)).standard_normal(self.vocabulary) * self.sharpness
         # No text has these tokens, and this model never says them.
         logits[TEXT_TOKENS:] = -np.inf
         return logits
 
     def logits(self, rows: Sequence[Row]) -> np.ndarray:
-        return np.stack([self._logits_of(self._states(row)[-1]) for row in rows])
+        return np.stack([self._logits_of(self._states(row)[-1], row.adapter) for row in rows])
 
     def _states(self, row: Row) -> list[bytes]:
         if row.cached is None:
@@ -130,7 +143,7 @@ class HashModel:
             row.cached_tokens = len(row.cached)
         states: list[bytes] = row.cached
         for token in row.ids[len(states) :]:
-            states.append(self._next_state(states[-1] if states else b"", token))
+            states.append(self._next_state(states[-1] if states else b"", token, row.adapter))
             if len(states) % BLOCK == 0:
                 self._prefixes[row.salt, tuple(row.ids[: len(states)])] = list(states)
         return states
@@ -142,11 +155,11 @@ class HashModel:
                 return found
         return []
 
-    def prompt_logprobs(self, ids: Sequence[int]) -> np.ndarray:
+    def prompt_logprobs(self, ids: Sequence[int], adapter: str = "") -> np.ndarray:
         state, rows = b"", []
         for token in ids:
-            state = self._next_state(state, token)
-            rows.append(self._logits_of(state))
+            state = self._next_state(state, token, adapter)
+            rows.append(self._logits_of(state, adapter))
         return log_softmax(np.stack(rows))
 
     def reset_prefix_cache(self) -> None:

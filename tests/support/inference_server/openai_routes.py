@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tests.support.inference_server.engine import Engine, Job, Sampling, unique_id
+from tests.support.inference_server.engine import LOWEST_LOGPROB, Engine, Job, Sampling, unique_id
 from tests.support.inference_server.http import BadRequest, Options, as_json, body_of, streamed, unless_gone
 from tests.support.inference_server.models import Row
 from tests.support.inference_server.texts import Tokens
@@ -73,6 +73,8 @@ class OpenAIRoutes:
         if not isinstance(prompt, list) or not prompt or not all(isinstance(each, int) for each in prompt):
             raise BadRequest("prompt must be text or a list of ids")
         wants = body.get("logprobs")
+        if body.get("prompt_logprobs") is not None:
+            body["scores"] = await self.scores(prompt, body.get("model"))
         job = self.job("cmpl", prompt, self.sampling(body, default_tokens=16), body, request)
         return await self._answered(request, body, [job], "text_completion", wants, self._completion_choice)
 
@@ -148,7 +150,11 @@ class OpenAIRoutes:
         base = request.headers.get("x-request-id") or body.get("request_id") or unique_id()
         return Job(
             f"{kind}-{base}" + (f"-{place}" if kind == "cmpl" else ""),
-            Row(list(prompt), salt=f"{body.get('model')}/{body.get('cache_salt') or ''}"),
+            Row(
+                list(prompt),
+                salt=f"{body.get('model')}/{body.get('cache_salt') or ''}",
+                adapter=self._adapters.get(body.get("model") or "", ""),
+            ),
             sampling,
             decode=self._tokens.decode,
             labels={
@@ -213,8 +219,18 @@ class OpenAIRoutes:
             "text": self._text(job),
             "logprobs": None if wants is None else self._completion_logprobs(job, wants),
             "prompt_token_ids": job.prompt if body.get("return_token_ids") else None,
-            "prompt_logprobs": None,
+            "prompt_logprobs": body.get("scores"),
         }
+
+    async def scores(self, prompt: list[int], model: str | None) -> list[dict[str, Any] | None]:
+        """Log-probabilities of a prompt as vLLM writes them: under the id, as text."""
+        adapter = self._adapters.get(model or "", "")
+        rows = await self._engine.alone(lambda: self._engine.model.prompt_logprobs(prompt, adapter))
+        found: list[dict[str, Any] | None] = [None]
+        for row, token in zip(rows, prompt[1:], strict=False):
+            value = max(float(row[token]), LOWEST_LOGPROB)
+            found.append({str(token): {"logprob": value, "rank": 1, "decoded_token": None}})
+        return found
 
     def _completion_logprobs(self, job: Job, wants: int, start: int = 0) -> dict[str, Any]:
         part = job.drawn[start:]

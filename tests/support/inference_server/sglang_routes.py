@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from tests.support.inference_server.engine import Engine, Job, Sampling, unique_id
+from tests.support.inference_server.engine import LOWEST_LOGPROB, Engine, Job, Sampling, unique_id
 from tests.support.inference_server.http import (
     BadRequest,
     Options,
@@ -168,6 +168,8 @@ class SglangRoutes:
         name = body.get("lora_path")
         if name is not None and name not in self.adapters:
             return JSONResponse({"error": f"Got LoRA adapter that has never been loaded: {name}"}, 400)
+        if body.get("return_logprob") and body.get("logprob_start_len", -1) == 0:
+            body["scores"] = await self._scores(ids, self.adapters.get(name or "", ""))
         job = self._job(body, ids, request)
         await self._engine.submit(job)
         wants = body.get("return_logprob", False)
@@ -188,7 +190,11 @@ class SglangRoutes:
         sampling = self._sampling(params, len(ids))
         return Job(
             body.get("rid") or unique_id(),
-            Row(list(ids), salt=f"{body.get('lora_path')}/{body.get('cache_salt')}/{body.get('extra_key')}"),
+            Row(
+                list(ids),
+                salt=f"{body.get('lora_path')}/{body.get('cache_salt')}/{body.get('extra_key')}",
+                adapter=self.adapters.get(body.get("lora_path") or "", ""),
+            ),
             sampling,
             decode=self._tokens.decode,
             labels={
@@ -224,6 +230,13 @@ class SglangRoutes:
             logit_bias=tuple((int(token), bias) for token, bias in (params.get("logit_bias") or {}).items()),
         )
 
+    async def _scores(self, ids: list[int], adapter: str) -> list[list[Any]]:
+        rows = await self._engine.alone(lambda: self._engine.model.prompt_logprobs(ids, adapter))
+        found: list[list[Any]] = [[None, ids[0], None]]
+        for row, token in zip(rows, ids[1:], strict=False):
+            found.append([max(float(row[token]), LOWEST_LOGPROB), token, None])
+        return found
+
     def _finish_reason(self, job: Job) -> dict[str, Any] | None:
         if job.finish == "stop":
             return {"type": "stop", "matched": job.matched}
@@ -247,6 +260,8 @@ class SglangRoutes:
         }
         if self._since >= (0, 5, 20):
             meta["weight_versions"] = job.versions
+        if "scores" in body:
+            meta["input_token_logprobs"] = body["scores"]
         if wants:
             meta["output_token_logprobs"] = [
                 [each.logprob(self._mode), each.token, None] for each in job.drawn[start:]
@@ -297,8 +312,8 @@ class SglangRoutes:
     async def init_group(self, request: Request) -> Response:
         body = await body_of(request)
         name = body.get("group_name", "weight_update_group")
-        if body["world_size"] != 1 + self._options.inference_world:
-            raise SessionError(f"world_size {body['world_size']} for {self._options.inference_world} ranks")
+        if body["rank_offset"] + self._options.inference_world > body["world_size"]:
+            raise SessionError(f"world_size {body['world_size']} has no room for rank {body['rank_offset']}")
         await self._updates.join(
             name,
             body["master_address"],
@@ -366,14 +381,10 @@ class SglangRoutes:
 
     async def update_disk(self, request: Request) -> Response:
         body = await body_of(request)
-        before = self._engine.version
-        try:
-            return await self._changed(
-                body, lambda: self._updates.load_folder(body["model_path"]), flush=True
-            )
-        except WeightsError:
-            self._engine.version = before
-            raise
+        answer = await self._changed(body, lambda: self._updates.load_folder(body["model_path"]), flush=True)
+        if not body.get("keep_pause"):
+            await self._engine.resume()
+        return answer
 
     async def update_version(self, request: Request) -> Response:
         body = await body_of(request)
@@ -448,6 +459,7 @@ class SglangRoutes:
         return JSONResponse(
             {
                 "version": self._options.release,
+                "context_length": self._engine.model.max_length,
                 "tp_size": self._options.inference_world,
                 "dp_size": 1,
                 "pp_size": 1,

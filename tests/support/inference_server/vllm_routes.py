@@ -184,6 +184,8 @@ class VllmRoutes:
         name = body.get("model")
         if name is not None and name != self._options.model_name and name not in self.adapters:
             raise LookupError(f"The model `{name}` does not exist.")
+        if params.get("prompt_logprobs") is not None:
+            body["scores"] = await self._openai.scores(ids, name)
         job = self._openai.job("generate-tokens", ids, self._sampling(params, len(ids)), body, request)
         await self._engine.submit(job)
         wants = params.get("logprobs")
@@ -225,7 +227,7 @@ class VllmRoutes:
             "model": body.get("model") or self._options.model_name,
             "created": int(time.time()),
             "output_mode": "tokens",
-            "prompt_logprobs": None,
+            "prompt_logprobs": body.get("scores"),
             "choices": [choice],
         }
 
@@ -280,7 +282,7 @@ class VllmRoutes:
         if not isinstance(info, dict):
             raise BadRequest("init_info must be an object")
         world = info["world_size"]
-        if world != 1 + self._options.inference_world:
+        if info["rank_offset"] + self._options.inference_world > world:
             raise SessionError(f"world_size {world} for {self._options.inference_world} ranks and a trainer")
         if self._updates.groups:
             self._updates.groups.clear()

@@ -1,0 +1,678 @@
+"""The client of one inference server against the double of each, which says what it drew and with which weights."""
+
+import asyncio
+import signal
+
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from tests.support.inference_server.carrier import GlooCarrier
+from tests.support.inference_server.models import END_ID, HashModel
+from tests.support.inference_server.running import InferenceServer, InferenceServerProcess
+from trainer.core.errors import ConfigError
+from trainer.inference.base import GenerationRequest, SamplingParams
+from trainer.inference.errors import (
+    InferenceError,
+    MalformedReplyError,
+    RepeatedAbortError,
+    RequestRefusedError,
+    ServerGoneError,
+    ServerSetupError,
+    ServerTooOldError,
+    WeightsError,
+    WeightsLostError,
+    WeightUpdateError,
+)
+from trainer.inference.server_client import ServerClient
+
+PROMPT = [72, 101, 108, 108, 111]
+BOTH = pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+
+
+def request(name="r", tokens=6, seed=1, **sampling):
+    return GenerationRequest(name, PROMPT, SamplingParams(tokens, **sampling), seed, session_key="episode 7")
+
+
+def logprobs_of(seed, ids, start=5):
+    """What the model of a seed says of ids, with nothing kept from before."""
+    rows = HashModel(seed).prompt_logprobs(PROMPT + ids)
+    return [float(row[token]) for row, token in zip(rows[start - 1 :], (PROMPT + ids)[start:], strict=False)]
+
+
+class Weights:
+    """The hash model of a seed, in each of the forms that a server may take it in."""
+
+    def __init__(self, seed, folder=None):
+        self._model = HashModel(seed)
+        self._folder = folder
+
+    def tensors(self):
+        for name, array in self._model.weights.items():
+            yield name, torch.from_numpy(array.copy())
+
+    async def folder(self):
+        return self._model.write(self._folder / "weights")
+
+    async def adapter_folder(self):
+        folder = self._folder / f"adapter-{self._model.seed}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "adapter_config.json").write_text("{}")
+        save_file(self._model.weights, folder / "adapter_model.safetensors")
+        return folder
+
+
+async def interrupted_by_an_update(server, client, weights, version=1, tokens=6, before=3):
+    """A reply that takes new weights after its first tokens."""
+    server.steps(before)
+    reply = asyncio.create_task(client.generate(request(tokens=tokens)))
+    await server.until(tokens=before)
+    server.steps(0)
+    syncing = asyncio.create_task(client.sync(weights, version))
+    if client._need.mode == "wait":
+        await server.until(drawn=before)
+    server.steps(None)
+    await syncing
+    return await reply
+
+
+# What comes back
+
+
+@BOTH
+async def test_a_reply_is_what_the_engine_drew(dialect):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect) as client:
+            result = await client.generate(request())
+            drawn = server.log()["replies"][-1]
+            assert result.token_ids == drawn["token_ids"]
+            assert result.logprobs == pytest.approx(drawn["raw_logprobs"])
+            assert result.logprobs == pytest.approx(logprobs_of(0, result.token_ids))
+            assert result.policy_versions == [0] * 6
+            assert result.finish_reason == "length"
+            assert "episode" in drawn["session"]
+            assert drawn["prompt_ids"] == PROMPT
+            stop = result.token_ids[2]
+            stopped = await client.generate(request(stop_token_ids=(stop,)))
+            assert stopped.token_ids == result.token_ids[: result.token_ids.index(stop) + 1]
+            assert stopped.finish_reason == "stop"
+            counters = client.counters
+            assert (counters.requests, counters.prompt_tokens, counters.running) == (2, 10, 0)
+            assert counters.tokens_generated == 6 + len(stopped.token_ids)
+
+
+@BOTH
+async def test_replies_of_a_batch_come_in_order(dialect):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect) as client:
+            together = await client.generate_together([request(f"r{n}", seed=n) for n in range(5)])
+            alone = [await client.generate(request(seed=n)) for n in range(5)]
+            assert [each.token_ids for each in together] == [each.token_ids for each in alone]
+            with pytest.raises(ValueError, match="empty"):
+                await client.generate_together([request(), GenerationRequest("e", [], SamplingParams(3), 0)])
+
+
+async def test_without_scale_out_the_completions_route_brings_the_same():
+    results = []
+    for scale_out in (True, False):
+        with InferenceServer("vllm", scale_out=scale_out) as server:
+            async with ServerClient(server.url, "vllm") as client:
+                assert client.capabilities.tokens_route is scale_out
+                results.append(await client.generate(request()))
+                assert await client.score(PROMPT) == pytest.approx(logprobs_of(0, [], start=1))
+    assert results[0] == results[1]
+
+
+@BOTH
+async def test_a_prompt_is_scored(dialect):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect) as client:
+            assert await client.score(PROMPT) == pytest.approx(logprobs_of(0, [], start=1))
+
+
+@BOTH
+async def test_log_probabilities_that_are_not_of_the_sampled_distribution_are_refused(dialect):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect) as client:
+            with pytest.raises(ConfigError, match="log-probabilities"):
+                await client.generate(request(top_p=0.5))
+            with pytest.raises(ConfigError, match="top_k"):
+                await client.generate(request(top_k=3))
+            if dialect == "vllm":
+                with pytest.raises(ConfigError, match="--logprobs-mode processed_logprobs"):
+                    await client.generate(request(temperature=0.5))
+            else:
+                assert (await client.generate(request(temperature=0.5))).finish_reason == "length"
+            assert (await client.generate(request(temperature=0.0))).finish_reason == "length"
+    switch = {"logprobs_mode": "processed_logprobs"} if dialect == "vllm" else {"original_logprobs": True}
+    with InferenceServer(dialect, **switch) as server:
+        async with ServerClient(server.url, dialect) as client:
+            if dialect == "vllm":
+                result = await client.generate(request(temperature=0.5, top_p=0.5, top_k=9))
+                assert result.logprobs == pytest.approx(server.log()["replies"][-1]["processed_logprobs"])
+            else:
+                with pytest.raises(ConfigError, match="SGLANG_RETURN_ORIGINAL_LOGPROB"):
+                    await client.generate(request(temperature=0.5))
+
+
+async def test_a_row_that_does_not_fit_is_refused_here():
+    with InferenceServer("vllm", max_length=16) as server:
+        async with ServerClient(server.url, "vllm") as client:
+            with pytest.raises(ValueError, match="longest row"):
+                await client.generate(request(tokens=12))
+            assert server.state()["finished"] == 3  # Those of the probe.
+
+
+# Interruptions
+
+
+@BOTH
+async def test_a_reply_that_an_update_aborts_goes_on_from_its_tokens(dialect, tmp_path):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect, pause_mode="abort") as client:
+            # The probe has drawn tokens, too.
+            before = server.state()["tokens"]
+            server.steps(3)
+            reply = asyncio.create_task(client.generate(request()))
+            await server.until(tokens=before + 3)
+            await client.sync(Weights(1, tmp_path), 1)
+            server.steps(None)
+            result = await reply
+            first, second = server.log()["replies"][-2:]
+    assert result.policy_versions == [0, 0, 0, 1, 1, 1]
+    assert result.token_ids == first["token_ids"] + second["token_ids"]
+    assert result.logprobs[:3] == pytest.approx(logprobs_of(0, result.token_ids)[:3])
+    assert result.logprobs[3:] == pytest.approx(logprobs_of(1, result.token_ids)[3:])
+    assert second["prompt_ids"] == PROMPT + first["token_ids"]
+    assert first["finish"] == "abort"
+    assert first["seed"] != second["seed"]
+    assert first["salt"] != second["salt"]
+    assert client.version == 1
+    assert client.counters.resubmitted == 1
+
+
+@BOTH
+@pytest.mark.parametrize("mode", ["keep", "recompute"])
+async def test_a_reply_that_is_frozen_says_which_version_drew_which_token(dialect, mode, tmp_path):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect, pause_mode=mode) as client:
+            before = server.state()["tokens"]
+            server.steps(3)
+            reply = asyncio.create_task(client.generate(request()))
+            await server.until(tokens=before + 3)
+            await client.sync(Weights(1, tmp_path), 1)
+            server.steps(None)
+            result = await reply
+            assert len(server.log()["replies"][-1]["token_ids"]) == 6
+            later = await client.generate(request("later"))
+    assert result.policy_versions == [0, 0, 0, 1, 1, 1]
+    fresh = logprobs_of(1, result.token_ids)[3:]
+    assert (result.logprobs[3:] == pytest.approx(fresh)) is (mode == "recompute")
+    # Nobody else reads what was cached before.
+    assert later.logprobs == pytest.approx(logprobs_of(1, later.token_ids))
+    assert client.counters.resubmitted == 0
+
+
+@BOTH
+async def test_waiting_lets_replies_end_with_their_version(dialect, tmp_path):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect, pause_mode="wait") as client:
+            before = server.state()["tokens"]
+            server.steps(3)
+            reply = asyncio.create_task(client.generate(request()))
+            await server.until(tokens=before + 3)
+            syncing = asyncio.create_task(client.sync(Weights(1, tmp_path), 1))
+            await asyncio.sleep(0)
+            held = asyncio.create_task(client.generate(request("held")))
+            server.steps(None)
+            await syncing
+            result, after = await reply, await held
+    assert result.policy_versions == [0] * 6
+    assert after.policy_versions == [1] * 6
+    assert after.logprobs == pytest.approx(logprobs_of(1, after.token_ids))
+
+
+@pytest.mark.parametrize("release", ["0.24.0", "0.28.0", "0.31.0", "0.32.0+cpu"])
+async def test_releases_without_versions_per_token_are_stamped_by_the_client(release, tmp_path):
+    with InferenceServer("vllm", release) as server:
+        with pytest.raises(ServerTooOldError, match=r"0\.33"):
+            await ServerClient(server.url, "vllm", pause_mode="recompute").connect()
+        async with ServerClient(server.url, "vllm", pause_mode="abort") as client:
+            before = server.state()["tokens"]
+            server.steps(3)
+            reply = asyncio.create_task(client.generate(request()))
+            await server.until(tokens=before + 3)
+            await client.sync(Weights(1, tmp_path), 1)
+            server.steps(None)
+            result = await reply
+            with pytest.raises(ConfigError, match="pause with"):
+                await client.pause("keep")
+    assert result.policy_versions == [0, 0, 0, 1, 1, 1]
+    assert result.logprobs[3:] == pytest.approx(logprobs_of(1, result.token_ids)[3:])
+
+
+@BOTH
+async def test_many_updates_lose_and_repeat_no_token(dialect, tmp_path):
+    with InferenceServer(dialect, step_s=0.002) as server:
+        async with ServerClient(server.url, dialect) as client:
+            replies = [
+                asyncio.create_task(client.generate(request(f"r{n}", tokens=40, seed=n))) for n in range(8)
+            ]
+            for version in range(1, 6):
+                await asyncio.sleep(0.01)
+                await client.sync(Weights(version, tmp_path), version)
+            results = await asyncio.gather(*replies)
+    for result in results:
+        # SGLang cannot be told to ignore the model's own end.
+        assert len(result.token_ids) == 40 or result.token_ids[-1] == END_ID
+        assert result.policy_versions == sorted(result.policy_versions)
+        for version in set(result.policy_versions):
+            expected = logprobs_of(version, result.token_ids)
+            for place, drawn_by in enumerate(result.policy_versions):
+                if drawn_by == version:
+                    assert result.logprobs[place] == pytest.approx(expected[place])
+
+
+@BOTH
+async def test_an_abort_that_nobody_asked_for_is_no_end(dialect):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect) as client:
+            path = "/inference" if dialect == "vllm" else "/generate"
+            server.fail({"kind": "edit", "edit": "abort", "path": path, "count": 3})
+            result = await client.generate(request())
+            assert (len(result.token_ids), result.finish_reason) == (6, "length")
+            server.fail({"kind": "edit", "edit": "abort", "path": path, "count": -1})
+            with pytest.raises(RepeatedAbortError, match="something else pause"):
+                await client.generate(request())
+
+
+@BOTH
+async def test_a_reply_is_aborted_with_what_it_has(dialect):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect) as client:
+            before = server.state()["tokens"]
+            server.steps(2)
+            replies = [asyncio.create_task(client.generate(request(name))) for name in ("a", "b")]
+            await server.until(tokens=before + 4)
+            assert await client.abort(["a", "unknown"]) == 1
+            first = await replies[0]
+            assert (first.finish_reason, len(first.token_ids)) == ("abort", 2)
+            assert server.state()["running"] == 1
+            assert await client.abort() == 1
+            assert (await replies[1]).finish_reason == "abort"
+            assert await client.abort() == 0
+
+
+async def test_before_aborts_by_name_a_reply_is_dropped():
+    with InferenceServer("vllm", "0.24.0") as server:
+        async with ServerClient(server.url, "vllm") as client:
+            before = server.state()["tokens"]
+            server.steps(2)
+            reply = asyncio.create_task(client.generate(request()))
+            await server.until(tokens=before + 2)
+            assert await client.abort() == 1
+            assert (await reply).token_ids == []
+            assert (await server.until(dropped=1))["running"] == 0
+
+
+@BOTH
+async def test_what_is_cancelled_is_dropped_at_the_server(dialect):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect) as client:
+            before = server.state()["tokens"]
+            server.steps(2)
+            reply = asyncio.create_task(client.generate(request(tokens=500)))
+            await server.until(tokens=before + 2)
+            reply.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reply
+            assert client.counters.running == 0
+            server.steps(0)
+            state = server.state()
+            for _ in range(100):
+                if not (state["running"] or state["waiting"]):
+                    break
+                await asyncio.sleep(0.01)
+                state = server.state()
+            assert (state["running"], state["waiting"]) == (0, 0)
+
+
+@BOTH
+async def test_a_pause_holds_what_comes(dialect):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect) as client:
+            await client.pause("abort")
+            await client.pause("keep")
+            reply = asyncio.create_task(client.generate(request()))
+            other = asyncio.create_task(client.generate(request("other")))
+            await asyncio.sleep(0.05)
+            assert not reply.done()
+            assert not (await client.health()).ready
+            assert await client.abort(["other"]) == 1
+            assert (await other).token_ids == []
+            await client.resume()
+            await client.resume()
+            assert len((await reply).token_ids) == 6
+            assert (await client.health()).ready
+
+
+# Weights
+
+
+@BOTH
+@pytest.mark.parametrize("packed", [True, False])
+async def test_weights_are_broadcast_in_buckets(dialect, packed):
+    carrier = GlooCarrier(dialect, packed=packed)
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect, way="broadcast", carrier=carrier) as client:
+            for version in (1, 2):
+                await client.sync(Weights(version), version)
+                result = await client.generate(request())
+                assert result.policy_versions == [version] * 6
+                assert result.logprobs == pytest.approx(logprobs_of(version, result.token_ids))
+            assert carrier.joined == 1
+            assert server.state()["session"] is False
+
+
+@pytest.mark.parametrize("release", ["0.5.20", "0.5.23"])
+async def test_sglang_has_sessions_where_its_release_has_them(release):
+    with InferenceServer("sglang", release) as server:
+        carrier = GlooCarrier("sglang")
+        async with ServerClient(server.url, "sglang", way="broadcast", carrier=carrier) as client:
+            assert client.capabilities.sessions is (release == "0.5.23")
+            await client.sync(Weights(1), 1)
+            result = await client.generate(request())
+            assert result.logprobs == pytest.approx(logprobs_of(1, result.token_ids))
+
+
+@BOTH
+async def test_several_servers_share_one_broadcast(dialect):
+    carrier = GlooCarrier(dialect, per_bucket=3)
+    with InferenceServer(dialect) as one, InferenceServer(dialect) as two:
+        async with (
+            ServerClient(one.url, dialect, way="broadcast") as first,
+            ServerClient(two.url, dialect, way="broadcast") as second,
+        ):
+            clients = [first, second]
+            address = carrier.address(2)
+            from dataclasses import replace
+
+            joining = [
+                client.join_group(replace(address, rank_offset=1 + place))
+                for place, client in enumerate(clients)
+            ]
+            await asyncio.gather(carrier.join(), *joining)
+            async with first.updating(4), second.updating(4):
+                for bucket in carrier.buckets(Weights(4)):
+                    await asyncio.gather(
+                        carrier.send(bucket), *[client.announce(bucket) for client in clients]
+                    )
+            for client in clients:
+                assert client.version == 4
+                assert await client.score(PROMPT) == pytest.approx(logprobs_of(4, [], start=1))
+
+
+@BOTH
+@pytest.mark.parametrize("way", ["disk", "broadcast"])
+async def test_after_a_failed_update_nothing_is_sampled_until_one_succeeds(dialect, way, tmp_path):
+    carrier = GlooCarrier(dialect)
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect, way=way, carrier=carrier, pause_mode="keep") as client:
+            before = server.state()["tokens"]
+            server.steps(2)
+            reply = asyncio.create_task(client.generate(request(tokens=40)))
+            await server.until(tokens=before + 2)
+            server.weights(fail=True)
+            with pytest.raises(WeightUpdateError, match="version 1"):
+                await client.sync(Weights(1, tmp_path), 1)
+            with pytest.raises(WeightUpdateError):
+                await reply
+            with pytest.raises(WeightUpdateError):
+                await client.generate(request())
+            assert not (await client.health()).ready
+            assert client.version == 0
+            server.steps(None)
+            await client.sync(Weights(2, tmp_path), 2)
+            result = await client.generate(request())
+            assert result.logprobs == pytest.approx(logprobs_of(2, result.token_ids))
+            assert result.policy_versions == [2] * 6
+            assert (await client.health()).ready
+
+
+async def test_wrong_weights_with_a_good_status_show_in_the_score(tmp_path):
+    with InferenceServer("vllm") as server:
+        async with ServerClient(server.url, "vllm") as client:
+            server.weights(wrong=True)
+            await client.sync(Weights(1, tmp_path), 1)
+            assert await client.score(PROMPT) != pytest.approx(logprobs_of(1, [], start=1))
+            await client.sync(Weights(1, tmp_path), 1)
+            assert await client.score(PROMPT) == pytest.approx(logprobs_of(1, [], start=1))
+
+
+@BOTH
+async def test_adapters_have_a_new_name_for_each_version(dialect, tmp_path):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect, way="adapter", pause_mode="wait") as client:
+            base = await client.generate(request())
+            before = server.state()["tokens"]
+            await client.sync(Weights(1, tmp_path), 1)
+            server.steps(3)
+            old = asyncio.create_task(client.generate(request()))
+            await server.until(tokens=before + 3)
+            await client.sync(Weights(2, tmp_path), 2)
+            server.steps(None)
+            result, new = await old, await client.generate(request())
+            names = [reply["model"] for reply in server.log()["replies"]]
+            for _ in range(200):
+                if not client._left:
+                    break
+                await asyncio.sleep(0.01)
+            with pytest.raises(InferenceError):
+                await client._http.converse(client._speaking.unload_adapter(names[-2]))
+    folders = [str(tmp_path / f"adapter-{seed}") for seed in (1, 2)]
+    for reply, folder, version in ((result, folders[0], 1), (new, folders[1], 2)):
+        rows = HashModel().prompt_logprobs(PROMPT + reply.token_ids, folder)
+        expected = [float(row[token]) for row, token in zip(rows[4:], reply.token_ids, strict=False)]
+        assert reply.logprobs == pytest.approx(expected)
+        assert reply.policy_versions == [version] * 6
+    assert base.policy_versions == [0] * 6
+    assert len({*names[-2:]}) == 2
+
+
+@BOTH
+async def test_memory_is_given_back_and_taken_again(dialect, tmp_path):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect) as client:
+            await client.sleep(keep_weights=True)
+            assert server.state()["asleep"]
+            reply = asyncio.create_task(client.generate(request()))
+            await client.wake()
+            assert len((await reply).token_ids) == 6
+            await client.sleep(keep_weights=False)
+            await client.wake(["weights"])
+            with pytest.raises(WeightsError, match="send them"):
+                await client.wake(["kv_cache"])
+            await client.sync(Weights(1, tmp_path), 1)
+            await client.wake(["kv_cache"])
+            result = await client.generate(request())
+            assert result.logprobs == pytest.approx(logprobs_of(1, result.token_ids))
+
+
+# What goes wrong
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"kind": "answer", "status": 503, "count": 3},
+        {"kind": "answer", "status": 500, "count": 2},
+        {"kind": "cut", "count": 2},
+        {"kind": "cut_body", "count": 2},
+        {"kind": "late", "seconds": 0.1},
+    ],
+    ids=lambda fault: f"{fault['kind']}-{fault.get('status', '')}",
+)
+async def test_what_passes_is_waited_for(dialect, fault):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect) as client:
+            expected = await client.generate(request())
+            server.fail({"path": "/inference" if dialect == "vllm" else "/generate", **fault})
+            assert await client.generate(request()) == expected
+            assert len(server.state()["faults"]) == fault.get("count", 1)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "edit", ["short_logprobs", "null_logprobs", "true_logprobs", "nan_logprobs", "no_logprobs", "floor"]
+)
+async def test_a_reply_that_breaks_the_contract_is_refused(dialect, edit):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect) as client:
+            server.fail({"kind": "edit", "edit": edit})
+            with pytest.raises(MalformedReplyError):
+                await client.generate(request())
+            assert len((await client.generate(request())).token_ids) == 6
+
+
+@BOTH
+async def test_refusals_and_rubbish_have_their_types(dialect):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect) as client:
+            refused = GenerationRequest("r", [5000], SamplingParams(2), 0)
+            with pytest.raises(RequestRefusedError, match="vocabulary"):
+                await client.generate(refused)
+            for body in ("[" * 100_000, '{"a":' * 10_000, "<html>" * 200_000, "", "null", '"x"', "{}"):
+                server.fail({"kind": "answer", "status": 200, "body": body})
+                with pytest.raises(MalformedReplyError) as raised:
+                    await client.generate(request())
+                assert len(str(raised.value)) < 1000
+            server.fail({"kind": "answer", "status": 500, "count": -1})
+            with pytest.raises(RequestRefusedError, match="overloaded"):
+                await client.generate(request())
+
+
+async def test_a_server_that_never_comes_is_given_up():
+    client = ServerClient("http://127.0.0.1:9", "vllm", patience_s=0.2)
+    with pytest.raises(ServerGoneError, match=r"0\.2 s"):
+        await client.connect()
+    await client.close()
+    with pytest.raises(ConfigError, match="http://"):
+        ServerClient("localhost:8000", "vllm")
+
+
+@BOTH
+async def test_a_server_that_is_started_again_has_lost_its_weights(dialect, tmp_path):
+    with InferenceServerProcess(dialect) as server:
+        async with ServerClient(server.url, dialect, patience_s=30) as client:
+            first = await client.generate(request())
+            server.kill()
+            waiting = asyncio.create_task(client.generate(request()))
+            await asyncio.sleep(0.1)
+            await asyncio.to_thread(server.start)
+            # Before anything was sent, the weights of the start are the run's.
+            assert await waiting == first
+            await client.sync(Weights(1, tmp_path), 1)
+            server.kill()
+            waiting = asyncio.create_task(client.generate(request()))
+            await asyncio.to_thread(server.start)
+            with pytest.raises(WeightsLostError, match="default"):
+                await waiting
+            with pytest.raises(WeightsLostError):
+                await client.generate(request())
+            assert not (await client.health()).ready
+            await client.sync(Weights(1, tmp_path), 1)
+            result = await client.generate(request())
+            assert result.logprobs == pytest.approx(logprobs_of(1, result.token_ids))
+            # A server that stands still keeps its connections.
+            client._http._patience_s = client._http._watch_every_s = 0.2
+            server._process.send_signal(signal.SIGSTOP)
+            try:
+                with pytest.raises(ServerGoneError):
+                    await client.generate(request())
+            finally:
+                server._process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("release", ["0.32.0", "0.33.0"])
+async def test_weights_that_somebody_else_sent_are_noticed(release, tmp_path):
+    with InferenceServer("vllm", release) as server:
+        async with ServerClient(server.url, "vllm") as client:
+            await client.sync(Weights(1, tmp_path), 1)
+            server.weights(forget_version=True)
+            with pytest.raises(WeightsLostError, match="default"):
+                await client.generate(request())
+        async with ServerClient(server.url, "vllm", version=5) as client:
+            assert (await client.generate(request())).policy_versions == [5] * 6
+            await client.sync(Weights(6, tmp_path), 6)
+        async with ServerClient(server.url, "vllm", version=5) as client:
+            with pytest.raises(WeightsLostError, match="'6'"):
+                await client.generate(request())
+            await client.sync(Weights(5, tmp_path), 5)
+            assert (await client.generate(request())).policy_versions == [5] * 6
+
+
+@BOTH
+async def test_what_a_dead_trainer_left_behind_is_cleared(dialect, tmp_path):
+    with InferenceServer(dialect) as server:
+        first = ServerClient(server.url, dialect, way="broadcast", carrier=GlooCarrier(dialect))
+        await first.connect()
+        await first.sync(Weights(1), 1)
+        await first._http.converse(first._speaking.pause("keep"))
+        await first._http.converse(first._speaking.begin_update())
+        assert server.state()["session"]
+        await first._http.close()
+        carrier = GlooCarrier(dialect)
+        async with ServerClient(server.url, dialect, way="broadcast", carrier=carrier) as client:
+            await client.sync(Weights(2), 2)
+            result = await client.generate(request())
+            assert result.logprobs == pytest.approx(logprobs_of(2, result.token_ids))
+
+
+# Switches
+
+
+@pytest.mark.parametrize(
+    ("dialect", "release", "options", "client", "error", "message"),
+    [
+        ("vllm", "0.17.1", {}, {}, ServerTooOldError, r"0\.24"),
+        ("sglang", "0.5.18", {}, {}, ServerTooOldError, r"0\.5\.20"),
+        ("sglang", "0.5.20", {}, {"pause_mode": "recompute"}, ServerTooOldError, r"0\.5\.22"),
+        ("vllm", None, {"dev_mode": False}, {}, ServerSetupError, "VLLM_SERVER_DEV_MODE=1"),
+        ("vllm", None, {"lora": False}, {"way": "adapter"}, ServerSetupError, "ALLOW_RUNTIME_LORA"),
+        ("sglang", None, {"lora": False}, {"way": "adapter"}, ServerSetupError, "--enable-lora"),
+        ("vllm", None, {"api_key": "k"}, {}, ServerSetupError, "API key"),
+        ("sglang", None, {"api_key": "k"}, {"api_key": "wrong"}, ServerSetupError, "API key"),
+        ("sglang", None, {"admin_api_key": "a"}, {"api_key": "k"}, ServerSetupError, "API key"),
+    ],
+)
+async def test_what_a_server_lacks_is_named(dialect, release, options, client, error, message):
+    with InferenceServer(dialect, release, **options) as server, pytest.raises(error, match=message):
+        async with ServerClient(server.url, dialect, **client):
+            pass
+
+
+@BOTH
+async def test_the_other_dialect_is_recognised(dialect):
+    other = "sglang" if dialect == "vllm" else "vllm"
+    with InferenceServer(dialect) as server, pytest.raises(ServerSetupError, match="is it"):
+        await ServerClient(server.url, other).connect()
+
+
+@BOTH
+async def test_keys_open_what_they_guard(dialect, tmp_path):
+    keys = {"api_key": "k"} if dialect == "vllm" else {"api_key": "k", "admin_api_key": "a"}
+    with InferenceServer(dialect, **keys) as server:
+        async with ServerClient(server.url, dialect, **keys) as client:
+            await client.sync(Weights(1, tmp_path), 1)
+            assert (await client.generate(request())).policy_versions == [1] * 6
+
+
+async def test_without_dev_mode_fixed_weights_are_sampled():
+    with InferenceServer("vllm", dev_mode=False) as server:
+        async with ServerClient(server.url, "vllm", way=None) as client:
+            assert len((await client.generate(request())).token_ids) == 6
+            with pytest.raises(ConfigError, match="not told"):
+                await client.sync(Weights(1), 1)
+    with pytest.raises(ConfigError, match="adapter"):
+        ServerClient("http://localhost", "vllm", way="adapter", pause_mode="keep")

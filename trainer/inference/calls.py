@@ -1,0 +1,158 @@
+"""HTTP calls and their answers as plain data, and the reading of answers that may be anything. No I/O."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+
+from trainer.inference.errors import MalformedReplyError
+
+_SHOWN = 300
+"""Characters of a server's message that stand in ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpCall:
+    """A call to make.
+
+    Attributes:
+        path: From the root of the server.
+        body: The JSON object of a POST; None for a GET, or where a POST has none.
+        query: Parameters of the URL.
+        headers: Beyond those of every call.
+        method: "POST" or "GET".
+        admin: Whether it steers the server: SGLang may want another key for these.
+        repeatable: Whether it may be made again where nobody knows if it arrived.
+    """
+
+    path: str
+    body: Mapping[str, Any] | None = None
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    method: str = "POST"
+    admin: bool = False
+    repeatable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """What came back.
+
+    Attributes:
+        status: HTTP status.
+        body: Its bytes.
+    """
+
+    status: int
+    body: bytes
+
+    @property
+    def ok(self) -> bool:
+        """Whether the status says so."""
+        return 200 <= self.status < 300
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in `body`, in time linear in its length.
+
+    Raises:
+        MalformedReplyError: If it is none: broken, nested too deep, with NaN in it, or a list.
+    """
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise MalformedReplyError(f"the answer is not JSON ({error}): {excerpt(body)}") from error
+    if not isinstance(value, dict):
+        raise MalformedReplyError(f"the answer is no JSON object: {excerpt(body)}")
+    return value
+
+
+def excerpt(body: bytes) -> str:
+    """Return the start of a body, in one line, for people."""
+    text = body[: _SHOWN * 4].decode(errors="replace")
+    words = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    return words if len(words) <= _SHOWN and len(body) <= _SHOWN * 4 else f"{words[:_SHOWN]}..."
+
+
+def message_of(body: bytes) -> str:
+    """Return what an error's body says, in any of the shapes that servers use.
+
+    `{"error": {"message": ...}}`, `{"error": "..."}`, `{"message": ...}`, `{"error_message": ...}`, `{"detail": ...}`,
+    or plain text.
+    """
+    try:
+        value = read_object(body)
+    except MalformedReplyError:
+        return excerpt(body)
+    error = value.get("error")
+    candidates = [error.get("message") if isinstance(error, dict) else error]
+    candidates += [value.get(key) for key in ("message", "error_message", "detail")]
+    for candidate in candidates:
+        if isinstance(candidate, str) and candidate:
+            return excerpt(candidate.encode())
+    return excerpt(body)
+
+
+def part_of(value: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
+    """Return `value[key]`.
+
+    Args:
+        value: Part of an answer.
+        key: What is wanted of it.
+        kind: What it must be. A boolean is no int.
+        where: What `value` is, for the message.
+
+    Raises:
+        MalformedReplyError: If it is missing or something else.
+    """
+    found = value.get(key)
+    if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
+        raise MalformedReplyError(f"{where} has no {key!r} that is a {kind.__name__}")
+    return found
+
+
+def token_ids_of(values: Sequence[Any], where: str) -> list[int]:
+    """Check token ids.
+
+    Raises:
+        MalformedReplyError: If one is no integer, or negative.
+    """
+    for place, value in enumerate(values):
+        if type(value) is not int or value < 0:
+            raise MalformedReplyError(f"{where}: token id {place} is {_shown(value)}")
+    return list(values)
+
+
+LOWEST_LOGPROB = -9999.0
+"""What servers write for a probability of zero: JSON has no infinity."""
+
+_ROUNDING = 1e-3
+"""Log-probabilities pass zero by rounding alone."""
+
+
+def logprob_of(value: Any, place: int, where: str) -> float:
+    """Check the log-probability of a sampled token.
+
+    Raises:
+        MalformedReplyError: If it is no number, not finite, above zero, or says that the token had no probability.
+    """
+    if type(value) not in (float, int) or not math.isfinite(value) or value > _ROUNDING:
+        raise MalformedReplyError(f"{where}: the log-probability of token {place} is {_shown(value)}")
+    if value <= LOWEST_LOGPROB:
+        raise MalformedReplyError(
+            f"{where}: token {place} was sampled, and its log-probability {value} says that it could not be"
+        )
+    return float(value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if isinstance(value, bool | int | float | str | None) else f"a {type(value).__name__}"
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def header_value(text: str) -> str:
+    """Return `text` as the value of a header: printable, without line ends, and short."""
+    return quote(text, safe="-_.:~/")[:256]

@@ -1,0 +1,329 @@
+"""What the client of one inference server asks of a dialect: calls to make and how to read what comes back. No I/O."""
+
+import re
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeVar
+
+from trainer.inference.base import FinishReason, PauseMode, SamplingParams
+from trainer.inference.calls import HttpAnswer, HttpCall, excerpt, message_of
+from trainer.inference.errors import MalformedReplyError, RequestRefusedError, ServerSetupError
+
+Result = TypeVar("Result")
+
+Conversation = Generator[HttpCall, HttpAnswer, Result]
+"""Calls to make one after the other: it yields a call, is sent the answer, and returns what came of it."""
+
+MemoryTag = Literal["weights", "kv_cache"]
+
+LogprobsOf = Literal["model", "temperature", "sampled"]
+"""Whose log-probabilities a server reports: the model's at temperature 1, those after temperature, or those of the
+distribution that tokens are drawn from, after top-k and top-p."""
+
+UpdateWay = Literal["disk", "broadcast", "adapter"]
+"""How new weights reach a server."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationCall:
+    """A stretch of a reply that is asked for.
+
+    Attributes:
+        request_id: Unique at the server; all of one length, because SGLang aborts by prefix.
+        prompt_ids: All that the policy reads.
+        sampling: How tokens are drawn.
+        seed: Of this stretch.
+        session_key: Names the episode; routers keep its requests together.
+        cache_salt: Requests of different salts share no prefix cache.
+        adapter: Name of the adapter that draws; None for the base model.
+    """
+
+    request_id: str
+    prompt_ids: Sequence[int]
+    sampling: SamplingParams
+    seed: int
+    session_key: str = ""
+    cache_salt: str = ""
+    adapter: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A stretch of a reply, as one answer brought it.
+
+    Attributes:
+        token_ids: What was sampled.
+        logprobs: Log-probability of each, of whatever the server reports.
+        labels: Name of the weights that drew each token; None where the server does not say.
+        finish_reason: Why it ended.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    labels: list[str] | None
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Tensors that one message of an update carries, in the order in which they are sent.
+
+    Attributes:
+        names: Hugging Face names.
+        dtypes: Of torch, without the prefix: "bfloat16".
+        shapes: One for each name.
+        flattened: Whether the bytes of all tensors are sent as one.
+    """
+
+    names: Sequence[str]
+    dtypes: Sequence[str]
+    shapes: Sequence[Sequence[int]]
+    flattened: bool = False
+
+    def __post_init__(self) -> None:
+        if not len(self.names) == len(self.dtypes) == len(self.shapes):
+            raise ValueError(
+                f"a bucket has {len(self.names)} names, {len(self.dtypes)} dtypes and {len(self.shapes)} shapes"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAddress:
+    """Where trainer and server meet to exchange tensors; the trainer is rank 0.
+
+    Attributes:
+        master_address: Host of the trainer.
+        master_port: Port of its store.
+        world_size: The trainer and all ranks of all servers.
+        rank_offset: Rank of this server's first.
+        group_name: SGLang's name of the group.
+        backend: "nccl", or what stands for it.
+        options: More that vLLM's transfer engine takes: `packed`, `packed_buffer_size_bytes`, ...
+    """
+
+    master_address: str
+    master_port: int
+    world_size: int
+    rank_offset: int = 1
+    group_name: str = "weight_update_group"
+    backend: str = "nccl"
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a server can do, as probed at its start.
+
+    Attributes:
+        server: Name and release, for people.
+        release: Numbers of the release.
+        model: Name of the base model.
+        max_length: Longest row in tokens; None where the server does not say.
+        logprobs_of: Whose log-probabilities it reports.
+        weight_label: What its weights are called now; None where it does not say.
+        spans: Whether replies say which weights drew each token.
+        tokens_route: vLLM: whether `/inference/v1/generate` answers.
+        keeps_aborted: Whether a reply that is aborted by name comes back with its tokens.
+        sessions: SGLang: whether updates run between begin and end.
+        drains: Whether it can wait by itself until replies under way have ended.
+        world_size: Ranks that take weights.
+    """
+
+    server: str
+    release: tuple[int, ...]
+    model: str
+    max_length: int | None
+    logprobs_of: LogprobsOf
+    weight_label: str | None
+    spans: bool
+    tokens_route: bool = True
+    keeps_aborted: bool = True
+    sessions: bool = True
+    drains: bool = True
+    world_size: int = 1
+
+    def inexact(self, sampling: SamplingParams) -> bool:
+        """Whether log-probabilities of tokens drawn so are not those of the distribution that they were drawn from."""
+        cuts = sampling.top_p < 1.0 or sampling.top_k > 0
+        if self.logprobs_of == "sampled":
+            return False
+        if self.logprobs_of == "temperature":
+            return cuts
+        return cuts or sampling.temperature not in (0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a run needs of a server.
+
+    Attributes:
+        way: How new weights reach it; None where they never do.
+        mode: What becomes of replies under way while they are taken.
+    """
+
+    way: UpdateWay | None = None
+    mode: PauseMode = "abort"
+
+
+class Dialect(Protocol):
+    """Calls of one kind of server, built for what one server can do."""
+
+    capabilities: Capabilities
+
+    def generate(self, call: GenerationCall) -> HttpCall:
+        """Ask for tokens."""
+        ...
+
+    def read_generation(self, answer: HttpAnswer, call: GenerationCall) -> Stretch:
+        """Read a reply.
+
+        Raises:
+            RequestRefusedError: If the server refuses the request.
+            MalformedReplyError: If the reply breaks the contract.
+        """
+        ...
+
+    def score(
+        self, prompt_ids: Sequence[int], cache_salt: str, adapter: str | None
+    ) -> Conversation[list[float]]:
+        """Return the log-probabilities of a prompt's tokens after the first, at temperature 1."""
+        ...
+
+    def abort(self, request_ids: Sequence[str]) -> Conversation[None]:
+        """End replies with what they have. Nothing where `keeps_aborted` is false."""
+        ...
+
+    def pause(self, mode: PauseMode) -> Conversation[None]:
+        """Stop generating. A server without a mode "wait" must be idle by then."""
+        ...
+
+    def resume(self) -> Conversation[None]:
+        """Go on."""
+        ...
+
+    def load_folder(self, folder: str, label: str, mode: PauseMode) -> Conversation[None]:
+        """Take weights from disk, under a pause of `mode`, and call them `label`."""
+        ...
+
+    def join_group(self, address: GroupAddress) -> Conversation[None]:
+        """Meet the trainer; it must come at the same time."""
+        ...
+
+    def leave_group(self, address: GroupAddress) -> Conversation[None]:
+        """Part from it."""
+        ...
+
+    def begin_update(self) -> Conversation[None]:
+        """Open an update, and close one that somebody left open."""
+        ...
+
+    def update(self, bucket: Bucket, address: GroupAddress) -> Conversation[None]:
+        """Announce the tensors that the group carries at the same time."""
+        ...
+
+    def end_update(self, label: str, mode: PauseMode) -> Conversation[None]:
+        """Close an update, and call the weights `label`."""
+        ...
+
+    def abandon_update(self) -> Conversation[None]:
+        """Close an update that failed: which weights the server has is undefined."""
+        ...
+
+    def weight_label(self) -> Conversation[str | None]:
+        """Return what the weights are called; None where the server does not say."""
+        ...
+
+    def load_adapter(self, name: str, folder: str) -> Conversation[None]:
+        """Load an adapter."""
+        ...
+
+    def unload_adapter(self, name: str) -> Conversation[None]:
+        """Forget one."""
+        ...
+
+    def sleep(self, *, keep_weights: bool) -> Conversation[None]:
+        """Give accelerator memory back."""
+        ...
+
+    def wake(self, tags: Sequence[MemoryTag]) -> Conversation[None]:
+        """Take memory again."""
+        ...
+
+
+def labels_of_spans(spans: object, tokens: int, where: str) -> list[str] | None:
+    """Return the label of each token from `[{"version", "start", "end"}]`, `end` exclusive; None where there is none.
+
+    Raises:
+        MalformedReplyError: If the spans do not cover the tokens, each once and in order.
+    """
+    if spans is None:
+        return None
+    if not isinstance(spans, list):
+        raise MalformedReplyError(f"{where}: weight_versions is no list")
+    labels: list[str] = []
+    for span in spans:
+        if not isinstance(span, dict):
+            raise MalformedReplyError(f"{where}: a weight version is no object")
+        version, start, end = span.get("version"), span.get("start"), span.get("end")
+        if type(version) not in (str, int) or type(start) is not int or type(end) is not int:
+            raise MalformedReplyError(f"{where}: a weight version lacks version, start or end")
+        if start != len(labels) or not start <= end <= tokens:
+            raise MalformedReplyError(
+                f"{where}: weight versions do not follow each other: {start}..{end} after {len(labels)} of {tokens}"
+            )
+        labels += [str(version)] * (end - start)
+    if len(labels) != tokens:
+        raise MalformedReplyError(f"{where}: weight versions cover {len(labels)} of {tokens} tokens")
+    return labels
+
+
+def checked_stretch(stretch: Stretch, call: GenerationCall, where: str) -> Stretch:
+    """Check what must hold of every stretch.
+
+    Raises:
+        MalformedReplyError: If lengths differ, or more came than was asked for.
+    """
+    tokens = len(stretch.token_ids)
+    if len(stretch.logprobs) != tokens:
+        raise MalformedReplyError(f"{where}: {len(stretch.logprobs)} log-probabilities for {tokens} tokens")
+    if tokens > call.sampling.max_new_tokens:
+        raise MalformedReplyError(
+            f"{where}: {tokens} tokens, and {call.sampling.max_new_tokens} were asked for"
+        )
+    if tokens == 0 and stretch.finish_reason != "abort":
+        raise MalformedReplyError(f"{where}: it ended by {stretch.finish_reason!r} without a token")
+    return stretch
+
+
+def require(answer: HttpAnswer, what: str, *, missing: str = "") -> HttpAnswer:
+    """Return an answer that says yes.
+
+    Args:
+        answer: What came back.
+        what: What was asked, for the message.
+        missing: Which switch of the server makes the route, where a 404 means that it was not set.
+
+    Raises:
+        ServerSetupError: If the route does not exist, or the key is not the server's.
+        RequestRefusedError: If the server says no.
+    """
+    if answer.ok:
+        return answer
+    said = message_of(answer.body)
+    if answer.status == 401:
+        raise ServerSetupError(f"{what}: the server wants another API key ({said})")
+    if answer.status == 404 and missing:
+        raise ServerSetupError(f"{what}: the server has no such route; {missing}")
+    raise RequestRefusedError(f"{what}: {answer.status}, {said}", answer.status)
+
+
+def read_release(text: str) -> tuple[int, ...]:
+    """Return the numbers at the start of a version string: "0.33.1.dev5+g12" gives (0, 33, 1).
+
+    Raises:
+        MalformedReplyError: If it does not start with two numbers.
+    """
+    found = re.match(r"v?(\d{1,6}(?:\.\d{1,6}){1,3})", text)
+    if found is None:
+        raise MalformedReplyError(f"the server's version is {excerpt(text.encode())!r}")
+    return tuple(int(part) for part in found.group(1).split("."))

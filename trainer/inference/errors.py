@@ -1,0 +1,56 @@
+"""What goes wrong between the trainer and an inference server; each kind asks for another answer of the caller."""
+
+from trainer.core.errors import ConfigError, RunError
+
+
+class InferenceError(RunError):
+    """A server did not do what it was asked for."""
+
+
+class ServerGoneError(InferenceError):
+    """Nobody answered for as long as the client is patient. The request may go to another server."""
+
+
+class RequestRefusedError(InferenceError):
+    """The server refused this request, and would again; others it may well answer.
+
+    Args:
+        message: What it said.
+        status: The HTTP status; 0 where it said no with a good one.
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class MalformedReplyError(InferenceError):
+    """A reply breaks the server's contract: what it says is not used."""
+
+
+class RepeatedAbortError(InferenceError):
+    """A reply was aborted again and again, by nobody that the client knows of."""
+
+
+class WeightsError(InferenceError):
+    """The server's weights are not the run's: it must not be sampled from until a whole update has succeeded."""
+
+
+class WeightUpdateError(WeightsError):
+    """An update failed on its way: which weights the server holds is undefined."""
+
+
+class WeightsLostError(WeightsError):
+    """The server serves weights that this run did not send: it was started again, or somebody else updates it."""
+
+
+class WrongWeightsError(WeightsError):
+    """The server said that it took the weights, and its log-probabilities say that it did not."""
+
+
+class ServerSetupError(ConfigError):
+    """The server was started without something that the run needs; the message names the switch."""
+
+
+class ServerTooOldError(ServerSetupError):
+    """The server's release lacks something that the run needs; the message names the release that has it."""

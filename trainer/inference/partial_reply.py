@@ -1,0 +1,67 @@
+"""A reply that comes in stretches: what was drawn before an interruption becomes part of the next prompt."""
+
+from dataclasses import dataclass, field, replace
+
+from trainer.core.seeding import derive_seed
+from trainer.inference.base import FinishReason, GenerationRequest, GenerationResult, SamplingParams
+
+
+@dataclass(slots=True)
+class PartialReply:
+    """One reply so far.
+
+    Attributes:
+        request: What was asked for.
+        token_ids: Tokens of all stretches.
+        logprobs: Of each, as it was drawn.
+        policy_versions: Of each.
+    """
+
+    request: GenerationRequest
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    policy_versions: list[int] = field(default_factory=list)
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """What the next stretch reads."""
+        return self.request.prompt_ids + self.token_ids
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How the next stretch is drawn: with what is left of the budget."""
+        sampling = self.request.sampling
+        return replace(sampling, max_new_tokens=sampling.max_new_tokens - len(self.token_ids))
+
+    @property
+    def seed(self) -> int:
+        """The next stretch's seed: the request's own for the first, one that follows from it and the place after.
+
+        With the same seed again a stretch would draw the random numbers of the one before.
+        """
+        if not self.token_ids:
+            return self.request.seed
+        return derive_seed(self.request.seed, "stretch", len(self.token_ids))
+
+    @property
+    def rest(self) -> GenerationRequest:
+        """What is left of the request, for whoever takes it up; its reply goes to `add`."""
+        return replace(self.request, prompt_ids=self.prompt_ids, sampling=self.sampling, seed=self.seed)
+
+    def add(self, token_ids: list[int], logprobs: list[float], policy_versions: list[int]) -> None:
+        """Append a stretch."""
+        self.token_ids += token_ids
+        self.logprobs += logprobs
+        self.policy_versions += policy_versions
+
+    def finished(self) -> FinishReason | None:
+        """Say whether what is here is a whole reply, whatever interrupted its last stretch."""
+        if self.token_ids and self.token_ids[-1] in self.request.sampling.stop_token_ids:
+            return "stop"
+        if len(self.token_ids) >= self.request.sampling.max_new_tokens:
+            return "length"
+        return None
+
+    def result(self, finish_reason: FinishReason) -> GenerationResult:
+        """Return it as it is."""
+        return GenerationResult(self.token_ids, self.logprobs, self.policy_versions, finish_reason)

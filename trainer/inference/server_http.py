@@ -1,0 +1,255 @@
+"""Calls over HTTP to one server, for as long as somebody is patient.
+
+A call that is lost is made again where that is safe. Nobody polls for himself: one look-out asks a server that is gone
+whether it is back, and all who wait for it hear of it at once. Another watches while calls are under way, because a
+server that stands still keeps its connections.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import httpx
+import orjson
+
+from trainer.core.errors import ConfigError
+from trainer.inference.calls import HttpAnswer, HttpCall, message_of
+from trainer.inference.dialect import Conversation
+from trainer.inference.errors import InferenceError, MalformedReplyError, ServerGoneError
+
+Result = TypeVar("Result")
+
+_LARGEST_ANSWER = 2**26
+"""Bytes; a reply of 100,000 tokens has a fifth of it."""
+_CONNECT_S = 10.0
+_HEALTH_S = 5.0
+_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
+# Shorter than servers keep idle connections (5 s), so that none is used that they are about to close.
+_KEEPALIVE_S = 2.0
+_PAUSED = 503
+_BUSY = (429, 502, _PAUSED, 504)
+_FAILURES = 3
+"""Answers of status 500 that one call may get."""
+
+
+class ServerHttp:
+    """Makes calls to one server.
+
+    Args:
+        url: Its root.
+        api_key: Key of its ordinary routes.
+        admin_api_key: Key of those that steer, where it is another.
+        patience_s: How long it may be away, or busy, before a call fails.
+        watch_every_s: How often it is asked whether it lives while calls are under way.
+
+    Raises:
+        ConfigError: If `url` is none.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None,
+        admin_api_key: str | None,
+        patience_s: float,
+        watch_every_s: float,
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"{url!r} is no URL of a server: it starts with http:// or https://")
+        self.url = url.rstrip("/")
+        self._key = api_key
+        self._admin_key = admin_api_key or api_key
+        self._patience_s = patience_s
+        self._watch_every_s = watch_every_s
+        self._client = httpx.AsyncClient(
+            base_url=self.url,
+            # How long an answer takes is the watch's business.
+            timeout=httpx.Timeout(None, connect=_CONNECT_S),
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_S),
+            # A server of one's own is not behind the proxy of the company.
+            trust_env=False,
+        )
+        self._under_way: dict[asyncio.Timeout, Exception | None] = {}
+        self._watch: asyncio.Task[None] | None = None
+        self._outage: asyncio.Task[None] | None = None
+        self.troubles = 0
+
+    async def close(self) -> None:
+        """End all calls."""
+        self.interrupt(InferenceError(f"{self.url}: the client was closed"))
+        tasks = [task for task in (self._watch, self._outage) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._client.aclose()
+
+    def interrupt(self, error: Exception) -> None:
+        """Let all calls that are under way fail with `error`."""
+        now = asyncio.get_running_loop().time()
+        for limit in self._under_way:
+            if not limit.expired():
+                self._under_way[limit] = error
+                limit.reschedule(now)
+
+    async def converse(self, conversation: Conversation[Result]) -> Result:
+        """Make the calls of a conversation and return what came of it."""
+        answer = None
+        while True:
+            try:
+                call = next(conversation) if answer is None else conversation.send(answer)
+            except StopIteration as ended:
+                result: Result = ended.value
+                return result
+            answer = await self.call(call)
+
+    async def call(self, call: HttpCall, *, held: Callable[[], bool] = lambda: False) -> HttpAnswer:
+        """Make one call, again and again where it is lost or the server is busy.
+
+        Args:
+            call: What to call.
+            held: Says whether the caller has paused the server; then it hears at once that it is busy.
+
+        Raises:
+            ServerGoneError: If patience ended.
+            InferenceError: If a call was lost that cannot be repeated.
+            MalformedReplyError: If the answer is too long.
+        """
+        pace = _Pace(self.url, self._patience_s)
+        failures = 0
+        while True:
+            try:
+                answer = await self._watched(call)
+            except httpx.HTTPError as error:
+                self.troubles += 1
+                if not call.repeatable and not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+                    raise InferenceError(
+                        f"{self.url}{call.path} was lost on its way: {_words(error)}"
+                    ) from error
+                await pace.wait(_words(error))
+                await self._until_back(pace)
+                continue
+            if answer.status in _BUSY and not (answer.status == _PAUSED and held()):
+                await pace.wait(f"{answer.status}, {message_of(answer.body)}")
+                continue
+            if answer.status == 500 and call.repeatable and (failures := failures + 1) < _FAILURES:
+                await pace.wait(message_of(answer.body))
+                continue
+            return answer
+
+    async def _watched(self, call: HttpCall) -> HttpAnswer:
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                self._under_way[limit] = None
+                self._start_watch()
+                return await self._once(call)
+        except TimeoutError:
+            error = self._under_way[limit]
+            if error is None:
+                raise
+            raise error from None
+        finally:
+            self._under_way.pop(limit, None)
+
+    async def _once(self, call: HttpCall) -> HttpAnswer:
+        headers = {"Accept-Encoding": "identity", **call.headers}
+        if key := self._admin_key if call.admin else self._key:
+            headers["Authorization"] = f"Bearer {key}"
+        content = None
+        if call.body is not None:
+            content = orjson.dumps(call.body)
+            headers["Content-Type"] = "application/json"
+        sent = self._client.stream(
+            call.method, call.path, params=dict(call.query), headers=headers, content=content
+        )
+        async with sent as response:
+            body = bytearray()
+            async for part in response.aiter_raw():
+                body += part
+                if len(body) > _LARGEST_ANSWER:
+                    raise MalformedReplyError(
+                        f"{self.url}{call.path} answers with more than {_LARGEST_ANSWER} bytes"
+                    )
+            return HttpAnswer(response.status_code, bytes(body))
+
+    # Watching
+
+    async def alive(self) -> bool:
+        """Ask the server whether it answers."""
+        try:
+            async with asyncio.timeout(_HEALTH_S):
+                answer = await self._once(HttpCall("/health", method="GET"))
+        except (httpx.HTTPError, TimeoutError, MalformedReplyError):
+            return False
+        return answer.ok
+
+    async def _until_back(self, pace: "_Pace") -> None:
+        if self._outage is None or self._outage.done():
+            self._outage = asyncio.create_task(self._look_out())
+        await pace.spend(asyncio.shield(self._outage))
+
+    async def _look_out(self) -> None:
+        wait = _SHORTEST_WAIT_S
+        while not await self.alive():
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, _LONGEST_WAIT_S)
+
+    def _start_watch(self) -> None:
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(self._keep_watch())
+
+    async def _keep_watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        silent_since: float | None = None
+        while self._under_way:
+            await asyncio.sleep(min(self._watch_every_s, self._patience_s))
+            asked = loop.time()
+            if await self.alive():
+                silent_since = None
+                continue
+            silent_since = asked if silent_since is None else silent_since
+            if loop.time() - silent_since >= self._patience_s:
+                self.troubles += 1
+                self.interrupt(ServerGoneError(f"{self.url} has not answered for {self._patience_s:g} s"))
+                silent_since = None
+
+
+class _Pace:
+    """How long one call has waited, and how long it may.
+
+    Args:
+        url: Whom it waits for.
+        patience_s: How long it may.
+    """
+
+    def __init__(self, url: str, patience_s: float) -> None:
+        self._url = url
+        self._patience_s = patience_s
+        self._waited_s = 0.0
+        self._next_s = _SHORTEST_WAIT_S
+        self._reason = ""
+
+    async def wait(self, reason: str) -> None:
+        """Wait a little, each time longer."""
+        self._reason = reason
+        await self.spend(asyncio.sleep(self._next_s))
+        self._next_s = min(2 * self._next_s, _LONGEST_WAIT_S)
+
+    async def spend(self, waiting: Any) -> None:
+        """Wait for something, on the patience that is left."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        try:
+            async with asyncio.timeout(self._patience_s - self._waited_s):
+                await waiting
+        except TimeoutError:
+            raise ServerGoneError(
+                f"{self._url} has not answered for {self._patience_s:g} s ({self._reason})"
+            ) from None
+        finally:
+            self._waited_s += loop.time() - started
+
+
+def _words(error: httpx.HTTPError) -> str:
+    return str(error) or type(error).__name__
