@@ -1,4 +1,4 @@
-"""The page of a run in a real browser: it follows the run, runs nothing of what episodes say, and ends with its server."""
+"""The page of a run in a real browser: it follows the run, runs nothing of what episodes say, and ends in time."""
 
 import json
 import signal
