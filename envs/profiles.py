@@ -113,7 +113,9 @@ def said_actions(reply: str, profile: Profile, limit: int = 1) -> list[str]:
     """
     if profile.needs_thinking and not has_thought(reply):
         return []
-    said = _SPECIAL.sub("", spoken(reply))
+    said = spoken(reply)
+    if "<|" in said:
+        said = _SPECIAL.sub("", said)
     marked = _marked(said[-ANSWER_WITHIN:], profile)
     if marked:
         text = marked[0 if profile.which == "first" else -1]

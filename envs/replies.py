@@ -54,7 +54,8 @@ def spoken(reply: str, longest: int = LONGEST) -> str:
         reply: All of it.
         longest: How many characters are returned at most.
     """
-    if "<" not in reply:
+    lowered = reply.lower() if "<" in reply else ""
+    if "<th" not in lowered and "</th" not in lowered:
         return reply[-longest:]
     # Each part but the last is followed by a closing tag; a part without an opening one was thought as a whole.
     *thought, rest = _CLOSED.split(reply)
@@ -90,6 +91,10 @@ def tagged(text: str, name: str) -> list[str]:
         text: What was said.
         name: Of the tag, in any case.
     """
+    plain: list[str] = _plain_pair(name).findall(text)
+    if 2 * len(plain) == text.count("<"):
+        # No other mark is in it, as in most replies that games get.
+        return plain
     found, begin = [], -1
     for tag in _tag(name).finditer(text):
         if tag[1]:
@@ -105,6 +110,12 @@ def last_tagged(text: str, name: str) -> str | None:
     """Return what stands in the last pair of a tag; None without a pair."""
     found = tagged(text, name)
     return found[-1] if found else None
+
+
+@lru_cache(maxsize=64)
+def _plain_pair(name: str) -> re.Pattern[str]:
+    tag = re.escape(name)
+    return re.compile(rf"<{tag}>([^<]*+)</{tag}>", re.IGNORECASE)
 
 
 @lru_cache(maxsize=64)

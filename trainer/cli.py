@@ -1,4 +1,4 @@
-"""`roll-train`: train, play episodes without training, evaluate."""
+"""`roll-train`: train, play episodes without training, evaluate, export what was trained."""
 
 import argparse
 import asyncio
@@ -32,7 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
     words = list(sys.argv[1:] if arguments is None else arguments)
-    command = words.pop(0) if words and words[0] in ("rollout", "eval") else "train"
+    if words[:1] == ["report"]:
+        return _report(words[1:])
+    command = words.pop(0) if words and words[0] in ("rollout", "eval", "export") else "train"
     options = _parser(command).parse_intermixed_args(words)
     if command == "rollout" and (options.recorded is not None) != (options.policy == "recorded"):
         print(
@@ -78,6 +80,44 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"roll-train: {message} (see {self.prog} --help)\n")
 
 
+def _report(words: Sequence[str]) -> int:
+    """Make the page of a run; needs no settings, and nothing that trains."""
+    parser = _Parser(
+        prog="roll-train report",
+        description="One HTML page of a run, made from its records: curves, panels, where its time went, episodes with "
+        "their tokens. The run may still be going on.",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's output_dir")
+    parser.add_argument("--output", type=Path, help="where the page is written; default: RUN/report.html")
+    parser.add_argument("--open", action="store_true", help="show it in the browser")
+    parser.add_argument(
+        "--serve", action="store_true", help="serve it on loopback instead, following the run"
+    )
+    parser.add_argument("--port", type=_port, default=0, help="port for --serve; default: any that is free")
+    options = parser.parse_args(words)
+    if options.serve and options.output is not None:
+        parser.error("--serve writes no file: leave --output out")
+    if options.port and not options.serve:
+        parser.error("--port belongs to --serve")
+    from trainer.commands.report import report, serve  # Imported late: --help needs no web server.
+
+    try:
+        if options.serve:
+            return serve(options.run, options.port, open_page=options.open)
+        return report(options.run, options.output, open_page=options.open)
+    except TrainerError as error:
+        print(f"roll-train: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"'{text}' is no port: give a number up to 65535")
+    return int(text)
+
+
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is no number of episodes: give 1 or more")
@@ -88,9 +128,11 @@ def _parser(command: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="roll-train" if command == "train" else f"roll-train {command}",
         description={
-            "train": "Train a policy in served environments. Other commands: roll-train rollout, roll-train eval.",
+            "train": "Train a policy in served environments. Other commands: roll-train rollout, eval, export and "
+            "report.",
             "rollout": "Play episodes without training, in one process where a debugger works.",
             "eval": "Measure a policy on the panels of a config.",
+            "export": "Write a trained policy as a folder in Hugging Face layout, adapters added to the weights.",
         }[command],
     )
     add_version(parser)
@@ -101,9 +143,16 @@ def _parser(command: str) -> argparse.ArgumentParser:
         "--probe", action="store_true", help="with --dry-run: also ask server, data sets and model"
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings laid over the file's")
-    if command in ("rollout", "eval"):
+    if command in ("rollout", "eval", "export"):
         parser.add_argument(
             "--checkpoint", type=Path, help="checkpoint folder or model directory; default: the run's newest"
+        )
+    if command == "export":
+        parser.add_argument("--output", type=Path, required=True, help="folder to write, new or empty")
+        parser.add_argument(
+            "--adapter",
+            action="store_true",
+            help="write the adapters alone, as peft and inference servers load them",
         )
     if command == "rollout":
         parser.add_argument("--policy", choices=_PLAYERS, default="model", help="who plays")
@@ -147,6 +196,10 @@ async def _command(command: str, settings: RunSettings, options: argparse.Namesp
         from trainer.commands.evaluate import evaluate
 
         return await evaluate(settings, checkpoint=options.checkpoint)
+    if command == "export":
+        from trainer.commands.export import export
+
+        return export(settings, options.checkpoint, options.output, adapter=options.adapter)
     from trainer.commands.train import train
 
     return await train(settings, ending)

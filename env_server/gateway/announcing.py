@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from clients.protocol.errors import RETRY_LATER
 from clients.protocol.messages import AnnounceAnswer, AnnounceReply
 from env_server.configuration import ConfigurationError
+from env_server.gateway.connections import connect
 from env_server.gateway.registry import DEFAULT_TTL_S
 from env_server.settings import Settings
 
@@ -142,7 +143,7 @@ class Announcer:
         headers = {}
         if settings.register_token_file is not None:
             headers["Authorization"] = f"Bearer {_read_token(settings.register_token_file)}"
-        self._client = httpx.AsyncClient(headers=headers, timeout=_TIMEOUT_S, trust_env=False)
+        self._client = connect(headers=headers, timeout=_TIMEOUT_S)
         self._gateways = [_Gateway(gateway.rstrip("/")) for gateway in settings.register_with]
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -180,14 +181,14 @@ class Announcer:
             gateway.nudged.clear()
             try:
                 pending = await self._say(gateway)
-            except (httpx.HTTPError, _SaysNo) as error:
+            except Exception as error:  # noqa: BLE001 - it would be the last that gateways hear of this server
                 trouble = str(error) or type(error).__name__
                 if trouble != told:
                     _log.warning("cannot register with %s, trying on: %s", gateway.url, trouble)
+                    if not isinstance(error, httpx.HTTPError | _SaysNo):
+                        _log.error("announcing failed inside the server", exc_info=error)
                 told = trouble
-                problem = error.problem if isinstance(error, _SaysNo) else {"code": "draining"}
-                pauses = _AWAY if problem.get("code") == "draining" else _SAYS_NO
-                await asyncio.sleep(patience.pause_s(pauses, problem))
+                await asyncio.sleep(_pause_s(patience, error))
                 continue
             if told or len(gateway.registered) > known:
                 _log.warning("registered %d environments with %s", len(gateway.registered), gateway.url)
@@ -228,6 +229,14 @@ class _SaysNo(Exception):  # noqa: N818 - never leaves this module
     def __init__(self, message: str, problem: Mapping[str, Any]) -> None:
         super().__init__(message)
         self.problem = problem
+
+
+def _pause_s(patience: _Patience, error: Exception) -> float:
+    """How long a gateway that did not take a call is left alone; one that is starting is as good as away."""
+    if not isinstance(error, _SaysNo):
+        return patience.pause_s(_AWAY if isinstance(error, httpx.HTTPError) else _SAYS_NO, {})
+    is_starting = error.problem.get("code") == "draining"
+    return patience.pause_s(_AWAY if is_starting else _SAYS_NO, error.problem)
 
 
 def _was_played(problem: Mapping[str, Any]) -> bool:

@@ -10,6 +10,7 @@ import httpx
 import orjson
 
 from env_server.gateway.connection_limiter import Attempt, ConnectionLimiter
+from env_server.gateway.connections import connect
 from env_server.gateway.targets import Target
 from env_server.gateway.upstream import UpstreamError
 from env_server.traceparent import CURRENT
@@ -122,11 +123,10 @@ class TargetClient:
             headers["Connection"] = "close"
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
-        return httpx.AsyncClient(
+        return connect(
             base_url=url.copy_with(host=host.strip("[]"), port=target.port),
             headers=headers,
             follow_redirects=False,
-            trust_env=False,
             timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
             # The limiter bounds the connections.
             limits=httpx.Limits(

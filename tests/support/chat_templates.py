@@ -1,6 +1,10 @@
 """Chat templates in the shapes of published ones, written for these tests, and tokenizers that know their marks."""
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer, decoders
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+from transformers import PreTrainedTokenizerFast
 
 from trainer.models.tokenizer import build_tiny_tokenizer
 
@@ -48,6 +52,11 @@ MISTRAL = (
     "[INST] {{ system + '\n\n' if loop.last and system else '' }}{{ message.content }}[/INST]"
     "{%- else -%}{{ message.content }}{{ eos_token }}{%- endif -%}{%- endfor -%}"
 )
+GRANITE = (
+    "{%- for message in messages -%}<|start_of_role|>{{ message.role }}<|end_of_role|>{{ message.content }}"
+    "<|end_of_text|>{{ '\n' }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|start_of_role|>assistant<|end_of_role|>{%- endif -%}"
+)
 
 FAMILIES = {
     "qwen2.5": (QWEN25, None, "<|im_end|>"),
@@ -55,6 +64,7 @@ FAMILIES = {
     "llama-3": (LLAMA3, "<|begin_of_text|>", "<|eot_id|>"),
     "gemma": (GEMMA, "<bos>", "<end_of_turn>"),
     "mistral": (MISTRAL, "<s>", "</s>"),
+    "granite": (GRANITE, None, "<|end_of_text|>"),
 }
 _MARKS = (
     *(
@@ -65,6 +75,7 @@ _MARKS = (
         "<|eot_id|>",
         "<|begin_of_text|>",
     ),
+    *("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>"),
     *("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<s>", "</s>", "[INST]", "[/INST]"),
 )
 
@@ -81,3 +92,37 @@ def tokenizer_of(family: str):
         tokenizer.bos_token = bos
     tokenizer.eos_token = "<eos>" if family == "gemma" else closing
     return tokenizer
+
+
+_CORPUS = (
+    "Left Right Up Down. You stand on a frozen lake; reach the goal and avoid holes. Reply with one move only.",
+    "S F H G P _ O X\n_ O _ _\nS_OG\nP___ the player moves up, moves down, moves left, moves right, and the game ends.",
+    "What is 12 + 30? The answer is 42. Think step by step, then answer with a number only.",
+)
+
+
+def trained_tokenizer(family: str, vocabulary: int = 400):
+    """A byte-level tokenizer trained here on a few sentences, with a family's template and marks.
+
+    A policy that has learnt nothing says tokens in orders that no text is ever cut into: to encode its replies once
+    more gives other ids.
+    """
+    core = Tokenizer(BPE())
+    core.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = BpeTrainer(
+        vocab_size=vocabulary,
+        initial_alphabet=ByteLevel.alphabet(),
+        special_tokens=["<|pad|>", *_MARKS],
+        show_progress=False,
+    )
+    core.train_from_iterator(_CORPUS, trainer)
+    template, bos, closing = FAMILIES[family]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token="<|pad|>",
+        bos_token=bos,
+        eos_token="<eos>" if family == "gemma" else closing,
+        chat_template=template,
+        clean_up_tokenization_spaces=False,
+    )

@@ -61,6 +61,12 @@ def trajectories(draw) -> Trajectory:
     trajectory.outcome = draw(st.sampled_from([*Outcome]))
     trajectory.detail = draw(texts)
     trajectory.metrics = draw(st.dictionaries(texts, finite, max_size=2))
+    for turn in trajectory.turns:
+        tokens = turn.end - turn.start
+        advantages = st.lists(finite, min_size=tokens, max_size=tokens)
+        turn.advantages = draw(
+            st.just([]) | finite.map(lambda value, count=tokens: [value] * count) | advantages
+        )
     return trajectory
 
 
@@ -124,6 +130,9 @@ def changed(path: str, value: object) -> object:
         ("turns.0.reward", float("nan"), "turns.0.reward: "),
         ("turns.0.reward", True, "turns.0.reward: "),
         ("turns.1.tokens", [0, 5, 99], "turns.1.tokens: it does not lie within a segment"),
+        ("turns.1.advantages", [0.5, 0.5, 0.5], "turns.1: 3 advantages for 2 tokens"),
+        ("turns.1.advantages", [float("inf")], "turns.1.advantages"),
+        ("seconds", {"generate": "long"}, "seconds.generate"),
         ("turns.1.tokens", [2, 0, 1], "turns.1.tokens: it does not lie within a segment"),
         ("turns.1.tokens", [-1, 0, 1], "turns.1.tokens: it does not lie within a segment"),
         ("turns.1.valid", 1, "turns.1.valid: "),

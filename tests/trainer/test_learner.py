@@ -1,5 +1,7 @@
 """One update, whole: every preset learns from a batch, and the layout of the batch changes nothing."""
 
+import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -147,6 +149,41 @@ async def test_mismatch_is_reported_whether_old_logprobs_are_computed_or_not(ove
     assert metrics["mismatch/k3"] == pytest.approx(0.0, abs=1e-6)
     assert metrics["mismatch/weight_mean"] == pytest.approx(1.0, abs=1e-4)
     assert metrics["mismatch/weight_ess"] == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("rows", ["trajectory", "step"])
+async def test_the_records_say_with_which_advantages_they_were_trained(rows):
+    groups = played_groups(sharp_model())
+    settings = resolve_preset("grpo", {})
+    batch = episode_batch(groups, row_builder(rows))
+    await Learner(settings, models_of(settings), seed=1).update(batch, step=0)
+    for group in groups:
+        scores = [trajectory.total_reward for trajectory in group.trajectories]
+        mean, deviation = np.mean(scores), np.std(scores, ddof=1)
+        for trajectory, score in zip(group.trajectories, scores, strict=True):
+            for turn in trajectory.turns:
+                expected = [(score - mean) / (deviation + 1e-6)] * (turn.end - turn.start)
+                assert turn.advantages == pytest.approx(expected, abs=1e-5)
+    record = json.loads(json.dumps(groups[0].trajectories[0].as_record()))
+    assert Trajectory.from_record(record) == groups[0].trajectories[0]
+    assert len(record["turns"][0]["advantages"]) == 1, "GRPO gives all tokens of a reply one number"
+
+
+async def test_the_mismatch_is_told_for_each_domain():
+    groups = played_groups(sharp_model())
+    for group in groups:
+        group.task = replace(group.task, domain="far" if group.index == 1 else "near")
+        for trajectory in group.trajectories:
+            trajectory.task = group.task
+            if group.index == 1:
+                for segment in trajectory.segments:
+                    segment.logprobs = [value - 0.5 if value else 0.0 for value in segment.logprobs]
+    settings = resolve_preset("grpo", {})
+    batch = episode_batch(groups, row_builder("trajectory"))
+    metrics = await Learner(settings, models_of(settings, budget=20), seed=1).update(batch, step=0)
+    assert metrics["domain/far/mismatch/k1"] == pytest.approx(-0.5, abs=1e-3)
+    assert metrics["domain/near/mismatch/k1"] == pytest.approx(0.0, abs=1e-3)
+    assert -0.5 < metrics["mismatch/k1"] < 0.0
 
 
 async def test_an_engine_that_computes_other_logprobs_shows_in_the_mismatch():

@@ -24,6 +24,8 @@ checkpoint: {every: 1, resume: auto}
 tracking: {tensorboard: false, digests: true}
 """
 
+WAITS = ("generate", "environment", "verify", "wait")
+
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
@@ -34,6 +36,24 @@ def config(tmp_path: Path) -> Path:
 
 def digests(directory: Path) -> list[dict]:
     return read_lines(directory / "digests.jsonl")
+
+
+def check_times(directory: Path) -> None:
+    """The parts of every step's time sum to the whole, and those of every episode's."""
+    steps = [line for line in read_lines(directory / "metrics.jsonl") if "time/step_s" in line]
+    assert len(steps) == 5
+    for line in steps:
+        parts = [line[f"time/{part}_s"] for part in (*WAITS, "train", "sync", "record")]
+        assert sum(parts) == pytest.approx(line["time/step_s"])
+        assert min(line[f"time/{part}_s"] for part in ("generate", "environment", "train", "sync")) > 0.0
+        assert line["time/verify_s"] == 0.0, "nobody verifies in FrozenLake"
+        assert line["time/trained_tokens_per_s"] > 0.0
+        assert line["memory/rss_gib"] > 0.1
+        assert 0.0 <= line["response/clipped"] <= 1.0
+        assert sum(value for name, value in line.items() if name.startswith("outcome/")) == pytest.approx(1.0)
+    episodes = read_lines(directory / "episodes.jsonl")
+    assert all(set(episode["seconds"]) == {*WAITS[:3], "queue", "agent"} for episode in episodes)
+    assert all(turn["advantages"] for episode in episodes for turn in episode["turns"])
 
 
 def test_deterministic_runs_are_equal_embedded_remote_and_killed(tmp_path, config):
@@ -47,6 +67,7 @@ def test_deterministic_runs_are_equal_embedded_remote_and_killed(tmp_path, confi
     assert {"ids", "rewards", "weights"} <= expected[0].keys()
     assert len({line["weights"] for line in expected}) == 5, "the weights must change at every step"
     assert (tmp_path / "embedded" / "curves.png").stat().st_size > 10_000
+    check_times(tmp_path / "embedded")
 
     with env_server("--allow-expert") as url:
         train(*common, "--env-url", url, f"output_dir={tmp_path}/remote")

@@ -129,7 +129,7 @@ def conclude(
         failure = agent.model_failure
     try:
         if failure is None:
-            _give_posted(trajectory, agent, end)
+            give_posted(trajectory, agent, end)
     except InvalidNumberError as error:
         failure = error
     if failure is not None:
@@ -138,10 +138,15 @@ def conclude(
         why = end.failure or "the agent ended without an answer of the policy"
         trajectory.outcome, trajectory.detail = Outcome.AGENT_ERROR, why
     elif not environment.seen.over:
-        trajectory.outcome, trajectory.detail = _unfinished(agent, end, max_turns)
+        trajectory.outcome, trajectory.detail = unfinished(agent, end, max_turns)
 
 
-def _give_posted(trajectory: Trajectory, agent: AgentSession, end: AgentEnd) -> None:
+def give_posted(trajectory: Trajectory, agent: AgentSession, end: AgentEnd) -> None:
+    """Give an episode the rewards that its agent has posted, or answered at its end.
+
+    Raises:
+        InvalidNumberError: If one of them is none that can be computed with.
+    """
     posted = agent.posted
     if end.posted:
         if end.posted.get("reward") is not None:
@@ -159,14 +164,14 @@ def _give_posted(trajectory: Trajectory, agent: AgentSession, end: AgentEnd) -> 
         raise InvalidNumberError(f"the episode's rewards add up to {total:g}")
 
 
-def _unfinished(agent: AgentSession, end: AgentEnd, max_turns: int) -> tuple[Outcome, str]:
-    """Return the outcome of an episode that its environment has not ended."""
+def unfinished(agent: AgentSession, end: AgentEnd, max_turns: int | None) -> tuple[Outcome, str]:
+    """Return the outcome of an episode that no environment has ended, and a word on it."""
     posted = agent.posted
     if posted.reward is not None or posted.success is not None or posted.turns:
         return (Outcome.SOLVED if posted.success else Outcome.FAILED), "as the agent posted"
     if agent.counts.overflows:
         return Outcome.CONTEXT_OVERFLOW, "a prompt of the agent left no room for a reply"
-    if agent.counts.calls >= max_turns:
+    if max_turns is not None and agent.counts.calls >= max_turns:
         return Outcome.TRUNCATED, f"max_turns {max_turns} reached"
     if end.failure:
         return Outcome.AGENT_ERROR, end.failure

@@ -28,6 +28,7 @@ from trainer.agents.mcp import mcp_answer
 from trainer.agents.responses import parse_responses, response_body, response_events
 from trainer.agents.session import AgentSession, Answer
 from trainer.agents.splicing import message_of
+from trainer.core.errors import TrainerError
 from trainer.core.numbers import LARGEST
 
 _log = logging.getLogger(__name__)
@@ -90,14 +91,15 @@ async def _healthy(request: Request) -> Response:
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
-    return _refusal(ApiError(404, f"there is no {request.url.path[:200]} here", "not_found"))
+    return refusal(ApiError(404, f"there is no {request.url.path[:200]} here", "not_found"))
 
 
 async def _not_allowed(request: Request, error: Exception) -> Response:
-    return _refusal(ApiError(405, f"{request.method} is not what this address takes", "method_not_allowed"))
+    return refusal(ApiError(405, f"{request.method} is not what this address takes", "method_not_allowed"))
 
 
-def _refusal(error: ApiError) -> Response:
+def refusal(error: ApiError) -> Response:
+    """Return a refusal as an answer."""
     return JSONResponse(error.as_body(), error.status)
 
 
@@ -120,13 +122,16 @@ class _Endpoint:
             except ApiError as error:
                 with suppress(ApiError):
                     self._session(request).counts.refused += 1
-                return _refusal(error)
+                return refusal(error)
             except ClientDisconnect:
                 return Response(status_code=499)
+            except TrainerError as error:
+                # Our own errors say what is wrong, such as an inference server that is gone.
+                return refusal(ApiError(502, str(error), "inference_failed"))
             except Exception:  # noqa: BLE001 - the end of a request: every failure is told
                 # The run hears of it through the session; the agent is told so that its client does not hang.
                 _log.exception("an agent's request failed")
-                return _refusal(ApiError(500, "the request failed; the run has the reason", "internal_error"))
+                return refusal(ApiError(500, "the request failed; the run has the reason", "internal_error"))
 
         return handle
 

@@ -10,8 +10,9 @@ from clients.protocol.errors import ProblemError
 from clients.session import EnvSession
 from trainer.agents.errors import ApiError
 from trainer.core.errors import InvalidNumberError
+from trainer.records.timeline import Phase
 from trainer.records.trajectory import Outcome, Trajectory, Turn
-from trainer.rollout.agent import note_result, outcome_of_end, view_of
+from trainer.rollout.agent import note_result, outcome_of_end, step_phase, view_of
 from trainer.rollout.episode_metrics import EpisodeMetrics
 
 
@@ -85,7 +86,8 @@ class EpisodeEnvironment:
         """
         task = self._trajectory.task
         options = dict(task.options) if task.options is not None else None
-        observation, info = await self._session.reset(seed=task.seed, options=options)
+        with self._trajectory.timeline.during(Phase.ENVIRONMENT):
+            observation, info = await self._session.reset(seed=task.seed, options=options)
         view = view_of(0, observation, info)
         self.begun = self.info = info
         self.seen = Observed(view.text, view.messages)
@@ -133,7 +135,8 @@ class EpisodeEnvironment:
             return self.seen
 
     async def _stepped(self, action: str, turn: Turn, anchor: Any) -> Observed:
-        observation, reward, terminated, truncated, self.info = await self._session.step(action)
+        with self._trajectory.timeline.during(step_phase(self._session)):
+            observation, reward, terminated, truncated, self.info = await self._session.step(action)
         self.steps += 1
         before = turn.reward, turn.format_penalty
         note_result(turn, anchor, reward, self.info)

@@ -13,6 +13,7 @@ from trainer.agents.replies import Reply, ToolFormat, read_reply
 from trainer.agents.splicing import ReplyBook, SampledReply, SplicingRenderer
 from trainer.core.seeding import derive_seed
 from trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient, SamplingParams
+from trainer.records.timeline import Phase
 from trainer.records.trajectory import Trajectory, Turn
 from trainer.rollout.recorder import Recorder
 
@@ -172,9 +173,9 @@ class AgentSession:
         self.turns_of: dict[int, list[Turn]] = {}
 
     @property
-    def called(self) -> bool:
-        """Whether the policy has been asked at all."""
-        return self._numbers > 0
+    def busy(self) -> bool:
+        """Whether requests are under way."""
+        return bool(self._under_way)
 
     def end(self) -> None:
         """Answer no more requests, and give up those that are under way."""
@@ -302,14 +303,15 @@ class AgentSession:
         self, number: int, prompt_ids: Sequence[int], sampling: SamplingParams, choices: int
     ) -> list[GenerationResult]:
         requests = [self._request(number, index, prompt_ids, sampling) for index in range(choices)]
-        if choices == 1:
-            return [await self.service.client.generate(requests[0])]
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self.service.client.generate(request)) for request in requests]
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return [task.result() for task in tasks]
+        with self.trajectory.timeline.during(Phase.GENERATE):
+            if choices == 1:
+                return [await self.service.client.generate(requests[0])]
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(self.service.client.generate(request)) for request in requests]
+            except BaseExceptionGroup as failures:
+                raise failures.exceptions[0] from None
+            return [task.result() for task in tasks]
 
     def _request(
         self, number: int, choice: int, prompt_ids: Sequence[int], sampling: SamplingParams

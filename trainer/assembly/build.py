@@ -20,9 +20,11 @@ from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.device import DTYPES, torch_device
 from trainer.core.embedded_server import embedded_server
+from trainer.core.errors import ConfigError
 from trainer.core.plugins import load_plugin
 from trainer.core.seeding import derive_seed
 from trainer.inference.base import InferenceClient, SamplingParams
+from trainer.inference.queue import GenerationQueue
 from trainer.models.load import load_model, load_tokenizer, model_folder
 from trainer.models.lora import ADAPTER_CONFIG, add_lora, load_adapter
 from trainer.models.stop_ids import stop_ids
@@ -34,7 +36,6 @@ from trainer.rollout.actors import ModelActor
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
 from trainer.rollout.gate import WaveGate
-from trainer.rollout.generation import GenerationQueue
 from trainer.rollout.outages import OutageReport
 from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.recall import LoggedClient, Recall
@@ -126,6 +127,11 @@ def _tiny_model(settings: RunSettings, tokenizer: Any) -> PreTrainedModel:
 
 
 def _renderer(settings: RunSettings, model: PreTrainedModel, tokenizer: Any) -> ChatRenderer:
+    if settings.prompt.chat_template is not None:
+        try:
+            tokenizer.chat_template = Path(settings.prompt.chat_template).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"prompt.chat_template: {error}") from error
     return ChatRenderer(tokenizer, settings.prompt.template_kwargs, stop_ids(model))
 
 
@@ -287,7 +293,7 @@ async def open_players(
     opening = open_inference(
         settings, policy.model, policy.tokenizer, prompt, console, trains_meanwhile=trains_meanwhile
     )
-    async with opening as inference, AsyncExitStack() as stack:
+    async with opening as inference:
         logged = inference.client if recall is None else LoggedClient(inference.client, recall)
         rollout = settings.rollout
         limits = rollout.max_concurrent_by_environment
@@ -302,18 +308,12 @@ async def open_players(
             gate = WaveGate(logged, min(bound for bound in bounds if bound is not None))
             client, slots = gate, gate
         else:
-            client = GenerationQueue(logged, inference.capacity, pool.outages, _inference_patience(settings))
-            stack.push_async_callback(client.close)
+            client = logged
+            if settings.inference.embedded:  # servers have lines of their own
+                client = GenerationQueue(logged, rollout.max_concurrent_sequences)
             slots = BoundedSlots(rollout.max_concurrent_episodes, limits)
         publisher = WeightPublisher([client], inference.folders, inference.check)
         yield Players(client, slots, make_prompts, publisher, inference.updating)
-
-
-def _inference_patience(settings: RunSettings) -> float:
-    """How long it is borne that nobody samples."""
-    if settings.inference.embedded:
-        return settings.rollout.server_timeout_s
-    return settings.inference.patience_s
 
 
 async def bring_weights(settings: RunSettings, policy: Policy, players: Players) -> None:
@@ -333,4 +333,5 @@ def model_actor(
         settings.model.max_length,
         settings.seed,
         purpose,
+        settings.rollout.groups_per_step,
     )

@@ -8,14 +8,12 @@ from pathlib import Path
 from trainer.config.load import dump_settings, load_settings
 from trainer.config.run import RunSettings
 from trainer.core.errors import ConfigError
-from trainer.core.run_files import write_errors
+from trainer.core.run_files import CONFIG_FILE, write_errors
+from trainer.learn.boards import BOARDS_FILE
 from trainer.learn.tracking import METRICS_FILE, RECORD_FILES, TENSORBOARD_FOLDER
 from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
 from trainer.records.ledger import LEDGER_FILE
 from trainer.records.rollout_log import ROLLOUT_LOG_FOLDER
-
-CONFIG_FILE = "config.yaml"
-"""The resolved settings' name in a run's directory."""
 
 _FREE_TO_CHANGE = (
     "steps",
@@ -49,7 +47,7 @@ How long a run waits, and after how many failures it ends: who comes back to a r
 where the servers are, and how weights reach them: a run goes on with other servers than it began with.
 """
 
-_RECORDS = (*RECORD_FILES, LEDGER_FILE)
+_RECORDS = (*RECORD_FILES, LEDGER_FILE, BOARDS_FILE)
 
 
 def find_checkpoint(

@@ -36,6 +36,7 @@ from trainer.commands.resume import (
     keep_settings,
 )
 from trainer.config.checks import check_settings
+from trainer.config.load import public_settings
 from trainer.config.run import RunSettings, WarmStartSettings
 from trainer.core.console import RunConsole
 from trainer.core.embedded_server import embedded_server
@@ -47,6 +48,7 @@ from trainer.core.run_lock import run_lock
 from trainer.evaluation.demonstrations import collect_demonstrations
 from trainer.evaluation.evaluator import Evaluator, as_metrics, build_panels
 from trainer.evaluation.play import Score
+from trainer.learn.boards import RunIdentity, open_boards
 from trainer.learn.learner import Learner, Models
 from trainer.learn.rows import row_builder
 from trainer.learn.tracking import Tracker
@@ -55,6 +57,7 @@ from trainer.pipelines.sft import supervised_rows, train_supervised
 from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, RunState
 from trainer.records.ledger import LEDGER_FILE, Ledger
 from trainer.records.rollout_log import ROLLOUT_LOG_FOLDER, RolloutLog
+from trainer.reporting.tokens import TOKENIZER_FOLDER
 from trainer.rollout.admission import AdmissionWindow
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import EnvironmentPool
@@ -136,6 +139,9 @@ async def _train(
         console.say(f"the run in {directory} left no checkpoint: it begins again, and its records with it")
     policy = build_policy(settings, trained=True)
     policy.renderer.template.say = console.say
+    with write_errors(directory):
+        # For who looks at the episodes' tokens.
+        policy.tokenizer.save_pretrained(directory / TOKENIZER_FOLDER)
     serve = partial(embedded_server, on_end=ending.end)
     pool = await stack.enter_async_context(open_environments(settings, console, serve))
     await check_streams(streams, pool)
@@ -149,8 +155,10 @@ async def _train(
         open_players(settings, policy, pool, console, recall, trains_meanwhile=trains_meanwhile)
     )
     await players.publisher.publish(models.policy, state.version)
-    tracker = Tracker(directory, settings.tracking, state.step)
-    stack.callback(tracker.close)
+    run = RunIdentity(directory, settings.name, public_settings(settings))
+    boards = open_boards(settings.tracking, run, console.say)
+    tracker = Tracker(directory, settings.tracking, state.step, boards)
+    stack.push_async_callback(asyncio.to_thread, tracker.close)
     ledger = Ledger(directory / LEDGER_FILE)
     stack.callback(ledger.close)
     ledger.roll_back(state.next_task, state.step, state.untrained)
@@ -341,6 +349,10 @@ def _scheduler(
         lost=lost,
         black_box=black_box,
     )
+
+    async def disconnected() -> bool:
+        return pool.disconnected or not (await players.client.health()).ready
+
     return RolloutScheduler(
         source,
         window,
@@ -349,8 +361,9 @@ def _scheduler(
         ledger,
         players.slots,
         report=console.explain,
-        disconnected=lambda: pool.disconnected,
+        disconnected=disconnected,
         leave_out=rl.leave_out(settings.algorithm) if refills(chosen) else None,
+        times_aside=recall.rounds(rollout_settings.max_attempts) if recall is not None else None,
     )
 
 

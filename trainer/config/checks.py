@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trainer.config.agents import AgentsSettings, agent_kind, command_line
 from trainer.config.run import RunSettings
+from trainer.config.tracking import TrackingSettings
 from trainer.core.errors import ConfigError
 from trainer.core.plugins import load_attribute
 
@@ -27,6 +28,7 @@ def check_settings(settings: RunSettings) -> None:
         for name, panel in panels
         if panel.dataset
     }
+    named["prompt.chat_template"] = settings.prompt.chat_template
     for key, path in named.items():
         if path is not None and not Path(path).exists():
             raise ConfigError(
@@ -34,6 +36,7 @@ def check_settings(settings: RunSettings) -> None:
             )
     if settings.model.path is not None:
         check_model_path(settings.model.path)
+    _check_trackers(settings.tracking)
     if settings.model.lora is not None and find_spec("peft") is None:
         raise ConfigError("model.lora needs the package peft: pip install 'rollgym[lora]'")
     _check_plugins(settings)
@@ -80,6 +83,20 @@ def check_model_path(path: str) -> None:
             raise ConfigError(f"model.path: {path} holds no model: it has no config.json")
     elif not HUB_NAME.fullmatch(path) or folder.exists():
         raise ConfigError(f"model.path: there is no folder {path}, and no model of the hub is called so")
+
+
+def _check_trackers(tracking: TrackingSettings) -> None:
+    """Refuse trackers whose packages are not installed.
+
+    Raises:
+        ConfigError: If one is missing; the message has the command that installs it.
+    """
+    wanted = {"wandb": tracking.wandb, "swanlab": tracking.swanlab, "mlflow": tracking.mlflow}
+    for name, settings in wanted.items():
+        if settings is not None and find_spec(name) is None:
+            raise ConfigError(
+                f"tracking.{name}: the package is not installed: pip install {name}, or leave tracking.{name} out"
+            )
 
 
 def _check_plugins(settings: RunSettings) -> None:

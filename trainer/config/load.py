@@ -1,9 +1,10 @@
 """Read a run's settings: a YAML file, then `key=value` words from the command line."""
 
+import re
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -13,6 +14,8 @@ from trainer.core.errors import ConfigError
 from trainer.core.strict import WRONG_VALUE, models_in
 
 _SECRET = frozenset({"env_token"})
+_SECRET_NAME = re.compile(r"token$|key$|secret|password|authorization", re.IGNORECASE)
+_USER_IN_URL = re.compile(r"(\w://)[^/@\s]*@")
 _MOST_SHOWN = 60
 _JSON_TYPES = frozenset({"float", "int", "str", "bool", "list", "dict"})
 
@@ -52,6 +55,33 @@ def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> RunSettin
 def dump_settings(settings: RunSettings) -> str:
     """Return the resolved settings as YAML that `load_settings` reads back to equal settings."""
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def public_settings(settings: RunSettings) -> dict[str, Any]:
+    """Return the resolved settings as plain data without what looks like a secret, for the eyes of others."""
+    return without_secrets(settings.model_dump(mode="json"))
+
+
+def without_secrets(values: dict[str, Any]) -> dict[str, Any]:
+    """Return settings as they were written to a file, without what looks like a secret."""
+    return cast(
+        "dict[str, Any]", _hidden({key: value for key, value in values.items() if key not in _SECRET})
+    )
+
+
+def _hidden(value: Any) -> Any:
+    match value:
+        case dict():
+            return {
+                key: "(hidden)" if isinstance(part, str) and _SECRET_NAME.search(str(key)) else _hidden(part)
+                for key, part in value.items()
+            }
+        case list():
+            return [_hidden(part) for part in value]
+        case str():
+            return _USER_IN_URL.sub(r"\1", value)
+        case _:
+            return value
 
 
 def _apply_override(values: dict[str, Any], word: str) -> None:

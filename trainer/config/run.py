@@ -12,6 +12,7 @@ from trainer.config.agents import AgentsSettings, agent_kind
 from trainer.config.data import DatasetSettings
 from trainer.config.inference import InferenceSettings, WeightSettings, disagreement
 from trainer.config.model import ModelSettings
+from trainer.config.tracking import TrackingSettings
 from trainer.core.strict import Count, JsonObject, Seconds, ServerUrl, Settings, Weight
 
 _SERVED = re.compile(r"([A-Za-z0-9._-]{1,128}=)?[\w.]+:\w+")
@@ -51,6 +52,12 @@ class PromptSettings(Settings):
         {},
         description="Further variables of the chat template, such as enable_thinking: false (Qwen3), or date_string "
         "where a template writes today's date (Llama-3).",
+    )
+    chat_template: str | None = Field(
+        None,
+        min_length=1,
+        description="File with a Jinja template that replaces the tokenizer's, such as one that keeps the thoughts of "
+        "earlier turns where the model's own drops them. It is saved with the tokenizer.",
     )
     custom_context: str | None = Field(
         None, description="module:attr of a function (history, observation) -> messages; replaces `context`."
@@ -136,7 +143,7 @@ class RolloutSettings(Settings):
     )
     max_concurrent_sequences: Count = Field(
         256,
-        description="Replies that are sampled at once; of the requests that wait, those of the oldest group go first.",
+        description="Replies that are sampled at once; of the requests that wait, those of the next step go first.",
     )
     max_concurrent_episodes: Count | None = Field(
         None,
@@ -278,15 +285,6 @@ class CheckpointSettings(Settings):
         description="'auto' (the newest in output_dir, if any), 'never' (output_dir must hold no run), or a "
         "checkpoint's folder.",
     )
-
-
-class TrackingSettings(Settings):
-    """Where a run reports to, beside metrics.jsonl."""
-
-    tensorboard: bool = True
-    console: bool = Field(True, description="Live table in a terminal; plain lines otherwise.")
-    episodes: bool = Field(True, description="Write every training episode, text and ids, to episodes.jsonl.")
-    digests: bool = Field(False, description="Write a digest of ids, rewards and weights at every step.")
 
 
 class RunSettings(Settings):

@@ -10,6 +10,9 @@ from typing import Any
 
 from trainer.core.errors import TrainerError
 
+CONFIG_FILE = "config.yaml"
+"""The resolved settings' name in a run's directory."""
+
 
 class WriteError(TrainerError):
     """A file of the run cannot be written; the message says which, and why."""

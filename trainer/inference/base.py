@@ -11,11 +11,6 @@ from typing import Any, Literal, Protocol, runtime_checkable
 FinishReason = Literal["stop", "length", "abort"]
 """Why a reply ended: with a stop token, at its longest, or because somebody asked to abort it."""
 
-
-class InferenceUnavailableError(ConnectionError):
-    """Nobody samples now: every inference server is gone. Who asked may ask again once `health` says ready."""
-
-
 PauseMode = Literal["wait", "abort", "keep", "recompute"]
 """What becomes of replies under way when generation pauses.
 
@@ -56,6 +51,7 @@ class GenerationRequest:
         order: Place in a batch whose order must not depend on time.
         session_key: Names the episode. Where there are several servers, its requests go to the one whose cache holds
             its past.
+        priority: Of requests that wait, the smallest is next; equal ones in the order in which they came.
     """
 
     request_id: str
@@ -64,6 +60,7 @@ class GenerationRequest:
     seed: int
     order: tuple[int, ...] = ()
     session_key: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

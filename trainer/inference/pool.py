@@ -17,12 +17,12 @@ from trainer.inference.base import (
     InferenceClient,
     InferenceCounters,
     InferenceHealth,
-    InferenceUnavailableError,
     PauseMode,
     WeightSource,
 )
 from trainer.inference.dialect import MemoryTag
 from trainer.inference.errors import ServerGoneError, WeightsError, WeightUpdateError, WrongWeightsError
+from trainer.inference.places import OrderedPlaces
 from trainer.inference.routing import Router
 
 GONE = (ConnectionError, TimeoutError, ServerGoneError, WeightsError)
@@ -56,7 +56,7 @@ class PooledClient(InferenceClient, Protocol):
         ...
 
 
-class NoServerError(InferenceUnavailableError):
+class NoServerError(ConnectionError):
     """No inference server answers; the message says of each why."""
 
 
@@ -79,7 +79,7 @@ class _Member:
 
     name: str
     client: PooledClient
-    places: asyncio.Semaphore
+    places: OrderedPlaces
     connected: bool = False
     serving: bool = False
     load: int = 0
@@ -94,8 +94,8 @@ class ServerPool:
 
     Args:
         clients: The servers by name, such as their addresses.
-        max_concurrent: Requests under way at one server; more wait.
-        patience_s: How long the first of them is waited for.
+        max_concurrent: Requests under way at one server; more wait, by priority.
+        patience_s: How long servers that are all gone are waited for.
         check: Looks whether a server has the weights that it was sent.
         attempts: Updates of one server before its wrong weights are an error.
         look_every_s: How often servers that are gone are looked for, and others asked how they are.
@@ -114,7 +114,7 @@ class ServerPool:
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._members = [
-            _Member(name, client, asyncio.Semaphore(max_concurrent)) for name, client in clients.items()
+            _Member(name, client, OrderedPlaces(max_concurrent)) for name, client in clients.items()
         ]
         self._patience_s = patience_s
         self._check = check
@@ -125,6 +125,8 @@ class ServerPool:
         self._version = 0
         self._source: WeightSource | None = None
         self._paused: PauseMode | None = None
+        self._changed = asyncio.Event()
+        self._closed = False
         self._watch: asyncio.Task[None] | None = None
         self._resubmitted = 0
 
@@ -141,7 +143,7 @@ class ServerPool:
             if any(member.connected for member in self._members):
                 break
             if asyncio.get_running_loop().time() >= deadline:
-                raise self._no_server(f"answered for {self._patience_s:g} s (inference.patience_s)")
+                raise self._no_server()
             await asyncio.sleep(min(1.0, self._look_every_s))
         self._watch = asyncio.get_running_loop().create_task(self._look_after())
         return self
@@ -181,18 +183,16 @@ class ServerPool:
         """Return one reply, from whichever server; where one is lost, another one begins it anew.
 
         Raises:
-            NoServerError: If no server answers.
+            NoServerError: If no server answers for too long.
         """
         tokens = len(request.prompt_ids) + request.sampling.max_new_tokens
         while True:
-            loads = {each.name: each.load for each in self._members if each.serving}
-            if not loads:
-                raise self._no_server()
+            loads = await self._loads()
             name = self._router.choose(request.session_key, request.prompt_ids, tokens, loads)
             member = next(each for each in self._members if each.name == name)
             member.load += tokens
             try:
-                async with member.places:
+                async with member.places.held(request.priority):
                     if not member.serving:
                         continue  # it was lost while the request waited for its place
                     return await member.client.generate(request)
@@ -234,22 +234,45 @@ class ServerPool:
         """Bring new weights to all servers that answer, and have each verified; the others get them when they are back.
 
         Raises:
-            NoServerError: If none answers.
+            NoServerError: If none answers for too long.
             RunError: If one answers with other weights than it was sent, however often.
         """
         self._source, self._version = source, version
-        known = [member for member in self._members if member.connected]
-        if not any(await _all_or_cancel([self._bring_up_to_date(member) for member in known])):
-            raise self._no_server()
+        deadline = asyncio.get_running_loop().time() + self._patience_s
+        while True:
+            known = [member for member in self._members if member.connected]
+            if any(await _all_or_cancel([self._bring_up_to_date(member) for member in known])):
+                return
+            self._changed.clear()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._changed.wait()  # for a server that is back
+            except TimeoutError:
+                raise self._no_server() from None
 
     async def close(self) -> None:
-        """Stop talking to the servers."""
+        """Stop talking to the servers; requests that wait end with an error."""
+        self._closed = True
+        self._changed.set()
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
         for member in self._members:
             member.serving = False
             await member.client.close()
+
+    async def _loads(self) -> dict[str, int]:
+        """Return the loads of the servers that answer, as soon as one does."""
+        try:
+            async with asyncio.timeout(self._patience_s):
+                while not (loads := {each.name: each.load for each in self._members if each.serving}):
+                    if self._closed:
+                        raise NoServerError("the inference servers are no longer used: the run ends")
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise self._no_server() from None
+        return loads
 
     async def _bring_up_to_date(self, member: _Member) -> bool:
         """Bring the current weights to a server, and return whether it has them; False where it is gone."""
@@ -270,6 +293,7 @@ class ServerPool:
                 raise
         if not member.serving:
             member.serving, member.trouble, member.misses = True, "", 0
+            self._changed.set()
         return True
 
     async def _sync(self, member: _Member) -> None:
@@ -323,22 +347,24 @@ class ServerPool:
 
     async def _bring_back(self, member: _Member) -> None:
         if not member.connected:
-            await self._connect(member)
-            if not member.connected:
+            if not await self._connect(member):
                 return
+            self._changed.set()
         if self._source is None or not await self._bring_up_to_date(member):
             return
         if self._paused is not None:
             await self._ask(member, "pause", lambda client: client.pause(self._paused or "wait"))
         self._say(f"inference server {member.name} is back, with the weights of version {self._version}")
 
-    async def _connect(self, member: _Member) -> None:
+    async def _connect(self, member: _Member) -> bool:
+        """Meet a server, and return whether it is there."""
         try:
             await member.client.connect()
         except GONE as error:
             member.trouble = str(error) or type(error).__name__
-        else:
-            member.connected, member.trouble = True, "it has no weights yet"
+            return False
+        member.connected, member.trouble = True, "it has no weights yet"
+        return True
 
     async def _health(self, member: _Member) -> InferenceHealth:
         try:
@@ -364,8 +390,11 @@ class ServerPool:
     def _troubles(self) -> list[str]:
         return [f"{member.name}: {member.trouble}" for member in self._members if not member.serving]
 
-    def _no_server(self, since: str = "answers") -> NoServerError:
-        return NoServerError(f"no inference server {since}: {'; '.join(self._troubles())}")
+    def _no_server(self) -> NoServerError:
+        return NoServerError(
+            f"no inference server answered for {self._patience_s:g} s (inference.patience_s): "
+            + "; ".join(self._troubles())
+        )
 
 
 async def _all_or_cancel(calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:

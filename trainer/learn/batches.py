@@ -27,6 +27,22 @@ class EpisodeBatch:
     rows: list[Row]
     mask: Tensor
 
+    @property
+    def domains(self) -> list[str]:
+        """The domain of each row."""
+        return [self.trajectories[row.trajectory].task.domain for row in self.rows]
+
+    def note_advantages(self, advantages: Tensor) -> None:
+        """Write into the records with which advantages they are trained.
+
+        Args:
+            advantages: Of every row's tokens, `[rows, tokens]`.
+        """
+        for row, values in zip(self.rows, advantages.tolist(), strict=True):
+            for turn in self.trajectories[row.trajectory].turns:
+                if turn.segment == row.segment and turn.end > turn.start and row.has_reply(turn.start):
+                    turn.advantages = values[turn.start : turn.end]
+
 
 def episode_batch(groups: Sequence[Group], build_rows: RowBuilder) -> EpisodeBatch:
     """Return the batch of all episodes of `groups`."""

@@ -154,7 +154,8 @@ class Learner:
             )
             for place, row in enumerate(rows)
         ]
-        metrics = self._optimize(complete, result.scores, step)
+        batch.note_advantages(result.advantages)
+        metrics = self._optimize(complete, batch.domains, result.scores, step)
         return metrics | result.metrics | {"batch/rows": float(len(rows))}
 
     def _left_out(self, why: str) -> dict[str, float]:
@@ -163,15 +164,20 @@ class Learner:
             self._policy_steps.note(applied=False, why=why)
         return {"policy/optimizer_steps": 0.0, "policy/skipped_steps": float(self._settings.updates)}
 
-    def _optimize(self, rows: list[TrainRow], scores: Tensor, step: int) -> dict[str, float]:
+    def _optimize(
+        self, rows: list[TrainRow], domains: Sequence[str], scores: Tensor, step: int
+    ) -> dict[str, float]:
         settings = self._settings
         updates = 0
         policy_steps: list[StepReport] = []
         critic_steps: list[StepReport] = []
-        mismatch = _Mismatch()
+        mismatch = _Mismatch([])
         for epoch in range(settings.epochs):
             for places in self._minibatches(rows, step, epoch):
                 chosen = [rows[place] for place in places]
+                if updates == 0:
+                    # Only before the first step is the policy still the one that the update began with.
+                    mismatch = _Mismatch([domains[place] for place in places])
                 counts = Denominators.from_lengths(int(row.mask.sum()) for row in chosen)
                 taken = self._models.policy.step(
                     chosen,
@@ -180,7 +186,6 @@ class Learner:
                         settings=settings,
                         scores=scores[places],
                         counts=counts,
-                        # Only before the first step is the policy still the one that the update began with.
                         mismatch=mismatch if updates == 0 else None,
                     ),
                     entropy="gradient" if settings.needs_entropy else "metric",
@@ -236,9 +241,16 @@ def _step_metrics(name: str, steps: Sequence[StepReport]) -> dict[str, float]:
 
 
 class _Mismatch:
-    """Log-probabilities at the start of an update and at sampling, of the rows of its first optimizer step."""
+    """Log-probabilities at the start of an update and at sampling, of the rows of its first optimizer step.
 
-    def __init__(self) -> None:
+    Args:
+        domains: The domain of each of those rows.
+    """
+
+    def __init__(self, domains: Sequence[str]) -> None:
+        self._names = sorted(set(domains))
+        self._of_row = torch.tensor([self._names.index(domain) for domain in domains], dtype=torch.int64)
+        self._domain: list[Tensor] = []
         self._old: list[Tensor] = []
         self._behaviour: list[Tensor] = []
 
@@ -246,13 +258,20 @@ class _Mismatch:
         """Take in a micro-batch."""
         self._old.append(micro.outputs.detach()[micro.mask])
         self._behaviour.append(micro.fields["behaviour"][micro.mask])
+        device = micro.mask.device
+        domain = self._of_row.to(device)[micro.rows.to(device)]
+        self._domain.append(domain.repeat_interleave(micro.mask.sum(dim=1)))
 
     def metrics(self) -> dict[str, float]:
-        """Describe how far the two are apart."""
-        old, behaviour = torch.cat(self._old), torch.cat(self._behaviour)
+        """Describe how far the two are apart, in all and in each domain."""
+        old, behaviour, domain = torch.cat(self._old), torch.cat(self._behaviour), torch.cat(self._domain)
         if not bool((old - behaviour).isfinite().all()):
             return {}
-        return mismatch_metrics(old, behaviour, torch.ones_like(old, dtype=torch.bool))
+        metrics = mismatch_metrics(old, behaviour, torch.ones_like(old, dtype=torch.bool))
+        for place, name in enumerate(self._names):
+            of_domain = mismatch_metrics(old, behaviour, domain == place)
+            metrics |= {f"domain/{name}/{key}": value for key, value in of_domain.items()}
+        return metrics
 
 
 def _policy_share(

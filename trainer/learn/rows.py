@@ -12,6 +12,7 @@ class Row:
 
     Attributes:
         trajectory: Index of the trajectory in the batch that the row comes from.
+        segment: The segment of the trajectory that it begins with; token i of the one is token i of the other.
         ids: Token ids.
         mask: True where the policy's choice is trained on.
         logprobs: Behaviour log-probabilities; 0.0 outside the mask.
@@ -20,11 +21,16 @@ class Row:
     """
 
     trajectory: int
+    segment: int
     ids: list[int]
     mask: list[bool]
     logprobs: list[float]
     versions: list[int]
     turn_index: list[int]
+
+    def has_reply(self, start: int) -> bool:
+        """Whether the row trains on the reply whose first token is at `start`."""
+        return start < len(self.mask) and self.mask[start]
 
 
 RowBuilder = Callable[[int, Trajectory], list[Row]]
@@ -35,13 +41,14 @@ def trajectory_rows(index: int, trajectory: Trajectory) -> list[Row]:
     return [
         Row(
             trajectory=index,
+            segment=place,
             ids=segment.ids,
             mask=segment.action_mask,
             logprobs=segment.logprobs,
             versions=segment.versions,
             turn_index=segment.turn_index,
         )
-        for segment in trajectory.segments
+        for place, segment in enumerate(trajectory.segments)
         if any(segment.action_mask)
     ]
 
@@ -57,6 +64,7 @@ def step_rows(index: int, trajectory: Trajectory) -> list[Row]:
         rows.append(
             Row(
                 trajectory=index,
+                segment=turn.segment,
                 ids=segment.ids[: turn.end],
                 mask=[False] * before + [True] * reply,
                 logprobs=[0.0] * before + segment.logprobs[turn.start : turn.end],

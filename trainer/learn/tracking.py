@@ -1,19 +1,21 @@
-"""Where a run reports to: metrics.jsonl, TensorBoard, and every episode as text and ids."""
+"""Where a run reports to: metrics.jsonl, TensorBoard, other trackers, and every episode as text and ids."""
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.config.run import TrackingSettings
+from trainer.config.tracking import TrackingSettings
 from trainer.core.run_files import LineFile, lines_and_sizes, read_lines, write_errors
+from trainer.learn.boards import GuardedBoard
 from trainer.records.trajectory import Group
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-METRICS_FILE, _EPISODES, _DIGESTS = RECORD_FILES = ("metrics.jsonl", "episodes.jsonl", "digests.jsonl")
+METRICS_FILE, EPISODES_FILE, _DIGESTS = RECORD_FILES = ("metrics.jsonl", "episodes.jsonl", "digests.jsonl")
 """The files of a run's directory that grow by a line at a time."""
 EVALUATION_PREFIX = "evaluate/"
 """Begins the names of all metrics of evaluations."""
@@ -29,14 +31,23 @@ class Tracker:
         settings: Which trackers are on.
         resume_step: The step that the run begins with. What earlier processes wrote of it and later steps is void
             and cut; it will be written again.
+        boards: Trackers of others that are told too.
     """
 
-    def __init__(self, directory: Path, settings: TrackingSettings, resume_step: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        settings: TrackingSettings,
+        resume_step: int,
+        boards: Sequence[GuardedBoard] = (),
+    ) -> None:
+        self._boards = boards
+        self._patience_s = settings.patience_s
         directory.mkdir(parents=True, exist_ok=True)
         # Metrics are filed under the number of updates behind them: those of step k under k + 1.
         self._metrics = _open_from(directory / METRICS_FILE, resume_step + 1)
         self._evaluated = _evaluated_steps(directory / METRICS_FILE)
-        self._episodes = _open_from(directory / _EPISODES, resume_step) if settings.episodes else None
+        self._episodes = _open_from(directory / EPISODES_FILE, resume_step) if settings.episodes else None
         self._digests = _open_from(directory / _DIGESTS, resume_step) if settings.digests else None
         self._board: SummaryWriter | None = None
         if settings.tensorboard:
@@ -54,6 +65,8 @@ class Tracker:
         if self._board is not None:
             for name, value in finite.items():
                 self._board.add_scalar(name, value, step)
+        for board in self._boards:
+            board.log(step, finite)
 
     def episodes(self, step: int, groups: Iterable[Group]) -> None:
         """Record the episodes of the groups that a step trained on or dropped, in the order of its batch."""
@@ -85,12 +98,15 @@ class Tracker:
                 file.flush()
 
     def close(self) -> None:
-        """Close all files."""
+        """Close all files, and wait a while for trackers that still send."""
         for file in (self._metrics, self._episodes, self._digests):
             if file is not None:
                 file.close()
         if self._board is not None:
             self._board.close()
+        deadline = time.monotonic() + self._patience_s
+        for board in self._boards:
+            board.close(max(0.0, deadline - time.monotonic()))
 
 
 def _evaluated_steps(path: Path) -> set[int]:

@@ -1,8 +1,6 @@
 """Models and tokenizers in Hugging Face layout: on disk, or fetched from the hub once."""
 
 import copy
-import json
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,16 +14,14 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from trainer.core.errors import ConfigError
+from trainer.models.shards import SHARD_BYTES, ShardWriter
 from trainer.models.weights import hub_tensors
 
 _HUB_TIMEOUT_S = 8.0
-_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_BYTES_PER_FILE = 2 * 2**30
 _FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 
 
@@ -125,59 +121,24 @@ def save_model(model: PreTrainedModel, tokenizer: Any, directory: Path) -> None:
     tokenizer.save_pretrained(directory)
 
 
-def save_weights(model: PreTrainedModel, directory: Path, bytes_per_file: int = _BYTES_PER_FILE) -> None:
+def save_weights(model: PreTrainedModel, directory: Path, shard_bytes: int = SHARD_BYTES) -> None:
     """Write a model without its tokenizer, tensor by tensor: no more than one file's are held beside it.
 
     Args:
         model: The model; adapters are added to the weights.
-        directory: Where to; it is made if need be.
-        bytes_per_file: Size from which on another file is begun.
+        directory: Where to; it is made if need be, and what it holds of another model's weights is removed.
+        shard_bytes: Size from which on another file is begun.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    names: list[list[str]] = []
-    held: dict[str, Tensor] = {}
-    size = 0
+    for old in [*directory.glob("model*.safetensors"), directory / "model.safetensors.index.json"]:
+        old.unlink(missing_ok=True)
+    shards = ShardWriter(directory, shard_bytes)
     for name, tensor in hub_tensors(model):
-        amount = tensor.numel() * tensor.element_size()
-        if held and size + amount > bytes_per_file:
-            names.append(_write_part(held, directory, len(names)))
-            held, size = {}, 0
-        held[name] = tensor
-        size += amount
-    names.append(_write_part(held, directory, len(names)))
-    _name_parts(names, directory)
+        shards.add(name, tensor)
+    shards.close()
     config = copy.deepcopy(model.config)
     config.dtype = model.dtype
     config.architectures = [type(model).__name__]
     config.save_pretrained(directory)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(directory)
-
-
-def _write_part(tensors: Mapping[str, Tensor], directory: Path, number: int) -> list[str]:
-    save_file(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
-        directory / _part(number),
-        metadata={"format": "pt"},
-    )
-    return list(tensors)
-
-
-def _name_parts(names: list[list[str]], directory: Path) -> None:
-    """Give the files the names that readers look for, now that their number is known."""
-    for old in [*directory.glob("model-*-of-*.safetensors"), directory / _INDEX, directory / _WHOLE]:
-        old.unlink(missing_ok=True)
-    if len(names) == 1:
-        (directory / _part(0)).rename(directory / _WHOLE)
-        return
-    places: dict[str, str] = {}
-    for number, part in enumerate(names):
-        final = f"model-{number + 1:05d}-of-{len(names):05d}.safetensors"
-        (directory / _part(number)).rename(directory / final)
-        places |= dict.fromkeys(part, final)
-    index = {"metadata": {}, "weight_map": places}
-    (directory / _INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
-
-
-def _part(number: int) -> str:
-    return f"model-part-{number:05d}.safetensors"

@@ -19,10 +19,21 @@ from trainer.inference.base import InferenceClient
 from trainer.learn.batches import episode_batch, turns_of
 from trainer.learn.learner import Learner, Models
 from trainer.learn.rows import RowBuilder
+from trainer.learn.step_metrics import (
+    StepTimes,
+    domain_metrics,
+    episode_times,
+    memory_metrics,
+    outcome_metrics,
+    response_metrics,
+    rollout_metrics,
+    step_times,
+    token_rates,
+)
 from trainer.learn.tracking import Tracker
 from trainer.records.checkpoint import CheckpointStore, RunState
 from trainer.records.ledger import Ledger
-from trainer.records.trajectory import Group, Trajectory
+from trainer.records.trajectory import KEPT, Group
 from trainer.rollout.recall import Recall
 from trainer.rollout.scheduler import LeaveOut, RolloutScheduler, StepGroups
 from trainer.weights.publisher import WeightPublisher
@@ -63,18 +74,16 @@ async def train(
     ends the loop before its time, the last whole step is saved.
     """
     saved, whole = state.step, True
+    last_ended: float | None = None
     try:
         for step in range(state.step, steps):
-            started, tokens_before = time.monotonic(), parts.client.counters.tokens_generated
+            clock = _StepClock(last_ended, parts.client.counters.tokens_generated)
             groups = await parts.scheduler.next_groups(state.version)
+            clock.waited = time.monotonic()
             with ending.deferred():
                 whole = False
-                metrics = await _update(parts, groups, step, state.version)
-                elapsed = time.monotonic() - started
-                metrics["time/step_s"] = elapsed
-                generated = parts.client.counters.tokens_generated - tokens_before
-                metrics["time/tokens_per_s"] = generated / elapsed
-                await _record(parts, groups, step, metrics)
+                metrics = await _update(parts, groups, step, state.version, clock)
+                last_ended = await _record(parts, groups, step, metrics, clock)
                 window = parts.scheduler.window
                 state = RunState(step + 1, state.version + 1, window.next_index, window.untrained)
                 whole = True
@@ -89,7 +98,30 @@ async def train(
     return state
 
 
-async def _update(parts: Parts, groups: StepGroups, step: int, version: int) -> dict[str, float]:
+class _StepClock:
+    """Reads the clock where one part of a step ends and the next begins.
+
+    Args:
+        last_ended: When the step before ended.
+        tokens_before: Tokens that were ever sampled when this one began.
+    """
+
+    def __init__(self, last_ended: float | None, tokens_before: int) -> None:
+        self.last_ended = last_ended
+        self.tokens_before = tokens_before
+        self.began = self.waited = self.trained = self.synced = time.monotonic()
+        self.trained_tokens = 0
+
+    def ended(self) -> StepTimes:
+        """Read it for the last time."""
+        return StepTimes(
+            self.began, self.waited, self.trained, self.synced, time.monotonic(), self.last_ended
+        )
+
+
+async def _update(
+    parts: Parts, groups: StepGroups, step: int, version: int, clock: _StepClock
+) -> dict[str, float]:
     """Train on groups, publish the weights, let new groups start, and return the step's metrics."""
     kept = choose_groups(parts, groups.kept)
     batch = episode_batch(kept, parts.build_rows)
@@ -97,25 +129,37 @@ async def _update(parts: Parts, groups: StepGroups, step: int, version: int) -> 
     # Episodes of later steps, if any are allowed, go on meanwhile.
     async with parts.updating():
         updated = await parts.learner.update(batch, step)
-        published = await parts.publisher.publish(parts.models.policy, version + 1)
+        clock.trained, clock.trained_tokens = time.monotonic(), int(batch.mask.sum())
+        sent = await parts.publisher.publish(parts.models.policy, version + 1)
+    clock.synced = time.monotonic()
 
     account_for(parts.ledger, kept, updated, step)
     for group in groups.kept:
         parts.scheduler.release(group)
     parts.ledger.flush()
-    return rollout_metrics(groups.played, kept, version) | updated | published
+    return rollout_metrics(groups.played, kept, version) | updated | sent
 
 
-async def _record(parts: Parts, step_groups: StepGroups, step: int, metrics: dict[str, float]) -> None:
-    """Write down what happened in a step."""
+async def _record(
+    parts: Parts, step_groups: StepGroups, step: int, metrics: dict[str, float], clock: _StepClock
+) -> float:
+    """Write down what happened in a step, and return when it ended."""
     groups = step_groups.played
-    metrics["time/wait_s"] = parts.scheduler.waited_s
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    dropped = parts.scheduler.take_dropped()
     metrics |= {f"rollout/{name}": float(count) for name, count in parts.scheduler.counters.items()}
+    metrics |= response_metrics(trajectories) | outcome_metrics([*groups, *dropped])
+    metrics |= episode_times(trajectories) | domain_metrics(groups, dropped) | memory_metrics()
     parts.tracker.episodes(step, groups)
     if parts.tracker.wants_digests:
         parts.tracker.digest(step, await asyncio.to_thread(digests, groups, parts.models))
+    generated = parts.client.counters.tokens_generated - clock.tokens_before
+    times = clock.ended()
+    metrics |= step_times(times, [trajectory.timeline for trajectory in trajectories])
+    metrics |= token_rates(generated, clock.trained_tokens, times)
     parts.tracker.metrics(step + 1, metrics)
     parts.console.step(step, metrics)
+    return times.ended
 
 
 def leave_out(algorithm: AlgorithmSettings) -> LeaveOut:
@@ -137,10 +181,10 @@ def choose_groups(parts: Parts, groups: Sequence[Group]) -> list[Group]:
     dropped = {} if judged else select_groups(parts.algorithm, turns_of(groups)).dropped
     for group in groups:
         reason = dropped.get(group.index)
-        group.decision = "kept" if reason is None else f"filter:{reason}"
+        group.decision = KEPT if reason is None else f"filter:{reason}"
         if reason is not None:
             parts.ledger.dropped(group.index, group.decision)
-    return [group for group in groups if group.decision == "kept"]
+    return [group for group in groups if group.decision == KEPT]
 
 
 def account_for(ledger: Ledger, groups: Sequence[Group], updated: Mapping[str, float], step: int) -> None:
@@ -175,46 +219,6 @@ def _save(parts: Parts, state: RunState) -> None:
     parts.checkpoints.save(state, saved)
     if parts.recall is not None:
         parts.recall.settle(state.next_task, state.untrained)
-
-
-def rollout_metrics(groups: Sequence[Group], kept: Sequence[Group], version: int) -> dict[str, float]:
-    """Return what the episodes of a step were like: means over episodes, never over turns."""
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    turns = [len(trajectory.turns) for trajectory in trajectories]
-    lags = [version - trajectory.oldest_version for trajectory in trajectories]
-    metrics = {
-        "rollout/success": _mean([float(trajectory.success) for trajectory in trajectories]),
-        "rollout/reward": _mean([trajectory.total_reward for trajectory in trajectories]),
-        "rollout/turns": _mean([float(count) for count in turns]),
-        "rollout/action_tokens": _mean([float(trajectory.action_tokens) for trajectory in trajectories]),
-        "rollout/forks": _mean([float(trajectory.forks) for trajectory in trajectories]),
-        "rollout/valid_replies": _mean(
-            [_mean([float(turn.action_is_valid) for turn in trajectory.turns]) for trajectory in trajectories]
-        ),
-        "rollout/lag_mean": _mean([float(lag) for lag in lags]),
-        "rollout/lag_max": float(max(lags)),
-        "rollout/groups_kept": float(len(kept)),
-    }
-    return metrics | _by_domain(trajectories)
-
-
-def _by_domain(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    domains: dict[str, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        domains.setdefault(trajectory.task.domain, []).append(trajectory)
-    metrics = {}
-    for domain, played in domains.items():
-        metrics[f"domain/{domain}/success"] = _mean([float(trajectory.success) for trajectory in played])
-        metrics[f"domain/{domain}/reward"] = _mean([trajectory.total_reward for trajectory in played])
-        names = {name for trajectory in played for name in trajectory.metrics}
-        for name in sorted(names):
-            values = [trajectory.metrics[name] for trajectory in played if name in trajectory.metrics]
-            metrics[f"domain/{domain}/{name}"] = _mean(values)
-    return metrics
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def digests(groups: Sequence[Group], models: Models) -> dict[str, str]:

@@ -67,7 +67,7 @@ class RolloutLog:
         self._descriptor: int | None = None
         self._path = folder
         self._size = 0
-        self._next = 1
+        self._next = 1 + max((int(path.stem) for path in self._files()), default=0)
         self._syncing: asyncio.Task[None] | None = None
         self._settled: Callable[[int], bool] = lambda _: False
         self.bytes_written = 0
@@ -77,10 +77,7 @@ class RolloutLog:
 
         What was settled meanwhile is passed over (see `settle`).
         """
-        for path in sorted(self._folder.glob("*.log")):
-            if not path.stem.isdecimal():
-                continue
-            self._next = max(self._next, int(path.stem) + 1)
+        for path in self._files():
             tasks = self._tasks.setdefault(path, set())
             for entry in self._entries(path):
                 if not self._settled(entry.key.task):
@@ -155,6 +152,12 @@ class RolloutLog:
                 self._syncing.add_done_callback(lambda _: os.close(descriptor))
             else:
                 os.close(descriptor)
+
+    def _files(self) -> list[Path]:
+        numbered = [
+            path for path in self._folder.glob("*.log") if path.stem.isdecimal() and path.stem.isascii()
+        ]
+        return sorted(numbered, key=lambda path: int(path.stem))
 
     async def _sync(self, descriptor: int) -> None:
         with write_errors(self._path):

@@ -2,7 +2,7 @@
 
 Everything that the episode holds is there, numbers to their last digit, so that reading gives back what was written.
 Lists of what was sampled have an entry for each sampled token only; versions and turns, which come in runs, are kept as
-`[value, how often]`.
+`[value, how often]`. The advantages of a reply are one number where its tokens share it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -76,6 +76,7 @@ class TurnSchema(_Schema):
     anchor: _Text | None
     finish_reason: _Text
     tokens: Annotated[list[int], Field(min_length=3, max_length=3)]
+    advantages: list[_Number] = Field([], fail_fast=True)
 
 
 class EpisodeSchema(_Schema):
@@ -87,6 +88,7 @@ class EpisodeSchema(_Schema):
     outcome: _Text
     detail: _Text
     metrics: dict[_Text, _Number]
+    seconds: dict[_Text, _Number] = Field({})
     turns: list[TurnSchema] = Field(fail_fast=True)
     segments: list[SegmentSchema] = Field(fail_fast=True)
 

@@ -20,6 +20,7 @@ from trainer.records.schema import (
     runs,
     spread,
 )
+from trainer.records.timeline import Timeline
 from trainer.tasks.task import Task
 
 _Value = TypeVar("_Value", int, float)
@@ -160,6 +161,15 @@ def _placed(values: Iterable[_Value], mask: Sequence[bool], other: _Value) -> li
     return [next(left) if flag else other for flag in mask]
 
 
+def _for_each(advantages: Sequence[float], tokens: int, name: str) -> list[float]:
+    """Return the advantages of a reply's tokens: none, one that all share, or one for each."""
+    if len(advantages) not in (0, 1, tokens):
+        raise EpisodeFormatError(
+            f"{name}: {len(advantages)} advantages for {tokens} tokens do not fit together"
+        )
+    return list(advantages) * tokens if len(advantages) == 1 else list(advantages)
+
+
 @dataclass(slots=True)
 class Turn:
     """One reply of the policy and what the environment made of it.
@@ -175,6 +185,7 @@ class Turn:
         action_is_valid: Whether the environment could read the reply.
         format_penalty: The part of the reward that punishes an unreadable reply (zero or negative).
         finish_reason: Why the reply ended: "stop" or "length".
+        advantages: What the update made of each token of the reply; empty where it was not trained on.
     """
 
     segment: int
@@ -187,6 +198,7 @@ class Turn:
     action_is_valid: bool = True
     format_penalty: float = 0.0
     finish_reason: str = "stop"
+    advantages: list[float] = field(default_factory=list)
 
     def as_record(self) -> dict[str, Any]:
         """Return the turn as plain data."""
@@ -199,6 +211,7 @@ class Turn:
             "anchor": self.anchor,
             "finish_reason": self.finish_reason,
             "tokens": [self.segment, self.start, self.end],
+            "advantages": self.advantages[:1] if len(set(self.advantages)) == 1 else self.advantages,
         }
 
     @classmethod
@@ -222,6 +235,7 @@ class Turn:
             action_is_valid=data.valid,
             format_penalty=data.format_penalty,
             finish_reason=data.finish_reason,
+            advantages=_for_each(data.advantages, end - start, name),
         )
 
 
@@ -238,6 +252,7 @@ class Trajectory:
         outcome: How the episode ended.
         detail: A word on the outcome, for people.
         metrics: Numbers of the episode that the environment reported at its end.
+        timeline: What the episode waited for, and when.
     """
 
     task: Task
@@ -248,6 +263,7 @@ class Trajectory:
     outcome: Outcome = Outcome.TRUNCATED
     detail: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
+    timeline: Timeline = field(default_factory=Timeline, compare=False, repr=False)
 
     @property
     def total_reward(self) -> float:
@@ -286,6 +302,7 @@ class Trajectory:
             "reward": self.total_reward,
             "forks": self.forks,
             "metrics": self.metrics,
+            "seconds": {name: round(spent, 6) for name, spent in self.timeline.seconds().items()},
             "turns": [turn.as_record() for turn in self.turns],
             "segments": [segment.as_record() for segment in self.segments],
         }
@@ -313,6 +330,7 @@ class Trajectory:
             outcome=_member(Outcome, data.outcome, "outcome"),
             detail=data.detail,
             metrics=dict(data.metrics),
+            timeline=Timeline.from_seconds(data.seconds),
         )
 
 
@@ -323,6 +341,10 @@ def _member(kind: type[_Enumeration], value: str, name: str) -> _Enumeration:
     if value not in [*kind]:
         raise EpisodeFormatError(f"{name}: {value[:40]!r} is none of {', '.join(kind)}")
     return kind(value)
+
+
+KEPT = "kept"
+"""What a filter says of a group that is trained on."""
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from clients.terminal import wrapped
 from trainer.core.errors import ConfigError
 from trainer.core.seeding import derive_seed
 from trainer.inference.base import GenerationRequest, InferenceClient, SamplingParams
+from trainer.records.timeline import Phase
 from trainer.records.trajectory import Trajectory, Turn
 from trainer.rollout.context import Message
 from trainer.rollout.prompts import PromptBuilder
@@ -62,6 +63,7 @@ class ModelActor:
         max_length: Longest row in tokens.
         seed: The run's seed; every reply draws from a stream of its own below it.
         purpose: Name of the family of streams, such as "train" or "evaluate".
+        groups_per_step: Where replies wait, those of so many tasks of the stream, which one step trains, go first.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class ModelActor:
         max_length: int,
         seed: int,
         purpose: str,
+        groups_per_step: int = 1,
     ) -> None:
         self._client = client
         self._prompts = prompts
@@ -79,6 +82,7 @@ class ModelActor:
         self._max_length = max_length
         self._seed = seed
         self._purpose = purpose
+        self._groups_per_step = groups_per_step
         self._recorder: Recorder | None = None
 
     def begin(self, info: Mapping[str, Any]) -> None:
@@ -103,7 +107,8 @@ class ModelActor:
         recorder = self._recorder_of(trajectory)
         segment = recorder.place(prompt_ids)
         try:
-            result = await self._client.generate(self._request(trajectory, view.turn, prompt_ids))
+            with trajectory.timeline.during(Phase.GENERATE):
+                result = await self._client.generate(self._request(trajectory, view.turn, prompt_ids))
             start, end = recorder.record(segment, result, view.turn)
         except BaseException:
             recorder.withdraw(segment)
@@ -134,6 +139,7 @@ class ModelActor:
             seed=derive_seed(self._seed, self._purpose, "reply", *order, trajectory.attempt),
             order=order,
             session_key=session_key(self._purpose, task.index, trajectory.member, trajectory.attempt),
+            priority=task.index // self._groups_per_step,
         )
 
 

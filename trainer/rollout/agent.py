@@ -9,6 +9,7 @@ from clients.protocol.errors import ProblemError
 from clients.session import EnvSession
 from trainer.core.errors import ConfigError, InvalidNumberError
 from trainer.core.numbers import finite_number
+from trainer.records.timeline import Phase
 from trainer.records.trajectory import Outcome, Trajectory, Turn
 from trainer.rollout.actors import Actor, ContextOverflowError, View
 from trainer.rollout.context import observation_messages
@@ -52,13 +53,15 @@ async def play_episode(
     trajectory = Trajectory(task, member, attempt)
     metrics = EpisodeMetrics(session.env.metadata.get("metrics", {}))
     try:
-        observation, info = await session.reset(seed=task.seed, options=_options(task))
+        with trajectory.timeline.during(Phase.ENVIRONMENT):
+            observation, info = await session.reset(seed=task.seed, options=_options(task))
         actor.begin(info)
         for number in range(max_turns):
             anchor = info.get("anchor")
             turn = await actor.act(trajectory, view_of(number, observation, info))
             trajectory.turns.append(turn)
-            observation, reward, terminated, truncated, info = await session.step(turn.reply)
+            with trajectory.timeline.during(step_phase(session)):
+                observation, reward, terminated, truncated, info = await session.step(turn.reply)
             note_result(turn, anchor, reward, info)
             metrics.add(info)
             if terminated or truncated:
@@ -92,6 +95,11 @@ def outcome_of_end(
     if verdict in _FAULTS:
         trajectory.outcome = _FAULTS[verdict]
         trajectory.detail = f"the verifier could not tell: {info.get('detail')}"
+
+
+def step_phase(session: EnvSession) -> Phase:
+    """What an episode waits for while its session takes a step: a step of a verifier is its verdict."""
+    return Phase.VERIFY if session.env.kind == "stateless" else Phase.ENVIRONMENT
 
 
 def note_failure(trajectory: Trajectory, error: ProblemError | DecodeError | InvalidNumberError) -> None:

@@ -145,7 +145,7 @@ class EnvironmentPool:
     async def _connect(self, address: str) -> _Server:
         heard = None
         if self._outages is not None:
-            heard = self._outages.listener(f"environment server {address}", partial(self._lent, address))
+            heard = self._outages.listener(address, partial(self._lent, address))
         try:
             client = EnvClient(
                 address,
@@ -206,11 +206,6 @@ class EnvironmentPool:
                 self._abandon(server, *more)
                 for _ in range(count - len(more)):
                     _free(server)
-
-    @property
-    def outages(self) -> OutageReport | None:
-        """Who is told of servers that cannot be reached."""
-        return self._outages
 
     @property
     def disconnected(self) -> bool:

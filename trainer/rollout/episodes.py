@@ -1,5 +1,6 @@
 """Training episodes: a session is lent, an agent plays in it, rewards may be given anew; every end has an outcome."""
 
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from inspect import isawaitable
@@ -11,6 +12,7 @@ from trainer.core.errors import InvalidNumberError, PluginError
 from trainer.core.numbers import are_finite, finite_number
 from trainer.core.plugins import Plugin
 from trainer.records.rollout_log import EpisodeKey
+from trainer.records.timeline import Phase
 from trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
 from trainer.rollout.actors import Actor
 from trainer.rollout.agent import note_failure, play_episode
@@ -40,13 +42,16 @@ async def play_in_session(
     Raises:
         ProblemError: If the server refuses what the run asks for (unknown environment, bad kwargs, wrong token).
     """
+    asked, lent = time.monotonic(), None
     try:
         async with pool.session(task) as session:
-            return await play(session)
+            lent = time.monotonic()
+            trajectory = await play(session)
     except (ProblemError, InvalidNumberError) as error:
         trajectory = Trajectory(task, member, attempt)
         note_failure(trajectory, error)
-        return trajectory
+    trajectory.timeline.queued(asked, time.monotonic() if lent is None else lent)
+    return trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +89,11 @@ class EpisodePlayer:
         trajectory = await self._logged(task, member, attempt)
         if self.reward is not None and trajectory.outcome.is_result:
             try:
-                _give_rewards(trajectory, self.reward)
+                with trajectory.timeline.during(Phase.VERIFY):
+                    _give_rewards(trajectory, self.reward)
             except InvalidNumberError as error:
                 note_failure(trajectory, error)
+        trajectory.timeline.end()
         return trajectory
 
     async def _logged(self, task: Task, member: int, attempt: int) -> Trajectory:

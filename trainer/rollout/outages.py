@@ -45,14 +45,14 @@ class OutageReport:
         """Whether a server is gone now."""
         return bool(self._counting)
 
-    def listener(self, server: str, waiting: Callable[[], int]) -> Callable[[Exception | None], None]:
+    def listener(self, address: str, waiting: Callable[[], int]) -> Callable[[Exception | None], None]:
         """Return what a client calls when it loses its server, and when it has it again.
 
         Args:
-            server: Its name for people, such as "environment server http://127.0.0.1:8000".
+            address: The server.
             waiting: How many episodes wait for it.
         """
-        return partial(self._heard, server, waiting)
+        return partial(self._heard, address, waiting)
 
     def close(self) -> None:
         """Stop counting."""
@@ -60,15 +60,15 @@ class OutageReport:
             counting.cancel()
         self._counting.clear()
 
-    def _heard(self, server: str, waiting: Callable[[], int], error: Exception | None) -> None:
-        before = self._counting.pop(server, None)
+    def _heard(self, address: str, waiting: Callable[[], int], error: Exception | None) -> None:
+        before = self._counting.pop(address, None)
         if before is not None:
             before.cancel()
         if error is not None:
-            count = self._count(server, waiting, error)
-            self._counting[server] = asyncio.get_running_loop().create_task(count)
+            count = self._count(address, waiting, error)
+            self._counting[address] = asyncio.get_running_loop().create_task(count)
 
-    async def _count(self, server: str, waiting: Callable[[], int], error: Exception) -> None:
+    async def _count(self, address: str, waiting: Callable[[], int], error: Exception) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         reminder_s = _UNMENTIONED_S
@@ -79,7 +79,7 @@ class OutageReport:
                 if gone_s < reminder_s and not self._console.live:
                     continue
                 line = (
-                    f"{server} has not answered for {gone_s:.0f} s, {waiting()} episodes wait; "
+                    f"environment server {address} has not answered for {gone_s:.0f} s, {waiting()} episodes wait; "
                     f"the run is saved and ends after {self._patience_s:.0f} s ({error})"
                 )
                 if self._console.live:
@@ -91,4 +91,4 @@ class OutageReport:
             if self._console.live:
                 self._console.status(None)
             if reminder_s > _UNMENTIONED_S:
-                self._console.say(f"{server} was gone for {loop.time() - began:.0f} s")
+                self._console.say(f"environment server {address} was gone for {loop.time() - began:.0f} s")

@@ -87,6 +87,17 @@ class Recall:
         replies = [reply for past in self._past.values() for each in past.replies.values() for reply in each]
         return len(self._past), len(replies), sum(len(reply.token_ids) for reply in replies)
 
+    def rounds(self, max_attempts: int) -> dict[int, int]:
+        """Return how often tasks were put aside by earlier processes, for those that were taken up anew after it.
+
+        Args:
+            max_attempts: Attempts at an episode in one round.
+        """
+        latest: dict[int, int] = {}
+        for key in self._past:
+            latest[key.task] = max(latest.get(key.task, 0), key.attempt // max_attempts)
+        return latest
+
     @contextmanager
     def playing(self, key: EpisodeKey) -> "Iterator[EpisodeTape]":
         """Hand out the tape of an episode while it is played."""
@@ -102,7 +113,8 @@ class Recall:
         try:
             yield tape
         finally:
-            del self._playing[name]
+            if self._playing.get(name) is tape:
+                del self._playing[name]
 
     def tape(self, name: str) -> "EpisodeTape | None":
         """Return the tape of the episode that inference clients know by this name, if it is logged."""
@@ -136,6 +148,11 @@ class EpisodeTape:
         return self._past.ended
 
     @property
+    def goes_on(self) -> bool:
+        """Whether the log has another answer of the environment."""
+        return self._answered < len(self._past.answers)
+
+    @property
     def answers(self) -> list[Entry]:
         """The environment's answers that were given from the log so far."""
         return self._past.answers[: self._answered]
@@ -166,7 +183,7 @@ class EpisodeTape:
 
     def answer(self, kind: str, asked: object) -> Entry | None:
         """Take the environment's next answer, if the log has it and the question is the same."""
-        if self._answered == len(self._past.answers):
+        if not self.goes_on:
             return None
         entry = self._past.answers[self._answered]
         if (entry.kind, entry.fields[0]) != (kind, asked):
@@ -176,7 +193,7 @@ class EpisodeTape:
 
     def answered(self, kind: str, *fields: Any) -> None:
         """Write an answer of the environment down; what the log had in its place is void."""
-        if self._answered < len(self._past.answers):
+        if self.goes_on:
             self.cut(self._answered)
         self._append(kind, *fields)
 
@@ -233,12 +250,17 @@ class LoggedSession:
         return await self._session.episode_record()
 
     async def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> ResetResult:
-        """Begin an episode; see `EnvSession.reset`."""
+        """Begin an episode; see `EnvSession.reset`.
+
+        Raises:
+            EpisodeLostError: If the log ends here, and the session cannot be brought here.
+        """
         asked = [seed, encode_value(None, options, binary=False)]
         recalled = self._tape.answer(_RESET, asked)
         if recalled is not None:
             self._is_there = False
             _, _, observation, info = recalled.fields
+            await self._catch_up_at_the_end()
             return ResetResult(self._observation(observation), decode_value(None, info))
         result = await self._session.reset(seed, options)
         self._is_there = True
@@ -258,6 +280,8 @@ class LoggedSession:
         if recalled is not None:
             self._is_there = False
             _, observation, reward, terminated, truncated, info = recalled.fields
+            if not (terminated or truncated):
+                await self._catch_up_at_the_end()
             return StepResult(
                 self._observation(observation), reward, terminated, truncated, decode_value(None, info)
             )
@@ -273,6 +297,11 @@ class LoggedSession:
             _packed(result.info),
         )
         return result
+
+    async def _catch_up_at_the_end(self) -> None:
+        """Bring the session to where the log ends before anything is sampled that would be in vain without it."""
+        if not self._tape.goes_on:
+            await self._catch_up()
 
     async def _catch_up(self) -> None:
         """Bring the session to where the episode is, if its answers came from the log.

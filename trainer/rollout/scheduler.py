@@ -7,13 +7,13 @@ arXiv:2503.14476).
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from trainer.core.errors import RunError
 from trainer.records.ledger import Ledger
-from trainer.records.trajectory import Group, Outcome, Trajectory
+from trainer.records.trajectory import KEPT, Group, Outcome, Trajectory
 from trainer.rollout.admission import AdmissionWindow
 from trainer.rollout.slots import EpisodeSlots, Seat
 from trainer.tasks.task import Task, TaskSource
@@ -93,8 +93,9 @@ class RolloutScheduler:
         ledger: Told of every task that is issued or dropped.
         slots: Told of every episode's start and end.
         report: Told, for people, why groups were dropped.
-        disconnected: Whether an environment server is gone now. Time that episodes wait for it is not theirs.
+        disconnected: Whether a server is gone now that episodes wait for. That time is not theirs.
         leave_out: The filter; None keeps every group.
+        times_aside: How often tasks were put aside before a restart.
     """
 
     def __init__(
@@ -106,8 +107,9 @@ class RolloutScheduler:
         ledger: Ledger,
         slots: EpisodeSlots,
         report: Callable[[str], None] = lambda _: None,
-        disconnected: Callable[[], bool] = lambda: False,
+        disconnected: Callable[[], Awaitable[bool]] | None = None,
         leave_out: LeaveOut | None = None,
+        times_aside: Mapping[int, int] | None = None,
     ) -> None:
         self.window = window
         self.counters: Counter[str] = Counter()
@@ -127,11 +129,11 @@ class RolloutScheduler:
         self._closed = False
         self._left_behind: set[asyncio.Future[Trajectory]] = set()
         self._stopping: set[asyncio.Task[None]] = set()
-        self._times_aside: Counter[int] = Counter()
+        self._times_aside: Counter[int] = Counter(times_aside)
         self._finished: dict[int, Group] = {}
         self._progress = asyncio.Event()
         self._failure: BaseException | None = None
-        self._waited_s = 0.0
+        self._dropped: list[Group] = []
 
     def admit(self, version: int) -> None:
         """Start as many groups as the window allows, stamped with the policy version that plays them first."""
@@ -156,7 +158,6 @@ class RolloutScheduler:
         """
         self.admit(version)
         kept = self._taken  # of a call that was cancelled, too
-        started = asyncio.get_running_loop().time()
         while len(kept) < self.window.groups_per_step:
             index = self.window.take(version)
             if index is not None:
@@ -172,7 +173,6 @@ class RolloutScheduler:
         self._taken = []
         # Who of them ended first is a matter of time; what is trained on must not be.
         kept.sort(key=lambda group: group.index)
-        self._waited_s = asyncio.get_running_loop().time() - started
         left_out, self._left_out = self._left_out, []
         return StepGroups(kept, sorted(left_out, key=lambda group: group.index))
 
@@ -180,10 +180,10 @@ class RolloutScheduler:
         """Forget a group that was trained or dropped, so that a new one may start."""
         self.window.release(group.index)
 
-    @property
-    def waited_s(self) -> float:
-        """Wall-clock seconds that the last `next_groups` waited for episodes."""
-        return self._waited_s
+    def take_dropped(self) -> list[Group]:
+        """Return the groups that failed since this was last asked, with what their episodes came to."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
 
     async def close(self) -> None:
         """Cancel everything that still plays; nothing is played any more."""
@@ -286,11 +286,11 @@ class RolloutScheduler:
     def _hand_over(self, group: Group) -> None:
         """Give a whole group to training, or leave it out and free its place."""
         reason = self._leave_out(group) if self._leave_out else None
+        group.decision = reason or KEPT
         if reason is None:
             self._finished[group.index] = group
             self.window.finish(group.index)
         else:
-            group.decision = reason
             self._left_out.append(group)
             self._ledger.dropped(group.index, reason)
             self.counters["groups_left_out"] += 1
@@ -300,6 +300,7 @@ class RolloutScheduler:
         kinds = ",".join(sorted(group.failures))
         self._ledger.dropped(group.index, f"failed:{kinds}", group.detail)
         self.counters["groups_failed"] += 1
+        self._dropped.append(group)
         self.window.release(group.index)
         env_id = group.task.env_id
         self._failed_in_a_row[env_id] += 1
@@ -341,8 +342,8 @@ class RolloutScheduler:
         playing = asyncio.ensure_future(self._play(task, member, attempt))
         try:
             while not (await asyncio.wait((playing,), timeout=self._plan.episode_timeout_s))[0]:
-                if not self._disconnected():  # else it is not the episode that hangs
-                    break
+                if self._disconnected is None or not await self._disconnected():
+                    break  # else it is not the episode that hangs
             else:
                 return playing.result()
         finally:

@@ -1,21 +1,20 @@
 """Weights on disk, in Hugging Face layout, for servers that read them from there."""
 
 import copy
-import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Protocol, Self
 
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from trainer.core.errors import RunError
 from trainer.core.run_lock import run_lock
+from trainer.models.shards import ShardWriter
 
 _VERSION = "version-"
 _UNFINISHED = "unfinished-"
@@ -105,48 +104,6 @@ def shared_head(model: PreTrainedModel) -> SharedHead | None:
     )
 
 
-@dataclass
-class _Shards:
-    """Files of tensors, none much larger than `limit` bytes; at most one of them is held in memory."""
-
-    folder: Path
-    limit: int
-    held: dict[str, Tensor] = field(default_factory=dict)
-    held_bytes: int = 0
-    total_bytes: int = 0
-    files: list[list[str]] = field(default_factory=list)
-
-    def add(self, name: str, tensor: Tensor) -> None:
-        size = tensor.numel() * tensor.element_size()
-        if self.held and self.held_bytes + size > self.limit:
-            self.write()
-        self.held[name] = tensor.detach().to("cpu").contiguous()
-        self.held_bytes += size
-        self.total_bytes += size
-
-    def write(self) -> None:
-        save_file(self.held, self.folder / _shard_name(len(self.files) + 1), metadata={"format": "pt"})
-        self.files.append(list(self.held))
-        self.held, self.held_bytes = {}, 0
-
-    def close(self) -> None:
-        """Write what is held, and the index where there are several files."""
-        if self.held:
-            self.write()
-        if len(self.files) == 1:
-            (self.folder / _shard_name(1)).rename(self.folder / "model.safetensors")
-            return
-        weight_map = {
-            name: _shard_name(number) for number, names in enumerate(self.files, start=1) for name in names
-        }
-        index = {"metadata": {"total_size": self.total_bytes}, "weight_map": weight_map}
-        (self.folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
-
-
-def _shard_name(number: int) -> str:
-    return f"model-{number:05d}.safetensors"
-
-
 class WeightFolders:
     """One folder for each version, whole or not there at all.
 
@@ -221,7 +178,7 @@ class WeightFolders:
     def _write_tensors(self, name: str, what: str, tensors: Iterable[tuple[str, Tensor]]) -> Path:
         def fill(folder: Path) -> int:
             self._layout.write_beside(folder)
-            shards = _Shards(folder, self._shard_bytes)
+            shards = ShardWriter(folder, self._shard_bytes)
             for tensor_name, tensor in self._layout.arrange(tensors):
                 shards.add(tensor_name, tensor)
             shards.close()

@@ -39,7 +39,12 @@ class BackendWeights:
         return self._backend.export()
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield them by the names of the backend's modules."""
+        """Yield them by the names of the backend's modules.
+
+        Raises:
+            RunError: As `tensors` does.
+        """
+        self._require_held()
         return self._backend.parameters()
 
     async def folder(self) -> Path:

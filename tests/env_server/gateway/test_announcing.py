@@ -126,6 +126,26 @@ def test_what_a_gateway_could_not_look_at_is_offered_again_soon() -> None:
     on_a_clock(announce())
 
 
+def test_nothing_that_goes_wrong_once_is_the_last_that_a_gateway_hears_of_a_node() -> None:
+    async def announce() -> None:
+        gateway = Gateway()
+        failures = iter([AttributeError("no socket"), RuntimeError("closed"), ZeroDivisionError()])
+
+        def load() -> float:
+            for error in failures:
+                raise error
+            return 0.5
+
+        async with scripted(gateway.answer) as url:
+            announcer = Announcer(Settings(register_with=(url,)), "http://127.0.0.1:1", ["Good"], load)
+            announcer.start()
+            await gateway.until(1)
+            await announcer.leave()
+            assert gateway.left == ["r-Good"]
+
+    on_a_clock(announce())
+
+
 UNKNOWN = plain({"code": "unauthorized", "detail": "this token is not known"}, 401)
 STARTING = plain({"code": "draining", "detail": "the server is starting", "retry_after": 1}, 503)
 # What has lost its process in the middle of an answer.

@@ -9,7 +9,6 @@ from trainer.inference.base import GenerationRequest, InferenceHealth, SamplingP
 from trainer.inference.errors import WrongWeightsError
 from trainer.inference.pool import NoServerError, ServerPool
 from trainer.inference.torch_engine import TorchEngine
-from trainer.rollout.generation import GenerationQueue
 
 
 class Server:
@@ -180,39 +179,45 @@ async def test_a_server_that_is_back_gets_the_current_weights_first(pool, server
     assert {version for reply in replies for version in reply.policy_versions} == {2}
 
 
-async def test_requests_wait_in_line_while_no_server_is_there(pool, servers):
-    line = GenerationQueue(pool, 8, patience_s=20.0)
+async def test_requests_wait_while_no_server_is_there(pool, servers):
     for server in servers.values():
         server.unplug()
-    asked = asyncio.ensure_future(line.generate(request(0)))
+    asked = asyncio.ensure_future(pool.generate(request(0)))
     await until(lambda: not pool.serving)
     assert not (await pool.health()).ready
     servers["b"].plug()
     assert len((await asked).token_ids) == 6
-    await line.close()
 
 
-async def test_weights_wait_in_line_while_no_server_is_there(pool, servers):
-    line = GenerationQueue(pool, 8, patience_s=20.0)
+async def test_weights_wait_while_no_server_is_there(pool, servers):
     for server in servers.values():
         server.unplug()
-    brought = asyncio.ensure_future(line.sync(WeightsOf(sharp_model(1)), 2))
+    brought = asyncio.ensure_future(pool.sync(WeightsOf(sharp_model(1)), 2))
     await until(lambda: not pool.serving)
     servers["b"].plug()
     await brought
-    assert (line.version, servers["b"].version) == (2, 2)
-    await line.close()
+    assert (pool.version, servers["b"].version) == (2, 2)
 
 
-async def test_servers_that_are_all_gone_are_an_error_that_names_them(servers, model):
-    async with pool_of(servers) as pool:
+async def test_servers_that_are_all_gone_for_too_long_are_an_error_that_names_them(servers, model):
+    async with pool_of(servers, patience_s=0.2) as pool:
         await pool.sync(WeightsOf(model), 1)
         for server in servers.values():
             server.unplug()
-        with pytest.raises(NoServerError, match=r"^no inference server answers: a: .*refused; b: .*refused"):
+        with pytest.raises(
+            NoServerError, match=r"0\.2 s \(inference\.patience_s\): a: .*refused; b: .*refused"
+        ):
             await pool.generate(request(0))
         with pytest.raises(NoServerError, match="connection refused"):
             await pool.sync(WeightsOf(model), 2)
+
+
+async def test_closing_ends_those_who_wait(servers):
+    async with pool_of(servers) as pool:
+        asked = asyncio.ensure_future(pool.generate(request(0)))
+        await asyncio.sleep(0)
+    with pytest.raises(NoServerError, match="the run ends"):
+        await asked
 
 
 async def test_a_pool_without_any_server_does_not_open(servers):

@@ -15,6 +15,7 @@ from transformers import (
     MistralConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from tests.support.tiny_models import reference_logprobs
@@ -46,6 +47,9 @@ _SHAPE = {
 FAMILIES = {
     "qwen2.5": Qwen2Config(**_SHAPE, tie_word_embeddings=True),
     "qwen3": Qwen3Config(**_SHAPE),
+    "qwen3-moe": Qwen3MoeConfig(
+        **_SHAPE, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2, output_router_logits=True
+    ),
     "llama-3": LlamaConfig(**_SHAPE),
     "gemma-2": Gemma2Config(
         **_SHAPE, sliding_window=6, final_logit_softcapping=3.0, query_pre_attn_scalar=16
@@ -63,11 +67,11 @@ FAMILIES = {
 }
 
 
-def model_of(family: str):
+def model_of(family: str, config=None):
     """A model of a family, with weights large enough that caps and scales are felt."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
-        model = AutoModelForCausalLM.from_config(FAMILIES[family], dtype=torch.float32).eval()
+        model = AutoModelForCausalLM.from_config(config or FAMILIES[family], dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -1,8 +1,10 @@
 """Training episodes: whatever a session, an agent or a reward does, there is an outcome, or a plug-in is named."""
 
+import asyncio
 import inspect
 import math
 import sys
+import time
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
@@ -60,6 +62,48 @@ async def played(pool, *, actor=None, **plugins) -> Trajectory:
     }
     player = EpisodePlayer(pool, lambda: actor or ScriptedActor(["Up"]), 3, **settings)
     return await player.play(TASK, 1, 2)
+
+
+async def test_the_time_of_an_episode_is_told_by_what_it_waited_for():
+    class Slow(Session):
+        async def reset(self, seed, options):
+            await asyncio.sleep(0.02)
+            return await super().reset(seed, options)
+
+        async def step(self, reply):
+            await asyncio.sleep(0.03)
+            return await super().step(reply)
+
+    class Verifier(Slow):
+        env = SimpleNamespace(metadata={}, kind="stateless")
+
+    spent = (await played(Pool(Slow()))).timeline.seconds()
+    assert spent["environment"] >= 0.05
+    assert spent["verify"] == spent["generate"] == 0.0
+    verified = await played(Pool(Verifier()), reward="slow_reward")
+    assert verified.timeline.seconds()["verify"] >= 0.03 + 0.01
+    assert verified.timeline.seconds()["environment"] >= 0.02
+    assert verified.timeline.ended is not None
+    assert verified.as_record()["seconds"] == pytest.approx(verified.timeline.seconds(), abs=1e-6)
+
+
+def slow_reward(trajectory):
+    time.sleep(0.01)
+    return [1.0 for _ in trajectory.turns]
+
+
+async def test_the_wait_for_a_session_is_the_queue_s():
+    class Full(Pool):
+        @asynccontextmanager
+        async def session(self, task):
+            await asyncio.sleep(0.03)
+            async with super().session(task) as session:
+                yield session
+
+    for pool in (Full(), Full(problem=ProblemError("at_capacity", "no place"))):
+        spent = (await played(pool)).timeline.seconds()
+        assert spent["queue"] >= 0.03
+        assert spent["verify"] == spent["generate"] == 0.0
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ async def test_a_group_that_is_left_out_is_replaced_in_its_step_and_named():
     scheduler = scheduler_of(solved, groups=3, size=2, leave_out=leaves_out(0, 2, 3))
     step = await scheduler.next_groups(version=0)
     assert [group.index for group in step.kept] == [1, 4, 5]
-    assert [(group.index, group.left_out) for group in step.left_out] == [
+    assert [(group.index, group.decision) for group in step.left_out] == [
         (index, "filter:zero_variance") for index in (0, 2, 3)
     ]
     assert all(len(group.trajectories) == 2 for group in step.played)

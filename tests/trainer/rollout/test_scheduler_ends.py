@@ -198,9 +198,12 @@ def test_time_without_a_server_is_not_an_episodes_own_and_what_it_played_is_kept
         gone[0] = False
         return await solved(task, member, attempt)
 
+    async def disconnected():
+        return gone[0]
+
     async def run():
         scheduler = scheduler_of(play, timeout=30.0)
-        scheduler._disconnected = lambda: gone[0]
+        scheduler._disconnected = disconnected
         step = await scheduler.next_groups(version=0)
         assert asyncio.get_running_loop().time() == 100.0
         assert {each.outcome for group in step.kept for each in group.trajectories} == {Outcome.SOLVED}

@@ -1,0 +1,196 @@
+"""Trackers of others: what they are told, and that nothing they do ends a run."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import read_lines
+from trainer.config.checks import check_settings
+from trainer.config.load import load_settings, public_settings
+from trainer.config.tracking import TrackingSettings
+from trainer.core.errors import ConfigError
+from trainer.learn.boards import BOARDS_FILE, GuardedBoard, RunIdentity, flat, open_boards
+from trainer.learn.tracking import Tracker
+
+TASKS = "tasks=[{env_id: FrozenLake-v0}]"
+
+
+class Notebook:
+    """A tracker that writes down what it is told, and fails at the steps that it is to fail at."""
+
+    def __init__(self, fails_at=()) -> None:
+        self.fails_at = set(fails_at)
+        self.told: dict[int, dict[str, float]] = {}
+        self.closed = False
+
+    def log(self, step, values):
+        if step in self.fails_at:
+            raise ConnectionError(f"no server\nat step {step}")
+        self.told[step] = dict(values)
+
+    def close(self):
+        self.closed = True
+
+
+def guarded(board, said) -> GuardedBoard:
+    return GuardedBoard("notebook", lambda: board, said.append)
+
+
+def test_a_tracker_is_told_every_step_in_order():
+    board, said = Notebook(), []
+    guard = guarded(board, said)
+    for step in range(50):
+        guard.log(step, {"loss": float(step)})
+    guard.close(30.0)
+    assert board.told == {step: {"loss": float(step)} for step in range(50)}
+    assert list(board.told) == sorted(board.told)
+    assert board.closed
+    assert said == []
+
+
+def test_a_failure_is_told_once_and_what_is_missing_at_the_end():
+    board, said = Notebook(fails_at=(1, 2)), []
+    guard = guarded(board, said)
+    for step in range(5):
+        guard.log(step, {})
+    guard.close(30.0)
+    assert set(board.told) == {0, 3, 4}, "it is asked again: its server may be back"
+    assert said == [
+        "tracker notebook fails, and the run goes on without it: ConnectionError: no server at step 1",
+        "tracker notebook: 2 of 5 records are missing there; metrics.jsonl has all",
+    ]
+
+
+def test_a_tracker_that_cannot_be_opened_at_first_is_tried_again():
+    board, said, calls = Notebook(), [], []
+
+    def opened():
+        calls.append(1)
+        if len(calls) == 1:
+            raise TimeoutError("nobody answers")
+        return board
+
+    guard = GuardedBoard("notebook", opened, said.append)
+    for step in range(3):
+        guard.log(step, {})
+    guard.close(30.0)
+    assert set(board.told) == {1, 2}
+    assert len(said) == 2
+
+
+def test_a_tracker_that_hangs_holds_nobody_up():
+    never, said = threading.Event(), []
+
+    class Hangs(Notebook):
+        def log(self, step, values):
+            never.wait()
+
+    guard = guarded(Hangs(), said)
+    for step in range(3):
+        guard.log(step, {})
+    guard.close(0.05)
+    never.set()
+    assert said == [
+        "tracker notebook fails, and the run goes on without it: it has not ended within the "
+        "tracking.patience_s that it had",
+        "tracker notebook: 3 of 3 records are missing there; metrics.jsonl has all",
+    ]
+
+
+def test_a_run_s_tracker_passes_on_what_is_finite(tmp_path):
+    board, said = Notebook(), []
+    tracker = Tracker(tmp_path, TrackingSettings(tensorboard=False), 0, [guarded(board, said)])
+    tracker.metrics(1, {"loss": 0.5, "broken": float("nan")})
+    tracker.close()
+    assert board.told == {1: {"loss": 0.5}}
+    assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": 0.5, "broken": None}]
+
+
+@pytest.mark.parametrize("name", ["wandb", "swanlab", "mlflow"])
+def test_a_package_that_is_missing_is_named_with_its_command(name, monkeypatch):
+    monkeypatch.setattr("trainer.config.checks.find_spec", lambda _: None)
+    settings = load_settings(None, [TASKS, f"tracking.{name}={{}}"])
+    with pytest.raises(ConfigError, match=rf"tracking\.{name}: .*pip install {name}"):
+        check_settings(settings)
+
+
+def test_no_secret_is_told():
+    settings = load_settings(
+        None,
+        [
+            "tasks=[{env_id: Any-v0, url: 'http://me:pass@far:1/x', kwargs: {api_key: abc, max_tokens: 5}}]",
+            "env_token=sesame",
+            "serve=['a:B']",
+        ],
+    )
+    told = public_settings(settings)
+    assert "sesame" not in json.dumps(told)
+    assert "env_token" not in told
+    task = told["tasks"][0]
+    assert task["url"] == "http://far:1/x"
+    assert task["kwargs"] == {"api_key": "(hidden)", "max_tokens": 5}
+    assert told["rollout"]["max_new_tokens"] == settings.rollout.max_new_tokens
+
+
+def test_settings_are_flat_for_trackers_that_want_them_so():
+    config = {"a": {"b": [1, 2], "c": None}, "tasks": [{"env_id": "X"}], "name": "run"}
+    assert dict(flat(config)) == {"a.b": "[1, 2]", "a.c": "null", "tasks.0.env_id": "X", "name": "run"}
+
+
+def test_a_resumed_run_keeps_its_names(tmp_path):
+    run = RunIdentity(tmp_path, "run", {})
+    assert run.known("wandb") is None
+    run.keep("wandb", "abc")
+    run.keep("mlflow", "def")
+    assert RunIdentity(tmp_path, "run", {}).known("wandb") == "abc"
+    (tmp_path / BOARDS_FILE).write_text('{"wandb": "ab')
+    assert RunIdentity(tmp_path, "run", {}).known("wandb") is None
+
+
+def report_twice(directory: Path, **trackers) -> list[str]:
+    """Report three steps to real trackers, as two processes of one run do, and return what was said."""
+    settings, said = TrackingSettings(tensorboard=False, patience_s=120, **trackers), []
+    run = RunIdentity(directory, "a run", {"seed": 1, "tasks": [{"env_id": "X"}]})
+    for steps in ([1, 2], [2, 3]):
+        boards = open_boards(settings, run, said.append)
+        for step in steps:
+            for board in boards:
+                board.log(step, {"rollout/success": step / 4, "domain/a b/x": 1.0})
+        for board in boards:
+            board.close(120.0)
+    return said
+
+
+def test_wandb_takes_a_run_offline(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.chdir(tmp_path)
+    assert report_twice(tmp_path, wandb={"mode": "offline", "tags": ["t"]}) == []
+    files = list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+    assert files
+    assert all(b"rollout/success" in path.read_bytes() for path in files)
+    names = {path.stem for path in files}
+    assert names == {f"run-{RunIdentity(tmp_path, '', {}).known('wandb')}"}, (
+        "both processes are one run there"
+    )
+
+
+def test_swanlab_takes_a_run_offline(tmp_path, monkeypatch):
+    pytest.importorskip("swanlab")
+    monkeypatch.chdir(tmp_path)
+    assert report_twice(tmp_path, swanlab={"mode": "offline"}) == []
+    assert any(path.is_file() for path in (tmp_path / "swanlab").rglob("*"))
+
+
+def test_mlflow_takes_a_run_into_a_file(tmp_path):
+    mlflow = pytest.importorskip("mlflow")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    assert report_twice(tmp_path, mlflow={"uri": uri, "experiment": "e"}) == []
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    (found,) = client.search_runs([client.get_experiment_by_name("e").experiment_id])
+    assert found.info.run_name == "a run"
+    assert found.info.status == "FINISHED"
+    assert found.data.params == {"seed": "1", "tasks.0.env_id": "X"}
+    history = client.get_metric_history(found.info.run_id, "rollout/success")
+    assert {(entry.step, entry.value) for entry in history} == {(1, 0.25), (2, 0.5), (3, 0.75)}

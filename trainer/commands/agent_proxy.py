@@ -1,0 +1,233 @@
+"""`roll-agent-proxy`: an endpoint for agents in front of any policy, that writes down what is sampled."""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from clients.commands.version import add_version
+from trainer.core.errors import ConfigError, TrainerError
+
+if TYPE_CHECKING:
+    from trainer.agents.session import PolicyService
+    from trainer.inference.base import InferenceClient
+
+_TOKEN = "ROLLGYM_PROXY_TOKEN"
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_EPILOG = f"""
+An agent needs nothing but OPENAI_BASE_URL=http://HOST:PORT/s/NAME/v1, where
+any NAME makes a session; or OPENAI_BASE_URL=http://HOST:PORT/v1 and
+OPENAI_API_KEY=NAME. POST /s/NAME/reward takes {{"reward": 1, "success": true}}.
+POST /s/NAME/end ends the session, and its record is written: ids,
+log-probabilities and versions of every token.
+
+environment variables:
+  {_TOKEN}   where it is set, sessions open only by POST /sessions
+                        with it as the bearer token
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one line each."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"roll-agent-proxy: {message} (see roll-agent-proxy --help)\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        return asyncio.run(_run(options))
+    except (TrainerError, ConnectionError, TimeoutError) as error:
+        sys.stderr.write(f"roll-agent-proxy: {error}\n")
+        return getattr(error, "exit_code", 2)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="roll-agent-proxy",
+        description="An OpenAI-compatible endpoint in front of a policy.\nIt records what agents sample, by tokens.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_version(parser)
+    model = parser.add_argument_group("the policy")
+    model.add_argument("--model", required=True, help="folder or hub name: its tokenizer and chat template")
+    model.add_argument(
+        "--upstream", metavar="URL", help="vLLM or SGLang server; without it the model is run here"
+    )
+    model.add_argument("--name", default="policy", help="what the policy is called in the API")
+    model.add_argument("--max-length", type=_positive, help="longest row in tokens; default: the model's own")
+    model.add_argument(
+        "--template-kwargs", type=_object, default={}, help="JSON: variables of the chat template"
+    )
+    model.add_argument(
+        "--tool-format", default="auto", choices=("auto", "hermes", "qwen_xml", "llama", "mistral")
+    )
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument(
+        "--max-new-tokens", type=_positive, default=1024, help="longest reply (default 1024)"
+    )
+    sampling.add_argument(
+        "--temperature", type=float, default=1.0, help="where the agent does not say (default 1)"
+    )
+    sampling.add_argument("--top-p", type=float, default=1.0)
+    sampling.add_argument("--top-k", type=int, default=0)
+    sampling.add_argument("--seed", type=int, default=0, help="seed of all random streams")
+    sampling.add_argument(
+        "--sampling",
+        choices=("agent", "run", "refuse"),
+        default="agent",
+        help="an agent's own temperature and the like: heeded (default), passed over, or refused",
+    )
+    serving = parser.add_argument_group("serving")
+    serving.add_argument("--host", default="127.0.0.1")
+    serving.add_argument("--port", type=int, default=8040, help="default 8040; 0 takes a free one")
+    serving.add_argument(
+        "--output", type=Path, default=Path("agent_episodes.jsonl"), help="where records are added"
+    )
+    serving.add_argument("--idle-s", type=float, default=600.0, help="a session unused for so long ends")
+    serving.add_argument("--max-body-mb", type=_positive, default=32, help="largest request in MiB")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is no whole number above 0")
+    return int(text)
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"'{text}' is no JSON object")
+    return value
+
+
+async def _run(options: argparse.Namespace) -> int:
+    from trainer.core.ending import Ending, InterruptedRunError
+
+    ending = Ending()
+    ending.say = lambda text: None
+    try:
+        with ending.watching():
+            await _serve(options)
+    except InterruptedRunError:
+        return 0
+    return 0
+
+
+async def _serve(options: argparse.Namespace) -> None:
+    # Imported late: torch and transformers take seconds, and --help needs neither.
+    from trainer.agents.endpoint import agents_app
+    from trainer.agents.proxy import ProxySessions
+    from trainer.agents.serving import serve_app
+    from trainer.core.run_files import LineFile
+
+    token = os.environ.get(_TOKEN)
+    if options.host not in _LOOPBACK and token is None:
+        raise ConfigError(f"--host {options.host} is open to others: set {_TOKEN}, or serve loopback only")
+    _require_sampling(options)
+    file = LineFile(options.output)
+
+    def write(record: Mapping[str, Any]) -> None:
+        file.write(dict(record))
+        file.flush()
+
+    async with _client(options) as service:
+        sessions = ProxySessions(service, write, token, options.idle_s, time.time)
+        app = agents_app(sessions, options.max_body_mb << 20, sessions.routes())
+        try:
+            async with serve_app(app, options.host, options.port) as url:
+                _say(f"roll-agent-proxy serving on {url}, records in {options.output}")
+                await asyncio.Event().wait()
+        finally:
+            sessions.close()
+            file.close()
+            _say(f"{sessions.written} episodes written to {options.output}")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _require_sampling(options: argparse.Namespace) -> None:
+    if not 0 <= options.temperature <= 100 or not 0 < options.top_p <= 1 or options.top_k < 0:
+        raise ConfigError("--temperature is from 0 to 100, --top-p above 0 and at most 1, --top-k at least 0")
+    if not options.idle_s > 0:
+        raise ConfigError("--idle-s is above 0")
+
+
+@asynccontextmanager
+async def _client(options: argparse.Namespace) -> AsyncIterator["PolicyService"]:
+    """Open whatever samples, and give what answers agents."""
+
+    from trainer.config.checks import check_model_path
+    from trainer.models.load import load_model, load_tokenizer, model_folder
+    from trainer.models.stop_ids import stop_ids
+
+    check_model_path(options.model)
+    folder = model_folder(options.model)
+    tokenizer = load_tokenizer(folder)
+    from trainer.inference.torch_engine import TorchEngine
+
+    model = load_model(folder)
+    longest = options.max_length or _longest(model.config)
+    async with TorchEngine(model, max_rows=64, max_length=longest) as engine:
+        yield _service(options, engine, tokenizer, stop_ids(model), longest)
+
+
+def _longest(config: Any) -> int:
+    return int(getattr(config, "max_position_embeddings", None) or 4096)
+
+
+def _service(
+    options: argparse.Namespace,
+    client: "InferenceClient",
+    tokenizer: Any,
+    stops: Iterable[int],
+    max_length: int,
+) -> "PolicyService":
+    from trainer.agents.replies import format_of_template
+    from trainer.agents.session import PolicyService
+    from trainer.agents.splicing import SplicingRenderer
+    from trainer.inference.base import SamplingParams
+    from trainer.rollout.rendering import ChatRenderer
+
+    renderer = ChatRenderer(tokenizer, options.template_kwargs, stops)
+    sampling = SamplingParams(
+        max_new_tokens=options.max_new_tokens,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        stop_token_ids=renderer.stop_token_ids,
+    )
+    automatic = options.tool_format == "auto"
+    return PolicyService(
+        client=client,
+        renderer=SplicingRenderer(renderer),
+        sampling=sampling,
+        max_length=max_length,
+        model=options.name,
+        tool_format=format_of_template(str(tokenizer.chat_template)) if automatic else options.tool_format,
+        wishes=options.sampling,
+        seed=options.seed,
+        purpose="proxy",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,306 @@
+"""Trackers of others: Weights & Biases, SwanLab, MLflow. Whatever one of them does, the run goes on.
+
+Each has a thread of its own, so a server that answers slowly or never holds nothing up. What it does not take is
+counted and told; `metrics.jsonl` has all of it.
+"""
+
+import json
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainer.config.tracking import MlflowSettings, SwanlabSettings, TrackingSettings, WandbSettings
+from trainer.core.run_files import write_errors
+
+BOARDS_FILE = "boards.json"
+"""Names the runs of other trackers that a resumed run goes on with."""
+_MOST_WAITING = 10_000
+_MLFLOW_NAME = re.compile(r"[^\w\-. :/]")
+_MLFLOW_BATCH = 100
+_MLFLOW_METRICS = 1000
+_MLFLOW_LONGEST = 500
+
+Numbers = Mapping[str, float]
+
+
+class NotLoggedInError(Exception):
+    """A tracker knows no user; the message has the remedy."""
+
+
+class Board(Protocol):
+    """A tracker that is open."""
+
+    def log(self, step: int, values: Numbers) -> None:
+        """Record finite numbers of a step."""
+        ...
+
+    def close(self) -> None:
+        """Send what is left, and end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunIdentity:
+    """What a tracker is told of a run.
+
+    Attributes:
+        directory: The run's directory.
+        name: Its name, for people.
+        config: Its settings, without secrets.
+    """
+
+    directory: Path
+    name: str
+    config: dict[str, Any]
+
+    def known(self, board: str) -> str | None:
+        """Return what a tracker called this run when it began."""
+        return self._ids().get(board)
+
+    def keep(self, board: str, name: str) -> None:
+        """Keep what a tracker calls this run, for processes that resume it."""
+        path = self.directory / BOARDS_FILE
+        with write_errors(path):
+            path.write_text(json.dumps(self._ids() | {board: name}), encoding="utf-8")
+
+    def _ids(self) -> dict[str, str]:
+        try:
+            ids = json.loads((self.directory / BOARDS_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}  # a run that begins, or a file cut short by a crash: the tracker then has a second run of it
+        return ids if isinstance(ids, dict) else {}
+
+
+@dataclass(slots=True)
+class GuardedBoard:
+    """A tracker in a thread of its own, where anything it raises is caught, counted and told.
+
+    Attributes:
+        name: The tracker's, for people.
+        open_board: Opens it; called in the thread.
+        say: Told once that it fails, and at the end what it did not take.
+    """
+
+    name: str
+    open_board: Callable[[], Board]
+    say: Callable[[str], None]
+    _queue: queue.Queue[tuple[int, Numbers] | None] = field(
+        default_factory=lambda: queue.Queue(maxsize=_MOST_WAITING)
+    )
+    _thread: threading.Thread = field(init=False)
+    _given: int = 0
+    _taken: int = 0
+    _warned: bool = False
+
+    def __post_init__(self) -> None:
+        self._thread = threading.Thread(target=self._serve, name=f"tracker-{self.name}", daemon=True)
+        self._thread.start()
+
+    def log(self, step: int, values: Numbers) -> None:
+        """Hand numbers over; never waits."""
+        self._given += 1
+        try:
+            self._queue.put_nowait((step, dict(values)))
+        except queue.Full:
+            self._warn(f"it is {_MOST_WAITING} records behind")
+
+    def close(self, patience_s: float) -> None:
+        """Wait until everything is sent, at most so long, and tell what is not."""
+        deadline = time.monotonic() + patience_s
+        try:
+            self._queue.put(None, timeout=patience_s)
+            self._thread.join(max(0.0, deadline - time.monotonic()))
+        except queue.Full:
+            pass  # told below, with what it did not take
+        if self._thread.is_alive():
+            self._warn("it has not ended within the tracking.patience_s that it had")
+        if (lost := self._given - self._taken) > 0:
+            self.say(
+                f"tracker {self.name}: {lost} of {self._given} records are missing there; metrics.jsonl has all"
+            )
+
+    def _serve(self) -> None:
+        board: Board | None = None
+        while (item := self._queue.get()) is not None:
+            # Code of others at the other end of a network: nothing that it does may end the run.
+            try:
+                if board is None:
+                    board = self.open_board()
+                board.log(*item)
+                self._taken += 1
+            except Exception as error:  # noqa: BLE001 - told, once
+                self._warn(f"{type(error).__name__}: {error}")
+        if board is not None:
+            try:
+                board.close()
+            except Exception as error:  # noqa: BLE001 - told, once
+                self._warn(f"{type(error).__name__}: {error}")
+
+    def _warn(self, why: str) -> None:
+        if not self._warned:
+            self._warned = True
+            brief = " ".join(why.split())[:300]
+            self.say(f"tracker {self.name} fails, and the run goes on without it: {brief}")
+
+
+def open_boards(
+    settings: TrackingSettings, run: RunIdentity, say: Callable[[str], None]
+) -> list[GuardedBoard]:
+    """Open the trackers that the settings name."""
+    return [GuardedBoard(name, opener, say) for name, opener in _openers(settings, run)]
+
+
+def _openers(settings: TrackingSettings, run: RunIdentity) -> Iterator[tuple[str, Callable[[], Board]]]:
+    if (wandb := settings.wandb) is not None:
+        yield "wandb", lambda: WandbBoard(wandb, run)
+    if (swanlab := settings.swanlab) is not None:
+        yield "swanlab", lambda: SwanlabBoard(swanlab, run)
+    if (mlflow := settings.mlflow) is not None:
+        yield "mlflow", lambda: MlflowBoard(mlflow, run)
+
+
+class WandbBoard:
+    """Weights & Biases.
+
+    Args:
+        settings: Where to report to.
+        run: What is reported.
+    """
+
+    def __init__(self, settings: WandbSettings, run: RunIdentity) -> None:
+        import wandb
+
+        # It would ask the person at the terminal for a key, in the middle of the run's own console.
+        if settings.mode == "online" and not wandb.login(prompt=False):
+            raise NotLoggedInError(
+                "run `wandb login`, set WANDB_API_KEY, or take tracking.wandb.mode=offline"
+            )
+        self._run = wandb.init(
+            project=settings.project,
+            entity=settings.entity,
+            group=settings.group,
+            tags=settings.tags,
+            mode=settings.mode,
+            name=run.name,
+            config=run.config,
+            dir=str(run.directory),
+            id=run.known("wandb"),
+            resume="allow",
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        run.keep("wandb", self._run.id)
+        # A resumed run goes back to its checkpoint, and wandb takes no step that is lower than one before it.
+        self._run.define_metric("step", hidden=True)
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, values: Numbers) -> None:
+        """Record numbers of a step."""
+        self._run.log({**values, "step": step})
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._run.finish()
+
+
+class SwanlabBoard:
+    """SwanLab.
+
+    Args:
+        settings: Where to report to.
+        run: What is reported.
+    """
+
+    def __init__(self, settings: SwanlabSettings, run: RunIdentity) -> None:
+        import swanlab
+
+        self._run = swanlab.init(
+            project=settings.project,
+            workspace=settings.workspace,
+            group=settings.group,
+            tags=settings.tags,
+            mode=settings.mode,
+            name=run.name,
+            config=run.config,
+            log_dir=str(run.directory / "swanlab"),
+            id=run.known("swanlab"),
+            resume="allow",
+            settings=swanlab.Settings(interactive=False),
+        )
+        run.keep("swanlab", self._run.id)
+
+    def log(self, step: int, values: Numbers) -> None:
+        """Record numbers of a step."""
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._run.finish()
+
+
+class MlflowBoard:
+    """MLflow.
+
+    Args:
+        settings: Where to report to.
+        run: What is reported.
+    """
+
+    def __init__(self, settings: MlflowSettings, run: RunIdentity) -> None:
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=settings.uri)
+        known = run.known("mlflow")
+        if known is not None:
+            self._run_id: str = known
+            self._client.update_run(known, status="RUNNING")
+            return
+        experiment = self._client.get_experiment_by_name(settings.experiment)
+        experiment_id = (
+            self._client.create_experiment(settings.experiment)
+            if experiment is None
+            else experiment.experiment_id
+        )
+        self._run_id = self._client.create_run(experiment_id, run_name=run.name).info.run_id
+        run.keep("mlflow", self._run_id)
+        self._describe(run.config)
+
+    def _describe(self, config: Mapping[str, Any]) -> None:
+        from mlflow.entities import Param
+
+        params = [
+            Param(_MLFLOW_NAME.sub("_", key)[:250], text[:_MLFLOW_LONGEST]) for key, text in flat(config)
+        ]
+        for start in range(0, len(params), _MLFLOW_BATCH):
+            self._client.log_batch(self._run_id, params=params[start : start + _MLFLOW_BATCH])
+
+    def log(self, step: int, values: Numbers) -> None:
+        """Record numbers of a step."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        named = [
+            Metric(_MLFLOW_NAME.sub("_", name)[:250], value, now, step) for name, value in values.items()
+        ]
+        for start in range(0, len(named), _MLFLOW_METRICS):
+            self._client.log_batch(self._run_id, metrics=named[start : start + _MLFLOW_METRICS])
+
+    def close(self) -> None:
+        """Say that the run is over."""
+        self._client.set_terminated(self._run_id)
+
+
+def flat(config: object, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield nested settings as dotted keys and texts."""
+    if isinstance(config, Mapping):
+        for key, value in config.items():
+            yield from flat(value, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(config, list) and any(isinstance(value, Mapping | list) for value in config):
+        for place, value in enumerate(config):
+            yield from flat(value, f"{prefix}.{place}")
+    else:
+        yield prefix, config if isinstance(config, str) else json.dumps(config)

@@ -1,0 +1,93 @@
+"""What an episode waited for, moment by moment: its parts sum to the whole, however its waits overlap."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Self
+
+
+class Phase(StrEnum):
+    """What an episode can wait for. Where several are under way at one time, the first of them in this order counts."""
+
+    GENERATE = "generate"
+    VERIFY = "verify"
+    ENVIRONMENT = "environment"
+    QUEUE = "queue"
+    AGENT = "agent"
+
+
+@dataclass(slots=True)
+class Timeline:
+    """The phases of one episode, each from its moment on until the next one's.
+
+    Attributes:
+        clock: Gives the time in seconds; only differences mean anything.
+        marks: When each phase began, in order: (time, phase).
+        ended: When the episode ended; None while it goes on.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    marks: list[tuple[float, Phase]] = field(default_factory=list)
+    ended: float | None = None
+    _under_way: Counter[Phase] = field(default_factory=Counter)
+
+    @classmethod
+    def from_seconds(cls, seconds: Mapping[str, float]) -> Self:
+        """Return a timeline that is over, with phases of these lengths one after the other."""
+        timeline = cls(clock=lambda: 0.0)
+        end = 0.0
+        timeline.marks = []
+        for phase in Phase:
+            timeline.marks.append((end, phase))
+            end += seconds.get(phase.value, 0.0)
+        timeline.ended = end
+        return timeline
+
+    def __post_init__(self) -> None:
+        self.marks.append((self.clock(), Phase.AGENT))
+
+    @contextmanager
+    def during(self, phase: Phase) -> Iterator[None]:
+        """Note that the episode waits for `phase` inside the context."""
+        self._under_way[phase] += 1
+        self._mark()
+        try:
+            yield
+        finally:
+            self._under_way[phase] -= 1
+            self._mark()
+
+    def queued(self, since: float, until: float) -> None:
+        """Note that the episode waited for its session before this timeline was made."""
+        made = self.marks[0][0]
+        self.marks[:0] = [(min(since, made), Phase.QUEUE), (min(until, made), Phase.AGENT)]
+
+    def end(self) -> None:
+        """Note that the episode is over; what comes after counts no more."""
+        if self.ended is None:
+            self.ended = self.clock()
+
+    def spans(self) -> list[tuple[float, float, Phase]]:
+        """Return the phases as (from, until, phase), without gaps or overlaps."""
+        end = self.clock() if self.ended is None else self.ended
+        ends = [moment for moment, _ in self.marks[1:]] + [end]
+        return [
+            (start, min(until, end), phase)
+            for (start, phase), until in zip(self.marks, ends, strict=True)
+            if start < min(until, end)
+        ]
+
+    def seconds(self) -> dict[str, float]:
+        """Return how long each phase lasted in all; together they are the episode's whole time."""
+        totals = {phase.value: 0.0 for phase in Phase}
+        for start, until, phase in self.spans():
+            totals[phase.value] += until - start
+        return totals
+
+    def _mark(self) -> None:
+        phase = next((phase for phase in Phase if self._under_way[phase] > 0), Phase.AGENT)
+        if phase is not self.marks[-1][1]:
+            self.marks.append((self.clock(), phase))

@@ -1,0 +1,255 @@
+"""Curves as SVG that needs nothing but a style sheet: lines, bands, and parts of a whole. Pure functions."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+WIDTH, HEIGHT = 360, 168
+_WIDE, _TALL = 1140, 270
+_LEFT, _RIGHT, _TOP, _BOTTOM = 48, 10, 10, 22
+_MOST_POINTS = 240
+_TICKS = 5
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One curve.
+
+    Attributes:
+        label: Its name.
+        points: (step, value), in order of steps.
+        band: (low, high) at each point, where it has an interval.
+        style: "line", "dots" (with a mark at every point), "dashed", or "level" (one value, all the way).
+        colour: Number of its colour in the style sheet.
+    """
+
+    label: str
+    points: Sequence[Point]
+    band: Sequence[Point] | None = None
+    style: str = "line"
+    colour: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Where numbers stand on a picture: steps from left to right, values from bottom to top."""
+
+    first: float
+    last: float
+    low: float
+    high: float
+    width: int = WIDTH
+    height: int = HEIGHT
+
+    def x(self, step: float) -> float:
+        """Place of a step."""
+        span = self.last - self.first or 1.0
+        return _LEFT + (self.width - _LEFT - _RIGHT) * (step - self.first) / span
+
+    def y(self, value: float) -> float:
+        """Place of a value."""
+        span = self.high - self.low or 1.0
+        return self.height - _BOTTOM - (self.height - _TOP - _BOTTOM) * (value - self.low) / span
+
+
+def thinned(points: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
+    """Return at most so many points: means of neighbours, so that a long run stays legible and small."""
+    if len(points) <= most:
+        return list(points)
+    size = math.ceil(len(points) / most)
+    parts = [points[start : start + size] for start in range(0, len(points), size)]
+    return [
+        (sum(step for step, _ in part) / len(part), sum(value for _, value in part) / len(part))
+        for part in parts
+    ]
+
+
+def line_chart(
+    lines: Sequence[Line], *, low: float | None = None, high: float | None = None, wide: bool = False
+) -> Markup:
+    """Draw curves over training steps.
+
+    Args:
+        lines: The curves; those without points are left out.
+        low: Bottom of the picture; what the curves need if None.
+        high: Top of the picture.
+        wide: Draw it as wide as the page.
+    """
+    drawn = [line for line in lines if line.points]
+    if not drawn:
+        return Markup("")
+    scale = _scale(drawn, low, high, _WIDE if wide else WIDTH, _TALL if wide else HEIGHT)
+    parts = [_grid(scale)]
+    for line in drawn:
+        parts.append(_line(line, scale))
+    return _figure(parts, scale, [(line.label, line.colour, line.points) for line in drawn])
+
+
+def stacked_chart(
+    names: Sequence[str],
+    steps: Sequence[float],
+    parts: Sequence[Sequence[float]],
+    colours: Sequence[int] | None = None,
+) -> Markup:
+    """Draw the parts of a whole over training steps, one on the other.
+
+    Args:
+        names: The parts' names, from the bottom.
+        steps: Training steps.
+        parts: Values of each part, one for each step.
+        colours: Number of each part's colour; the first ones in order if None.
+    """
+    if not steps:
+        return Markup("")
+    series = [thinned(list(zip(steps, values, strict=True))) for values in parts]
+    places = [step for step, _ in series[0]]
+    tops = [0.0] * len(places)
+    total = max(sum(values[place][1] for values in series) for place in range(len(places)))
+    scale = Scale(places[0], places[-1], 0.0, total or 1.0, _WIDE, _TALL)
+    colours = range(len(names)) if colours is None else colours
+    shapes = [_grid(scale)]
+    for colour, values in zip(colours, series, strict=True):
+        bottoms, tops = tops, [top + value for top, (_, value) in zip(tops, values, strict=True)]
+        shapes.append(_area(places, bottoms, tops, scale, colour))
+    shown = list(zip(names, colours, series, strict=True))
+    return _figure(shapes, scale, shown)
+
+
+def ticks(low: float, high: float) -> list[tuple[float, str]]:
+    """Return round numbers between two, at most five or so, with their texts."""
+    rough = (high - low) / _TICKS
+    size = math.pow(10.0, math.floor(math.log10(rough)))
+    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough * 0.999)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    values = [place * step for place in range(first, last + 1)]
+    largest = max((abs(value) for value in values), default=0.0)
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    if largest >= 10_000 or decimals > 4:
+        return [(value, short(value)) for value in values]
+    return [(value, f"{value:,.{decimals}f}".replace("-", "−")) for value in values]
+
+
+def short(value: float) -> str:
+    """Return a number with three digits that count."""
+    size = abs(value)
+    if size >= 1e9 or 0 < size < 1e-3:
+        return f"{value:.1e}"
+    for limit, letter in ((1e6, "M"), (1e3, "k")):
+        if size >= limit * 10:
+            return f"{value / limit:.3g}{letter}"
+    return f"{value:.3g}" if size < 1000 else f"{value:,.0f}"
+
+
+def _scale(lines: Sequence[Line], low: float | None, high: float | None, width: int, height: int) -> Scale:
+    steps = [step for line in lines for step, _ in line.points if line.style != "level"]
+    values = [value for line in lines for _, value in line.points]
+    values += [bound for line in lines for pair in line.band or () for bound in pair]
+    bottom = min(values) if low is None else low
+    top = max(values) if high is None else high
+    if top <= bottom:
+        margin = abs(bottom) * 0.1 or 1.0
+        bottom, top = (bottom if low is not None else bottom - margin), top + margin
+    else:
+        margin = (top - bottom) * 0.06
+        bottom = bottom if low is not None else bottom - margin
+        top = top if high is not None else top + margin
+    return Scale(min(steps, default=0.0), max(steps, default=1.0), bottom, top, width, height)
+
+
+def _grid(scale: Scale) -> Markup:
+    lines = []
+    for value, label in ticks(scale.low, scale.high):
+        y = scale.y(value)
+        lines.append(
+            f'<line class="grid" x1="{_LEFT}" x2="{scale.width - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        )
+        lines.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{label}</text>')
+    for place, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
+        step = scale.first + (scale.last - scale.first) * place
+        where = f'x="{scale.x(step):.1f}" y="{scale.height - 6}" text-anchor="{anchor}"'
+        lines.append(f'<text class="tick" {where}>{step:,.0f}</text>')
+    return Markup("".join(lines))
+
+
+def _line(line: Line, scale: Scale) -> Markup:
+    if line.style == "level":
+        y = scale.y(line.points[0][1])
+        return Markup(
+            f'<line class="curve level c{line.colour}" x1="{_LEFT}" x2="{scale.width - _RIGHT}" '
+            f'y1="{y:.1f}" y2="{y:.1f}"/>'
+        )
+    parts = []
+    if line.band is not None:
+        steps = [step for step, _ in line.points]
+        lows, highs = [low for low, _ in line.band], [high for _, high in line.band]
+        parts.append(_area(steps, lows, highs, scale, line.colour, kind="band"))
+    points = line.points if line.band is not None else thinned(line.points)
+    path = " ".join(f"{scale.x(step):.1f},{scale.y(value):.1f}" for step, value in points)
+    dashed = " dashed" if line.style == "dashed" else ""
+    parts.append(Markup(f'<polyline class="curve{dashed} c{line.colour}" points="{path}"/>'))
+    if line.style in ("dots", "dashed") or len(points) == 1:
+        parts += [
+            Markup(
+                f'<circle class="dot c{line.colour}" cx="{scale.x(step):.1f}" cy="{scale.y(value):.1f}" r="2.6"/>'
+            )
+            for step, value in points
+        ]
+    return Markup("").join(parts)
+
+
+def _area(
+    steps: Sequence[float],
+    lows: Sequence[float],
+    highs: Sequence[float],
+    scale: Scale,
+    colour: int,
+    kind: str = "area",
+) -> Markup:
+    if len(steps) == 1:
+        # One step has no width of its own.
+        left, right = scale.width * 0.45, scale.width * 0.55
+        corners = [(left, highs[0]), (right, highs[0]), (right, lows[0]), (left, lows[0])]
+        path = " ".join(f"{x:.1f},{scale.y(value):.1f}" for x, value in corners)
+    else:
+        there = zip(steps, highs, strict=True)
+        back = zip(reversed(steps), reversed(lows), strict=True)
+        path = " ".join(f"{scale.x(step):.1f},{scale.y(value):.1f}" for step, value in [*there, *back])
+    return Markup(f'<polygon class="{kind} c{colour}" points="{path}"/>')
+
+
+def _figure(
+    parts: Sequence[Markup], scale: Scale, shown: Sequence[tuple[str, int, Sequence[Point]]]
+) -> Markup:
+    """Return the picture with the numbers beside it that the page shows under the pointer."""
+    data = {
+        "left": _LEFT,
+        "right": scale.width - _RIGHT,
+        "first": scale.first,
+        "last": scale.last,
+        "lines": [
+            {
+                "label": label,
+                "colour": colour,
+                "points": [[step, float(f"{value:.5g}")] for step, value in thinned(points)],
+            }
+            for label, colour, points in shown
+        ],
+    }
+    labels = ", ".join(label for label, _, _ in shown)
+    return Markup(
+        '<svg viewBox="0 0 {width} {height}" role="img" aria-label="{labels}" data-chart="{data}">{parts}'
+        '<line class="pointer" y1="{top}" y2="{bottom}" x1="0" x2="0"/></svg>'
+    ).format(
+        width=scale.width,
+        height=scale.height,
+        labels=labels,
+        data=escape(json.dumps(data, separators=(",", ":"))),
+        parts=Markup("").join(parts),
+        top=_TOP,
+        bottom=scale.height - _BOTTOM,
+    )

@@ -1,0 +1,247 @@
+"""What a run's directory says, read while the run may still write to it: what cannot be read is told, never fatal."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.config.load import without_secrets
+from trainer.core.errors import TrainerError
+from trainer.core.run_files import CONFIG_FILE
+from trainer.core.run_lock import LOCK_FILE
+from trainer.learn.tracking import EPISODES_FILE, METRICS_FILE
+from trainer.records.ledger import LEDGER_FILE, Fate
+from trainer.records.trajectory import Trajectory
+
+LONGEST_LINE = 8 * 2**20
+"""Bytes of a line that is still read: an episode of more is passed over."""
+_PLACES = 24
+_NEIGHBOURS = 4
+
+Row = dict[str, Any]
+
+
+class NoRunError(TrainerError):
+    """The directory holds no run."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedEpisode:
+    """An episode of the records.
+
+    Attributes:
+        step: The step that it was trained in, or dropped.
+        decision: What the filter made of its group: "kept", or why it was dropped.
+        trajectory: The episode.
+    """
+
+    step: int
+    decision: str
+    trajectory: Trajectory
+
+
+@dataclass(slots=True)
+class RunFolder:
+    """What was found.
+
+    Attributes:
+        directory: The run's directory.
+        settings: Its settings without secrets, as nested data; empty where they cannot be read.
+        training: Lines of metrics that training steps wrote.
+        panels: Lines of metrics that evaluations wrote.
+        episodes: A sample over the whole run, a few neighbours at each place, in order.
+        tasks: How many tasks have each fate, and why tasks were dropped.
+        changed: When the run wrote last, in seconds since 1970; None where it never did.
+        state: "finished", "running" (or killed: then it does not change any more), or "stopped".
+        notes: What could not be read, for people.
+    """
+
+    directory: Path
+    settings: Row = field(default_factory=dict)
+    training: list[Row] = field(default_factory=list)
+    panels: list[Row] = field(default_factory=list)
+    episodes: list[PlayedEpisode] = field(default_factory=list)
+    tasks: dict[str, int] = field(default_factory=dict)
+    changed: float | None = None
+    state: str = "stopped"
+    notes: list[str] = field(default_factory=list)
+
+
+def read_run(directory: Path) -> RunFolder:
+    """Read a run, whole or not.
+
+    Raises:
+        NoRunError: If nothing in the directory is of a run.
+    """
+    files = [directory / name for name in (CONFIG_FILE, METRICS_FILE, EPISODES_FILE, LEDGER_FILE)]
+    there = [path for path in files if path.is_file()]
+    if not there:
+        names = ", ".join(path.name for path in files)
+        raise NoRunError(f"{directory} holds no run: it has none of {names}; name a run's output_dir")
+    found = RunFolder(directory)
+    found.changed = max(path.stat().st_mtime for path in there)
+    found.state = _state(directory)
+    found.settings = _settings(directory / CONFIG_FILE, found.notes)
+    for row in _rows(directory / METRICS_FILE, found.notes):
+        (found.panels if any(name.startswith("evaluate/") for name in row) else found.training).append(row)
+    found.training = _last_of_each_step(found.training)
+    found.tasks = _tasks(directory / LEDGER_FILE, found.notes)
+    found.episodes = _episodes(directory / EPISODES_FILE, found.notes)
+    return found
+
+
+def number(row: Row, name: str) -> float | None:
+    """Return a finite number of a line, or None."""
+    value = row.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    # A whole number may be too large for any float.
+    return float(value) if abs(value) < 1e300 and math.isfinite(value) else None
+
+
+def _state(directory: Path) -> str:
+    if (directory / "model").is_dir():
+        return "finished"
+    try:
+        # It is signed while a process holds it; one that was killed leaves its name there.
+        return "running" if (directory / LOCK_FILE).stat().st_size > 0 else "stopped"
+    except OSError:
+        return "stopped"
+
+
+def _settings(path: Path, notes: list[str]) -> Row:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, yaml.YAMLError, RecursionError) as error:
+        notes.append(f"{path.name} cannot be read: {_brief(error)}")
+        return {}
+    if not isinstance(values, dict):
+        notes.append(f"{path.name} holds no settings")
+        return {}
+    return without_secrets(values)
+
+
+def _rows(path: Path, notes: list[str]) -> Iterator[Row]:
+    damaged = 0
+    for line in _lines(path, notes):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            damaged += 1
+            continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int) and not isinstance(row["step"], bool):
+            yield row
+        else:
+            damaged += 1
+    _note_damage(path, damaged, notes)
+
+
+def _lines(path: Path, notes: list[str]) -> Iterator[bytes]:
+    """Yield the whole lines of a file; a last one without its end is still being written."""
+    try:
+        with path.open("rb") as file:
+            while line := file.readline(LONGEST_LINE):
+                if not line.endswith(b"\n"):
+                    if len(line) < LONGEST_LINE:
+                        return
+                    notes.append(
+                        f"{path.name} has a line of more than {LONGEST_LINE >> 20} MiB, which is left out"
+                    )
+                    _skip_line(file)
+                    continue
+                yield line
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        notes.append(f"{path.name} cannot be read: {_brief(error)}")
+
+
+def _skip_line(file: Any) -> None:
+    while (part := file.readline(LONGEST_LINE)) and not part.endswith(b"\n"):
+        pass
+
+
+def _last_of_each_step(rows: list[Row]) -> list[Row]:
+    """A run that was killed and resumed has trained steps twice in a file that nobody cut: the later one counts."""
+    return [row for _, row in sorted({row["step"]: row for row in rows}.items())]
+
+
+def _tasks(path: Path, notes: list[str]) -> dict[str, int]:
+    """Count the fates of tasks, as `trainer.records.ledger` does."""
+    fates: dict[int, str] = {}
+    reissues, damaged = 0, 0
+    for line in _lines(path, notes):
+        try:
+            event = json.loads(line)
+            task, fate = event["task"], Fate(event["fate"])
+            if not isinstance(task, int):
+                raise TypeError
+        except (ValueError, RecursionError, KeyError, TypeError):
+            damaged += 1
+            continue
+        reissues += fate is Fate.REISSUED
+        fates[task] = f"dropped/{str(event.get('reason', ''))[:60]}" if fate is Fate.DROPPED else fate.value
+    _note_damage(path, damaged, notes)
+    counts = dict(sorted(Counter(fates.values()).items()))
+    return counts | ({"issued again after a crash": reissues} if reissues else {})
+
+
+def _episodes(path: Path, notes: list[str]) -> list[PlayedEpisode]:
+    found: dict[int, PlayedEpisode] = {}
+    damaged, first = 0, ""
+    for start, line in _sampled_lines(path, notes):
+        try:
+            record = json.loads(line)
+            trajectory = Trajectory.from_record(record)
+            step, group = record.get("step"), record.get("group")
+            decision = str(group.get("decision", "")) if isinstance(group, dict) else ""
+            found[start] = PlayedEpisode(step if isinstance(step, int) else -1, decision, trajectory)
+        except (ValueError, RecursionError, AttributeError) as error:
+            damaged, first = damaged + 1, first or _brief(error)
+    _note_damage(path, damaged, notes, first)
+    return [found[start] for start in sorted(found)]
+
+
+def _sampled_lines(path: Path, notes: list[str]) -> Iterator[tuple[int, bytes]]:
+    """Yield lines at places spread evenly over a file, and a few behind each; the cost does not grow with the file."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            done = 0
+            for place in range(_PLACES):
+                file.seek(max(done, size * place // _PLACES))
+                if file.tell() > done:
+                    _skip_line(file)  # the rest of the line that the place fell into
+                for _ in range(_NEIGHBOURS):
+                    start = file.tell()
+                    line = file.readline(LONGEST_LINE)
+                    if not line.endswith(b"\n"):
+                        if len(line) == LONGEST_LINE:
+                            _skip_line(file)
+                        break
+                    yield start, line
+                done = max(done, file.tell())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        notes.append(f"{path.name} cannot be read: {_brief(error)}")
+
+
+def _note_damage(path: Path, damaged: int, notes: list[str], why: str = "") -> None:
+    if damaged:
+        notes.append(
+            f"{path.name}: {damaged} line{'s' if damaged > 1 else ''} could not be read"
+            + (f" ({why})" if why else "")
+        )
+
+
+def _brief(error: Exception) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(text.split())[:200]
