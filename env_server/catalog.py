@@ -5,6 +5,7 @@ import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -25,6 +26,7 @@ from envs.registry import builtin_environments
 _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._-]")
 _NEAR_NAMES = 3
+_Schema = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
 @dataclass(slots=True)
@@ -218,7 +220,7 @@ def _class_entry(
     env_id: str, target: str, settings: Settings, max_episode_steps: int | None, *, ours: bool
 ) -> CatalogEntry:
     env_class = _load_class(target)
-    schema, operator_kwargs = _declared_kwargs(env_class, target)
+    schema, operator_kwargs = _declared_kwargs(env_class, target, ours=ours)
     metadata = dict(env_class.metadata)
     if max_episode_steps is None:
         max_episode_steps = metadata.get("max_episode_steps")
@@ -241,11 +243,18 @@ def _class_entry(
 
 
 def _declared_kwargs(
-    env_class: type[gymnasium.Env[Any, Any]], target: str
-) -> tuple[Mapping[str, Any] | None, frozenset[str]]:
-    """The schema of what a client may set, and the names that are the operator's, as the class says."""
+    env_class: type[gymnasium.Env[Any, Any]], target: str, *, ours: bool
+) -> tuple[_Schema | None, frozenset[str]]:
+    """The schema of what a client may set, and the names that are the operator's, as the class says.
+
+    Those of the many environments that are built in are made when they are asked for: few of them will be.
+    """
     try:
-        schema = getattr(env_class, "kwargs_schema", None)
+        schema: _Schema | None = (
+            partial(getattr, env_class, "kwargs_schema")
+            if ours
+            else getattr(env_class, "kwargs_schema", None)
+        )
         return schema, frozenset(getattr(env_class, "operator_kwargs", frozenset()))
     except Exception as error:  # the boundary to an author's annotations
         raise ConfigurationError(
@@ -326,7 +335,7 @@ def _entry(
     *,
     metadata: dict[str, Any],
     isolation: Isolation,
-    schema: Mapping[str, Any] | None,
+    schema: _Schema | None,
     operator_kwargs: frozenset[str],
     max_episode_steps: int | None,
     deterministic: bool,

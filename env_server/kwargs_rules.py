@@ -2,7 +2,8 @@
 
 import difflib
 import math
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -48,7 +49,7 @@ class KwargsRules:
 
     Args:
         env_id: The environment, for messages.
-        schema: JSON Schema of an object.
+        schema: JSON Schema of an object; or a function that gives it when it is needed first, and then has to be one.
         operator_kwargs: Names that are refused in requests, whatever the schema says.
         trusted: Whether the schema is the operator's or an installed package's. That of a registered server is bounded
             in size and work, and its regular expressions, which can run for ever, are left to that server.
@@ -60,31 +61,46 @@ class KwargsRules:
     def __init__(
         self,
         env_id: str,
-        schema: Mapping[str, Any],
+        schema: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
         operator_kwargs: frozenset[str],
         *,
         trusted: bool = True,
     ) -> None:
+        self._env_id = env_id
+        self._declared = schema
+        self._operator_kwargs = operator_kwargs
+        self._trusted = trusted
+        self._looks = 0
+        if not callable(schema):
+            self._check_schema(schema)
+
+    @cached_property
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema of what a client may set."""
+        return dict(self._declared() if callable(self._declared) else self._declared)
+
+    @cached_property
+    def _validator(self) -> Any:
+        # By itself, the library would fetch what a `$ref` names, wherever that is.
+        if self._trusted:
+            return _Strict(self.schema, registry=Registry())
+        return self._frugal()(_without_patterns(self.schema), registry=Registry())
+
+    def _check_schema(self, schema: Mapping[str, Any]) -> None:
         try:
-            if not trusted and len(orjson.dumps(schema)) > _LARGEST_SCHEMA:
-                raise ConfigurationError(f"the kwargs schema of {env_id} is over {_LARGEST_SCHEMA} bytes")
+            if not self._trusted and len(orjson.dumps(schema)) > _LARGEST_SCHEMA:
+                raise ConfigurationError(
+                    f"the kwargs schema of {self._env_id} is over {_LARGEST_SCHEMA} bytes"
+                )
             Draft202012Validator.check_schema(schema)
         except jsonschema.SchemaError as error:
             raise ConfigurationError(
-                f"the kwargs schema of {env_id} is not a JSON Schema: {error.message}"
+                f"the kwargs schema of {self._env_id} is not a JSON Schema: {error.message}"
             ) from error
         except (RecursionError, TypeError) as error:
-            raise ConfigurationError(f"the kwargs schema of {env_id} cannot be read: {error}") from error
-        self.schema = dict(schema)
-        self._env_id = env_id
-        self._operator_kwargs = operator_kwargs
-        self._looks = 0
-        # By itself, the library would fetch what a `$ref` names, wherever that is.
-        self._validator = (
-            _Strict(schema, registry=Registry())
-            if trusted
-            else self._frugal()(_without_patterns(schema), registry=Registry())
-        )
+            raise ConfigurationError(
+                f"the kwargs schema of {self._env_id} cannot be read: {error}"
+            ) from error
 
     def check(self, kwargs: Mapping[str, Any]) -> None:
         """Refuse kwargs that a client may not set.

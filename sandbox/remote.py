@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -107,7 +108,7 @@ class RemoteSandbox:
         if (result := refused(program, files, limits)) is not None:
             return EndedSession(result)
         body = build_request(program, files, b"", limits, ())
-        return open_remote_session(self._url, self._headers, body, limits.wall_seconds)
+        return open_remote_session(self._url, self._headers, body, limits.wall_seconds, self._largest_request)
 
     def probe(self) -> Guarantees:
         """Ask what the server's own probe has seen, and run a control program; see `Sandbox`."""
@@ -155,6 +156,11 @@ class RemoteSandbox:
             except httpx.TransportError as error:
                 attempts_left -= 1
                 reason = f"the connection broke: {error}"
+                if content is not None and len(content) > (largest := self._largest_request()):
+                    # It was refused while it was on its way, and the answer lost on that.
+                    raise _UploadTooLargeError(
+                        f"{len(content)} bytes; {largest:.0f} are allowed; {_REMEDIES[_TOO_LARGE]}"
+                    ) from error
                 if attempts_left == 0:
                     raise _NotAnsweredError(reason) from error
                 # What ended the server may have been this program: it is not tried on and on.
@@ -173,6 +179,14 @@ class RemoteSandbox:
             if time.monotonic() + pause > give_up_at:
                 raise _NotAnsweredError(reason)
             time.sleep(pause)
+
+    def _largest_request(self) -> float:
+        """How many bytes the server takes at once; without end where it does not say."""
+        try:
+            answer = self._client.get(f"{self._url}/v1/info", timeout=_CONNECT_S)
+            return float(answer.json()["limits"]["max_request_bytes"])
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            return math.inf
 
 
 class _NotAnsweredError(Exception):

@@ -38,13 +38,23 @@ class RemoteSession:
         self._result: RunResult | None = None
         self._refused_size = False
 
-    def begin(self, request: Mapping[str, Any]) -> str | None:
+    def begin(self, request: Mapping[str, Any], largest: Callable[[], float]) -> str | None:
         """Start the program; gives why not, if it was refused.
+
+        A server closes the socket over a message that is far too large, while most of it is still on its way. Its
+        reason may be lost on that, and is asked for then.
+
+        Args:
+            request: What to run.
+            largest: Asks the server how many bytes it takes at once.
 
         Raises:
             UploadRefusedError: The server takes no request as large.
         """
-        answer = self._ask(json.dumps(request))
+        message = json.dumps(request)
+        answer = self._ask(message)
+        if answer is None and not self._refused_size:
+            self._refused_size = len(message) > largest()
         if isinstance(answer, dict) and "ok" in answer:
             return None
         problem = answer.get("error") if isinstance(answer, dict) else None
@@ -119,9 +129,20 @@ class UploadRefusedError(Exception):
 
 
 def open_remote_session(
-    url: str, headers: Mapping[str, str], request: Mapping[str, Any], wall_seconds: float
+    url: str,
+    headers: Mapping[str, str],
+    request: Mapping[str, Any],
+    wall_seconds: float,
+    largest: Callable[[], float],
 ) -> SandboxSession:
     """Start a program that is spoken to.
+
+    Args:
+        url: Of the server.
+        headers: Of the handshake.
+        request: What to run.
+        wall_seconds: After which the program has ended in any case.
+        largest: Asks the server how many bytes it takes at once.
 
     Raises:
         SandboxUnavailableError: If it cannot be started.
@@ -146,7 +167,7 @@ def open_remote_session(
         raise SandboxUnavailableError(f"remote: {address}: {error}") from error
     session = RemoteSession(connection, stack.close, wall_seconds)
     try:
-        refusal = session.begin(request)
+        refusal = session.begin(request, largest)
     except UploadRefusedError as error:
         stack.close()
         return EndedSession(too_large(f"{address}: {error}"))

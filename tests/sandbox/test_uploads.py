@@ -1,7 +1,9 @@
 """What a run is given to begin with, and who holds back whom: apart from the back-ends that every test runs on."""
 
 import contextlib
+import select
 import socket
+import socketserver
 import struct
 import threading
 import time
@@ -84,6 +86,63 @@ def test_what_a_remote_server_takes_no_request_for_is_the_same_outcome() -> None
             assert not session.alive
             assert session.close().outcome is Outcome.DISK_LIMIT
         assert sandbox.run(SHOUT).stdout == b"ran\n"
+
+
+class Impatient(socketserver.ThreadingTCPServer):
+    """Stands before a server and breaks each connection on which more comes than the server takes, with no word."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int, most: int) -> None:
+        super().__init__(("127.0.0.1", 0), Passing)
+        self.port, self.most = port, most
+        self.broken = 0
+
+
+class Passing(socketserver.BaseRequestHandler):
+    server: Impatient
+
+    def handle(self) -> None:
+        with (
+            socket.create_connection(("127.0.0.1", self.server.port)) as upstream,
+            contextlib.suppress(OSError),
+        ):
+            heard = 0
+            while True:
+                for ready in select.select([self.request, upstream], [], [])[0]:
+                    data = ready.recv(1 << 16)
+                    if not data:
+                        return
+                    heard += len(data) if ready is self.request else 0
+                    if heard > self.server.most:
+                        self.server.broken += 1
+                        self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                        self.request.close()
+                        return
+                    (upstream if ready is self.request else self.request).sendall(data)
+
+
+def test_a_refusal_that_is_lost_on_the_way_is_the_same_outcome() -> None:
+    """A server that refuses stops to read, and what it says is lost where much is still on its way."""
+    room = Limits(disk_mb=64)
+    with (
+        Server("--no-builtin", "--sandbox", "auto", "--max-request-bytes", "1048576") as server,
+        Impatient(server.port, 1 << 20) as proxy,
+        contextlib.closing(
+            RemoteSandbox(f"http://127.0.0.1:{proxy.server_address[1]}", patience_s=0)
+        ) as sandbox,
+    ):
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        result = sandbox.run(SHOUT, files={"big": bytes(3 << 20)}, limits=room)
+        assert (result.outcome, result.stdout) == (Outcome.DISK_LIMIT, b"")
+        assert "max_request_bytes" in result.detail
+        session = sandbox.open_session(SHOUT, files={"big": bytes(3 << 20)}, limits=room)
+        assert session.close().outcome is Outcome.DISK_LIMIT
+        assert proxy.broken == 2
+        # What is not too large has broken for another reason.
+        proxy.most = 1 << 10
+        assert sandbox.run(SHOUT, files={"small": bytes(1 << 11)}).outcome is Outcome.SANDBOX_ERROR
+        proxy.shutdown()
 
 
 @pytest.mark.parametrize(

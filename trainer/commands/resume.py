@@ -31,10 +31,20 @@ _FREE_TO_CHANGE = (
     "rollout.max_concurrent_by_environment",
     "rollout.log",
     "optimizer.max_skipped_steps",
+    "inference.urls",
+    "inference.launch",
+    "inference.patience_s",
+    "inference.lost_after_s",
+    "inference.look_every_s",
+    "inference.max_concurrent_requests",
+    "inference.api_key_variable",
+    "inference.admin_key_variable",
+    "weights",
 )
-"""Settings that a resumed run may change: they do not touch what is learnt.
+"""Settings that a resumed run may change, with all below them: they do not touch what is learnt.
 
-How long a run waits, and after how many failures it ends: who comes back to a run that ended so raises just these.
+How long a run waits, and after how many failures it ends: who comes back to a run that ended so raises just these. And
+where the servers are, and how weights reach them: a run goes on with other servers than it began with.
 """
 
 _RECORDS = (*RECORD_FILES, LEDGER_FILE, BOARDS_FILE)
@@ -196,7 +206,7 @@ def changed_settings(settings: RunSettings, directory: Path) -> list[str]:
         ) from error
     changes = _changes(before.model_dump(mode="json"), settings.model_dump(mode="json"))
     free = [key for key in _FREE_TO_CHANGE if key != "steps" or before.optimizer.schedule == "constant"]
-    return [key for key in changes if key not in free and key.split(".")[0] not in free]
+    return [key for key in changes if not any(f"{key}.".startswith(f"{each}.") for each in free)]
 
 
 def _changes(before: object, now: object, prefix: str = "") -> list[str]:

@@ -24,6 +24,7 @@ from trainer.assembly.build import (
     warm_start_backend,
 )
 from trainer.assembly.data_check import check_streams, keep_digests
+from trainer.assembly.inference import check_inference
 from trainer.backends.base import TrainBackend
 from trainer.commands.plots import plot_run
 from trainer.commands.policy import ADAPTER_FOLDER, MODEL_FOLDER
@@ -66,7 +67,6 @@ from trainer.rollout.recall import Recall
 from trainer.rollout.scheduler import GroupPlan, RolloutScheduler
 from trainer.tasks.dataset import row_streams
 from trainer.tasks.task import TaskSource
-from trainer.weights.publisher import WeightPublisher
 
 
 class RunStoppedError(TrainerError):
@@ -89,6 +89,7 @@ async def train(settings: RunSettings, ending: Ending) -> int:
             is saved.
     """
     check_settings(settings)
+    check_inference(settings)
     directory = Path(settings.output_dir)
     store = CheckpointStore(directory / "checkpoints", settings.checkpoint.keep)
     with run_lock(directory):
@@ -153,8 +154,7 @@ async def _train(
     players = await stack.enter_async_context(
         open_players(settings, policy, pool, console, recall, trains_meanwhile=trains_meanwhile)
     )
-    publisher = WeightPublisher([players.client])
-    await publisher.publish(models.policy, state.version)
+    await players.publisher.publish(models.policy, state.version)
     run = RunIdentity(directory, settings.name, public_settings(settings))
     boards = open_boards(settings.tracking, run, console.say)
     tracker = Tracker(directory, settings.tracking, state.step, boards)
@@ -191,7 +191,7 @@ async def _train(
             truncated=settings.rollout.truncates,
         ),
         models=models,
-        publisher=publisher,
+        publisher=players.publisher,
         client=players.client,
         build_rows=row_builder(settings.rows),
         ledger=ledger,

@@ -10,6 +10,7 @@ from trainer.algorithms.presets import lay_over_preset, resolve_preset
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.config.agents import AgentsSettings, agent_kind
 from trainer.config.data import DatasetSettings
+from trainer.config.inference import InferenceSettings, WeightSettings, disagreement
 from trainer.config.model import ModelSettings
 from trainer.config.tracking import TrackingSettings
 from trainer.core.strict import Count, JsonObject, Seconds, ServerUrl, Settings, Weight
@@ -323,6 +324,8 @@ class RunSettings(Settings):
     prompt: PromptSettings = PromptSettings()
     rollout: RolloutSettings = RolloutSettings()
     agents: AgentsSettings = AgentsSettings()
+    inference: InferenceSettings = InferenceSettings()
+    weights: WeightSettings = WeightSettings()
     rows: Literal["trajectory", "step"] = Field(
         "trajectory", description="A training row per segment or per turn."
     )
@@ -377,6 +380,32 @@ class RunSettings(Settings):
         if self.deterministic and self.rollout.extra_groups > 0:
             raise ValueError(
                 "deterministic: true needs rollout.extra_groups: 0: who is put aside is a matter of time"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _servers_can_sample(self) -> Self:
+        if (reason := disagreement(self.inference, self.weights)) is not None:
+            raise ValueError(reason)
+        if self.weights.transport == "adapter" and self.model.lora is None:
+            raise ValueError(
+                "weights.transport 'adapter' sends LoRA adapters alone, and none are trained: set model.lora={}, or "
+                "the transport to disk"
+            )
+        if self.deterministic and not self.inference.embedded:
+            raise ValueError(
+                f"deterministic: true needs inference.kind embedded: what '{self.inference.kind}' computes depends on "
+                "who shares a batch, which is a matter of time"
+            )
+        if self.inference.quantization and self.algorithm.correction.kind == "off":
+            raise ValueError(
+                f"inference.quantization '{self.inference.quantization}' samples from other weights than are trained: "
+                "set algorithm.correction={kind: truncate}, which weighs tokens by how far the two are apart"
+            )
+        if self.inference.sleep_level and self.rollout.max_staleness:
+            raise ValueError(
+                "inference.sleep_level puts servers to sleep while the policy is trained, and rollout.max_staleness "
+                f"{self.rollout.max_staleness} samples meanwhile: set one of them to 0"
             )
         return self
 

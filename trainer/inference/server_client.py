@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 from uuid import uuid4
 
-from trainer.core.errors import ConfigError
+from trainer.core.errors import ConfigError, TrainerError
 from trainer.inference import sglang, vllm
 from trainer.inference.base import (
     AdapterSource,
@@ -27,6 +27,7 @@ from trainer.inference.base import (
 from trainer.inference.dialect import (
     Bucket,
     Capabilities,
+    Conversation,
     Dialect,
     GenerationCall,
     GroupAddress,
@@ -37,6 +38,7 @@ from trainer.inference.dialect import (
 )
 from trainer.inference.errors import (
     InferenceError,
+    MalformedReplyError,
     RepeatedAbortError,
     RequestRefusedError,
     WeightsError,
@@ -164,6 +166,7 @@ class ServerClient:
         self._distrust: WeightsError | None = None
         self._ongoing: set[_Ongoing] = set()
         self._left: set[asyncio.Task[None]] = set()
+        self._undoing: asyncio.Task[None] | None = None
         self._steering = asyncio.Lock()
         self._confirming = asyncio.Lock()
         self._confirmed_at = -1.0
@@ -204,7 +207,7 @@ class ServerClient:
                 self._labels = {label: self._version}
             else:
                 self._distrust = WeightsLostError(
-                    f"{self.url} serves weights called {label!r}, which this run has not sent: they must be sent first"
+                    f"{self.url} serves weights called {label[:40]!r}, which this run has not sent: send its own first"
                 )
         self._troubles_seen = self._http.troubles
         return self.capabilities
@@ -342,7 +345,7 @@ class ServerClient:
                     f"{self.url} aborted request {reply.request.request_id} {unexplained} times in a row without a "
                     "token, and nobody here asked for it: does something else pause this server?"
                 )
-            await asyncio.sleep(min(0.05 * 2**unexplained, 1.0))
+            await asyncio.sleep(min(0.01 * 2**unexplained, 0.5))
 
     async def _until_running(self, ongoing: _Ongoing) -> None:
         if self._running.is_set():
@@ -370,15 +373,15 @@ class ServerClient:
         ongoing.idle.clear()
         try:
             answer = await self._asked(ongoing, call)
-        except asyncio.CancelledError:
-            self._leave(self._drop_at_server(call.request_id))
+        except BaseException:
+            self._drop_at_server(call.request_id)
             raise
         finally:
             ongoing.rid, ongoing.limit = "", None
             ongoing.idle.set()
             self._unload_retired(ongoing)
         if answer is None:
-            self._leave(self._drop_at_server(call.request_id))
+            self._drop_at_server(call.request_id)
             return None
         if answer.status == 503:
             return None
@@ -432,27 +435,32 @@ class ServerClient:
                 for each in waiting:
                     each.drop()
             elif rids := [each.rid for each in waiting if each.rid]:
-                await self._http.converse(self._speaking.abort(rids))
+                self._leave(self._speaking.abort(rids))
             asked += 1
             # An abort may overtake the request that it names.
             await _all_set([each.done for each in waiting], _ABORT_EVERY_S)
         return sum(each.aborted for each in chosen)
 
-    async def _drop_at_server(self, request_id: str) -> None:
-        with suppress(InferenceError):
-            async with asyncio.timeout(_FAREWELL_S):
-                await self._http.converse(self._speaking.abort([request_id]))
+    def _drop_at_server(self, request_id: str) -> None:
+        # The connection is closed already; SGLang looks at it from time to time only.
+        self._leave(self._speaking.abort([request_id]))
 
-    def _leave(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Let something go on that nobody waits for, until the client is closed."""
+    def _leave(self, conversation: Conversation[None]) -> asyncio.Task[None]:
+        """Talk to the server while nobody waits for it, until the client is closed."""
 
         async def quietly() -> None:
-            with suppress(InferenceError, TimeoutError):
-                await coroutine
+            with suppress(TrainerError, TimeoutError):
+                async with asyncio.timeout(_FAREWELL_S):
+                    await self._http.converse(conversation)
 
         task = asyncio.create_task(quietly())
         self._left.add(task)
         task.add_done_callback(self._left.discard)
+        return task
+
+    def _undo(self, conversation: Conversation[None]) -> None:
+        """Take back what broke off, without holding up whoever hears of it; the next pause waits for it."""
+        self._undoing = self._leave(conversation)
 
     # Versions
 
@@ -482,6 +490,8 @@ class ServerClient:
         if ongoing.adapter is not None or self._need.way is None:
             return [submitted] * len(stretch.token_ids)
         if stretch.labels is None:
+            if stretch.token_ids and self._need.mode in ("keep", "recompute"):
+                raise MalformedReplyError(f"{self.url} does not say which weights drew the tokens of a reply")
             if stretch.token_ids:
                 await self._confirm_weights()
             return [submitted] * len(stretch.token_ids)
@@ -489,7 +499,7 @@ class ServerClient:
         for label, version in known.items():
             if version < submitted:
                 raise self._lose(
-                    f"{self.url} drew tokens with weights called {label!r}, and version {submitted} was there before"
+                    f"{self.url} drew tokens with weights called {label[:40]!r} after those of version {submitted}"
                 )
         return [known[label] for label in stretch.labels]
 
@@ -513,7 +523,9 @@ class ServerClient:
             if label is None and self._synced and self._troubles_seen != self._http.troubles:
                 raise self._lose(f"{self.url} was away, and its release does not say which weights it serves")
             if label is not None and self._labels.get(label, -1) < version:
-                raise self._lose(f"{self.url} serves weights called {label!r}, and not version {version}")
+                raise self._lose(
+                    f"{self.url} serves weights called {label[:40]!r}, and not version {version}"
+                )
             self._confirmed_at = started
 
     async def score(self, prompt_ids: Sequence[int]) -> list[float]:
@@ -554,6 +566,8 @@ class ServerClient:
                 await self._resume()
 
     async def _pause(self, mode: PauseMode) -> None:
+        if self._undoing is not None:
+            await asyncio.wait([self._undoing])
         self._running.clear()
         self._paused = mode
         self._pauses += 1
@@ -566,7 +580,7 @@ class ServerClient:
         except BaseException:
             self._paused = None
             self._running.set()
-            self._leave(self._http.converse(self._speaking.resume()))
+            self._undo(self._speaking.resume())
             raise
 
     async def _settle(self) -> None:
@@ -582,7 +596,12 @@ class ServerClient:
         await _all_set([each.idle for each in under_way], None)
 
     async def _resume(self) -> None:
-        await self._http.converse(self._speaking.resume())
+        try:
+            await self._http.converse(self._speaking.resume())
+        except BaseException as error:
+            # Whoever is held would wait for ever.
+            self.distrust(WeightUpdateError(f"{self.url} did not go on after a pause: {_words(error)}"))
+            raise
         self._paused = None
         self._running.set()
 
@@ -640,7 +659,7 @@ class ServerClient:
             except BaseException:
                 # A group whose update broke off may still wait for tensors: the next one is a new one.
                 self._group = None
-                self._leave(self._http.converse(self._speaking.abandon_update()))
+                self._undo(self._speaking.abandon_update())
                 raise
 
     async def announce(self, bucket: Bucket) -> None:
@@ -653,6 +672,8 @@ class ServerClient:
     async def _taking(self, version: int) -> AsyncIterator[PauseMode]:
         """Pause for an update; afterwards all is well and goes on, or nothing is trusted."""
         async with self._steering:
+            if self._undoing is not None:
+                await asyncio.wait([self._undoing])
             if self._paused is None:
                 await self._pause(self._need.mode)
             mode = self._paused or self._need.mode
@@ -661,7 +682,9 @@ class ServerClient:
             try:
                 yield mode
             except BaseException as error:
-                failure = WeightUpdateError(f"{self.url}: the update to version {version} failed: {error}")
+                failure = WeightUpdateError(
+                    f"{self.url}: the update to version {version} failed: {_words(error)}"
+                )
                 self.distrust(failure)
                 if isinstance(error, InferenceError):
                     raise failure from error
@@ -690,14 +713,16 @@ class ServerClient:
             pauses = self._need.mode == "abort" and self._paused is None
             if pauses:
                 await self._pause("abort")
+            name = f"policy-{version}-{uuid4().hex[:8]}"
             try:
-                name = f"policy-{version}-{uuid4().hex[:8]}"
                 await self._http.converse(self._speaking.load_adapter(name, folder))
                 if self._adapter is not None:
                     self._retired.add(self._adapter)
                 self._adapter, self._version = name, version
                 self._distrust = None
             except InferenceError as error:
+                # It may have been loaded all the same.
+                self._retired.add(name)
                 raise WeightUpdateError(
                     f"{self.url}: the adapter of version {version} failed: {error}"
                 ) from error
@@ -710,7 +735,7 @@ class ServerClient:
         used = {each.adapter for each in self._ongoing if each is not leaving and each.rid}
         for name in self._retired - used:
             self._retired.discard(name)
-            self._leave(self._http.converse(self._speaking.unload_adapter(name)))
+            self._leave(self._speaking.unload_adapter(name))
 
     async def _has_adapter(self, name: str) -> bool:
         """Ask with one token: a request may be refused for other reasons."""
@@ -740,7 +765,7 @@ class ServerClient:
 
     async def close(self) -> None:
         """End all requests, and let the server go on if it is paused."""
-        with suppress(InferenceError, TimeoutError):
+        with suppress(TrainerError, TimeoutError):
             async with asyncio.timeout(_FAREWELL_S):
                 if self._paused is not None and self._distrust is None:
                     await self._http.converse(self._speaking.resume())
@@ -753,6 +778,10 @@ class ServerClient:
             task.cancel()
         await asyncio.gather(*self._left, return_exceptions=True)
         await self._http.close()
+
+
+def _words(error: BaseException) -> str:
+    return str(error) or type(error).__name__
 
 
 async def _all_set(events: Sequence[asyncio.Event], timeout_s: float | None) -> None:

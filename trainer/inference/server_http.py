@@ -132,8 +132,10 @@ class ServerHttp:
             if answer.status in _BUSY and not (answer.status == _PAUSED and held()):
                 await pace.wait(f"{answer.status}, {message_of(answer.body)}")
                 continue
-            if answer.status == 500 and call.repeatable and (failures := failures + 1) < _FAILURES:
+            if answer.status == 500 and not call.admin and (failures := failures + 1) < _FAILURES:
                 await pace.wait(message_of(answer.body))
+                # An engine that is dead answers so for as long as its front lives.
+                await self._until_back(pace)
                 continue
             return answer
 

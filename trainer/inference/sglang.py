@@ -275,7 +275,11 @@ def probe(need: Need) -> Conversation[SglangDialect]:
     answer = yield HttpCall("/server_info", method="GET")
     require(answer, "no SGLang server answers here", missing="is it SGLang, and is this its root URL?")
     info = read_object(answer.body)
-    version = part_of(info, "version", str, "SGLang's server_info")
+    version = info.get("version")
+    if not isinstance(version, str):
+        raise ServerSetupError(
+            "no SGLang server answers here: /server_info names no version; is it another's?"
+        )
     release = read_release(version)
     _refuse_old(version, release, need)
     _refuse_setup(info, need)

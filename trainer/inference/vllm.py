@@ -283,8 +283,7 @@ def probe(need: Need) -> Conversation[VllmDialect]:
     answer = yield HttpCall("/v1/models", method="GET")
     require(answer, "vLLM does not say which model it serves")
     model, max_length = _served_model(read_object(answer.body))
-    steered = need.way in ("disk", "broadcast")
-    if steered:
+    if need.way in ("disk", "broadcast") or (need.way == "adapter" and need.mode == "abort"):
         answer = yield _steer("/resume")
         require(answer, "weights cannot be updated", missing=_DEV_MODE)
     label = yield from _weight_label(release)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import subprocess
 import sys
@@ -58,6 +59,10 @@ class Steering:
     def script(self, *replies: str | list[int]) -> None:
         """Let the next replies say these."""
         self._post("script", {"replies": list(replies)})
+
+    def models(self) -> set[str]:
+        """Names that may be asked for."""
+        return {each["id"] for each in httpx.get(f"{self.url}/v1/models", timeout=30).json()["data"]}
 
     def logprobs(self, ids: Sequence[int]) -> list[float]:
         """Log-probabilities of ids after the first, with the weights of now."""
@@ -145,6 +150,16 @@ class InferenceServerProcess(Steering):
             self.stop()
             raise RuntimeError(f"the double did not start: {line!r}")
         return self
+
+    def stand_still(self) -> None:
+        """Let it do nothing, its connections open."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End it as a crash would."""

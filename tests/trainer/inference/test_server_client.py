@@ -1,7 +1,6 @@
 """The client of one inference server against the double of each, which says what it drew and with which weights."""
 
 import asyncio
-import signal
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from tests.support.inference_server.running import InferenceServer, InferenceSer
 from trainer.core.errors import ConfigError
 from trainer.inference.base import GenerationRequest, SamplingParams
 from trainer.inference.errors import (
-    InferenceError,
     MalformedReplyError,
     RepeatedAbortError,
     RequestRefusedError,
@@ -290,10 +288,11 @@ async def test_an_abort_that_nobody_asked_for_is_no_end(dialect):
 async def test_a_reply_is_aborted_with_what_it_has(dialect):
     with InferenceServer(dialect) as server:
         async with ServerClient(server.url, dialect) as client:
-            before = server.state()["tokens"]
-            server.steps(2)
+            server.steps(0)
             replies = [asyncio.create_task(client.generate(request(name))) for name in ("a", "b")]
-            await server.until(tokens=before + 4)
+            await server.until(waiting=2)
+            server.steps(2)
+            await server.until(drawn=4)
             assert await client.abort(["a", "unknown"]) == 1
             first = await replies[0]
             assert (first.finish_reason, len(first.token_ids)) == ("abort", 2)
@@ -463,12 +462,8 @@ async def test_adapters_have_a_new_name_for_each_version(dialect, tmp_path):
             server.steps(None)
             result, new = await old, await client.generate(request())
             names = [reply["model"] for reply in server.log()["replies"]]
-            for _ in range(200):
-                if not client._left:
-                    break
-                await asyncio.sleep(0.01)
-            with pytest.raises(InferenceError):
-                await client._http.converse(client._speaking.unload_adapter(names[-2]))
+            await asyncio.gather(*client._left)
+            assert server.models() == {"policy", names[-1]}
     folders = [str(tmp_path / f"adapter-{seed}") for seed in (1, 2)]
     for reply, folder, version in ((result, folders[0], 1), (new, folders[1], 2)):
         rows = HashModel().prompt_logprobs(PROMPT + reply.token_ids, folder)
@@ -477,6 +472,59 @@ async def test_adapters_have_a_new_name_for_each_version(dialect, tmp_path):
         assert reply.policy_versions == [version] * 6
     assert base.policy_versions == [0] * 6
     assert len({*names[-2:]}) == 2
+
+
+@BOTH
+async def test_an_adapter_that_is_gone_is_missed(dialect, tmp_path):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect, way="adapter", pause_mode="abort") as client:
+            await client.sync(Weights(1, tmp_path), 1)
+            await client._http.converse(client._speaking.unload_adapter(client._adapter))
+            with pytest.raises(WeightsLostError, match="adapter of version 1"):
+                await client.generate(request())
+            assert not (await client.health()).ready
+            await client.sync(Weights(2, tmp_path), 2)
+            assert (await client.generate(request())).policy_versions == [2] * 6
+            path = "/v1/load_lora" if dialect == "vllm" else "/load_lora"
+            server.fail({"kind": "answer", "path": path, "status": 400})
+            with pytest.raises(WeightUpdateError, match="version 3"):
+                await client.sync(Weights(3, tmp_path), 3)
+            # The old one is as good as it was.
+            assert (await client.generate(request())).policy_versions == [2] * 6
+
+
+@BOTH
+async def test_a_server_that_does_not_go_on_holds_nobody(dialect, tmp_path):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect) as client:
+            path = "/resume" if dialect == "vllm" else "/continue_generation"
+            server.fail({"kind": "answer", "path": path, "status": 400})
+            syncing = asyncio.create_task(client.sync(Weights(1, tmp_path), 1))
+            await asyncio.sleep(0)
+            held = asyncio.create_task(client.generate(request()))
+            with pytest.raises(RequestRefusedError):
+                await syncing
+            with pytest.raises(WeightUpdateError, match="did not go on"):
+                await held
+            await client.sync(Weights(2, tmp_path), 2)
+            assert (await client.generate(request())).policy_versions == [2] * 6
+
+
+@BOTH
+async def test_what_broke_off_is_taken_back_before_the_next_pause(dialect, tmp_path):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect) as client:
+            path = "/pause" if dialect == "vllm" else "/pause_generation"
+            server.fail({"kind": "late", "path": path, "seconds": 0.2})
+            syncing = asyncio.create_task(client.sync(Weights(1, tmp_path), 1))
+            await asyncio.sleep(0.1)
+            syncing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await syncing
+            await client.pause("abort")
+            assert server.state()["paused"] == "abort"
+            await client.resume()
+            assert (await client.generate(request())).policy_versions == [0] * 6
 
 
 @BOTH
@@ -547,9 +595,27 @@ async def test_refusals_and_rubbish_have_their_types(dialect):
                 with pytest.raises(MalformedReplyError) as raised:
                     await client.generate(request())
                 assert len(str(raised.value)) < 1000
-            server.fail({"kind": "answer", "status": 500, "count": -1})
+            path = "/inference" if dialect == "vllm" else "/generate"
+            server.fail({"kind": "answer", "status": 500, "count": -1, "path": path})
             with pytest.raises(RequestRefusedError, match="overloaded"):
                 await client.generate(request())
+
+
+async def test_an_engine_that_is_dead_behind_its_front_is_given_up():
+    with InferenceServer("vllm") as server:
+        async with ServerClient(server.url, "vllm", patience_s=0.3) as client:
+            server.fail({"kind": "answer", "status": 500, "count": -1})
+            with pytest.raises(ServerGoneError):
+                await client.generate(request())
+
+
+async def test_a_health_that_flaps_costs_no_reply():
+    with InferenceServer("vllm", step_s=0.02) as server:
+        async with ServerClient(server.url, "vllm", patience_s=5.0, watch_every_s=0.02) as client:
+            server.fail(*[{"kind": "answer", "path": "/health", "skip": skip} for skip in (0, 1, 1)])
+            assert len((await client.generate(request(tokens=12))).token_ids) == 12
+            assert server.state()["faults"]
+            assert client.counters.resubmitted == 0
 
 
 async def test_a_server_that_never_comes_is_given_up():
@@ -584,14 +650,17 @@ async def test_a_server_that_is_started_again_has_lost_its_weights(dialect, tmp_
             await client.sync(Weights(1, tmp_path), 1)
             result = await client.generate(request())
             assert result.logprobs == pytest.approx(logprobs_of(1, result.token_ids))
-            # A server that stands still keeps its connections.
-            client._http._patience_s = client._http._watch_every_s = 0.2
-            server._process.send_signal(signal.SIGSTOP)
-            try:
-                with pytest.raises(ServerGoneError):
-                    await client.generate(request())
-            finally:
-                server._process.send_signal(signal.SIGCONT)
+
+
+async def test_a_server_that_stands_still_with_its_connections_open_is_given_up():
+    with InferenceServerProcess("vllm") as server:
+        async with ServerClient(server.url, "vllm", patience_s=0.3, watch_every_s=0.1) as client:
+            await client.generate(request())
+            server.stand_still()
+            with pytest.raises(ServerGoneError, match=r"0\.3 s"):
+                await client.generate(request())
+            server.go_on()
+            assert len((await client.generate(request())).token_ids) == 6
 
 
 @pytest.mark.parametrize("release", ["0.32.0", "0.33.0"])
