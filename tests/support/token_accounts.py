@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -113,13 +114,13 @@ def _note_draws(
 
 def _entries(run: Path, beside: Path) -> Iterator[Entry]:
     """Yield all that was ever logged, in order."""
-    files = {path.name: path for path in (beside / ARCHIVE).glob("*.log")}
-    files |= {path.name: path for path in (run / ROLLOUT_LOG_FOLDER).glob("*.log")}
+    kept = {path.stat().st_ino: path for path in (beside / ARCHIVE).iterdir()}
+    kept |= {path.stat().st_ino: path for path in (run / ROLLOUT_LOG_FOLDER).glob("*.log")}
     everything = beside / "everything"
-    everything.mkdir(exist_ok=True)
-    for name, path in files.items():
-        if not (everything / name).exists():
-            (everything / name).hardlink_to(path)
+    shutil.rmtree(everything, ignore_errors=True)
+    everything.mkdir()
+    for number, path in enumerate(sorted(kept.values(), key=lambda path: path.stat().st_mtime_ns), start=1):
+        (everything / f"{number:06d}.log").hardlink_to(path)
     yield from RolloutLog(everything, durable=False, say=print).read()
 
 

@@ -140,8 +140,9 @@ def _keep(beside: Path) -> None:
 
     def settle_and_keep(log: RolloutLog, *arguments: Any) -> None:
         for path in log._folder.glob("*.log"):
-            kept = archive / path.name
-            if not kept.exists():
+            # A number is given again once all files are gone and the process is another.
+            kept = archive / f"{path.name}-{path.stat().st_ino}-{path.stat().st_ctime_ns}"
+            if path.stat().st_nlink == 1:
                 os.link(path, kept)
         settle(log, *arguments)
 

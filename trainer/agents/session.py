@@ -15,6 +15,7 @@ from trainer.core.seeding import derive_seed
 from trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient, SamplingParams
 from trainer.records.timeline import Phase
 from trainer.records.trajectory import Trajectory, Turn
+from trainer.rollout.recall import session_key
 from trainer.rollout.recorder import Recorder
 
 SamplingPolicy = Literal["run", "refuse", "agent"]
@@ -328,7 +329,7 @@ class AgentSession:
             sampling=sampling,
             seed=derive_seed(self.service.seed, *names),
             order=(*streams, *further),
-            session_key=f"{purpose}-{task.index}-{member}-{attempt}",
+            session_key=session_key(purpose, task.index, member, attempt),
         )
 
     def _give_up(self, places: Sequence[int], error: BaseException) -> None:
