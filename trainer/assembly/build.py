@@ -320,7 +320,9 @@ async def open_players(
             gate = WaveGate(logged, min(bound for bound in bounds if bound is not None))
             client, slots = gate, gate
         else:
-            client = GenerationQueue(logged, inference.capacity)
+            client = logged
+            if settings.inference.embedded:  # servers have lines of their own
+                client = GenerationQueue(logged, rollout.max_concurrent_sequences)
             slots = BoundedSlots(rollout.max_concurrent_episodes, limits)
         publisher = WeightPublisher([client], inference.folders, inference.check)
         yield Players(client, slots, make_prompts, publisher, inference.updating)
