@@ -6,7 +6,7 @@ prompts, requests, records. What servers use is not in it. Rows:
 - `loop alone`: inference client and environment answer in this process at once: prompts, records and scheduling only.
 - `inference over HTTP`: replies come from the conformance server of the tests (vLLM's dialect, ids in and ids out).
 - `served environment, too`: and the environment is served by `roll-serve`, over WebSocket.
-- `verifiers`: the loop of `verifiers` 0.1 (MultiTurnEnv, chat completions with token ids and log-probabilities) against
+- `verifiers`: the loop of `verifiers` 0.1 (MultiTurnEnv, chat completions, asked for ids and log-probabilities) against
   the same inference server, its environment answering in its own process. It needs a venv of its own with
   `pip install "verifiers<0.2"`, whose Python `--verifiers` names.
 
