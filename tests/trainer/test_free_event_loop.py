@@ -66,6 +66,7 @@ def parts(tmp_path):
         ledger=Ledger(),
         models=Models(backend),
         checkpoints=CheckpointStore(tmp_path / "checkpoints", keep=2),
+        recall=None,
     )
 
 

@@ -23,12 +23,13 @@ def run(*words):
     )
 
 
-@pytest.mark.parametrize("name", [name for name, case in one_gpu.CASES.items() if "vllm" not in case.needs])
+@pytest.mark.parametrize("name", one_gpu.CASES)
 def test_the_settings_of_a_case_are_settings(name):
     case = one_gpu.CASES[name]
     settings = load_settings(SCRIPT.parent / case.config, case.words)
     assert settings.model.dtype == "bf16"
     assert (settings.model.lora is not None) is ("peft" in case.needs)
+    assert (settings.inference.kind == "vllm") is ("vllm" in case.needs)
 
 
 def test_what_is_missing_is_named_and_the_rest_is_run(tmp_path):
