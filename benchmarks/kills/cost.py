@@ -93,7 +93,8 @@ def main() -> None:
         ).stdout.strip(),
         "cpu_seconds": seconds,
         "more_cpu_in_percent_median_of_pairs": {
-            log: 100 * statistics.median(a / b - 1 for a, b in zip(seconds[log], seconds["none"], strict=True))
+            log: 100
+            * statistics.median(a / b - 1 for a, b in zip(seconds[log], seconds["none"], strict=True))
             for log in ("process", "machine")
         },
         "episodes": len(episodes),

@@ -86,14 +86,12 @@ class Inference:
 
     Attributes:
         client: Where replies are sampled.
-        capacity: Replies that it samples at once.
         folders: Where weights are written for servers; None for the engine in this process.
         check: What servers are verified by; None for the engine in this process.
         updating: Entered for as long as the policy's weights change.
     """
 
     client: InferenceClient
-    capacity: int
     folders: WeightFolders | None = None
     check: WeightCheck | None = None
     updating: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
@@ -137,8 +135,7 @@ async def open_inference(
             await stack.enter_async_context(engine)
             temperature, longest = settings.rollout.temperature, settings.model.max_length
             await probe_log_probabilities(model, engine, prompt, temperature, longest)
-            capacity = settings.rollout.max_concurrent_sequences
-            yield Inference(engine, capacity, updating=engine.standing_still)
+            yield Inference(engine, updating=engine.standing_still)
             return
         layout = ModelLayout(model, tokenizer, separate_head=settings.weights.separate_head)
         folders = stack.enter_context(_folders(settings, layout))
@@ -158,8 +155,7 @@ async def open_inference(
         await stack.enter_async_context(pool)
         level = settings.inference.sleep_level
         updating = partial(_asleep, pool, level) if level else nullcontext
-        capacity = len(urls) * settings.inference.max_concurrent_requests
-        yield Inference(pool, capacity, folders, check, updating)
+        yield Inference(pool, folders, check, updating)
 
 
 @asynccontextmanager

@@ -24,6 +24,8 @@ _FREE_TO_CHANGE = (
     "tracking",
     "evaluation",
     "name",
+    "model.device",
+    "model.gradient_checkpointing",
     "rollout.server_timeout_s",
     "rollout.episode_timeout_s",
     "rollout.max_failed_groups",
@@ -44,7 +46,8 @@ _FREE_TO_CHANGE = (
 """Settings that a resumed run may change, with all below them: they do not touch what is learnt.
 
 How long a run waits, and after how many failures it ends: who comes back to a run that ended so raises just these. And
-where the servers are, and how weights reach them: a run goes on with other servers than it began with.
+where the servers are, and how weights reach them: a run goes on with other servers than it began with. Another machine
+may have another device, or less memory: sums are rounded otherwise there, and are the same sums.
 """
 
 _RECORDS = (*RECORD_FILES, LEDGER_FILE, BOARDS_FILE)

@@ -125,10 +125,10 @@ class ServerPool:
         self._version = 0
         self._source: WeightSource | None = None
         self._paused: PauseMode | None = None
-        self._watch: asyncio.Task[None] | None = None
-        self._resubmitted = 0
         self._changed = asyncio.Event()
         self._closed = False
+        self._watch: asyncio.Task[None] | None = None
+        self._resubmitted = 0
 
     async def __aenter__(self) -> Self:
         """Look for the servers until one answers; those that come later are welcome, too.
@@ -143,7 +143,7 @@ class ServerPool:
             if any(member.connected for member in self._members):
                 break
             if asyncio.get_running_loop().time() >= deadline:
-                raise self._no_server(f"answered for {self._patience_s:g} s (inference.patience_s)")
+                raise self._no_server()
             await asyncio.sleep(min(1.0, self._look_every_s))
         self._watch = asyncio.get_running_loop().create_task(self._look_after())
         return self
@@ -238,10 +238,17 @@ class ServerPool:
             RunError: If one answers with other weights than it was sent, however often.
         """
         self._source, self._version = source, version
-        known = [member for member in self._members if member.connected]
-        if not any(await _all_or_cancel([self._bring_up_to_date(member) for member in known])):
-            # Whoever comes back is brought up to date before it serves.
-            await self._loads()
+        deadline = asyncio.get_running_loop().time() + self._patience_s
+        while True:
+            known = [member for member in self._members if member.connected]
+            if any(await _all_or_cancel([self._bring_up_to_date(member) for member in known])):
+                return
+            self._changed.clear()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._changed.wait()  # for a server that is back
+            except TimeoutError:
+                raise self._no_server() from None
 
     async def close(self) -> None:
         """Stop talking to the servers; requests that wait end with an error."""
@@ -255,11 +262,7 @@ class ServerPool:
             await member.client.close()
 
     async def _loads(self) -> dict[str, int]:
-        """Return the loads of the servers that answer, as soon as one does.
-
-        Raises:
-            NoServerError: If none does in time.
-        """
+        """Return the loads of the servers that answer, as soon as one does."""
         try:
             async with asyncio.timeout(self._patience_s):
                 while not (loads := {each.name: each.load for each in self._members if each.serving}):
@@ -268,7 +271,7 @@ class ServerPool:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise self._no_server(f"answered for {self._patience_s:g} s (inference.patience_s)") from None
+            raise self._no_server() from None
         return loads
 
     async def _bring_up_to_date(self, member: _Member) -> bool:
@@ -344,22 +347,24 @@ class ServerPool:
 
     async def _bring_back(self, member: _Member) -> None:
         if not member.connected:
-            await self._connect(member)
-            if not member.connected:
+            if not await self._connect(member):
                 return
+            self._changed.set()
         if self._source is None or not await self._bring_up_to_date(member):
             return
         if self._paused is not None:
             await self._ask(member, "pause", lambda client: client.pause(self._paused or "wait"))
         self._say(f"inference server {member.name} is back, with the weights of version {self._version}")
 
-    async def _connect(self, member: _Member) -> None:
+    async def _connect(self, member: _Member) -> bool:
+        """Meet a server, and return whether it is there."""
         try:
             await member.client.connect()
         except GONE as error:
             member.trouble = str(error) or type(error).__name__
-        else:
-            member.connected, member.trouble = True, "it has no weights yet"
+            return False
+        member.connected, member.trouble = True, "it has no weights yet"
+        return True
 
     async def _health(self, member: _Member) -> InferenceHealth:
         try:
@@ -385,8 +390,11 @@ class ServerPool:
     def _troubles(self) -> list[str]:
         return [f"{member.name}: {member.trouble}" for member in self._members if not member.serving]
 
-    def _no_server(self, since: str = "answers") -> NoServerError:
-        return NoServerError(f"no inference server {since}: {'; '.join(self._troubles())}")
+    def _no_server(self) -> NoServerError:
+        return NoServerError(
+            f"no inference server answered for {self._patience_s:g} s (inference.patience_s): "
+            + "; ".join(self._troubles())
+        )
 
 
 async def _all_or_cancel(calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:

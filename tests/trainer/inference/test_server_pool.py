@@ -199,17 +199,25 @@ async def test_weights_wait_while_no_server_is_there(pool, servers):
     assert (pool.version, servers["b"].version) == (2, 2)
 
 
-async def test_servers_that_are_all_gone_are_an_error_that_names_them(servers, model):
-    async with pool_of(servers, patience_s=1.0) as pool:
+async def test_servers_that_are_all_gone_for_too_long_are_an_error_that_names_them(servers, model):
+    async with pool_of(servers, patience_s=0.2) as pool:
         await pool.sync(WeightsOf(model), 1)
         for server in servers.values():
             server.unplug()
         with pytest.raises(
-            NoServerError, match=r"^no inference server answered for 1 s .*: a: .*refused; b: .*refused"
+            NoServerError, match=r"0\.2 s \(inference\.patience_s\): a: .*refused; b: .*refused"
         ):
             await pool.generate(request(0))
         with pytest.raises(NoServerError, match="connection refused"):
             await pool.sync(WeightsOf(model), 2)
+
+
+async def test_closing_ends_those_who_wait(servers):
+    async with pool_of(servers) as pool:
+        asked = asyncio.ensure_future(pool.generate(request(0)))
+        await asyncio.sleep(0)
+    with pytest.raises(NoServerError, match="the run ends"):
+        await asked
 
 
 async def test_a_pool_without_any_server_does_not_open(servers):
