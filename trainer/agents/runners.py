@@ -192,7 +192,8 @@ class ServiceRunner:
         self._url = url
         self._places = asyncio.Semaphore(concurrency)
         # The episode has a time-out; a service may think as long.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=concurrency)
+        # A connection for each episode: one that was kept may be closed by the service at the moment of its use.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(None, connect=15.0), limits=limits, trust_env=False
         )

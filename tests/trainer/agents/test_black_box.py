@@ -241,6 +241,23 @@ async def test_a_service_plays_and_answers_with_its_reward(pool):
     assert (trajectory.outcome, trajectory.total_reward) == (Outcome.SOLVED, 0.75)
 
 
+async def test_no_connection_is_kept_that_a_service_may_close_at_the_moment_of_its_use(pool):
+    ports = set()
+
+    async def handle(request):
+        ports.add(request.client.port)
+        return Response()
+
+    app = Starlette(routes=[Route("/play", handle, methods=["POST"])])
+    async with (
+        serve_app(app, "127.0.0.1", 0) as url,
+        playing(pool, ServiceRunner(f"{url}/play", 4), []) as (play, _, _),
+    ):
+        for member in range(3):
+            await play(member)
+    assert len(ports) == 3
+
+
 async def test_a_service_may_answer_at_once_and_be_done_later(pool):
     import httpx
 
