@@ -16,6 +16,8 @@ from trainer.core.strict import models_in
 
 ROOT = Path(__file__).parents[2]
 MINIMAL = ["tasks=[{env_id: FrozenLake-v0}]"]
+SERVER = ["inference={kind: vllm, urls: [http://127.0.0.1:8000]}"]
+LAUNCHED = ["inference={kind: vllm, launch: {}}"]
 
 
 def test_overrides_are_laid_over_the_file(tmp_path):
@@ -40,10 +42,58 @@ def test_overrides_are_laid_over_the_file(tmp_path):
         ),
         (["rollout.top_k=5", "algorithm.correction={kind: band}"], "leave top_p at 1 and top_k at 0"),
         (["deterministic=true", "rollout.extra_members=1"], "needs rollout.extra_members: 0"),
+        (["deterministic=true", "rollout.extra_groups=1"], "needs rollout.extra_groups: 0"),
         (["tasks=[]"], "'tasks' is empty"),
         (["tasks.3.env_id=X"], "not an index"),
         (["algorithm=grpoo"], "grpo"),
         (["warm_start={demonstrations: 3, reply: go}"], "must contain {action}"),
+        (
+            ["inference.urls=[http://a:1]"],
+            "kind 'embedded' samples in this process: set kind to vllm or sglang",
+        ),
+        (["inference.launch={}"], "launch names servers, and kind 'embedded'"),
+        (["inference.kind=vllm"], "kind 'vllm' needs either urls of servers that run, or launch"),
+        ([*SERVER, "inference.launch={}"], "needs either urls of servers that run, or launch"),
+        (["inference={kind: vllm, urls: [http://a:1, http://a:1/]}"], "urls names http://a:1 twice"),
+        (["inference={kind: vllm, urls: [a:8000]}"], "not the address of a server, such as http"),
+        (["inference={kind: vllm, urls: ['http://a:1/v1']}"], "ends with /v1: name the root of the server"),
+        (["inference={kind: vllm, urls: ['http://me:secret@a:1']}"], "inference.api_key_variable names"),
+        ([*SERVER, "deterministic=true"], "needs inference.kind embedded"),
+        ([*SERVER, "inference.quantization=fp8"], "set algorithm.correction={kind: truncate}"),
+        ([*SERVER, "inference.sleep_level=1"], "sleep_level is for servers that the run starts"),
+        (
+            [*SERVER, "weights.transport=in_process"],
+            "reaches no server, and inference.kind is 'vllm': set disk",
+        ),
+        (["weights.transport=disk"], "is for servers, and inference.kind is 'embedded': leave the transport"),
+        ([*LAUNCHED, "inference.sleep_level=1", "rollout.max_staleness=1"], "set one of them to 0"),
+        (
+            [*LAUNCHED, "inference.sleep_level=2", "weights.transport=broadcast"],
+            "drops the weights that a broadcast",
+        ),
+        ([*LAUNCHED, "inference.launch.devices=['0']", "inference.launch.count=2"], "name each server's"),
+        ([*LAUNCHED, "inference.launch.devices=['0']", "inference.launch.tensor_parallel=2"], "fewer than"),
+        ([*LAUNCHED, "inference.launch.port=65535", "inference.launch.count=2"], "pass 65535"),
+        ([*LAUNCHED, "inference.launch.environment={A=B: c}"], "no name of an environment variable"),
+        (
+            [
+                *LAUNCHED,
+                "inference.launch.environment={CUDA_VISIBLE_DEVICES: '0'}",
+                "inference.launch.devices=['1']",
+            ],
+            "both",
+        ),
+        ([*SERVER, "weights.directory_on_servers=/mnt"], "another name of directory: set that, too"),
+        ([*SERVER, "weights={transport: broadcast, directory: /d}"], "not by 'broadcast': leave it out"),
+        ([*SERVER, "weights={transport: adapter, separate_head: true}"], "about whole weights"),
+        ([*SERVER, "weights.tolerance=.inf"], "finite"),
+        ([*SERVER, "weights.transport=adapter"], "none are trained: set model.lora"),
+        ([*SERVER, "model.lora={}", "weights={transport: adapter, pause: keep}"], "set wait or abort"),
+        (
+            ["inference={kind: vllm, urls: ['http://a:1']}", "weights.transport=broadcast"],
+            "set weights.address to one",
+        ),
+        ([*SERVER, "inference.patience_s=true"], "truth value"),
     ],
 )
 def test_mistakes_are_named_with_their_remedy(words, message):
@@ -56,6 +106,19 @@ def test_the_resolved_settings_read_back_equal(tmp_path):
     file = tmp_path / "resolved.yaml"
     file.write_text(dump_settings(settings))
     assert load_settings(file) == settings
+
+
+def test_weights_travel_as_suits_who_samples():
+    def transport(*words):
+        settings = load_settings(None, [*MINIMAL, *words])
+        return settings.weights.chosen(settings.inference)
+
+    assert transport() == "in_process"
+    assert transport(*SERVER) == "disk"
+    assert transport(*SERVER, "weights.transport=broadcast") == "broadcast"
+    assert (
+        transport(*LAUNCHED, "inference.quantization=fp8", "algorithm.correction={kind: truncate}") == "disk"
+    )
 
 
 def test_a_preset_takes_overrides():

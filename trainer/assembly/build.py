@@ -1,8 +1,8 @@
 """Builds the parts of a run from its settings and ties them together."""
 
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from clients.commands.arguments import TOKEN_VARIABLE
-from trainer.assembly.probe import probe_log_probabilities
+from trainer.assembly.inference import open_inference
 from trainer.backends.base import Scorer
 from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.reference import FrozenModel, PolicyWithoutAdapters
@@ -25,7 +25,6 @@ from trainer.core.plugins import load_plugin
 from trainer.core.seeding import derive_seed
 from trainer.inference.base import InferenceClient, SamplingParams
 from trainer.inference.queue import GenerationQueue
-from trainer.inference.torch_engine import TorchEngine
 from trainer.models.load import load_model, load_tokenizer, model_folder
 from trainer.models.lora import ADAPTER_CONFIG, add_lora, load_adapter
 from trainer.models.stop_ids import stop_ids
@@ -47,6 +46,7 @@ from trainer.tasks.interleaved import EnvironmentStream, InterleavedTaskSource, 
 from trainer.tasks.mixture import MixtureTaskSource
 from trainer.tasks.own_source import OwnTaskSource
 from trainer.tasks.task import TaskSource
+from trainer.weights.publisher import WeightPublisher
 
 _STREAM_BLOCK = 1000
 
@@ -71,13 +71,15 @@ class Players:
         client: Where replies are sampled.
         slots: Told of every episode's start and end.
         make_prompts: Makes the prompt builder of one episode.
+        publisher: Brings weights to where replies are sampled.
         updating: Entered for as long as the policy's weights change.
     """
 
     client: InferenceClient
     slots: EpisodeSlots
     make_prompts: Callable[[], PromptBuilder]
-    updating: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    publisher: WeightPublisher
+    updating: Callable[[], AbstractAsyncContextManager[None]]
 
 
 def build_policy(settings: RunSettings, directory: Path | None = None, *, trained: bool = False) -> Policy:
@@ -99,16 +101,18 @@ def build_policy(settings: RunSettings, directory: Path | None = None, *, traine
         path = model_folder(settings.model.path)
     if path is not None:
         model = load_model(path, dtype, settings.model.attention)
+        model.name_or_path = settings.model.path or str(path)
         tokenizer = load_tokenizer(path)
     else:
         tokenizer = build_tiny_tokenizer()
         model = _tiny_model(settings, tokenizer)
     place(model, dtype, device)
+    model.config.dtype = DTYPES[settings.model.dtype]
     if settings.model.lora is not None and (directory is None or adapter is not None):
         add_lora(model, settings.model.lora, derive_seed(settings.seed, "adapters"))
     if adapter is not None:
         load_adapter(model, adapter)
-    return Policy(model, tokenizer, _renderer(settings, model, tokenizer))
+    return Policy(model, tokenizer, chat_renderer(settings, tokenizer, stop_ids(model)))
 
 
 def _tiny_model(settings: RunSettings, tokenizer: Any) -> PreTrainedModel:
@@ -124,13 +128,23 @@ def _tiny_model(settings: RunSettings, tokenizer: Any) -> PreTrainedModel:
     return build_tiny_model(shape, derive_seed(settings.seed, "model"), settings.model.attention)
 
 
-def _renderer(settings: RunSettings, model: PreTrainedModel, tokenizer: Any) -> ChatRenderer:
+def chat_renderer(settings: RunSettings, tokenizer: Any, stops: Iterable[int] = ()) -> ChatRenderer:
+    """Return the renderer of a run's conversations; the tokenizer takes up the run's chat template.
+
+    Args:
+        settings: The run.
+        tokenizer: The model's.
+        stops: Ids that end a reply, beside those that tokenizer and template name.
+
+    Raises:
+        ConfigError: If the template cannot be read or used.
+    """
     if settings.prompt.chat_template is not None:
         try:
             tokenizer.chat_template = Path(settings.prompt.chat_template).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ConfigError(f"prompt.chat_template: {error}") from error
-    return ChatRenderer(tokenizer, settings.prompt.template_kwargs, stop_ids(model))
+    return ChatRenderer(tokenizer, settings.prompt.template_kwargs, stops)
 
 
 def policy_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBackend:
@@ -265,7 +279,7 @@ async def open_players(
     *,
     trains_meanwhile: bool = False,
 ) -> AsyncIterator[Players]:
-    """Start the inference engine and what leads to it.
+    """Open whoever samples, and what leads to it.
 
     Args:
         settings: The run.
@@ -287,20 +301,16 @@ async def open_players(
     def make_prompts() -> PromptBuilder:
         return PromptBuilder(policy.renderer, context, settings.prompt)
 
-    engine = TorchEngine(
-        policy.model,
-        max_rows=settings.rollout.max_concurrent_sequences,
-        max_length=settings.model.max_length,
-        shares_weights=not trains_meanwhile,
+    prompt = policy.renderer.prompt([{"role": "user", "content": "Which way?"}])
+    opening = open_inference(
+        settings, policy.model, policy.tokenizer, prompt, console, trains_meanwhile=trains_meanwhile
     )
-    async with engine:
-        prompt = policy.renderer.prompt([{"role": "user", "content": "Which way?"}])
-        await probe_log_probabilities(
-            policy.model, engine, prompt, settings.rollout.temperature, settings.model.max_length
-        )
-        logged = engine if recall is None else LoggedClient(engine, recall)
+    async with opening as inference:
+        logged = inference.client if recall is None else LoggedClient(inference.client, recall)
         rollout = settings.rollout
         limits = rollout.max_concurrent_by_environment
+        client: InferenceClient
+        slots: EpisodeSlots
         if settings.deterministic:
             bounds = [
                 rollout.max_concurrent_episodes,
@@ -308,11 +318,20 @@ async def open_players(
                 await pool.places(_server_urls(settings)),
             ]
             gate = WaveGate(logged, min(bound for bound in bounds if bound is not None))
-            yield Players(gate, gate, make_prompts, engine.standing_still)
+            client, slots = gate, gate
         else:
-            client = GenerationQueue(logged, rollout.max_concurrent_sequences)
+            client = logged
+            if settings.inference.embedded:  # servers have lines of their own
+                client = GenerationQueue(logged, rollout.max_concurrent_sequences)
             slots = BoundedSlots(rollout.max_concurrent_episodes, limits)
-            yield Players(client, slots, make_prompts, engine.standing_still)
+        publisher = WeightPublisher([client], inference.folders, inference.check)
+        yield Players(client, slots, make_prompts, publisher, inference.updating)
+
+
+async def bring_weights(settings: RunSettings, policy: Policy, players: Players) -> None:
+    """Bring the policy to servers that sample for it, where nothing is trained; the embedded engine has it already."""
+    if not settings.inference.embedded:
+        await players.publisher.publish(policy_backend(settings, policy.model), 0)
 
 
 def model_actor(

@@ -3,7 +3,8 @@
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from trainer.assembly.build import open_environments, open_players, task_source
+from trainer.assembly.build import bring_weights, open_environments, open_players, task_source
+from trainer.assembly.inference import check_inference
 from trainer.commands.policy import trained_policy
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
@@ -13,11 +14,13 @@ from trainer.evaluation.evaluator import Evaluator, build_panels
 
 async def evaluate(settings: RunSettings, checkpoint: Path | None) -> int:
     """Measure a trained policy on the panels of its run."""
+    check_inference(settings)
     async with AsyncExitStack() as stack:
         console = RunConsole(settings.steps, live=False)
         policy = trained_policy(settings, checkpoint)
         pool = await stack.enter_async_context(open_environments(settings, console))
         players = await stack.enter_async_context(open_players(settings, policy, pool, console))
+        await bring_weights(settings, policy, players)
         panels = await build_panels(settings, pool)
         evaluator = Evaluator(settings, policy, players, pool, console, panels, task_source(settings))
         evaluator.say("baseline", await evaluator.baselines())

@@ -8,7 +8,7 @@ from pathlib import Path
 from trainer.config.load import dump_settings, load_settings
 from trainer.config.run import RunSettings
 from trainer.core.errors import ConfigError
-from trainer.core.run_files import CONFIG_FILE, write_errors
+from trainer.core.run_files import CONFIG_FILE, write_errors, write_whole
 from trainer.learn.boards import BOARDS_FILE
 from trainer.learn.tracking import METRICS_FILE, RECORD_FILES, TENSORBOARD_FOLDER
 from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
@@ -24,6 +24,8 @@ _FREE_TO_CHANGE = (
     "tracking",
     "evaluation",
     "name",
+    "model.device",
+    "model.gradient_checkpointing",
     "rollout.server_timeout_s",
     "rollout.episode_timeout_s",
     "rollout.max_failed_groups",
@@ -31,10 +33,21 @@ _FREE_TO_CHANGE = (
     "rollout.max_concurrent_by_environment",
     "rollout.log",
     "optimizer.max_skipped_steps",
+    "inference.urls",
+    "inference.launch",
+    "inference.patience_s",
+    "inference.lost_after_s",
+    "inference.look_every_s",
+    "inference.max_concurrent_requests",
+    "inference.api_key_variable",
+    "inference.admin_key_variable",
+    "weights",
 )
-"""Settings that a resumed run may change: they do not touch what is learnt.
+"""Settings that a resumed run may change, with all below them: they do not touch what is learnt.
 
-How long a run waits, and after how many failures it ends: who comes back to a run that ended so raises just these.
+How long a run waits, and after how many failures it ends: who comes back to a run that ended so raises just these. And
+where the servers are, and how weights reach them: a run goes on with other servers than it began with. Another machine
+may have another device, or less memory: sums are rounded otherwise there, and are the same sums.
 """
 
 _RECORDS = (*RECORD_FILES, LEDGER_FILE, BOARDS_FILE)
@@ -176,7 +189,7 @@ def keep_settings(settings: RunSettings, directory: Path, *, resuming: bool) -> 
     path = directory / CONFIG_FILE
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        path.write_text(dump_settings(settings), encoding="utf-8")
+        write_whole(path, dump_settings(settings))
     except OSError as error:
         raise ConfigError(
             f"cannot write to output_dir {directory}: {error.strerror}; name another output_dir"
@@ -196,7 +209,7 @@ def changed_settings(settings: RunSettings, directory: Path) -> list[str]:
         ) from error
     changes = _changes(before.model_dump(mode="json"), settings.model_dump(mode="json"))
     free = [key for key in _FREE_TO_CHANGE if key != "steps" or before.optimizer.schedule == "constant"]
-    return [key for key in changes if key not in free and key.split(".")[0] not in free]
+    return [key for key in changes if not any(f"{key}.".startswith(f"{each}.") for each in free)]
 
 
 def _changes(before: object, now: object, prefix: str = "") -> list[str]:

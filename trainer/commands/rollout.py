@@ -7,8 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clients.session import EnvSession
-from trainer.assembly.build import Players, Policy, model_actor, open_environments, open_players, task_source
+from trainer.assembly.build import (
+    Players,
+    Policy,
+    bring_weights,
+    model_actor,
+    open_environments,
+    open_players,
+    task_source,
+)
 from trainer.assembly.data_check import check_streams
+from trainer.assembly.inference import check_inference
 from trainer.commands.own_server import server_in_this_process
 from trainer.commands.policy import trained_policy
 from trainer.commands.recordings import EpisodeWriter, read_recording
@@ -51,6 +60,8 @@ async def rollout(
     if panel is not None and panel not in settings.evaluation.panels:
         names = ", ".join(settings.evaluation.panels) or "none"
         raise ConfigError(f"no panel '{panel}'; the config has {names}")
+    if player == "model":
+        check_inference(settings)
     scripts = read_recording(recorded)[:episodes] if recorded is not None else []
     policy = trained_policy(settings, checkpoint) if player == "model" else None
     async with AsyncExitStack() as stack:
@@ -68,7 +79,9 @@ async def rollout(
         tasks = [task for task, _ in scripts] or await _tasks(settings, panel, episodes, pool)
         model = None
         if policy is not None:
-            model = policy, await stack.enter_async_context(open_players(settings, policy, pool, console))
+            players = await stack.enter_async_context(open_players(settings, policy, pool, console))
+            await bring_weights(settings, policy, players)
+            model = policy, players
         cast = _Cast(settings, player, scripts, model)
         played: list[Trajectory] = []
         for number, task in enumerate(tasks):

@@ -24,6 +24,7 @@ from trainer.assembly.build import (
     warm_start_backend,
 )
 from trainer.assembly.data_check import check_streams, keep_digests
+from trainer.assembly.inference import check_inference
 from trainer.backends.base import TrainBackend
 from trainer.commands.plots import plot_run
 from trainer.commands.policy import ADAPTER_FOLDER, MODEL_FOLDER
@@ -66,7 +67,6 @@ from trainer.rollout.recall import Recall
 from trainer.rollout.scheduler import GroupPlan, RolloutScheduler
 from trainer.tasks.dataset import row_streams
 from trainer.tasks.task import TaskSource
-from trainer.weights.publisher import WeightPublisher
 
 
 class RunStoppedError(TrainerError):
@@ -89,6 +89,7 @@ async def train(settings: RunSettings, ending: Ending) -> int:
             is saved.
     """
     check_settings(settings)
+    check_inference(settings)
     directory = Path(settings.output_dir)
     store = CheckpointStore(directory / "checkpoints", settings.checkpoint.keep)
     with run_lock(directory):
@@ -151,8 +152,7 @@ async def _train(
     players = await stack.enter_async_context(
         open_players(settings, policy, pool, console, recall, trains_meanwhile=trains_meanwhile)
     )
-    publisher = WeightPublisher([players.client])
-    await publisher.publish(models.policy, state.version)
+    await players.publisher.publish(models.policy, state.version)
     run = RunIdentity(directory, settings.name, public_settings(settings))
     boards = open_boards(settings.tracking, run, console.say)
     tracker = Tracker(directory, settings.tracking, state.step, boards)
@@ -189,7 +189,7 @@ async def _train(
             truncated=settings.rollout.truncates,
         ),
         models=models,
-        publisher=publisher,
+        publisher=players.publisher,
         client=players.client,
         build_rows=row_builder(settings.rows),
         ledger=ledger,
@@ -368,7 +368,7 @@ def _scheduler(
 def _recall(settings: RunSettings, directory: Path, state: RunState, console: RunConsole) -> Recall | None:
     """Open the rollout log, and say what of it is taken up again."""
     # An agent that is not ours cannot be brought to where the log ends.
-    if settings.rollout.log == "off" or settings.rollout.black_box:
+    if settings.rollout.log == "none" or settings.rollout.black_box:
         return None
     durable = settings.rollout.log == "machine"
     log = RolloutLog(directory / ROLLOUT_LOG_FOLDER, durable=durable, say=console.say)

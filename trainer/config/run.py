@@ -10,9 +10,10 @@ from trainer.algorithms.presets import lay_over_preset, resolve_preset
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.config.agents import AgentsSettings, agent_kind
 from trainer.config.data import DatasetSettings
+from trainer.config.inference import InferenceSettings, WeightSettings, disagreement
 from trainer.config.model import ModelSettings
 from trainer.config.tracking import TrackingSettings
-from trainer.core.strict import Count, JsonObject, Seconds, ServerUrl, Settings, Weight
+from trainer.core.strict import Count, JsonObject, LearningRate, Seconds, ServerUrl, Settings, Weight
 
 _SERVED = re.compile(r"([A-Za-z0-9._-]{1,128}=)?[\w.]+:\w+")
 
@@ -154,7 +155,7 @@ class RolloutSettings(Settings):
         "that waits for its environment keeps no other one, and no reply, from going on.",
     )
     encoding: Literal["json", "msgpack"] = "msgpack"
-    log: Literal["off", "process", "machine"] = Field(
+    log: Literal["none", "process", "machine"] = Field(
         "process",
         description="What the sampled tokens of episodes under way outlive, so that a resumed run goes on with them: "
         "nothing, the trainer's process, or the machine (every reply waits for the disk).",
@@ -189,7 +190,7 @@ class WarmStartSettings(Settings):
     demonstrations: Count = Field(description="Expert episodes. None are used after the warm start.")
     epochs: PositiveInt = 4
     batch_rows: PositiveInt = 64
-    learning_rate: PositiveFloat = 2e-3
+    learning_rate: LearningRate = 2e-3
     reply: str = Field(PLAIN_REPLY, description="How the expert's action is written as a reply.")
 
     @field_validator("reply")
@@ -206,8 +207,8 @@ _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 class OptimizerSettings(Settings):
     """AdamW and its schedule."""
 
-    learning_rate: PositiveFloat = 1e-3
-    critic_learning_rate: PositiveFloat = Field(2e-3, description="Used where the algorithm has a critic.")
+    learning_rate: LearningRate = 1e-3
+    critic_learning_rate: LearningRate = Field(2e-3, description="Used where the algorithm has a critic.")
     betas: tuple[_Beta, _Beta] = Field((0.9, 0.95), description="Decay of AdamW's two averages.")
     weight_decay: float = Field(0.0, ge=0.0, le=100.0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -323,6 +324,8 @@ class RunSettings(Settings):
     prompt: PromptSettings = PromptSettings()
     rollout: RolloutSettings = RolloutSettings()
     agents: AgentsSettings = AgentsSettings()
+    inference: InferenceSettings = InferenceSettings()
+    weights: WeightSettings = WeightSettings()
     rows: Literal["trajectory", "step"] = Field(
         "trajectory", description="A training row per segment or per turn."
     )
@@ -377,6 +380,32 @@ class RunSettings(Settings):
         if self.deterministic and self.rollout.extra_groups > 0:
             raise ValueError(
                 "deterministic: true needs rollout.extra_groups: 0: who is put aside is a matter of time"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _servers_can_sample(self) -> Self:
+        if (reason := disagreement(self.inference, self.weights)) is not None:
+            raise ValueError(reason)
+        if self.weights.transport == "adapter" and self.model.lora is None:
+            raise ValueError(
+                "weights.transport 'adapter' sends LoRA adapters alone, and none are trained: set model.lora={}, or "
+                "the transport to disk"
+            )
+        if self.deterministic and not self.inference.embedded:
+            raise ValueError(
+                f"deterministic: true needs inference.kind embedded: what '{self.inference.kind}' computes depends on "
+                "who shares a batch, which is a matter of time"
+            )
+        if self.inference.quantization and self.algorithm.correction.kind == "off":
+            raise ValueError(
+                f"inference.quantization '{self.inference.quantization}' samples from other weights than are trained: "
+                "set algorithm.correction={kind: truncate}, which weighs tokens by how far the two are apart"
+            )
+        if self.inference.sleep_level and self.rollout.max_staleness:
+            raise ValueError(
+                "inference.sleep_level puts servers to sleep while the policy is trained, and rollout.max_staleness "
+                f"{self.rollout.max_staleness} samples meanwhile: set one of them to 0"
             )
         return self
 

@@ -8,9 +8,9 @@ the current weights first.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
-from trainer.core.errors import RunError
+from trainer.core.errors import RunError, TrainerError
 from trainer.inference.base import (
     GenerationRequest,
     GenerationResult,
@@ -20,11 +20,14 @@ from trainer.inference.base import (
     PauseMode,
     WeightSource,
 )
+from trainer.inference.dialect import MemoryTag
+from trainer.inference.errors import ServerGoneError, WeightsError, WeightUpdateError, WrongWeightsError
 from trainer.inference.places import OrderedPlaces
 from trainer.inference.routing import Router
 
-GONE = (ConnectionError, TimeoutError)
-"""What a client raises where its server does not answer: not the request's fault, and another server may do better."""
+GONE = (ConnectionError, TimeoutError, ServerGoneError, WeightsError)
+"""What a client raises where its server does not answer, or not with this run's weights: not the request's fault, and
+another server may do better."""
 
 _MISSES = 3
 
@@ -32,8 +35,29 @@ Check = Callable[[str, InferenceClient], Awaitable[object]]
 """Looks whether a server has the weights that it was sent; raises `RunError` if not."""
 
 
+class PooledClient(InferenceClient, Protocol):
+    """The client of one server, which may be away when the client is made."""
+
+    async def connect(self) -> object:
+        """Meet the server, for the first time or again.
+
+        Raises:
+            ConnectionError: Or another of `GONE`, if it does not answer.
+            ConfigError: If it lacks something that the run needs.
+        """
+        ...
+
+    async def sleep(self, *, keep_weights: bool) -> None:
+        """Give accelerator memory back; requests wait until `wake`."""
+        ...
+
+    async def wake(self, tags: Sequence[MemoryTag]) -> None:
+        """Take memory again; with its cache it goes on."""
+        ...
+
+
 class NoServerError(ConnectionError):
-    """No inference server answers."""
+    """No inference server answers; the message says of each why."""
 
 
 @dataclass
@@ -44,21 +68,25 @@ class _Member:
         name: Its address.
         client: Talks to it.
         places: Requests that may be under way there.
-        serving: Whether it answers, and has the current weights.
+        connected: Whether it was met, and is not known to be gone since.
+        serving: Whether it also has the current weights, so that it gets requests.
         load: Tokens of the requests that run there, or wait for a place.
         trouble: Why it does not serve.
         misses: How often in a row it said, while it served, that it is not well, or did not say.
         syncing: Held while it is brought up to date.
+        asleep: Whether it gave its memory back, until it gets weights again.
     """
 
     name: str
-    client: InferenceClient
+    client: PooledClient
     places: OrderedPlaces
+    connected: bool = False
     serving: bool = False
     load: int = 0
-    trouble: str = "it has no weights yet"
+    trouble: str = "it was never met"
     misses: int = 0
     syncing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    asleep: bool = False
 
 
 class ServerPool:
@@ -76,7 +104,7 @@ class ServerPool:
 
     def __init__(
         self,
-        clients: Mapping[str, InferenceClient],
+        clients: Mapping[str, PooledClient],
         *,
         max_concurrent: int,
         patience_s: float,
@@ -98,24 +126,25 @@ class ServerPool:
         self._source: WeightSource | None = None
         self._paused: PauseMode | None = None
         self._changed = asyncio.Event()
+        self._closed = False
         self._watch: asyncio.Task[None] | None = None
         self._resubmitted = 0
-        self._closed = False
 
     async def __aenter__(self) -> Self:
-        """Look for the servers until one answers.
+        """Look for the servers until one answers; those that come later are welcome, too.
 
         Raises:
             NoServerError: If none does in time.
+            ConfigError: If one lacks something that the run needs.
         """
-        try:
-            async with asyncio.timeout(self._patience_s):
-                while True:
-                    if await self._any_healthy():
-                        break
-                    await asyncio.sleep(min(1.0, self._look_every_s))
-        except TimeoutError:
-            raise self._no_server() from None
+        deadline = asyncio.get_running_loop().time() + self._patience_s
+        while True:
+            await _all_or_cancel([self._connect(member) for member in self._members])
+            if any(member.connected for member in self._members):
+                break
+            if asyncio.get_running_loop().time() >= deadline:
+                raise self._no_server()
+            await asyncio.sleep(min(1.0, self._look_every_s))
         self._watch = asyncio.get_running_loop().create_task(self._look_after())
         return self
 
@@ -192,6 +221,15 @@ class ServerPool:
         self._paused = None
         await self._on_all("resume", lambda client: client.resume())
 
+    async def sleep(self, *, keep_weights: bool) -> None:
+        """Have all servers give their memory back until the next `sync`; requests that come meanwhile wait."""
+
+        async def send_to_sleep(member: _Member) -> None:
+            member.asleep = True
+            await self._ask(member, "sleep", lambda client: client.sleep(keep_weights=keep_weights))
+
+        await _all_or_cancel([send_to_sleep(member) for member in self._members if member.serving])
+
     async def sync(self, source: WeightSource, version: int) -> None:
         """Bring new weights to all servers that answer, and have each verified; the others get them when they are back.
 
@@ -202,13 +240,15 @@ class ServerPool:
         self._source, self._version = source, version
         deadline = asyncio.get_running_loop().time() + self._patience_s
         while True:
-            outcomes = await _all_or_cancel([self._sync_if_there(member) for member in self._members])
-            self._changed.set()
-            if any(outcomes):
+            known = [member for member in self._members if member.connected]
+            if any(await _all_or_cancel([self._bring_up_to_date(member) for member in known])):
                 return
-            if asyncio.get_running_loop().time() >= deadline:
-                raise self._no_server()
-            await asyncio.sleep(min(1.0, self._look_every_s))
+            self._changed.clear()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._changed.wait()  # for a server that is back
+            except TimeoutError:
+                raise self._no_server() from None
 
     async def close(self) -> None:
         """Stop talking to the servers; requests that wait end with an error."""
@@ -234,13 +274,17 @@ class ServerPool:
             raise self._no_server() from None
         return loads
 
-    async def _sync_if_there(self, member: _Member) -> bool:
+    async def _bring_up_to_date(self, member: _Member) -> bool:
         """Bring the current weights to a server, and return whether it has them; False where it is gone."""
         async with member.syncing:
-            if not member.serving and not (await self._health(member)).ready:
-                return False
             try:
                 await self._sync(member)
+            except (WeightUpdateError, WrongWeightsError) as error:
+                if not isinstance(error.__cause__, ServerGoneError):
+                    member.serving = False
+                    raise  # it is there, and does not take them
+                self._lost(member, error)
+                return False
             except GONE as error:
                 self._lost(member, error)
                 return False
@@ -255,22 +299,28 @@ class ServerPool:
     async def _sync(self, member: _Member) -> None:
         assert self._source is not None
         for attempt in range(1, self._attempts + 1):
-            await member.client.sync(self._source, self._version)
-            if self._check is None:
-                return
             try:
-                await self._check(member.name, member.client)
+                if member.asleep:
+                    await member.client.wake(("weights",))
+                await member.client.sync(self._source, self._version)
+                if member.asleep:
+                    # Only now: what it caches is computed by the new weights.
+                    await member.client.wake(("kv_cache",))
+                    member.asleep = False
+                if self._check is not None:
+                    await self._check(member.name, member.client)
                 return
-            except RunError as error:
-                if attempt == self._attempts:
+            except (WeightUpdateError, WrongWeightsError) as error:
+                if attempt == self._attempts or isinstance(error.__cause__, ServerGoneError):
                     raise
                 self._say(f"{error}; it is sent them again")
 
     def _lost(self, member: _Member, error: Exception) -> None:
+        member.asleep = False
         said = str(error) or type(error).__name__
         if member.serving:
             self._say(f"inference server {member.name} is gone ({said}); its requests go to others")
-        member.serving, member.trouble = False, said
+        member.connected, member.serving, member.trouble = False, False, said
 
     async def _look_after(self) -> None:
         """Look for servers that are gone, and bring those that are back up to date."""
@@ -279,26 +329,42 @@ class ServerPool:
             await asyncio.gather(*(self._look_at(member) for member in self._members))
 
     async def _look_at(self, member: _Member) -> None:
-        if member.syncing.locked():
+        if member.syncing.locked() or member.asleep:
             return
-        health = await self._health(member)
         if member.serving:
+            if self._paused is not None:
+                return  # it says that it does not answer, as it should not
+            health = await self._health(member)
             member.misses = 0 if health.ready else member.misses + 1
             if member.misses == _MISSES:  # a busy one may be late now and then
                 self._lost(member, ConnectionError(health.detail))
-        elif health.ready and self._source is not None:
+            return
+        try:
             await self._bring_back(member)
+        except TrainerError as error:
+            # Nobody waits for this one: it is tried again, and gets the next weights with the others.
+            member.trouble = str(error)
 
     async def _bring_back(self, member: _Member) -> None:
-        version = self._version
+        if not member.connected:
+            if not await self._connect(member):
+                return
+            self._changed.set()
+        if self._source is None or not await self._bring_up_to_date(member):
+            return
+        if self._paused is not None:
+            await self._ask(member, "pause", lambda client: client.pause(self._paused or "wait"))
+        self._say(f"inference server {member.name} is back, with the weights of version {self._version}")
+
+    async def _connect(self, member: _Member) -> bool:
+        """Meet a server, and return whether it is there."""
         try:
-            if await self._sync_if_there(member):
-                if self._paused is not None:
-                    await member.client.pause(self._paused)
-                self._say(f"inference server {member.name} is back, with the weights of version {version}")
-        except RunError as error:
-            # Nobody waits for this one: it gets the next weights with the others, who do.
-            member.trouble = str(error)
+            await member.client.connect()
+        except GONE as error:
+            member.trouble = str(error) or type(error).__name__
+            return False
+        member.connected, member.trouble = True, "it has no weights yet"
+        return True
 
     async def _health(self, member: _Member) -> InferenceHealth:
         try:
@@ -306,25 +372,20 @@ class ServerPool:
         except GONE as error:
             return InferenceHealth(False, str(error) or type(error).__name__)
 
-    async def _any_healthy(self) -> bool:
-        states = await asyncio.gather(*(self._health(member) for member in self._members))
-        for member, state in zip(self._members, states, strict=True):
-            member.trouble = "it has no weights yet" if state.ready else state.detail
-        return any(state.ready for state in states)
+    async def _on_all(self, what: str, ask: Callable[[PooledClient], Coroutine[Any, Any, Any]]) -> list[Any]:
+        """Ask all servers that answer."""
+        asked = [self._ask(member, what, ask) for member in self._members if member.serving]
+        return await _all_or_cancel(asked)
 
-    async def _on_all(
-        self, what: str, ask: Callable[[InferenceClient], Coroutine[Any, Any, Any]]
-    ) -> list[Any]:
-        """Ask all servers that answer; one that cannot be asked any more is gone."""
-
-        async def asked(member: _Member) -> Any:
-            try:
-                return await ask(member.client)
-            except GONE as error:
-                self._lost(member, ConnectionError(f"{what}: {error}"))
-                return 0
-
-        return await _all_or_cancel([asked(member) for member in self._members if member.serving])
+    async def _ask(
+        self, member: _Member, what: str, ask: Callable[[PooledClient], Coroutine[Any, Any, Any]]
+    ) -> Any:
+        """Ask a server; one that cannot be asked any more is gone, and its answer is 0."""
+        try:
+            return await ask(member.client)
+        except GONE as error:
+            self._lost(member, ConnectionError(f"{what}: {error}"))
+            return 0
 
     def _troubles(self) -> list[str]:
         return [f"{member.name}: {member.trouble}" for member in self._members if not member.serving]

@@ -32,6 +32,13 @@ def hub_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
         yield from revert_weight_conversion(model, {name: tensor}).items()
 
 
+def base_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights beside which adapters lie, without them, by the names that they have on the hub."""
+    for name, parameter in model.named_parameters():
+        if not is_adapter(name):
+            yield from revert_weight_conversion(model, {plain_name(name): parameter.detach()}).items()
+
+
 def load_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Copy weights into `model` by the names of its modules; devices and types may differ.
 

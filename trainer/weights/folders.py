@@ -2,7 +2,7 @@
 
 import copy
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -18,6 +18,8 @@ from trainer.models.shards import ShardWriter
 
 _VERSION = "version-"
 _UNFINISHED = "unfinished-"
+_ADAPTER = "adapter-"
+_START = "start"
 _GIB = 2**30
 
 
@@ -55,6 +57,9 @@ class ModelLayout:
     def write_beside(self, folder: Path) -> None:
         """Write configuration, generation settings and tokenizer."""
         config = copy.deepcopy(self._model.config)
+        # What the model's own `save_pretrained` adds; servers take a model without it for one that only embeds.
+        config.architectures = [type(self._model).__name__]
+        config.dtype = self._model.dtype
         if self._head is not None:
             config.tie_word_embeddings = False
             config.get_text_config().tie_word_embeddings = False
@@ -102,7 +107,8 @@ def shared_head(model: PreTrainedModel) -> SharedHead | None:
 class WeightFolders:
     """One folder for each version, whole or not there at all.
 
-    A folder is written beside the others under a name that nobody reads, and takes its own name when it is whole.
+    A folder is written beside the others under a name that nobody reads, and takes its own name when it is whole. All
+    of them are copies of what the trainer has: they go with it.
 
     Args:
         directory: Where they lie; this process alone writes there.
@@ -123,17 +129,17 @@ class WeightFolders:
         self.bytes_written = 0
 
     def __enter__(self) -> Self:
-        """Take the directory, and clear away what a killed process left in the middle of writing.
+        """Take the directory, and clear away what a killed process left.
 
         Raises:
             ConfigError: If another process writes there.
         """
         self._lock.enter_context(run_lock(self._directory, "weights.directory"))
-        for folder in self._directory.glob(f"{_UNFINISHED}*"):
-            shutil.rmtree(folder)
+        self._clear()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._clear()
         self._lock.close()
 
     def write(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Path:
@@ -142,31 +148,73 @@ class WeightFolders:
         Raises:
             WeightFolderError: If the disk does not take them; nothing of them is left on it.
         """
-        unfinished = self._directory / f"{_UNFINISHED}{version:08d}"
-        folder = self._directory / f"{_VERSION}{version:08d}"
+        return self._write_tensors(f"{_VERSION}{version:08d}", f"the weights of version {version}", tensors)
+
+    def write_start(self, tensors: Iterable[tuple[str, Tensor]]) -> Path:
+        """Write the model that servers are started with, and again where one is started again.
+
+        Raises:
+            WeightFolderError: If the disk does not take it.
+        """
+        return self._write_tensors(_START, "the model that servers start with", tensors)
+
+    def write_adapter(self, version: int, save: Callable[[Path], None]) -> Path:
+        """Write the adapters of a version, alone, and return their folder as servers see it.
+
+        Args:
+            version: Theirs.
+            save: Writes them into a folder.
+
+        Raises:
+            WeightFolderError: If the disk does not take them.
+        """
+
+        def fill(folder: Path) -> int:
+            save(folder)
+            return sum(file.stat().st_size for file in folder.iterdir())
+
+        return self._write(f"{_ADAPTER}{version:08d}", f"the adapters of version {version}", fill)
+
+    def _write_tensors(self, name: str, what: str, tensors: Iterable[tuple[str, Tensor]]) -> Path:
+        def fill(folder: Path) -> int:
+            self._layout.write_beside(folder)
+            shards = ShardWriter(folder, self._shard_bytes)
+            for tensor_name, tensor in self._layout.arrange(tensors):
+                shards.add(tensor_name, tensor)
+            shards.close()
+            return shards.total_bytes
+
+        return self._write(name, what, fill)
+
+    def _write(self, name: str, what: str, fill: Callable[[Path], int]) -> Path:
+        unfinished, folder = self._directory / f"{_UNFINISHED}{name}", self._directory / name
         try:
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir(parents=True)
-            self._layout.write_beside(unfinished)
-            shards = ShardWriter(unfinished, self._shard_bytes)
-            for name, tensor in self._layout.arrange(tensors):
-                shards.add(name, tensor)
-            shards.close()
-            if folder.exists():  # of a process that was killed, and whose last steps are played again
+            written = fill(unfinished)
+            for file in unfinished.iterdir():
+                file.chmod(0o644)  # a server may be another user's
+            if folder.exists():  # a step that failed after it was published is played again
                 shutil.rmtree(folder)
             unfinished.rename(folder)
         except (OSError, SafetensorError) as error:
             free = shutil.disk_usage(self._directory).free
             shutil.rmtree(unfinished, ignore_errors=True)
             raise WeightFolderError(
-                f"cannot write the weights of version {version} to {folder}: {error}; {free / _GIB:.2f} GiB are free "
+                f"cannot write {what} to {folder}: {error}; {free / _GIB:.2f} GiB are free "
                 "there: free some, or name another disk by weights.directory"
             ) from error
-        self.bytes_written += shards.total_bytes
+        self.bytes_written += written
         return folder if self._seen_as is None else Path(self._seen_as / folder.name)
 
     def keep_only(self, version: int) -> None:
         """Remove the folders of all other versions: nobody reads them any more."""
-        for folder in self._directory.glob(f"{_VERSION}*"):
-            if folder.name != f"{_VERSION}{version:08d}":
+        for prefix in (_VERSION, _ADAPTER):
+            for folder in self._directory.glob(f"{prefix}*"):
+                if folder.name != f"{prefix}{version:08d}":
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _clear(self) -> None:
+        for pattern in (f"{_UNFINISHED}*", f"{_VERSION}*", f"{_ADAPTER}*", _START):
+            for folder in self._directory.glob(pattern):
                 shutil.rmtree(folder, ignore_errors=True)

@@ -26,6 +26,7 @@ class BackendWeights:
         self._folders = folders
         self._writing = asyncio.Lock()
         self._folder: Path | None = None
+        self._adapter_folder: Path | None = None
         self._held = True
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -56,16 +57,34 @@ class BackendWeights:
         async with self._writing:
             if self._folder is None:
                 self._require_held()
-                if self._folders is None:
-                    raise RunError("weights.transport does not write to disk, and a server asks for a folder")
                 self._folder = await asyncio.to_thread(
-                    self._folders.write, self._version, self._backend.export()
+                    self._required_folders().write, self._version, self._backend.export()
                 )
         return self._folder
+
+    async def adapter_folder(self) -> Path:
+        """Return a directory with the adapters alone, in peft's layout, written once however many ask.
+
+        Raises:
+            WeightFolderError: If it cannot be written.
+            RunError: As `folder` does.
+        """
+        async with self._writing:
+            if self._adapter_folder is None:
+                self._require_held()
+                self._adapter_folder = await asyncio.to_thread(
+                    self._required_folders().write_adapter, self._version, self._backend.save_adapter
+                )
+        return self._adapter_folder
 
     def release(self) -> None:
         """Training goes on: a folder that was written stays, and the tensors are of this version no more."""
         self._held = False
+
+    def _required_folders(self) -> WeightFolders:
+        if self._folders is None:
+            raise RunError("a server asks for a folder of weights, and nothing writes one")
+        return self._folders
 
     def _require_held(self) -> None:
         if not self._held:

@@ -6,18 +6,14 @@ from collections.abc import Sequence
 import torch
 
 from trainer.backends.base import TrainBackend, TrainRow
-from trainer.core.errors import RunError
 from trainer.core.seeding import derive_seed
 from trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient, SamplingParams
+from trainer.inference.errors import WrongWeightsError
 
 _TOKENS = 8
 _SPREAD_TOKENS = 32
 _TOLERANCES = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.25}
 _TOLERANCE_FP8 = 1.0
-
-
-class WrongWeightsError(RunError):
-    """A server says that it took the weights, and answers with others."""
 
 
 class UnverifiedError(ConnectionError):

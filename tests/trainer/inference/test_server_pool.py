@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from tests.support.tiny_models import WeightsOf, reference_logprobs, sharp_model
-from trainer.core.errors import RunError
 from trainer.inference.base import GenerationRequest, InferenceHealth, SamplingParams
+from trainer.inference.errors import WrongWeightsError
 from trainer.inference.pool import NoServerError, ServerPool
 from trainer.inference.torch_engine import TorchEngine
 
@@ -53,6 +53,10 @@ class Server:
     @property
     def counters(self):
         return self._engine.counters
+
+    async def connect(self):
+        if not self.plugged.is_set():
+            raise ConnectionError("connection refused")
 
     async def generate(self, request):
         self.seen.append(request)
@@ -185,6 +189,16 @@ async def test_requests_wait_while_no_server_is_there(pool, servers):
     assert len((await asked).token_ids) == 6
 
 
+async def test_weights_wait_while_no_server_is_there(pool, servers):
+    for server in servers.values():
+        server.unplug()
+    brought = asyncio.ensure_future(pool.sync(WeightsOf(sharp_model(1)), 2))
+    await until(lambda: not pool.serving)
+    servers["b"].plug()
+    await brought
+    assert (pool.version, servers["b"].version) == (2, 2)
+
+
 async def test_servers_that_are_all_gone_for_too_long_are_an_error_that_names_them(servers, model):
     async with pool_of(servers, patience_s=0.2) as pool:
         await pool.sync(WeightsOf(model), 1)
@@ -198,10 +212,18 @@ async def test_servers_that_are_all_gone_for_too_long_are_an_error_that_names_th
             await pool.sync(WeightsOf(model), 2)
 
 
+async def test_closing_ends_those_who_wait(servers):
+    async with pool_of(servers) as pool:
+        asked = asyncio.ensure_future(pool.generate(request(0)))
+        await asyncio.sleep(0)
+    with pytest.raises(NoServerError, match="the run ends"):
+        await asked
+
+
 async def test_a_pool_without_any_server_does_not_open(servers):
     for server in servers.values():
         server.unplug()
-    with pytest.raises(NoServerError, match="connection refused"):
+    with pytest.raises(NoServerError, match=r"for 0\.1 s \(inference\.patience_s\): .*refused"):
         async with pool_of(servers, patience_s=0.1):
             raise AssertionError("it opened")
 
@@ -246,7 +268,7 @@ class Suspicious:
         if name == self.name:
             self.asked += 1
             if self.asked <= self.times:
-                raise RunError(f"{name} has others")
+                raise WrongWeightsError(f"{name} has others")
 
 
 async def test_wrong_weights_are_sent_again_once(servers, model):
@@ -261,18 +283,9 @@ async def test_wrong_weights_are_sent_again_once(servers, model):
 
 async def test_wrong_weights_end_the_sync(servers, model):
     async with pool_of(servers, check=Suspicious("b", 9)) as pool:
-        with pytest.raises(RunError, match="b has others"):
+        with pytest.raises(WrongWeightsError, match="b has others"):
             await pool.sync(WeightsOf(model), 1)
         assert "b" not in pool.serving
-
-
-async def test_closing_ends_those_who_wait(servers):
-    pool = pool_of(servers)
-    async with pool:
-        asked = asyncio.ensure_future(pool.generate(request(0)))
-        await asyncio.sleep(0)
-    with pytest.raises(NoServerError, match="the run ends"):
-        await asked
 
 
 async def test_servers_of_unequal_tokens_carry_equal_loads(pool, servers):

@@ -67,21 +67,30 @@ def test_a_folder_loads_as_the_same_model(folders, model, tokenizer):
     assert all(file.stat().st_mode & 0o044 for file in folder.glob("*.safetensors"))
 
 
+def test_a_folder_is_described_as_the_library_describes_it(folders, model, tmp_path):
+    """vLLM takes a folder whose configuration names no architecture for a model that only embeds."""
+    folder = folders.write(0, backend_of(model).export())
+    model.save_pretrained(tmp_path / "library")
+    for name in ("config.json", "generation_config.json"):
+        ours, theirs = ((each / name).read_text() for each in (folder, tmp_path / "library"))
+        assert json.loads(ours) == json.loads(theirs)
+
+
 @pytest.mark.parametrize("shard_bytes", [1, 3000, 10**9])
 def test_the_cut_into_files_changes_nothing(tmp_path, model, tokenizer, shard_bytes):
     with WeightFolders(tmp_path, ModelLayout(model, tokenizer), shard_bytes) as folders:
         folder = folders.write(0, backend_of(model).export())
         sizes = {name: tensor.numel() * 4 for name, tensor in backend_of(model).export()}
         assert folders.bytes_written == sum(sizes.values())
-    files = sorted(folder.glob("*.safetensors"))
-    assert (len(files) == 1) == (shard_bytes == 10**9)
-    for file in files:
-        held = load_file(file)
-        assert len(held) == 1 or sum(sizes[name] for name in held) <= shard_bytes
-    if len(files) > 1:
-        index = json.loads((folder / "model.safetensors.index.json").read_text())
-        assert set(index["weight_map"]) == set(sizes)
-    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), logits(model))
+        files = sorted(folder.glob("*.safetensors"))
+        assert (len(files) == 1) == (shard_bytes == 10**9)
+        for file in files:
+            held = load_file(file)
+            assert len(held) == 1 or sum(sizes[name] for name in held) <= shard_bytes
+        if len(files) > 1:
+            index = json.loads((folder / "model.safetensors.index.json").read_text())
+            assert set(index["weight_map"]) == set(sizes)
+        assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), logits(model))
 
 
 def test_a_head_of_its_own_is_written_for_servers_that_need_one(tmp_path, model, tokenizer):
@@ -89,12 +98,12 @@ def test_a_head_of_its_own_is_written_for_servers_that_need_one(tmp_path, model,
     assert shared_head(model) == folders_module.SharedHead("lm_head.weight", "model.embed_tokens.weight")
     with WeightFolders(tmp_path, ModelLayout(model, tokenizer, separate_head=True)) as folders:
         folder = folders.write(0, backend_of(model).export())
-    held = load_file(folder / "model.safetensors")
-    assert torch.equal(held["lm_head.weight"], held["model.embed_tokens.weight"])
-    loaded = AutoModelForCausalLM.from_pretrained(folder)
-    assert not loaded.config.tie_word_embeddings
-    assert loaded.lm_head.weight is not loaded.model.embed_tokens.weight
-    assert torch.equal(logits(loaded), logits(model))
+        held = load_file(folder / "model.safetensors")
+        assert torch.equal(held["lm_head.weight"], held["model.embed_tokens.weight"])
+        loaded = AutoModelForCausalLM.from_pretrained(folder)
+        assert not loaded.config.tie_word_embeddings
+        assert loaded.lm_head.weight is not loaded.model.embed_tokens.weight
+        assert torch.equal(logits(loaded), logits(model))
     assert model.config.tie_word_embeddings, "the trainer's own model stays as it is"
 
 
@@ -103,7 +112,7 @@ def test_a_model_whose_head_is_its_own_stays_as_it_is(tmp_path, tokenizer):
     assert shared_head(model) is None
     with WeightFolders(tmp_path, ModelLayout(model, tokenizer, separate_head=True)) as folders:
         folder = folders.write(0, backend_of(model).export())
-    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), logits(model))
+        assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), logits(model))
 
 
 def test_only_the_current_version_stays(folders, model, tmp_path):
@@ -134,11 +143,22 @@ def test_a_full_disk_leaves_nothing_behind_and_names_the_remedy(folders, model, 
     assert names_in(tmp_path / "weights") == ["version-00000001"]
 
 
-def test_what_a_killed_process_left_unfinished_is_cleared_away(tmp_path, model, tokenizer):
-    (tmp_path / "unfinished-00000007").mkdir(parents=True)
-    (tmp_path / "unfinished-00000007" / "model.safetensors").write_bytes(b"half")
-    with WeightFolders(tmp_path, ModelLayout(model, tokenizer)):
-        assert names_in(tmp_path) == []
+def test_copies_are_cleared_away_with_the_run_and_after_one_that_was_killed(tmp_path, model, tokenizer):
+    for name in ("unfinished-version-00000007", "version-00000006", "start", "the_users_own"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "model.safetensors").write_bytes(b"half")
+    with WeightFolders(tmp_path, ModelLayout(model, tokenizer)) as folders:
+        assert names_in(tmp_path) == ["the_users_own"]
+        folders.write(1, backend_of(model).export())
+    assert names_in(tmp_path) == ["the_users_own"]
+
+
+def test_the_model_that_servers_start_with_outlives_the_versions(folders, model, tmp_path):
+    start = folders.write_start(backend_of(model).export())
+    folders.write(1, backend_of(model).export())
+    folders.keep_only(2)
+    assert names_in(tmp_path / "weights") == ["start"]
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(start)), logits(model))
 
 
 def test_two_processes_never_write_to_one_directory(folders, tmp_path, model, tokenizer):

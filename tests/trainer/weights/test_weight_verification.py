@@ -11,12 +11,12 @@ from tests.support.tiny_models import VOCABULARY, WeightsOf, sharp_model
 from trainer.backends.heads import PolicyHead
 from trainer.backends.torch_backend import Schedule, TorchBackend
 from trainer.config.run import OptimizerSettings
+from trainer.inference.errors import WrongWeightsError
 from trainer.inference.torch_engine import TorchEngine
 from trainer.weights.publisher import WeightPublisher
 from trainer.weights.verification import (
     UnverifiedError,
     WeightCheck,
-    WrongWeightsError,
     probe_prompts,
     tolerance_for,
 )

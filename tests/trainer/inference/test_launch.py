@@ -1,0 +1,308 @@
+"""Inference servers that a run starts: waited for, started again, and never left behind."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import textwrap
+from pathlib import Path
+
+import httpx
+import pytest
+
+from trainer.config.inference import InferenceSettings
+from trainer.core.errors import ConfigError
+from trainer.inference.launch import (
+    LaunchError,
+    ServedModel,
+    ServerProcess,
+    choose_ports,
+    launched,
+    require_program,
+    server_processes,
+)
+
+# A server that answers /health, and has a process of its own, as real ones do. It says where both are.
+SERVER = """
+import http.server, os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("processes", os.getpid(), child.pid, os.environ.get("WHO", ""), flush=True)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        if self.path == "/die":
+            os._exit(7)
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *_):
+        pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        return place.getsockname()[1]
+
+
+def process_of(tmp_path: Path, code: str = SERVER, name: str = "server", **environment: str) -> ServerProcess:
+    port = free_port()
+    command = (sys.executable, "-c", textwrap.dedent(code), str(port))
+    return ServerProcess(command, f"http://127.0.0.1:{port}", tmp_path / "logs" / f"{name}.log", environment)
+
+
+def open_servers(processes, said=None, **options):
+    options = {"startup_timeout_s": 30.0, "restarts": 2, "status": lambda _: None} | options
+    return launched(processes, say=(said if said is not None else []).append, **options)
+
+
+def processes_in(log: Path) -> list[list[int]]:
+    """Process ids of each server that was started, and of its child."""
+    lines = [line.split() for line in log.read_text().splitlines() if line.startswith("processes")]
+    return [[int(line[1]), int(line[2])] for line in lines]
+
+
+def alive(number: int) -> bool:
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def gone(numbers: list[int]) -> None:
+    async with asyncio.timeout(30):
+        while any(map(alive, numbers)):
+            await asyncio.sleep(0.02)
+
+
+async def test_servers_answer_and_end_with_the_context(tmp_path):
+    said = []
+    processes = [process_of(tmp_path, name=name, WHO=name) for name in ("a", "b")]
+    async with open_servers(processes, said) as urls:
+        assert urls == [process.url for process in processes]
+        async with httpx.AsyncClient(trust_env=False) as client:
+            for url in urls:
+                assert (await client.get(f"{url}/health")).status_code == 200
+    assert "a" in processes[0].log.read_text().split()
+    for process in processes:
+        await gone(processes_in(process.log)[0])
+    assert any("answers after" in line for line in said)
+    assert any(str(processes[1].log) in line for line in said)
+
+
+async def test_a_server_that_ends_at_its_start_says_why(tmp_path):
+    code = "import sys; print('before'); sys.exit('no such model: nowhere')"
+    fine = process_of(tmp_path, name="fine")
+    with pytest.raises(LaunchError, match=r"(?s)ended with code 1.*bad\.log:.*no such model: nowhere"):
+        async with open_servers([fine, process_of(tmp_path, code, "bad")]):
+            raise AssertionError("it opened")
+    for numbers in processes_in(fine.log):
+        await gone(numbers)
+
+
+async def test_a_server_that_never_answers_is_not_waited_for_for_ever(tmp_path):
+    code = "import time; print('loading weights', flush=True); time.sleep(600)"
+    shown = []
+    with pytest.raises(
+        LaunchError, match=r"(?s)did not answer within 1 s.*startup_timeout_s.*loading weights"
+    ):
+        async with open_servers([process_of(tmp_path, code)], startup_timeout_s=1.0, status=shown.append):
+            raise AssertionError("it opened")
+    assert any(line and line.endswith("loading weights") for line in shown)
+    assert shown[-1] is None
+
+
+async def test_a_program_that_is_not_there_says_so(tmp_path):
+    process = ServerProcess(("/nowhere/vllm",), "http://127.0.0.1:9", tmp_path / "log")
+    with pytest.raises(LaunchError, match=r"/nowhere/vllm"):
+        async with open_servers([process]):
+            raise AssertionError("it opened")
+
+
+async def test_a_server_that_dies_is_started_again_and_leaves_nothing(tmp_path):
+    said = []
+    process = process_of(tmp_path)
+    async with open_servers([process], said, restarts=1), httpx.AsyncClient(trust_env=False) as client:
+        with pytest.raises(httpx.HTTPError):
+            await client.get(f"{process.url}/die")
+        async with asyncio.timeout(30):
+            while len(processes_in(process.log)) < 2:
+                await asyncio.sleep(0.02)
+        first, second = processes_in(process.log)
+        await gone(first)
+        assert "ended by itself, with code 7; it is started again (1 times more at most)" in said[-1]
+        os.kill(second[0], signal.SIGKILL)
+        await gone(second)
+        async with asyncio.timeout(30):
+            while "once too often" not in said[-1]:
+                await asyncio.sleep(0.02)
+    assert len(processes_in(process.log)) == 2
+
+
+STARTER = """
+import asyncio, sys
+from pathlib import Path
+from trainer.inference.launch import ServerProcess, launched
+async def main():
+    process = ServerProcess(tuple(sys.argv[2:]), "http://127.0.0.1:" + sys.argv[-1], Path(sys.argv[1]))
+    async with launched([process], startup_timeout_s=60, restarts=0, say=print, status=lambda _: None):
+        print("open", flush=True)
+        await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+async def test_a_trainer_that_is_killed_leaves_no_server_behind(tmp_path):
+    process = process_of(tmp_path)
+    command = [sys.executable, "-c", STARTER, str(process.log), *process.command]
+    starter = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert starter.stdout is not None
+    async with asyncio.timeout(60):
+        while (await starter.stdout.readline()).strip() != b"open":
+            assert starter.returncode is None
+    (numbers,) = processes_in(process.log)
+    assert all(map(alive, numbers))
+    starter.kill()
+    await starter.wait()
+    await gone(numbers)
+
+
+def settings_of(**values) -> InferenceSettings:
+    return InferenceSettings.model_validate({"launch": {}} | values)
+
+
+def started(inference: InferenceSettings, model: ServedModel) -> list[ServerProcess]:
+    assert inference.launch is not None
+    ports = [8000 + number for number in range(inference.launch.count)]
+    return server_processes(inference, inference.launch, model, ports, Path("logs"))
+
+
+def words_of(process: ServerProcess) -> str:
+    return " ".join(process.command)
+
+
+MODEL = ServedModel(Path("/models/m"), 4096)
+
+
+def test_vllm_is_told_what_training_needs():
+    inference = settings_of(
+        kind="vllm", dtype="bfloat16", launch={"command": ["/opt/vllm"], "tensor_parallel": 2}
+    )
+    (process,) = started(inference, MODEL)
+    assert process.command[:3] == ("/opt/vllm", "serve", "/models/m")
+    words = words_of(process)
+    for expected in (
+        "--logprobs-mode processed_logprobs",
+        "--enable-scale-out",
+        "--generation-config vllm",
+        "--max-model-len 4096",
+        "--dtype bfloat16",
+        "--tensor-parallel-size 2",
+        "--host 127.0.0.1 --port 8000",
+    ):
+        assert expected in words
+    assert process.environment == {"VLLM_SERVER_DEV_MODE": "1"}
+    for absent in ("--quantization", "--enable-lora", "--enable-sleep-mode", "--weight-transfer-config"):
+        assert absent not in words
+
+
+def test_vllm_is_told_of_everything_that_was_switched_on(monkeypatch):
+    monkeypatch.setenv("ROLLGYM_INFERENCE_KEY", "secret")
+    inference = settings_of(
+        kind="vllm",
+        quantization="fp8",
+        sleep_level=1,
+        launch={
+            "count": 2,
+            "devices": ["0", "1"],
+            "memory_fraction": 0.6,
+            "environment": {"VLLM_LOGGING_LEVEL": "DEBUG"},
+            "arguments": ["--max-num-seqs", "64"],
+        },
+    )
+    first, second = started(
+        inference, ServedModel(Path("/m"), 64, lora_rank=16, adapters=3, broadcast="nccl")
+    )
+    words = words_of(second)
+    for expected in (
+        "--quantization fp8",
+        "--enable-sleep-mode",
+        "--enable-lora --max-lora-rank 16 --max-loras 3",
+        '--weight-transfer-config {"backend": "nccl"}',
+        "--gpu-memory-utilization 0.6",
+        "--port 8001",
+    ):
+        assert expected in words
+    assert words.endswith("--max-num-seqs 64"), "the user's words come last, so they win"
+    assert "secret" not in words, "every user of the machine reads command lines"
+    assert second.environment == {
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_API_KEY": "secret",
+        "VLLM_LOGGING_LEVEL": "DEBUG",
+        "CUDA_VISIBLE_DEVICES": "1",
+    }
+    assert first.environment["CUDA_VISIBLE_DEVICES"] == "0"
+    assert first.log != second.log
+
+
+def test_sglang_is_told_the_same_in_its_own_words():
+    inference = settings_of(
+        kind="sglang",
+        quantization="fp8",
+        sleep_level=1,
+        launch={"memory_fraction": 0.5, "tensor_parallel": 4},
+    )
+    (process,) = started(inference, ServedModel(Path("/m"), 64, lora_rank=8))
+    words = words_of(process)
+    assert "-m sglang.launch_server --model-path /m" in words
+    for expected in (
+        "--context-length 64",
+        "--tp-size 4",
+        "--mem-fraction-static 0.5",
+        "--quantization fp8",
+        "--enable-memory-saver",
+        "--enable-lora --max-lora-rank 8",
+    ):
+        assert expected in words
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("node-7", "http://node-7:8000"),
+    ],
+)
+def test_a_server_is_asked_where_it_listens(host, url):
+    (process,) = started(settings_of(kind="vllm", launch={"host": host}), MODEL)
+    assert process.url == url
+
+
+def test_a_program_that_is_not_installed_is_named_with_its_extra():
+    inference = settings_of(kind="sglang")
+    with pytest.raises(
+        ConfigError, match=r"install rollgym\[sglang\], name the program of another environment"
+    ):
+        require_program(inference, inference.launch)
+    inference = settings_of(kind="vllm", launch={"command": ["/nowhere/vllm"]})
+    with pytest.raises(ConfigError, match=r"inference\.launch\.command: there is no program /nowhere/vllm"):
+        require_program(inference, inference.launch)
+
+
+def test_ports_are_free_and_differ():
+    launch = settings_of(kind="vllm", launch={"count": 5}).launch
+    assert len(set(choose_ports(launch))) == 5
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        place.listen()
+        port = place.getsockname()[1]
+        launch = settings_of(kind="vllm", launch={"port": port}).launch
+        with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port}"):
+            choose_ports(launch)

@@ -1,0 +1,257 @@
+"""Who samples from the policy, built from settings: the engine in this process, or servers that may be elsewhere."""
+
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePath
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from trainer.assembly.probe import probe_log_probabilities
+from trainer.config.inference import LaunchSettings
+from trainer.config.run import RunSettings
+from trainer.core.console import RunConsole
+from trainer.core.errors import ConfigError
+from trainer.inference.base import InferenceClient, SamplingParams
+from trainer.inference.dialect import Capabilities
+from trainer.inference.launch import ServedModel, choose_ports, launched, require_program, server_processes
+from trainer.inference.pool import ServerPool
+from trainer.inference.server_client import ServerClient, TensorCarrier
+from trainer.inference.torch_engine import TorchEngine
+from trainer.models.load import model_folder
+from trainer.models.weights import base_tensors
+from trainer.weights.broadcast import TensorBroadcast
+from trainer.weights.folders import ModelLayout, WeightFolders
+from trainer.weights.verification import WeightCheck, probe_prompts, tolerance_for
+
+_MEGABYTE = 2**20
+
+
+class RunServerClient(ServerClient):
+    """The client of a server that must suit a run.
+
+    Args:
+        url: The server's root.
+        settings: The run.
+        carrier: Carries tensors, where weights are broadcast.
+    """
+
+    def __init__(self, url: str, settings: RunSettings, carrier: TensorCarrier | None) -> None:
+        inference, weights = settings.inference, settings.weights
+        way = weights.chosen(inference)
+        assert inference.kind != "embedded"
+        assert way != "in_process"
+        super().__init__(
+            url,
+            inference.kind,
+            way=way,
+            pause_mode=weights.pause,
+            carrier=carrier,
+            api_key=os.environ.get(inference.api_key_variable),
+            admin_api_key=os.environ.get(inference.admin_key_variable),
+            patience_s=inference.lost_after_s,
+            watch_every_s=inference.look_every_s,
+        )
+        rollout = settings.rollout
+        self._longest = settings.model.max_length
+        self._sampling = SamplingParams(
+            rollout.max_new_tokens, rollout.temperature, rollout.top_p, rollout.top_k
+        )
+
+    async def connect(self) -> Capabilities:
+        """Ask the server what it can do.
+
+        Raises:
+            ConfigError: If its rows are shorter than the run's, or it lacks something else that the run needs.
+            ServerGoneError: If nobody answers.
+        """
+        capabilities = await super().connect()
+        longest = capabilities.max_length
+        if longest is not None and longest < self._longest:
+            raise ConfigError(
+                f"{self.url} takes rows of up to {longest} tokens, and model.max_length is {self._longest}: lower it, "
+                "or start the server with longer ones"
+            )
+        self.check_sampling(self._sampling)
+        return capabilities
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """Whoever samples.
+
+    Attributes:
+        client: Where replies are sampled.
+        folders: Where weights are written for servers; None for the engine in this process.
+        check: What servers are verified by; None for the engine in this process.
+        updating: Entered for as long as the policy's weights change.
+    """
+
+    client: InferenceClient
+    folders: WeightFolders | None = None
+    check: WeightCheck | None = None
+    updating: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+
+
+@asynccontextmanager
+async def open_inference(
+    settings: RunSettings,
+    model: PreTrainedModel,
+    tokenizer: Any,
+    prompt: Sequence[int],
+    console: RunConsole,
+    *,
+    trains_meanwhile: bool = False,
+) -> AsyncIterator[Inference]:
+    """Open whoever samples.
+
+    Servers answer once weights were published to them.
+
+    Args:
+        settings: The run.
+        model: The policy.
+        tokenizer: Its tokenizer.
+        prompt: Token ids of a conversation to try with.
+        console: Told of servers that start, go and come back.
+        trains_meanwhile: Whether the policy is trained while replies are sampled.
+
+    Raises:
+        ConfigError: If the embedded engine and training do not agree on log-probabilities, or a server lacks something.
+        RunError: If a server does not start.
+        ConnectionError: If no server answers.
+    """
+    async with AsyncExitStack() as stack:
+        if settings.inference.embedded:
+            engine = TorchEngine(
+                model,
+                max_rows=settings.rollout.max_concurrent_sequences,
+                max_length=settings.model.max_length,
+                shares_weights=not trains_meanwhile,
+            )
+            await stack.enter_async_context(engine)
+            temperature, longest = settings.rollout.temperature, settings.model.max_length
+            await probe_log_probabilities(model, engine, prompt, temperature, longest)
+            yield Inference(engine, updating=engine.standing_still)
+            return
+        layout = ModelLayout(model, tokenizer, separate_head=settings.weights.separate_head)
+        folders = stack.enter_context(_folders(settings, layout))
+        check = _check(settings, model, tokenizer, prompt)
+        urls = settings.inference.urls
+        if settings.inference.launch is not None:
+            urls = await _launch(settings, settings.inference.launch, model, folders, console, stack)
+        pool = ServerPool(
+            {url: _server_client(settings, url, model.device, layout) for url in urls},
+            max_concurrent=settings.inference.max_concurrent_requests,
+            patience_s=settings.inference.patience_s,
+            check=check,
+            attempts=settings.weights.attempts,
+            look_every_s=settings.inference.look_every_s,
+            say=console.explain,
+        )
+        await stack.enter_async_context(pool)
+        level = settings.inference.sleep_level
+        updating = partial(_asleep, pool, level) if level else nullcontext
+        yield Inference(pool, folders, check, updating)
+
+
+@asynccontextmanager
+async def _asleep(pool: ServerPool, level: int) -> AsyncIterator[None]:
+    """Let servers that share the trainer's devices sleep; the weights that are published inside wake them."""
+    await pool.sleep(keep_weights=level == 1)
+    yield
+
+
+def _folders(settings: RunSettings, layout: ModelLayout) -> WeightFolders:
+    weights = settings.weights
+    seen_as = weights.directory_on_servers
+    return WeightFolders(
+        Path(weights.directory or Path(settings.output_dir) / "weights"),
+        layout,
+        weights.bucket_mb * _MEGABYTE,
+        None if seen_as is None else PurePath(seen_as),
+    )
+
+
+def _check(
+    settings: RunSettings, model: PreTrainedModel, tokenizer: Any, prompt: Sequence[int]
+) -> WeightCheck:
+    inference = settings.inference
+    dtype = str(model.dtype).removeprefix("torch.") if inference.dtype == "auto" else inference.dtype
+    vocabulary = min(len(tokenizer), model.config.get_text_config().vocab_size)
+    return WeightCheck(
+        probe_prompts(prompt, vocabulary, settings.model.max_length),
+        settings.rollout.temperature,
+        settings.weights.tolerance or tolerance_for(dtype, inference.quantization),
+        settings.seed,
+    )
+
+
+async def _launch(
+    settings: RunSettings,
+    launch: LaunchSettings,
+    model: PreTrainedModel,
+    folders: WeightFolders,
+    console: RunConsole,
+    stack: AsyncExitStack,
+) -> list[str]:
+    """Start the servers and return their addresses."""
+    adapters = settings.weights.transport == "adapter"
+    served = ServedModel(
+        _start_folder(settings, model, folders),
+        settings.model.max_length,
+        lora_rank=settings.model.lora.rank if adapters and settings.model.lora is not None else 0,
+        # One that is loaded while replies of all others that may still run go on.
+        adapters=settings.rollout.max_staleness + 2,
+        broadcast=settings.weights.collective if settings.weights.transport == "broadcast" else "",
+    )
+    logs = Path(settings.output_dir) / "inference"
+    processes = server_processes(settings.inference, launch, served, choose_ports(launch), logs)
+    return await stack.enter_async_context(
+        launched(
+            processes,
+            startup_timeout_s=launch.startup_timeout_s,
+            restarts=launch.restarts,
+            say=console.say,
+            status=console.status,
+        )
+    )
+
+
+def _start_folder(settings: RunSettings, model: PreTrainedModel, folders: WeightFolders) -> Path:
+    """Return a folder that servers can be started from: the model's own, where it has one that they take as it is."""
+    if settings.model.path is not None and not settings.weights.separate_head:
+        return model_folder(settings.model.path).absolute()
+    return folders.write_start(base_tensors(model))
+
+
+def _server_client(
+    settings: RunSettings, url: str, device: torch.device, layout: ModelLayout
+) -> RunServerClient:
+    """Return the client of one server."""
+    inference, weights = settings.inference, settings.weights
+    carrier = None
+    if weights.chosen(inference) == "broadcast":
+        assert inference.kind != "embedded"
+        carrier = TensorBroadcast(
+            inference.kind,
+            collective=weights.collective,
+            host=weights.address or "127.0.0.1",
+            bucket_bytes=weights.bucket_mb * _MEGABYTE,
+            device=device,
+            arrange=layout.arrange,
+        )
+    return RunServerClient(url, settings, carrier)
+
+
+def check_inference(settings: RunSettings) -> None:
+    """Look for the program that servers are started by, before anything else is begun.
+
+    Raises:
+        ConfigError: If it is not there.
+    """
+    if settings.inference.launch is not None:
+        require_program(settings.inference, settings.inference.launch)

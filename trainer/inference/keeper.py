@@ -1,0 +1,66 @@
+"""Keeps a program only as long as whoever started it lives: `python -m trainer.inference.keeper PROGRAM ARGUMENT...`.
+
+The keeper's standard input is a pipe that its starter holds. It ends when the starter does, however it does, and the
+keeper then ends the program and all of its processes. Standard library only: it starts in a moment.
+"""
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+GRACE_S = 15.0
+"""How long a program that was asked to end may take."""
+
+
+def keep(command: list[str]) -> int:
+    """Run a program until it ends, standard input ends, or a signal asks for it; return its exit code."""
+    stop_reader, stop_writer = os.pipe()
+    os.set_blocking(stop_writer, False)
+    signal.set_wakeup_fd(stop_writer)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)
+    # A session of its own: whatever processes it starts can be ended together.
+    program = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        _wait(program, stop_reader)
+    finally:
+        _end(program)
+    return program.returncode
+
+
+def _wait(program: "subprocess.Popen[bytes]", stop: int) -> None:
+    """Return when the program has ended, or should."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(0, selectors.EVENT_READ)
+        selector.register(stop, selectors.EVENT_READ)
+        while program.poll() is None:
+            for key, _ in selector.select():
+                said = os.read(int(key.fd), 4096)
+                if key.fd == 0 and not said:
+                    return
+                if key.fd == stop and {signal.SIGTERM, signal.SIGINT} & set(said):
+                    return
+
+
+def _end(program: "subprocess.Popen[bytes]") -> None:
+    """End the program, in order if it does so in time, and then whatever it left behind."""
+    if program.poll() is None:
+        _signal(program.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            program.wait(GRACE_S)
+    _signal(program.pid, signal.SIGKILL)
+    program.wait()
+
+
+def _signal(group: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+if __name__ == "__main__":
+    code = keep(sys.argv[1:])
+    # A shell's way to say which signal ended a program.
+    sys.exit(code if code >= 0 else 128 - code)

@@ -1,0 +1,246 @@
+"""Weights from device to device: announced over HTTP, carried by a group in which the trainer is rank 0.
+
+Each server has a group of its own, so one that dies in the middle of an update takes no other with it. The trainer
+holds one bucket of tensors beside its weights.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.distributed as distributed
+from torch import Tensor
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from trainer.core.errors import ConfigError
+from trainer.inference.base import WeightSource
+from trainer.inference.dialect import Bucket, GroupAddress
+from trainer.inference.errors import ServerGoneError
+
+Collective = Literal["nccl", "gloo"]
+
+_ROOT = 0
+
+
+class Group(Protocol):
+    """Rank 0 of a group whose other ranks are a server's."""
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Send a tensor to all ranks; returns when it may be overwritten."""
+        ...
+
+
+class TorchGroup:
+    """A group of torch's that no other group of this process knows of.
+
+    Args:
+        address: Where its ranks meet.
+        prefixes: Parts of the store's keys, outermost first: those that the server's side writes under.
+        collective: What it broadcasts by.
+        timeout_s: How long the others are waited for.
+    """
+
+    def __init__(
+        self, address: GroupAddress, prefixes: list[str], collective: Collective, timeout_s: float
+    ) -> None:
+        patience = timedelta(seconds=timeout_s)
+        world, port = address.world_size, address.master_port
+        store: Any = TCPStore(address.master_address, port, world, is_master=True, timeout=patience)
+        for prefix in prefixes:
+            store = PrefixStore(prefix, store)
+        self._store = store
+        self._group: Any
+        if collective == "gloo":
+            self._group = distributed.ProcessGroupGloo(store, _ROOT, world, patience)
+        else:
+            options = distributed.ProcessGroupNCCL.Options()
+            options._timeout = patience
+            self._group = distributed.ProcessGroupNCCL(store, _ROOT, world, options)
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Send a tensor to all ranks."""
+        options = distributed.BroadcastOptions()
+        options.rootRank = _ROOT
+        options.rootTensor = 0
+        self._group.broadcast([tensor], options).wait()
+
+
+class VllmGroup:
+    """The NCCL group of vLLM's own workers, which is none of torch's.
+
+    Args:
+        address: Where its ranks meet.
+        device: The trainer's accelerator.
+
+    Raises:
+        ConfigError: If vLLM is not installed beside the trainer.
+    """
+
+    def __init__(self, address: GroupAddress, device: torch.device) -> None:
+        try:
+            from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+            from vllm.distributed.utils import StatelessProcessGroup
+        except ImportError as error:
+            raise ConfigError(
+                "weights.transport broadcast meets vLLM's workers in vLLM's own group: install rollgym[vllm] beside "
+                "the trainer, or set weights.transport to disk"
+            ) from error
+        meeting = StatelessProcessGroup.create(
+            host=address.master_address, port=address.master_port, rank=_ROOT, world_size=address.world_size
+        )
+        self._communicator: Any = PyNcclCommunicator(meeting, device=device)
+        self._device = device
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Send a tensor to all ranks."""
+        self._communicator.broadcast(tensor, src=_ROOT)
+        torch.accelerator.synchronize(self._device)
+
+
+def buckets(
+    tensors: Iterator[tuple[str, Tensor]], limit: int
+) -> Iterator[tuple[Bucket, list[tuple[str, Tensor]]]]:
+    """Cut tensors into buckets of at most `limit` bytes, but for single tensors that are larger; their order stays."""
+    held: list[tuple[str, Tensor]] = []
+    size = 0
+    for name, tensor in tensors:
+        own = tensor.numel() * tensor.element_size()
+        if held and size + own > limit:
+            yield announced(held), held
+            held, size = [], 0
+        held.append((name, tensor))
+        size += own
+    if held:
+        yield announced(held), held
+
+
+def announced(tensors: list[tuple[str, Tensor]]) -> Bucket:
+    """Return what a server is told of tensors before they come."""
+    return Bucket(
+        names=[name for name, _ in tensors],
+        dtypes=[str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors],
+        shapes=[list(tensor.shape) for _, tensor in tensors],
+    )
+
+
+class TensorBroadcast:
+    """The trainer's end of one server's group.
+
+    Args:
+        dialect: "vllm" or "sglang": they meet under other names.
+        collective: What broadcasts; "gloo" stands for the accelerator's where there is none, in tests.
+        host: This machine as the server reaches it.
+        bucket_bytes: Bytes that one announcement names.
+        arrange: What stands between the weights and what the server is sent, such as a head of its own.
+        device: Where tensors are sent from.
+        timeout_s: How long the server's ranks are waited for.
+
+    Raises:
+        ConfigError: If NCCL is asked for where there is none.
+    """
+
+    def __init__(
+        self,
+        dialect: Literal["vllm", "sglang"],
+        *,
+        collective: Collective,
+        host: str,
+        bucket_bytes: int,
+        device: torch.device,
+        arrange: Callable[[Iterator[tuple[str, Tensor]]], Iterator[tuple[str, Tensor]]] = iter,
+        timeout_s: float = 300.0,
+    ) -> None:
+        if collective == "nccl" and not distributed.is_nccl_available():
+            raise ConfigError(
+                "weights.transport broadcast needs NCCL, and this torch has none: set weights.transport to disk"
+            )
+        if collective == "nccl" and device.type == "cpu":
+            raise ConfigError(
+                "weights.transport broadcast sends from an accelerator, and the policy is trained on the CPU: set "
+                "weights.transport to disk"
+            )
+        self._dialect = dialect
+        self._collective: Collective = collective
+        self._host = host
+        self._bucket_bytes = bucket_bytes
+        self._device = device
+        self._arrange = arrange
+        self._timeout_s = timeout_s
+        self._address: GroupAddress | None = None
+        self._group: Group | None = None
+        self._held: list[tuple[str, Tensor]] = []
+        self.bytes_sent = 0
+
+    def address(self, world_size: int) -> GroupAddress:
+        """Say where to meet: a new place each time, because a group that broke off may still wait at the old one."""
+        self._address = GroupAddress(
+            master_address=self._host,
+            master_port=_free_port(),
+            world_size=1 + world_size,
+            rank_offset=1,
+            backend=self._collective,
+        )
+        return self._address
+
+    async def join(self) -> None:
+        """Meet the server's ranks.
+
+        Raises:
+            ServerGoneError: If they do not come.
+        """
+        address = self._address
+        assert address is not None
+        self._group = await self._in_thread("did not come to the group of the weights", self._meet, address)
+
+    def buckets(self, source: WeightSource) -> Iterator[Bucket]:
+        """Cut the weights into what one announcement names."""
+        for bucket, held in buckets(self._arrange(source.tensors()), self._bucket_bytes):
+            self._held = held
+            yield bucket
+
+    async def send(self, bucket: Bucket) -> None:
+        """Send the tensors of the bucket that `buckets` gave last.
+
+        Raises:
+            ServerGoneError: If the server's ranks are gone.
+        """
+        held, self._held = self._held, []
+        assert [name for name, _ in held] == list(bucket.names)
+        await self._in_thread("left the group of the weights", self._broadcast, held)
+
+    async def leave(self) -> None:
+        """Part."""
+        self._group = None
+
+    def _meet(self, address: GroupAddress) -> Group:
+        if self._dialect == "vllm" and self._collective == "nccl":
+            return VllmGroup(address, self._device)
+        if self._dialect == "vllm":
+            prefixes = ["weight_transfer"]
+        else:
+            kind = "cpu" if self._collective == "gloo" else self._device.type
+            prefixes = [address.group_name, f"{address.group_name}/", f"{kind}/"]
+        return TorchGroup(address, prefixes, self._collective, self._timeout_s)
+
+    def _broadcast(self, tensors: list[tuple[str, Tensor]]) -> None:
+        assert self._group is not None
+        for _, tensor in tensors:
+            sent = tensor.detach().to(self._device).contiguous()
+            self._group.broadcast(sent)
+            self.bytes_sent += sent.numel() * sent.element_size()
+
+    async def _in_thread(self, what: str, call: Callable[..., Any], *arguments: object) -> Any:
+        try:
+            return await asyncio.to_thread(call, *arguments)
+        except RuntimeError as error:  # torch's own of all that its groups run into
+            raise ServerGoneError(f"the inference server's ranks {what}: {error}") from error
+
+
+def _free_port() -> int:
+    with socket.socket() as place:
+        place.bind(("", 0))
+        number: int = place.getsockname()[1]
+    return number
