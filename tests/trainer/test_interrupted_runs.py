@@ -17,6 +17,8 @@ from trainer.cli import main
 from trainer.core.console import RunConsole
 from trainer.records.checkpoint import CheckpointStore
 
+ROOM = 24_000
+"""Bytes of a file that hold the run's tokenizer, and neither its records nor a checkpoint."""
 CONFIG = """
 seed: 3
 steps: 3
@@ -261,7 +263,7 @@ def test_a_full_disk_is_named_with_the_way_to_go_on(run, common, tmp_path):
 
 def test_records_that_do_not_fit_are_named(run, common, tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, limits[1]))
     try:
         last = run.refused(*common, "steps=100000")
     finally:
@@ -271,7 +273,7 @@ def test_records_that_do_not_fit_are_named(run, common, tmp_path):
 
 def test_a_first_checkpoint_that_does_not_fit_is_no_reason_to_refuse_the_advice(run, common, tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, limits[1]))
     try:
         last = run.refused(*common, "steps=1", "checkpoint.every=1", "tracking.episodes=false")
     finally:
