@@ -28,3 +28,25 @@ def test_patience_may_change_for_it_may_be_what_ended_the_run(tmp_path, change):
 def test_what_touches_learning_may_not(tmp_path, change):
     keep_settings(load_settings(None, [TASKS]), tmp_path, resuming=False)
     assert changed_settings(load_settings(None, [TASKS, change]), tmp_path) == [change.partition("=")[0]]
+
+
+SERVED = [TASKS, "inference={kind: vllm, urls: ['http://127.0.0.1:9']}"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [*SERVED, "inference.urls=['http://127.0.0.1:8', 'http://127.0.0.1:7']"],
+        [TASKS, "inference={kind: vllm, launch: {count: 2, arguments: [--enforce-eager]}}"],
+        [*SERVED, "weights={transport: broadcast, attempts: 3}", "inference.patience_s=9"],
+    ],
+)
+def test_a_run_goes_on_with_other_servers_than_it_began_with(tmp_path, words):
+    keep_settings(load_settings(None, SERVED), tmp_path, resuming=False)
+    assert changed_settings(load_settings(None, words), tmp_path) == []
+
+
+def test_a_run_does_not_go_on_with_servers_of_another_kind(tmp_path):
+    keep_settings(load_settings(None, SERVED), tmp_path, resuming=False)
+    words = [*SERVED, "inference.kind=sglang", "inference.dtype=bfloat16"]
+    assert changed_settings(load_settings(None, words), tmp_path) == ["inference.dtype", "inference.kind"]
