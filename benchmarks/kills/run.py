@@ -163,7 +163,8 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     steps = -(-options.episodes // (GROUPS * MEMBERS))
     kept = options.work / "state.json"
-    state = json.loads(kept.read_text()) if kept.exists() else {"kills": 0, "victims": {}, "commit": commit()}
+    state = json.loads(kept.read_text()) if kept.exists() else {"kills": 0, "victims": {}, "commits": []}
+    state["commits"] += [commit()] if commit() not in state["commits"] else []
     began = time.time()
     for name, kills in (("undisturbed", 0), ("killed", options.kills)):
         if not (options.work / name / "model").exists():
@@ -175,7 +176,7 @@ def main() -> None:
     output = (options.work / "killed.output").read_text(errors="replace")
     result = {
         "command": " ".join(["python", "benchmarks/kills/run.py", *sys.argv[1:]]),
-        "commit": state["commit"],
+        "commits": state["commits"],
         "kills": state["kills"],
         "victims": state["victims"],
         "steps": steps,

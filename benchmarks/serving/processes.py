@@ -36,20 +36,27 @@ def pin_load() -> None:
     os.sched_setaffinity(0, {LOAD_CORE})
 
 
-def environment() -> dict[str, str]:
+def environment(root: Path = ROOT) -> dict[str, str]:
     """Variables for the interpreters: peers need this repository's environments, and leave no traces in it."""
-    return os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    return os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 @contextmanager
-def server(command: Sequence[str]) -> Iterator[Server]:
-    """Run a server on the servers' core that prints `serving on http://HOST:PORT` when it is ready."""
+def server(command: Sequence[str], root: Path = ROOT) -> Iterator[Server]:
+    """Run a server on the servers' core that prints `serving on http://HOST:PORT` when it is ready.
+
+    Args:
+        command: What starts it.
+        root: The checkout whose code it is.
+    """
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
             command,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=environment(),
+            env=environment(root),
+            # `-m` looks into the directory of the command first.
+            cwd=None if root == ROOT else root,
             preexec_fn=lambda: os.sched_setaffinity(0, {SERVER_CORE}),
         )
         try:

@@ -41,7 +41,7 @@ _NOT_PLAYED = _Pauses(0.5, 15.0)
 
 
 @dataclass(slots=True)
-class _Patience:
+class Patience:
     """How often something failed in a row in one way: a gateway that was away for long has not said no for long."""
 
     pauses: _Pauses | None = None
@@ -62,7 +62,7 @@ class _Patience:
 class _Refusals:
     """What one environment is refused for, and when it is offered again, on the loop's clock."""
 
-    patience: _Patience = field(default_factory=_Patience)
+    patience: Patience = field(default_factory=Patience)
     again_at: float = 0.0
     told: str = ""
 
@@ -175,7 +175,7 @@ class Announcer:
     async def _announce(self, gateway: _Gateway) -> None:
         """Say what there is, again and again; a gateway that is away is tried until it answers."""
         loop = asyncio.get_running_loop()
-        patience, told = _Patience(), ""
+        patience, told = Patience(), ""
         while True:
             known = len(gateway.registered)
             gateway.nudged.clear()
@@ -185,14 +185,14 @@ class Announcer:
                 trouble = str(error) or type(error).__name__
                 if trouble != told:
                     _log.warning("cannot register with %s, trying on: %s", gateway.url, trouble)
-                    if not isinstance(error, httpx.HTTPError | _SaysNo):
+                    if not isinstance(error, httpx.HTTPError | SaysNo):
                         _log.error("announcing failed inside the server", exc_info=error)
                 told = trouble
-                await asyncio.sleep(_pause_s(patience, error))
+                await asyncio.sleep(pause_s(patience, error))
                 continue
             if told or len(gateway.registered) > known:
                 _log.warning("registered %d environments with %s", len(gateway.registered), gateway.url)
-            patience, told = _Patience(), ""
+            patience, told = Patience(), ""
             await asyncio.sleep(_PENDING_S)
             if not pending:
                 with contextlib.suppress(TimeoutError):
@@ -219,7 +219,7 @@ class Announcer:
             await self._client.delete(path, timeout=_LEAVE_S)
 
 
-class _SaysNo(Exception):  # noqa: N818 - never leaves this module
+class SaysNo(Exception):  # noqa: N818 - never leaves the announcer
     """The gateway does not take the call.
 
     Attributes:
@@ -231,9 +231,9 @@ class _SaysNo(Exception):  # noqa: N818 - never leaves this module
         self.problem = problem
 
 
-def _pause_s(patience: _Patience, error: Exception) -> float:
+def pause_s(patience: Patience, error: Exception) -> float:
     """How long a gateway that did not take a call is left alone; one that is starting is as good as away."""
-    if not isinstance(error, _SaysNo):
+    if not isinstance(error, SaysNo):
         return patience.pause_s(_AWAY if isinstance(error, httpx.HTTPError) else _SAYS_NO, {})
     is_starting = error.problem.get("code") == "draining"
     return patience.pause_s(_AWAY if is_starting else _SAYS_NO, error.problem)
@@ -251,16 +251,16 @@ def _reply(answer: httpx.Response) -> AnnounceReply:
     """Read the answer of a gateway.
 
     Raises:
-        _SaysNo: It is a problem, or nothing that a gateway would say.
+        SaysNo: It is a problem, or nothing that a gateway would say.
     """
     try:
         body = answer.json()
         if answer.status_code == 200:
             return AnnounceReply.model_validate(body)
     except (ValueError, ValidationError) as error:
-        raise _SaysNo(f"it is no gateway of this version (status {answer.status_code})", {}) from error
+        raise SaysNo(f"it is no gateway of this version (status {answer.status_code})", {}) from error
     problem = body if isinstance(body, dict) else {}
-    raise _SaysNo(str(problem.get("detail", answer.status_code)), problem)
+    raise SaysNo(str(problem.get("detail", answer.status_code)), problem)
 
 
 def _read_token(path: Any) -> str:

@@ -151,6 +151,11 @@ def service_of(client, tokenizer, **changes) -> PolicyService:
     return replace(service, **changes)
 
 
+def short_sampling(tokenizer) -> SamplingParams:
+    """Ends the replies of a model of random weights soon, and not at their greatest length: clients refuse those."""
+    return SamplingParams(max_new_tokens=64, stop_token_ids=tuple(range(0, len(tokenizer), 3)))
+
+
 class TestEndpoint:
     """A running endpoint and its sessions."""
 

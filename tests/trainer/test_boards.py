@@ -103,9 +103,10 @@ def test_a_run_s_tracker_passes_on_what_is_finite(tmp_path):
     board, said = Notebook(), []
     tracker = Tracker(tmp_path, TrackingSettings(tensorboard=False), 0, [guarded(board, said)])
     tracker.metrics(1, {"loss": 0.5, "broken": float("nan")})
+    tracker.metrics(2, {})
     tracker.close()
     assert board.told == {1: {"loss": 0.5}}
-    assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": 0.5, "broken": None}]
+    assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": 0.5, "broken": None}, {"step": 2}]
 
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab", "mlflow"])

@@ -42,6 +42,7 @@ def test_overrides_are_laid_over_the_file(tmp_path):
         ),
         (["rollout.top_k=5", "algorithm.correction={kind: band}"], "leave top_p at 1 and top_k at 0"),
         (["deterministic=true", "rollout.extra_members=1"], "needs rollout.extra_members: 0"),
+        (["deterministic=true", "rollout.extra_groups=1"], "needs rollout.extra_groups: 0"),
         (["tasks=[]"], "'tasks' is empty"),
         (["tasks.3.env_id=X"], "not an index"),
         (["algorithm=grpoo"], "grpo"),

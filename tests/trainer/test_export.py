@@ -16,11 +16,11 @@ from trainer.core.errors import ConfigError
 from trainer.models.weights import parameters_of
 
 WORDS = [
-    "tasks=[{env_id: FrozenLake-v0, kwargs: {size: 4, split: train, max_episode_steps: 3}}]",
+    "tasks=[{env_id: FrozenLake-v0, kwargs: {size: 3, split: train, max_episode_steps: 6}}]",
     "model={hidden_size: 32, layers: 1, heads: 2, max_length: 96, lora: {rank: 4}}",
     "prompt={context: single_turn, instruction: none}",
     "warm_start={demonstrations: 8, epochs: 1, batch_rows: 8}",
-    "rollout={groups_per_step: 2, group_size: 2, max_turns: 3, max_new_tokens: 3}",
+    "rollout={groups_per_step: 2, group_size: 2, max_turns: 6, max_new_tokens: 3}",
     "algorithm={preset: ppo, kl: {coefficient: 0.1, placement: loss}}",
     "evaluation.every=0",
     "checkpoint={every: 1, resume: auto}",
@@ -63,7 +63,7 @@ def test_merged_or_alone_the_policy_is_the_same(directory, tmp_path, capsys):
     of_checkpoint = dict(parameters_of(trained_policy(settings, newest).model))
     assert exported(directory, "--output", str(tmp_path / "merged")) == 0
     assert exported(directory, "--adapter", "--output", str(tmp_path / "alone")) == 0
-    assert f"model: {tmp_path / 'merged'}" in capsys.readouterr().err
+    assert f"model: {tmp_path / 'merged'}" in capsys.readouterr().out
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     for name, parameter in merged.named_parameters():
         assert torch.equal(parameter, expected[name])

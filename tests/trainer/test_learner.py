@@ -325,3 +325,41 @@ def test_a_warm_start_that_is_never_finite_ends():
     rows = [TrainRow(torch.tensor([1, 2, 3]), torch.tensor([False, True, True]))]
     with pytest.raises(RunError, match="2 optimizer steps of the warm start in a row"):
         list(train_supervised(backend, rows, epochs=3, batch_rows=1, seed=0, max_skipped_steps=1))
+
+
+def cut_in_two(groups: list[Group]) -> list[Group]:
+    """The same episodes, recorded in two segments each: the second begins with all that the first held."""
+    for trajectory in (each for group in groups for each in group.trajectories):
+        (whole,) = trajectory.segments
+        if len(trajectory.turns) > 1:
+            end = trajectory.turns[0].end
+            first = Segment(*(values[:end] for values in segment_lists(whole)))
+            second = Segment(*(list(values) for values in segment_lists(whole)), parent=(0, end))
+            second.action_mask[:end] = [False] * end
+            second.logprobs[:end] = [0.0] * end
+            second.turn_index[:end] = [-1] * end
+            trajectory.segments = [first, second]
+            for turn in trajectory.turns[1:]:
+                turn.segment = 1
+    return groups
+
+
+def segment_lists(segment: Segment) -> tuple[list, ...]:
+    return segment.ids, segment.action_mask, segment.logprobs, segment.versions, segment.turn_index
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+async def test_an_episode_in_several_segments_has_one_credit_however_it_is_cut(preset, minibatches):
+    """Each token is read after the same context in both, so the update is the same, in every way to average."""
+    settings = resolve_preset(preset, {"minibatches": minibatches})
+    results = []
+    for groups in (played_groups(sharp_model()), cut_in_two(played_groups(sharp_model()))):
+        models = models_of(settings)
+        batch = episode_batch(groups, row_builder("trajectory"))
+        metrics = await Learner(settings, models, seed=1).update(batch, step=0)
+        results.append((dict(models.policy.export()), metrics))
+    (whole, metrics), (cut, cut_metrics) = results
+    assert cut_metrics.pop("batch/rows") > metrics.pop("batch/rows")
+    assert_equal_weights(whole, cut)
+    assert cut_metrics == pytest.approx(metrics, abs=1e-4, rel=1e-3)

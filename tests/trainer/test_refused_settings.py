@@ -194,6 +194,22 @@ def test_a_value_of_another_type_is_refused(path, annotation, kind):
             ["env_url=localhost:8000"],
             "env_url: 'localhost:8000' is not the address of a server, such as http://",
         ),
+        (["env_url=http://127.0.0.1:99999"], "env_url: 'http://127.0.0.1:99999' has no port that there is"),
+        (["tasks.0.url=ws://there:0x50"], "tasks.0.url: 'ws://there:0x50' has no port that there is"),
+        (["serve=[nomod:X]"], "serve: cannot import 'nomod'"),
+        (
+            ["serve=[Mine=envs.frozen_lake:Nothing]"],
+            "serve: module 'envs.frozen_lake' has no attribute 'Nothing'",
+        ),
+        (["serve=[json:dumps]"], "serve: 'json:dumps' is no subclass of gymnasium.Env"),
+        (
+            ["optimizer.learning_rate=1e300"],
+            "optimizer.learning_rate: Input should be less than or equal to 100",
+        ),
+        (
+            ["warm_start={demonstrations: 5, learning_rate: 1e300}"],
+            "warm_start.learning_rate: Input should be less than or equal to 100",
+        ),
         (["tasks.0.url=ftp://x"], "tasks.0.url: 'ftp://x' is not the address of a server"),
         (["tasks.0.env_id="], "tasks.0.env_id"),
         (["output_dir="], "output_dir"),

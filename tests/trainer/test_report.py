@@ -10,12 +10,14 @@ from starlette.testclient import TestClient
 
 from trainer.cli import main
 from trainer.inference.base import GenerationResult
+from trainer.models.tokenizer import build_tiny_tokenizer
 from trainer.records.timeline import Timeline
 from trainer.records.trajectory import Group, Outcome, Trajectory, Turn
 from trainer.reporting.charts import Line, line_chart, short, stacked_chart, thinned
 from trainer.reporting.live import LivePage
 from trainer.reporting.page import duration, render_page
 from trainer.reporting.run_folder import NoRunError, number, read_run
+from trainer.reporting.tokens import keep_tokenizer, token_text
 from trainer.rollout.recorder import Recorder
 from trainer.tasks.task import Task
 
@@ -190,6 +192,21 @@ def test_a_run_of_one_step_has_a_page(tmp_path):
     assert "Where the time went" in page_of(run)
 
 
+def test_tokens_are_shown_as_their_tokenizer_says_them(tmp_path):
+    run = write_run(tmp_path / "run")
+    tokenizer = build_tiny_tokenizer()
+    keep_tokenizer(tokenizer, run)
+    text = token_text(run)
+    ids = tokenizer("Right <b>é</b>\n").input_ids
+    assert "".join(map(text, ids)).replace("\ufffd", "") in {"Right <b>é</b>\n", "Right <b></b>\n"}
+    assert text(10**9) == "[1000000000]"
+    assert text(-1) == "[-1]"
+    assert f">{html.escape(text(5))}</b>" in page_of(run)
+    (run / "tokenizer.json").write_text("{")
+    assert token_text(run) is None
+    assert ">5</b>" in page_of(run), "ids, where no text is known"
+
+
 def test_a_directory_without_a_run_is_refused(tmp_path, capsys):
     with pytest.raises(NoRunError, match=r"name a run's output_dir"):
         read_run(tmp_path)
@@ -200,13 +217,18 @@ def test_a_directory_without_a_run_is_refused(tmp_path, capsys):
 def test_a_huge_run_has_a_small_page(tmp_path):
     run = write_run(tmp_path / "run", steps=1)
     with (run / "metrics.jsonl").open("w") as file:
-        for step in range(1, 5_001):
+        for step in range(1, 10_001):
             file.write(json.dumps(metrics(step)) + "\n")
     with (run / "episodes.jsonl").open("w") as file:
         file.write(json.dumps(episode(0, 0, "x" * 9_000_000)) + "\n")  # too long to be read
         for step in range(300):
             file.write(json.dumps(episode(step, step, "wide " * 4_000, tokens=2_000)) + "\n")
     found = read_run(run)
+    assert found.steps == 10_000
+    assert len(found.training) <= 8_000
+    assert (found.training[0]["step"], found.training[-1]["step"]) == (1, 10_000)
+    assert found.sums["time/step_s"] == 70_000.0, "of all steps, not of those that are kept"
+    assert found.sums["tokens"] == 700_000.0
     assert 20 <= len(found.episodes) <= 96
     steps = [played.step for played in found.episodes]
     assert steps == sorted(steps)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.kills import killed_at
 from trainer.commands.resume import changed_settings, keep_settings
 from trainer.config.load import load_settings
 
@@ -17,6 +18,8 @@ TASKS = "tasks=[{env_id: FrozenLake-v0}]"
         "optimizer.max_skipped_steps=9",
         "env_url=http://127.0.0.1:9",
         "checkpoint.every=3",
+        "model.device=cpu",
+        "model.gradient_checkpointing=true",
     ],
 )
 def test_patience_may_change_for_it_may_be_what_ended_the_run(tmp_path, change):
@@ -24,7 +27,9 @@ def test_patience_may_change_for_it_may_be_what_ended_the_run(tmp_path, change):
     assert changed_settings(load_settings(None, [TASKS, change]), tmp_path) == []
 
 
-@pytest.mark.parametrize("change", ["rollout.group_size=3", "optimizer.learning_rate=0.5", "seed=7"])
+@pytest.mark.parametrize(
+    "change", ["rollout.group_size=3", "optimizer.learning_rate=0.5", "seed=7", "model.dtype=bf16"]
+)
 def test_what_touches_learning_may_not(tmp_path, change):
     keep_settings(load_settings(None, [TASKS]), tmp_path, resuming=False)
     assert changed_settings(load_settings(None, [TASKS, change]), tmp_path) == [change.partition("=")[0]]
@@ -50,3 +55,13 @@ def test_a_run_does_not_go_on_with_servers_of_another_kind(tmp_path):
     keep_settings(load_settings(None, SERVED), tmp_path, resuming=False)
     words = [*SERVED, "inference.kind=sglang", "inference.dtype=bfloat16"]
     assert changed_settings(load_settings(None, words), tmp_path) == ["inference.dtype", "inference.kind"]
+
+
+def test_a_kill_while_settings_are_written_leaves_those_that_were_there(tmp_path):
+    settings = load_settings(None, [TASKS])
+    keep_settings(settings, tmp_path, resuming=False)
+    for point in range(20):
+        if not killed_at(point, lambda: keep_settings(settings, tmp_path, resuming=True)):
+            break
+        assert changed_settings(settings, tmp_path) == []
+    assert point > 2

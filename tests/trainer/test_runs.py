@@ -80,6 +80,24 @@ def test_deterministic_runs_are_equal_embedded_remote_and_killed(tmp_path, confi
         assert digests(tmp_path / "killed") == expected
 
 
+def test_batches_that_are_filled_where_a_filter_drops_groups_are_equal_after_a_kill_too(tmp_path, config):
+    with env_server("--allow-expert") as url:
+        common = ["--config", str(config), "--env-url", url, "deterministic=true", "evaluation.panels={}"]
+        common += ["algorithm.filter={kind: zero_variance, max_rounds: 40}"]
+        train(*common, f"output_dir={tmp_path}/whole")
+        killed = [*common, f"output_dir={tmp_path}/killed"]
+        train_until("step 3:", *killed)
+        assert "resuming" in train(*killed)
+    assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
+    events = read_lines(tmp_path / "whole" / "ledger.jsonl")
+    trained = [event for event in events if event["fate"] == "trained"]
+    assert [sum(event["step"] == step for event in trained) for step in range(5)] == [2] * 5
+    dropped = [event for event in events if event["fate"] == "dropped"]
+    assert {event["reason"] for event in dropped} == {"filter:zero_variance"}
+    # The stream has no gaps: each task was trained or dropped by name.
+    assert sorted(event["task"] for event in [*trained, *dropped]) == list(range(10 + len(dropped)))
+
+
 def test_an_asynchronous_run_accounts_for_every_task_after_a_kill(tmp_path, config):
     with env_server("--allow-expert") as url:
         arguments = [

@@ -118,6 +118,7 @@ class _Endpoint:
 
         async def handle(request: Request) -> Response:
             try:
+                refuse_web_pages(request)
                 return await answer(request)
             except ApiError as error:
                 with suppress(ApiError):
@@ -301,6 +302,12 @@ class _Endpoint:
         body = b"".join(chunks)
         request._body = body
         return body
+
+
+def refuse_web_pages(request: Request) -> None:
+    """Refuse what a page in somebody's browser sends to loopback: agents have no origin."""
+    if "origin" in request.headers:
+        raise ApiError(403, "requests of web pages are refused", "origin_refused")
 
 
 async def _while_connected(request: Request, work: Awaitable[_T]) -> _T:

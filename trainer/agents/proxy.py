@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from trainer.agents.black_box import give_posted, unfinished
-from trainer.agents.endpoint import refusal
+from trainer.agents.endpoint import refusal, refuse_web_pages
 from trainer.agents.environment import EpisodeEnvironment
 from trainer.agents.errors import ApiError
 from trainer.agents.runners import AgentEnd
@@ -116,6 +116,7 @@ class ProxySessions:
     async def _open_on_request(self, request: Request) -> Response:
         """`POST /sessions`: open a session; `task` is kept in its record."""
         try:
+            refuse_web_pages(request)
             self._require_token(request)
             key = secrets.token_urlsafe(24)
             self.open(key, _task_of(await request.body()))

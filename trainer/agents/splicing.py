@@ -12,7 +12,9 @@ thinking's mark is gone, what is left of the reply stands as text, as the templa
 import hashlib
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +28,8 @@ from trainer.rollout.chat_template import Tool
 from trainer.rollout.rendering import ChatRenderer
 
 _OPENING = "<think>"
+_KEPT_CHARACTERS = 1 << 22
+"""Characters whose ids are kept: some hundred bytes each at the most."""
 _NUMBER = re.compile(r"(\d+)z")
 
 
@@ -158,6 +162,37 @@ class Prompt:
     thinks: bool
 
 
+class _Pieces:
+    """Ids of long pieces of conversations that go on, those that were not used for longest forgotten first.
+
+    Args:
+        tokenize: Makes the ids of a text.
+    """
+
+    def __init__(self, tokenize: Callable[[str], list[int]]) -> None:
+        self._tokenize = tokenize
+        self._ids: OrderedDict[str, list[int]] = OrderedDict()
+        self._size = 0
+        # Large conversations are rendered in threads.
+        self._lock = threading.Lock()
+
+    def ids(self, text: str) -> list[int]:
+        """Return the ids of a piece."""
+        with self._lock:
+            found = self._ids.get(text)
+            if found is not None:
+                self._ids.move_to_end(text)
+                return found
+        ids = self._tokenize(text)
+        with self._lock:
+            if text not in self._ids and len(text) <= _KEPT_CHARACTERS:
+                self._ids[text] = ids
+                self._size += len(text)
+            while self._size > _KEPT_CHARACTERS:
+                self._size -= len(self._ids.popitem(last=False)[0])
+        return ids
+
+
 class SplicingRenderer:
     """Renders conversations with sampled ids in them.
 
@@ -167,6 +202,7 @@ class SplicingRenderer:
 
     def __init__(self, renderer: ChatRenderer) -> None:
         self.renderer = renderer
+        self._pieces_of = _Pieces(renderer.ids_of)
         # No conversation holds it by chance, and nobody learns it.
         self._mark = f"x{secrets.token_hex(12)}"
 
@@ -245,7 +281,7 @@ class SplicingRenderer:
                 ids += piece.token_ids
                 closed = ids[-1:] == [self.renderer.end_of_turn_id]
             else:
-                tokens = self.renderer.ids_of(piece)
+                tokens = self._pieces_of.ids(piece)
                 # The policy has closed its turn itself.
                 ids += tokens[1:] if closed and tokens[:1] == [self.renderer.end_of_turn_id] else tokens
                 closed = False

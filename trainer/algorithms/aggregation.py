@@ -20,7 +20,8 @@ class Denominators:
 
     Attributes:
         tokens: Number of sampled tokens.
-        rows: Number of rows with at least one sampled token.
+        rows: Number of sequences with at least one sampled token. A sequence is a row, or the rows of a trajectory
+            that was recorded in several segments.
     """
 
     tokens: int
@@ -33,7 +34,7 @@ class Denominators:
 
     @classmethod
     def from_lengths(cls, lengths: Iterable[int]) -> Self:
-        """Count rows of which only the number of sampled tokens is known."""
+        """Count sequences of which only the number of sampled tokens is known."""
         lengths = list(lengths)
         return cls(tokens=sum(lengths), rows=sum(1 for length in lengths if length))
 
@@ -48,17 +49,19 @@ def aggregate(
     mode: AggregationMode,
     denominators: Denominators,
     horizon: int | None = None,
+    lengths: Tensor | None = None,
 ) -> Tensor:
     """Return this part's share of the aggregated loss; the shares of all parts add up to the whole.
 
     Args:
         values: Token losses, `[rows, tokens]`. What lies outside the mask is never read, NaN included.
         mask: True where a token counts.
-        mode: `token-mean` divides by all tokens; `seq-mean-token-sum` sums a row and divides by the number of
-            rows that have tokens; `seq-mean-token-sum-norm` divides that by `horizon` (Dr. GRPO);
-            `seq-mean-token-mean` takes the mean of a row's tokens, then the mean over rows (GRPO, GSPO).
+        mode: `token-mean` divides by all tokens; `seq-mean-token-sum` sums a sequence and divides by the number of
+            sequences that have tokens; `seq-mean-token-sum-norm` divides that by `horizon` (Dr. GRPO);
+            `seq-mean-token-mean` takes the mean of a sequence's tokens, then the mean over sequences (GRPO, GSPO).
         denominators: Counts of the whole batch.
         horizon: The constant length of `seq-mean-token-sum-norm`.
+        lengths: Sampled tokens of the sequence that each row is of, `[rows]`; every row is one of its own if None.
 
     Raises:
         ValueError: If the mode needs a horizon and there is none.
@@ -75,14 +78,19 @@ def aggregate(
                 raise ValueError("seq-mean-token-sum-norm divides by a constant: give 'horizon'")
             return values.sum() / (rows * horizon)
         case "seq-mean-token-mean":
-            lengths = mask.sum(dim=1).clamp(min=1)
-            return (values.sum(dim=1) / lengths).sum() / rows
+            return (values.sum(dim=1) / _lengths(mask, lengths)).sum() / rows
         case _:
             assert_never(mode)
 
 
-def share(mask: Tensor, mode: AggregationMode, denominators: Denominators) -> Tensor:
-    """Return which part of the whole batch this mask is, in the unit that `mode` averages over."""
+def share(
+    mask: Tensor, mode: AggregationMode, denominators: Denominators, lengths: Tensor | None = None
+) -> Tensor:
+    """Return which part of the whole batch this mask is, in the unit that `mode` averages over; see `aggregate`."""
     if mode == "token-mean":
         return mask.sum() / max(denominators.tokens, 1)
-    return mask.any(dim=1).sum() / max(denominators.rows, 1)
+    return (mask.sum(dim=1) / _lengths(mask, lengths)).sum() / max(denominators.rows, 1)
+
+
+def _lengths(mask: Tensor, lengths: Tensor | None) -> Tensor:
+    return (mask.sum(dim=1) if lengths is None else lengths).clamp(min=1)

@@ -82,6 +82,7 @@ class LossInputs:
         reference_logprobs: Log-probabilities under the reference policy, where the loss has a KL term.
         entropy: Entropy of the policy at each token; it carries the gradient if it is rewarded.
         scores: Return of each row's trajectory, `[rows]`, for losses that treat good and bad episodes apart.
+        lengths: Sampled tokens of the sequence that each row is of, `[rows]`; None where every row is one of its own.
     """
 
     logprobs: Tensor
@@ -93,10 +94,11 @@ class LossInputs:
     reference_logprobs: Tensor | None = None
     entropy: Tensor | None = None
     scores: Tensor | None = None
+    lengths: Tensor | None = None
 
     def select(self, rows: Tensor) -> Self:
         """Return the rows with these indices (or where this mask is true)."""
-        optional = ("old_logprobs", "reference_logprobs", "entropy", "scores")
+        optional = ("old_logprobs", "reference_logprobs", "entropy", "scores", "lengths")
         return replace(
             self,
             logprobs=self.logprobs[rows],

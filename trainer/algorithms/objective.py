@@ -139,8 +139,8 @@ def policy_loss(
         token_loss = token_loss * weights
         parts["policy/correction_weight"] = (torch.where(mask, weights, 0.0).sum(), tokens)
 
-    loss = _aggregate(settings, token_loss, mask, denominators)
-    part = share(mask, settings.aggregation.mode, denominators)
+    loss = _aggregate(settings, token_loss, mask, denominators, inputs.lengths)
+    part = share(mask, settings.aggregation.mode, denominators, inputs.lengths)
     parts["loss/surrogate"] = (loss, part)
 
     if settings.needs_reference:
@@ -150,13 +150,15 @@ def policy_loss(
         )
         parts["policy/kl_reference"] = (torch.where(mask, divergence, 0.0).sum(), tokens)
         if settings.kl.placement == "loss":
-            loss = loss + settings.kl.coefficient * _aggregate(settings, divergence, mask, denominators)
+            loss = loss + settings.kl.coefficient * _aggregate(
+                settings, divergence, mask, denominators, inputs.lengths
+            )
 
     if inputs.entropy is not None:
         entropy = torch.where(mask, inputs.entropy, 0.0)
         parts["policy/entropy"] = (entropy.sum(), tokens)
     if settings.needs_entropy:
-        bonus = _aggregate(settings, _required(inputs.entropy, "entropy"), mask, denominators)
+        bonus = _aggregate(settings, _required(inputs.entropy, "entropy"), mask, denominators, inputs.lengths)
         loss = loss - settings.entropy_coefficient * bonus
 
     parts["loss/policy"] = (loss, part)
@@ -170,6 +172,7 @@ def critic_loss(
     returns: Tensor,
     mask: Tensor,
     denominators: Denominators,
+    lengths: Tensor | None = None,
 ) -> tuple[Tensor, Metrics]:
     """Return a micro-batch's share of the critic's loss, aggregated as the policy's.
 
@@ -180,6 +183,7 @@ def critic_loss(
         returns: `AdvantageResult.returns`.
         mask: True where the policy sampled the token.
         denominators: Counts of everything that the optimizer step trains on, over all shards.
+        lengths: See `LossInputs.lengths`.
     """
     if settings.critic is None:
         raise ValueError("the algorithm has no critic")
@@ -187,10 +191,10 @@ def critic_loss(
     old_values = torch.where(mask, old_values, 0.0)
     returns = torch.where(mask, returns, 0.0)
     surrogate = value_surrogate(values, returns, old_values=old_values, clip=settings.critic.value_clip)
-    loss = settings.critic.coefficient * _aggregate(settings, surrogate.loss, mask, denominators)
+    loss = settings.critic.coefficient * _aggregate(settings, surrogate.loss, mask, denominators, lengths)
     tokens = mask.sum()
     parts = {
-        "loss/critic": (loss, share(mask, settings.aggregation.mode, denominators)),
+        "loss/critic": (loss, share(mask, settings.aggregation.mode, denominators, lengths)),
         "critic/clip_fraction": ((surrogate.clipped & mask).sum(), tokens),
         "critic/value": (values.sum(), tokens),
         "critic/squared_error": ((values - returns).square().sum(), tokens),
@@ -397,9 +401,14 @@ def _correction(settings: AlgorithmSettings, old: Tensor, behaviour: Tensor, mas
 
 
 def _aggregate(
-    settings: AlgorithmSettings, values: Tensor, mask: Tensor, denominators: Denominators
+    settings: AlgorithmSettings,
+    values: Tensor,
+    mask: Tensor,
+    denominators: Denominators,
+    lengths: Tensor | None,
 ) -> Tensor:
-    return aggregate(values, mask, settings.aggregation.mode, denominators, settings.aggregation.horizon)
+    aggregation = settings.aggregation
+    return aggregate(values, mask, aggregation.mode, denominators, aggregation.horizon, lengths)
 
 
 def _required(tensor: Tensor | None, name: str) -> Tensor:

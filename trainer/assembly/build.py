@@ -1,7 +1,7 @@
 """Builds the parts of a run from its settings and ties them together."""
 
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,16 +101,18 @@ def build_policy(settings: RunSettings, directory: Path | None = None, *, traine
         path = model_folder(settings.model.path)
     if path is not None:
         model = load_model(path, dtype, settings.model.attention)
+        model.name_or_path = settings.model.path or str(path)
         tokenizer = load_tokenizer(path)
     else:
         tokenizer = build_tiny_tokenizer()
         model = _tiny_model(settings, tokenizer)
     place(model, dtype, device)
+    model.config.dtype = DTYPES[settings.model.dtype]
     if settings.model.lora is not None and (directory is None or adapter is not None):
         add_lora(model, settings.model.lora, derive_seed(settings.seed, "adapters"))
     if adapter is not None:
         load_adapter(model, adapter)
-    return Policy(model, tokenizer, _renderer(settings, model, tokenizer))
+    return Policy(model, tokenizer, chat_renderer(settings, tokenizer, stop_ids(model)))
 
 
 def _tiny_model(settings: RunSettings, tokenizer: Any) -> PreTrainedModel:
@@ -126,13 +128,23 @@ def _tiny_model(settings: RunSettings, tokenizer: Any) -> PreTrainedModel:
     return build_tiny_model(shape, derive_seed(settings.seed, "model"), settings.model.attention)
 
 
-def _renderer(settings: RunSettings, model: PreTrainedModel, tokenizer: Any) -> ChatRenderer:
+def chat_renderer(settings: RunSettings, tokenizer: Any, stops: Iterable[int] = ()) -> ChatRenderer:
+    """Return the renderer of a run's conversations; the tokenizer takes up the run's chat template.
+
+    Args:
+        settings: The run.
+        tokenizer: The model's.
+        stops: Ids that end a reply, beside those that tokenizer and template name.
+
+    Raises:
+        ConfigError: If the template cannot be read or used.
+    """
     if settings.prompt.chat_template is not None:
         try:
             tokenizer.chat_template = Path(settings.prompt.chat_template).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ConfigError(f"prompt.chat_template: {error}") from error
-    return ChatRenderer(tokenizer, settings.prompt.template_kwargs, stop_ids(model))
+    return ChatRenderer(tokenizer, settings.prompt.template_kwargs, stops)
 
 
 def policy_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBackend:

@@ -8,6 +8,7 @@ from pathlib import Path
 from clients.client import EnvClient
 from clients.protocol.errors import ProblemError
 from trainer.core.errors import ConfigError
+from trainer.core.run_files import write_whole
 from trainer.records.checkpoint import CheckpointError
 from trainer.rollout.environments import EnvironmentPool
 from trainer.tasks.dataset import RowStream
@@ -66,4 +67,4 @@ def keep_digests(streams: Sequence[RowStream], directory: Path, *, resuming: boo
                 "files, or use another output_dir"
             )
     if found:
-        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(found, indent=1) + "\n")

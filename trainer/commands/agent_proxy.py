@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from clients.commands.version import add_version
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from trainer.inference.base import InferenceClient
 
 _TOKEN = "ROLLGYM_PROXY_TOKEN"
+_UPSTREAM_KEY = "ROLLGYM_UPSTREAM_KEY"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _EPILOG = f"""
 An agent needs nothing but OPENAI_BASE_URL=http://HOST:PORT/s/NAME/v1, where
@@ -30,6 +32,7 @@ log-probabilities and versions of every token.
 environment variables:
   {_TOKEN}   where it is set, sessions open only by POST /sessions
                         with it as the bearer token
+  {_UPSTREAM_KEY}  API key of the server behind
 """
 
 
@@ -42,7 +45,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    options = _parser().parse_args(arguments)
+    options = parse(arguments)
     try:
         return asyncio.run(_run(options))
     except (TrainerError, ConnectionError, TimeoutError) as error:
@@ -50,6 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return getattr(error, "exit_code", 2)
     except KeyboardInterrupt:
         return 130
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options of a command line."""
+    return _parser().parse_args(arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     model.add_argument(
         "--upstream", metavar="URL", help="vLLM or SGLang server; without it the model is run here"
     )
+    model.add_argument("--dialect", choices=("vllm", "sglang"), default="vllm", help="what the server speaks")
     model.add_argument("--name", default="policy", help="what the policy is called in the API")
     model.add_argument("--max-length", type=_positive, help="longest row in tokens; default: the model's own")
     model.add_argument(
@@ -146,7 +155,7 @@ async def _serve(options: argparse.Namespace) -> None:
         file.write(dict(record))
         file.flush()
 
-    async with _client(options) as service:
+    async with opened_policy(options) as service:
         sessions = ProxySessions(service, write, token, options.idle_s, time.time)
         app = agents_app(sessions, options.max_body_mb << 20, sessions.routes())
         try:
@@ -172,8 +181,9 @@ def _require_sampling(options: argparse.Namespace) -> None:
 
 
 @asynccontextmanager
-async def _client(options: argparse.Namespace) -> AsyncIterator["PolicyService"]:
+async def opened_policy(options: argparse.Namespace) -> AsyncIterator["PolicyService"]:
     """Open whatever samples, and give what answers agents."""
+    from transformers import AutoConfig
 
     from trainer.config.checks import check_model_path
     from trainer.models.load import load_model, load_tokenizer, model_folder
@@ -182,16 +192,33 @@ async def _client(options: argparse.Namespace) -> AsyncIterator["PolicyService"]
     check_model_path(options.model)
     folder = model_folder(options.model)
     tokenizer = load_tokenizer(folder)
-    from trainer.inference.torch_engine import TorchEngine
+    if options.upstream is None:
+        from trainer.inference.torch_engine import TorchEngine
 
-    model = load_model(folder)
-    longest = options.max_length or _longest(model.config)
-    async with TorchEngine(model, max_rows=64, max_length=longest) as engine:
-        yield _service(options, engine, tokenizer, stop_ids(model), longest)
+        model = load_model(folder)
+        longest = options.max_length or _longest(model.config)
+        async with TorchEngine(model, max_rows=64, max_length=longest) as engine:
+            yield _service(options, engine, tokenizer, stop_ids(model), longest)
+        return
+    from trainer.inference.server_client import ServerClient
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    named: Any = SimpleNamespace(generation_config=_generation_config(folder), config=config)
+    key = os.environ.get(_UPSTREAM_KEY)
+    async with ServerClient(options.upstream, options.dialect, way=None, api_key=key) as client:
+        yield _service(options, client, tokenizer, stop_ids(named), options.max_length or _longest(config))
 
 
 def _longest(config: Any) -> int:
     return int(getattr(config, "max_position_embeddings", None) or 4096)
+
+
+def _generation_config(folder: Path) -> Any:
+    from transformers import GenerationConfig
+
+    if not (folder / "generation_config.json").exists():
+        return None
+    return GenerationConfig.from_pretrained(folder, local_files_only=True)
 
 
 def _service(

@@ -11,14 +11,14 @@ from typing import TypeVar
 from transformers import AutoConfig
 
 from clients.protocol.errors import ProblemError
-from trainer.assembly.build import open_environments, task_source
+from trainer.assembly.build import chat_renderer, open_environments, task_source
 from trainer.assembly.data_check import check_streams
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
+from trainer.core.device import torch_device
 from trainer.core.errors import ConfigError, TrainerError
 from trainer.models.load import load_tokenizer, model_folder
 from trainer.rollout.environments import EnvironmentPool
-from trainer.rollout.rendering import ChatRenderer
 from trainer.tasks.dataset import load_streams
 from trainer.tasks.task import Task, TaskSource
 
@@ -72,13 +72,14 @@ async def _model(settings: RunSettings) -> str:
 
 
 def _look_at_model(settings: RunSettings, path: str) -> str:
+    torch_device(settings.model.device)
     folder = model_folder(path, fetch=False)
     if not folder.is_dir():
         return f"{path} is on the hub; the run fetches it"
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     if not any(folder.glob("*.safetensors")):
         raise ConfigError(f"{folder} holds no weights: there is no .safetensors file")
-    renderer = ChatRenderer(load_tokenizer(folder), settings.prompt.template_kwargs)
+    renderer = chat_renderer(settings, load_tokenizer(folder))
     if settings.prompt.tools == "template":
         renderer.require_tools()
     return f"{config.model_type} in {folder}"

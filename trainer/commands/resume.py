@@ -8,7 +8,7 @@ from pathlib import Path
 from trainer.config.load import dump_settings, load_settings
 from trainer.config.run import RunSettings
 from trainer.core.errors import ConfigError
-from trainer.core.run_files import CONFIG_FILE, write_errors
+from trainer.core.run_files import CONFIG_FILE, write_errors, write_whole
 from trainer.learn.boards import BOARDS_FILE
 from trainer.learn.tracking import METRICS_FILE, RECORD_FILES, TENSORBOARD_FOLDER
 from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
@@ -24,6 +24,8 @@ _FREE_TO_CHANGE = (
     "tracking",
     "evaluation",
     "name",
+    "model.device",
+    "model.gradient_checkpointing",
     "rollout.server_timeout_s",
     "rollout.episode_timeout_s",
     "rollout.max_failed_groups",
@@ -44,7 +46,8 @@ _FREE_TO_CHANGE = (
 """Settings that a resumed run may change, with all below them: they do not touch what is learnt.
 
 How long a run waits, and after how many failures it ends: who comes back to a run that ended so raises just these. And
-where the servers are, and how weights reach them: a run goes on with other servers than it began with.
+where the servers are, and how weights reach them: a run goes on with other servers than it began with. Another machine
+may have another device, or less memory: sums are rounded otherwise there, and are the same sums.
 """
 
 _RECORDS = (*RECORD_FILES, LEDGER_FILE, BOARDS_FILE)
@@ -186,7 +189,7 @@ def keep_settings(settings: RunSettings, directory: Path, *, resuming: bool) -> 
     path = directory / CONFIG_FILE
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        path.write_text(dump_settings(settings), encoding="utf-8")
+        write_whole(path, dump_settings(settings))
     except OSError as error:
         raise ConfigError(
             f"cannot write to output_dir {directory}: {error.strerror}; name another output_dir"

@@ -57,7 +57,7 @@ from trainer.pipelines.sft import supervised_rows, train_supervised
 from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, RunState
 from trainer.records.ledger import LEDGER_FILE, Ledger
 from trainer.records.rollout_log import ROLLOUT_LOG_FOLDER, RolloutLog
-from trainer.reporting.tokens import TOKENIZER_FOLDER
+from trainer.reporting.tokens import keep_tokenizer
 from trainer.rollout.admission import AdmissionWindow
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import EnvironmentPool
@@ -139,9 +139,7 @@ async def _train(
         console.say(f"the run in {directory} left no checkpoint: it begins again, and its records with it")
     policy = build_policy(settings, trained=True)
     policy.renderer.template.say = console.say
-    with write_errors(directory):
-        # For who looks at the episodes' tokens.
-        policy.tokenizer.save_pretrained(directory / TOKENIZER_FOLDER)
+    keep_tokenizer(policy.tokenizer, directory)
     serve = partial(embedded_server, on_end=ending.end)
     pool = await stack.enter_async_context(open_environments(settings, console, serve))
     await check_streams(streams, pool)
@@ -370,7 +368,7 @@ def _scheduler(
 def _recall(settings: RunSettings, directory: Path, state: RunState, console: RunConsole) -> Recall | None:
     """Open the rollout log, and say what of it is taken up again."""
     # An agent that is not ours cannot be brought to where the log ends.
-    if settings.rollout.log == "off" or settings.rollout.black_box:
+    if settings.rollout.log == "none" or settings.rollout.black_box:
         return None
     durable = settings.rollout.log == "machine"
     log = RolloutLog(directory / ROLLOUT_LOG_FOLDER, durable=durable, say=console.say)

@@ -1,9 +1,11 @@
 """What settings name outside of themselves, files and code: all of it is looked for before anything else is begun."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+
+import gymnasium
 
 from trainer.config.agents import AgentsSettings, agent_kind, command_line
 from trainer.config.run import RunSettings
@@ -41,6 +43,8 @@ def check_settings(settings: RunSettings) -> None:
         raise ConfigError("model.lora needs the package peft: pip install 'rollgym[lora]'")
     _check_plugins(settings)
     _check_agent(settings)
+    if settings.env_url is None:
+        _check_served(settings.serve)
 
 
 def _check_agent(settings: RunSettings) -> None:
@@ -112,6 +116,22 @@ def _check_plugins(settings: RunSettings) -> None:
             raise ConfigError(f"{key}: {error}") from error
         if not callable(found):
             raise ConfigError(f"{key}: '{path}' is no function, but {type(found).__name__}")
+
+
+def _check_served(serve: Sequence[str]) -> None:
+    """Import the environments that the embedded server adds.
+
+    Raises:
+        ConfigError: If a class is not there, cannot be imported, or is no environment.
+    """
+    for text in serve:
+        path = text.rpartition("=")[2]
+        try:
+            found = load_attribute(path)
+        except ConfigError as error:
+            raise ConfigError(f"serve: {error}") from error
+        if not (isinstance(found, type) and issubclass(found, gymnasium.Env)):
+            raise ConfigError(f"serve: '{path}' is no subclass of gymnasium.Env")
 
 
 def _named(settings: RunSettings) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from trainer.config.data import DatasetSettings
 from trainer.config.inference import InferenceSettings, WeightSettings, disagreement
 from trainer.config.model import ModelSettings
 from trainer.config.tracking import TrackingSettings
-from trainer.core.strict import Count, JsonObject, Seconds, ServerUrl, Settings, Weight
+from trainer.core.strict import Count, JsonObject, LearningRate, Seconds, ServerUrl, Settings, Weight
 
 _SERVED = re.compile(r"([A-Za-z0-9._-]{1,128}=)?[\w.]+:\w+")
 
@@ -155,7 +155,7 @@ class RolloutSettings(Settings):
         "that waits for its environment keeps no other one, and no reply, from going on.",
     )
     encoding: Literal["json", "msgpack"] = "msgpack"
-    log: Literal["off", "process", "machine"] = Field(
+    log: Literal["none", "process", "machine"] = Field(
         "process",
         description="What the sampled tokens of episodes under way outlive, so that a resumed run goes on with them: "
         "nothing, the trainer's process, or the machine (every reply waits for the disk).",
@@ -190,7 +190,7 @@ class WarmStartSettings(Settings):
     demonstrations: Count = Field(description="Expert episodes. None are used after the warm start.")
     epochs: PositiveInt = 4
     batch_rows: PositiveInt = 64
-    learning_rate: PositiveFloat = 2e-3
+    learning_rate: LearningRate = 2e-3
     reply: str = Field(PLAIN_REPLY, description="How the expert's action is written as a reply.")
 
     @field_validator("reply")
@@ -207,8 +207,8 @@ _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 class OptimizerSettings(Settings):
     """AdamW and its schedule."""
 
-    learning_rate: PositiveFloat = 1e-3
-    critic_learning_rate: PositiveFloat = Field(2e-3, description="Used where the algorithm has a critic.")
+    learning_rate: LearningRate = 1e-3
+    critic_learning_rate: LearningRate = Field(2e-3, description="Used where the algorithm has a critic.")
     betas: tuple[_Beta, _Beta] = Field((0.9, 0.95), description="Decay of AdamW's two averages.")
     weight_decay: float = Field(0.0, ge=0.0, le=100.0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -25,6 +25,8 @@ _SHOWN = (
     ("rollout/lag_mean", "staleness", "{:.2f}"),
     ("time/step_s", "s/step", "{:.2f}"),
 )
+_SPLIT = ("generate", "environment", "verify", "wait", "train", "sync", "record")
+"""What the time of a step is divided into; the table says what of it takes at least one per cent."""
 
 
 class RunConsole:
@@ -117,4 +119,13 @@ class RunConsole:
             table.add_column(label, justify="right")
         if present:
             table.add_row(*(form.format(self._latest[key]) for key, _, form in present))
-        return Group(self._progress, table, *([self._status] if self._status is not None else []))
+        lines = [text for text in (self._split(), self._status) if text is not None]
+        return Group(self._progress, table, *lines)
+
+    def _split(self) -> Text | None:
+        whole = self._latest.get("time/step_s", 0.0)
+        shares = (
+            {name: self._latest.get(f"time/{name}_s", 0.0) / whole for name in _SPLIT} if whole > 0 else {}
+        )
+        shown = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.01)
+        return Text(f"of the step: {shown}", style="dim") if shown else None

@@ -50,6 +50,20 @@ def write_errors(path: Path) -> Iterator[None]:
         raise WriteError(_message(path, cause)) from error
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file by a text, so that whoever reads it meanwhile, or after a kill, finds one of the two whole.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    scratch = path.with_name(f".{path.name}.partial")
+    with scratch.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+
+
 class LineFile:
     """A file that grows by lines, and names itself when the disk does not take one.
 

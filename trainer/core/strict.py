@@ -20,6 +20,8 @@ Seconds = Annotated[float, Field(gt=0.0, le=31_536_000.0)]
 """A time to wait, at most a year."""
 Weight = Annotated[float, Field(gt=0.0, le=1e9)]
 """A share relative to others."""
+LearningRate = Annotated[float, Field(gt=0.0, le=100.0)]
+"""A step of AdamW moves each weight by about as much: what is far larger is a slip of the keyboard."""
 JsonObject = dict[str, JsonValue]
 """What goes over the wire as it is."""
 
@@ -28,6 +30,10 @@ def _server_url(value: str) -> str:
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https", "ws", "wss") or not parts.hostname:
         raise ValueError(f"'{value}' is not the address of a server, such as http://127.0.0.1:8000")
+    try:
+        _ = parts.port
+    except ValueError:
+        raise ValueError(f"'{value}' has no port that there is: they go from 1 to 65535") from None
     return value
 
 

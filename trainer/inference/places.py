@@ -2,8 +2,6 @@
 
 import asyncio
 import heapq
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 
@@ -28,17 +26,16 @@ class OrderedPlaces:
         self._line: list[_Waiting] = []
         self._numbers = 0
 
-    @asynccontextmanager
-    async def held(self, priority: int) -> AsyncIterator[None]:
+    def held(self, priority: int) -> "_Held":
         """Hold a place while the context is open; of those that wait, the smallest `priority` is next."""
+        return _Held(self, priority)
+
+    async def take(self, priority: int) -> None:
+        """Take a place, as soon as there is one."""
         if self._free:
             self._free -= 1
         else:
             await self._turn(priority)
-        try:
-            yield
-        finally:
-            self._pass_on()
 
     async def _turn(self, priority: int) -> None:
         self._numbers += 1
@@ -48,13 +45,28 @@ class OrderedPlaces:
             await entry.granted
         except asyncio.CancelledError:
             if not entry.granted.cancelled():
-                self._pass_on()  # its turn came at that moment
+                self.give()  # its turn came at that moment
             raise
 
-    def _pass_on(self) -> None:
+    def give(self) -> None:
+        """Give a place to who is next."""
         while self._line:
             entry = heapq.heappop(self._line)
             if not entry.granted.done():
                 entry.granted.set_result(None)
                 return
         self._free += 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A place from entry to exit. A class and not a generator: every reply passes through it."""
+
+    places: OrderedPlaces
+    priority: int
+
+    async def __aenter__(self) -> None:
+        await self.places.take(self.priority)
+
+    async def __aexit__(self, *_: object) -> None:
+        self.places.give()

@@ -373,7 +373,7 @@ class ServerClient:
         ongoing.idle.clear()
         try:
             answer = await self._asked(ongoing, call)
-        except asyncio.CancelledError:
+        except BaseException:
             self._drop_at_server(call.request_id)
             raise
         finally:
@@ -596,7 +596,12 @@ class ServerClient:
         await _all_set([each.idle for each in under_way], None)
 
     async def _resume(self) -> None:
-        await self._http.converse(self._speaking.resume())
+        try:
+            await self._http.converse(self._speaking.resume())
+        except BaseException as error:
+            # Whoever is held would wait for ever.
+            self.distrust(WeightUpdateError(f"{self.url} did not go on after a pause: {_words(error)}"))
+            raise
         self._paused = None
         self._running.set()
 
@@ -677,7 +682,9 @@ class ServerClient:
             try:
                 yield mode
             except BaseException as error:
-                failure = WeightUpdateError(f"{self.url}: the update to version {version} failed: {error}")
+                failure = WeightUpdateError(
+                    f"{self.url}: the update to version {version} failed: {_words(error)}"
+                )
                 self.distrust(failure)
                 if isinstance(error, InferenceError):
                     raise failure from error
@@ -771,6 +778,10 @@ class ServerClient:
             task.cancel()
         await asyncio.gather(*self._left, return_exceptions=True)
         await self._http.close()
+
+
+def _words(error: BaseException) -> str:
+    return str(error) or type(error).__name__
 
 
 async def _all_set(events: Sequence[asyncio.Event], timeout_s: float | None) -> None:

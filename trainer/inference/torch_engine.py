@@ -279,6 +279,8 @@ class TorchEngine:
     def _take_weights(self, source: WeightSource) -> None:
         if not self._shares_weights:
             load_weights(self._model, source.parameters())
+        elif next(iter(source.parameters()))[1].data_ptr() != next(self._model.parameters()).data_ptr():
+            raise ValueError("the engine shares the weights of a model, and is given those of another")
         self._batch.recompute()
 
     def _run_alone(self, requests: list[GenerationRequest], version: int) -> list[GenerationResult]:

@@ -1,6 +1,7 @@
 """One update of the policy: rows, advantages once for the whole batch, then optimizer steps."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -155,7 +156,7 @@ class Learner:
             for place, row in enumerate(rows)
         ]
         batch.note_advantages(result.advantages)
-        metrics = self._optimize(complete, batch.domains, result.scores, step)
+        metrics = self._optimize(complete, batch, result.scores, step)
         return metrics | result.metrics | {"batch/rows": float(len(rows))}
 
     def _left_out(self, why: str) -> dict[str, float]:
@@ -165,26 +166,32 @@ class Learner:
         return {"policy/optimizer_steps": 0.0, "policy/skipped_steps": float(self._settings.updates)}
 
     def _optimize(
-        self, rows: list[TrainRow], domains: Sequence[str], scores: Tensor, step: int
+        self, rows: list[TrainRow], batch: EpisodeBatch, scores: Tensor, step: int
     ) -> dict[str, float]:
         settings = self._settings
+        sequences = [row.sequence for row in batch.rows]
+        lengths = _lengths(rows, sequences)
         updates = 0
         policy_steps: list[StepReport] = []
         critic_steps: list[StepReport] = []
         mismatch = _Mismatch([])
         for epoch in range(settings.epochs):
-            for places in self._minibatches(rows, step, epoch):
+            for places in self._minibatches(sequences, step, epoch):
                 chosen = [rows[place] for place in places]
                 if updates == 0:
                     # Only before the first step is the policy still the one that the update began with.
-                    mismatch = _Mismatch([domains[place] for place in places])
-                counts = Denominators.from_lengths(int(row.mask.sum()) for row in chosen)
+                    mismatch = _Mismatch([batch.domains[place] for place in places])
+                counts = Denominators.from_lengths(
+                    lengths[each] for each in {sequences[place] for place in places}
+                )
+                totals = torch.tensor([lengths[sequences[place]] for place in places])
                 taken = self._models.policy.step(
                     chosen,
                     partial(
                         _policy_share,
                         settings=settings,
                         scores=scores[places],
+                        lengths=totals,
                         counts=counts,
                         mismatch=mismatch if updates == 0 else None,
                     ),
@@ -195,7 +202,7 @@ class Learner:
                 policy_steps.append(taken)
                 if self._models.critic is not None:
                     taken = self._models.critic.step(
-                        chosen, partial(_critic_share, settings=settings, counts=counts)
+                        chosen, partial(_critic_share, settings=settings, lengths=totals, counts=counts)
                     )
                     self._critic_steps.note(applied=taken.applied)
                     critic_steps.append(taken)
@@ -206,13 +213,19 @@ class Learner:
             numbers |= mismatch.metrics()
         return numbers
 
-    def _minibatches(self, rows: list[TrainRow], step: int, epoch: int) -> list[list[int]]:
-        """Cut the rows at random into as many parts as the algorithm takes optimizer steps."""
-        count = min(self._settings.minibatches, len(rows))
+    def _minibatches(self, sequences: Sequence[tuple[int, int]], step: int, epoch: int) -> list[list[int]]:
+        """Cut the rows at random into as many parts as the algorithm takes optimizer steps, sequences left whole."""
+        places: dict[tuple[int, int], list[int]] = {}
+        for place, sequence in enumerate(sequences):
+            places.setdefault(sequence, []).append(place)
+        whole = list(places.values())
+        count = min(self._settings.minibatches, len(whole))
         if count == 1:
-            return [list(range(len(rows)))]
-        order = generator(self._seed, "minibatches", step, epoch).permutation(len(rows)).tolist()
-        return [sorted(order[part::count]) for part in range(count)]
+            return [list(range(len(sequences)))]
+        order = generator(self._seed, "minibatches", step, epoch).permutation(len(whole)).tolist()
+        return [
+            sorted(place for number in order[part::count] for place in whole[number]) for part in range(count)
+        ]
 
     def _forward(self, backend: Scorer | None, rows: list[TrainRow]) -> list[Tensor]:
         if backend is None:
@@ -226,6 +239,14 @@ def _train_row(ids: list[int], mask: list[bool], fields: Mapping[str, list[float
         torch.tensor(mask),
         {name: torch.tensor(values, dtype=torch.float32) for name, values in fields.items()},
     )
+
+
+def _lengths(rows: Sequence[TrainRow], sequences: Sequence[tuple[int, int]]) -> Counter[tuple[int, int]]:
+    """Count the sampled tokens of each sequence, over all its rows."""
+    lengths: Counter[tuple[int, int]] = Counter()
+    for row, sequence in zip(rows, sequences, strict=True):
+        lengths[sequence] += int(row.mask.sum())
+    return lengths
 
 
 def _step_metrics(name: str, steps: Sequence[StepReport]) -> dict[str, float]:
@@ -278,6 +299,7 @@ def _policy_share(
     micro: MicroBatch,
     settings: AlgorithmSettings,
     scores: Tensor,
+    lengths: Tensor,
     counts: Denominators,
     mismatch: _Mismatch | None,
 ) -> tuple[Tensor, Metrics]:
@@ -293,15 +315,19 @@ def _policy_share(
         reference_logprobs=micro.fields.get("reference"),
         entropy=micro.entropy,
         scores=scores.to(micro.rows.device)[micro.rows],
+        lengths=lengths.to(micro.rows.device)[micro.rows],
     )
     return policy_loss(settings, inputs, counts)
 
 
 def _critic_share(
-    micro: MicroBatch, settings: AlgorithmSettings, counts: Denominators
+    micro: MicroBatch, settings: AlgorithmSettings, lengths: Tensor, counts: Denominators
 ) -> tuple[Tensor, Metrics]:
     fields = micro.fields
-    return critic_loss(settings, micro.outputs, fields["values"], fields["returns"], micro.mask, counts)
+    totals = lengths.to(micro.rows.device)[micro.rows]
+    return critic_loss(
+        settings, micro.outputs, fields["values"], fields["returns"], micro.mask, counts, totals
+    )
 
 
 def _padded_or_none(rows: Sequence[Tensor] | None) -> Tensor | None:

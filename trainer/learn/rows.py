@@ -18,6 +18,8 @@ class Row:
         logprobs: Behaviour log-probabilities; 0.0 outside the mask.
         versions: Policy versions; -1 outside the mask.
         turn_index: Turn of the trajectory; -1 outside the mask.
+        sequence: Names what the row is a part of where a loss averages over sequences: with a row per segment the
+            whole trajectory, however often its history was edited; with a row per turn the turn.
     """
 
     trajectory: int
@@ -27,6 +29,7 @@ class Row:
     logprobs: list[float]
     versions: list[int]
     turn_index: list[int]
+    sequence: tuple[int, int]
 
     def has_reply(self, start: int) -> bool:
         """Whether the row trains on the reply whose first token is at `start`."""
@@ -47,6 +50,7 @@ def trajectory_rows(index: int, trajectory: Trajectory) -> list[Row]:
             logprobs=segment.logprobs,
             versions=segment.versions,
             turn_index=segment.turn_index,
+            sequence=(index, 0),
         )
         for place, segment in enumerate(trajectory.segments)
         if any(segment.action_mask)
@@ -70,6 +74,7 @@ def step_rows(index: int, trajectory: Trajectory) -> list[Row]:
                 logprobs=[0.0] * before + segment.logprobs[turn.start : turn.end],
                 versions=[-1] * before + segment.versions[turn.start : turn.end],
                 turn_index=[-1] * before + [number] * reply,
+                sequence=(index, number),
             )
         )
     return rows

@@ -69,7 +69,12 @@ def rollout_metrics(groups: Sequence[Group], kept: Sequence[Group], version: int
         "rollout/lag_mean": _mean([float(lag) for lag in lags]),
         "rollout/lag_max": float(max(lags, default=0)),
         "rollout/groups_kept": float(len(kept)),
-    }
+    } | _forks_by_kind(trajectories)
+
+
+def _forks_by_kind(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    kinds = Counter(kind for trajectory in trajectories for kind in trajectory.fork_kinds.elements())
+    return {f"rollout/forks_{kind}": count / len(trajectories) for kind, count in sorted(kinds.items())}
 
 
 def domain_metrics(groups: Sequence[Group], dropped: Sequence[Group]) -> dict[str, float]:

@@ -65,7 +65,7 @@ class Tracker:
         if self._board is not None:
             for name, value in finite.items():
                 self._board.add_scalar(name, value, step)
-        for board in self._boards:
+        for board in self._boards if finite else ():  # some trackers take nothing for a mistake
             board.log(step, finite)
 
     def episodes(self, step: int, groups: Iterable[Group]) -> None:

@@ -207,6 +207,8 @@ async def save(parts: Parts, state: RunState) -> None:
     parts.tracker.flush()
     parts.ledger.flush()
     await to_its_end(asyncio.to_thread(_save, parts, state))
+    if parts.recall is not None:
+        parts.recall.settle(state.next_task, state.untrained)
 
 
 def _save(parts: Parts, state: RunState) -> None:
@@ -217,8 +219,6 @@ def _save(parts: Parts, state: RunState) -> None:
             "tensors): lower optimizer.learning_rate"
         )
     parts.checkpoints.save(state, saved)
-    if parts.recall is not None:
-        parts.recall.settle(state.next_task, state.untrained)
 
 
 def digests(groups: Sequence[Group], models: Models) -> dict[str, str]:

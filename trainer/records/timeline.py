@@ -1,9 +1,7 @@
 """What an episode waited for, moment by moment: its parts sum to the whole, however its waits overlap."""
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Self
@@ -19,6 +17,24 @@ class Phase(StrEnum):
     AGENT = "agent"
 
 
+_NAMES = tuple(phase.value for phase in Phase)
+
+
+class _During:
+    """A context in which an episode waits. Written out: every turn of every episode goes through two of them."""
+
+    __slots__ = ("_phase", "_timeline")
+
+    def __init__(self, timeline: "Timeline", phase: Phase) -> None:
+        self._timeline, self._phase = timeline, phase
+
+    def __enter__(self) -> None:
+        self._timeline.begin(self._phase)
+
+    def __exit__(self, *_: object) -> None:
+        self._timeline.done(self._phase)
+
+
 @dataclass(slots=True)
 class Timeline:
     """The phases of one episode, each from its moment on until the next one's.
@@ -32,7 +48,7 @@ class Timeline:
     clock: Callable[[], float] = time.monotonic
     marks: list[tuple[float, Phase]] = field(default_factory=list)
     ended: float | None = None
-    _under_way: Counter[Phase] = field(default_factory=Counter)
+    _under_way: list[Phase] = field(default_factory=list)
 
     @classmethod
     def from_seconds(cls, seconds: Mapping[str, float]) -> Self:
@@ -49,16 +65,19 @@ class Timeline:
     def __post_init__(self) -> None:
         self.marks.append((self.clock(), Phase.AGENT))
 
-    @contextmanager
-    def during(self, phase: Phase) -> Iterator[None]:
+    def during(self, phase: Phase) -> "_During":
         """Note that the episode waits for `phase` inside the context."""
-        self._under_way[phase] += 1
+        return _During(self, phase)
+
+    def begin(self, phase: Phase) -> None:
+        """Note that the episode waits for `phase` from now on, beside whatever else it waits for."""
+        self._under_way.append(phase)
         self._mark()
-        try:
-            yield
-        finally:
-            self._under_way[phase] -= 1
-            self._mark()
+
+    def done(self, phase: Phase) -> None:
+        """Note that it has come."""
+        self._under_way.remove(phase)
+        self._mark()
 
     def queued(self, since: float, until: float) -> None:
         """Note that the episode waited for its session before this timeline was made."""
@@ -82,12 +101,18 @@ class Timeline:
 
     def seconds(self) -> dict[str, float]:
         """Return how long each phase lasted in all; together they are the episode's whole time."""
-        totals = {phase.value: 0.0 for phase in Phase}
+        totals = dict.fromkeys(_NAMES, 0.0)
         for start, until, phase in self.spans():
             totals[phase.value] += until - start
         return totals
 
     def _mark(self) -> None:
-        phase = next((phase for phase in Phase if self._under_way[phase] > 0), Phase.AGENT)
+        waits = self._under_way
+        if not waits:
+            phase = Phase.AGENT
+        elif len(waits) == 1:
+            phase = waits[0]
+        else:
+            phase = next(phase for phase in Phase if phase in waits)
         if phase is not self.marks[-1][1]:
             self.marks.append((self.clock(), phase))

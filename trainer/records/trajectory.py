@@ -5,6 +5,7 @@ does not continue the stored ids opens a new segment (counted in `Trajectory.for
 As plain data (`trainer.records.schema`) a trajectory is complete: it can be read back.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -279,6 +280,11 @@ class Trajectory:
     def forks(self) -> int:
         """How often a prompt did not continue the stored ids, and so opened a segment."""
         return max(0, sum(bool(segment.ids) for segment in self.segments) - 1)
+
+    @property
+    def fork_kinds(self) -> Counter[Fork]:
+        """How often segments were opened, by kind."""
+        return Counter(segment.fork for segment in self.segments if segment.fork is not None)
 
     @property
     def action_tokens(self) -> int:

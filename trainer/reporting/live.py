@@ -1,6 +1,7 @@
 """The page of a run over HTTP on loopback, which follows the run: made anew whenever its files have grown."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from trainer.reporting.run_folder import NoRunError, read_run
 _FILES = (CONFIG_FILE, METRICS_FILE, EPISODES_FILE, LEDGER_FILE, "model")
 _LOCAL = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
+_REST = 10
+"""How many times as long as the page took to make nothing new is looked for."""
+
 Stamp = tuple[tuple[int, int], ...]
 
 
@@ -33,6 +37,7 @@ class LivePage:
         self._directory = directory
         self._look_s = look_s
         self._made: tuple[Stamp, bytes] | None = None
+        self._took_s = 0.0
         self._making = asyncio.Lock()
 
     def application(self) -> Starlette:
@@ -47,7 +52,9 @@ class LivePage:
             stamp = await asyncio.to_thread(self._stamp)
             if self._made is None or self._made[0] != stamp:
                 try:
+                    began = time.monotonic()
                     made = await asyncio.to_thread(self._render)
+                    self._took_s = time.monotonic() - began
                 except NoRunError as error:
                     return PlainTextResponse(str(error), status_code=404)
                 self._made = stamp, made
@@ -68,7 +75,8 @@ class LivePage:
         seen = await asyncio.to_thread(self._stamp)
         yield ": following\n\n"
         while not await request.is_disconnected():
-            await asyncio.sleep(self._look_s)
+            # A page that takes long to make must not take the machine from the run.
+            await asyncio.sleep(max(self._look_s, _REST * self._took_s))
             if (stamp := await asyncio.to_thread(self._stamp)) != seen:
                 seen = stamp
                 yield "data: changed\n\n"

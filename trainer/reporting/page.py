@@ -118,7 +118,7 @@ def render_page(run: RunFolder, *, live: bool = False, now: float | None = None)
             figures=_figures(run.training),
             others=_others(run.training),
             time_figure=_time_figure(run.training),
-            time_rows=_time_rows(run.training),
+            time_rows=_time_rows(run),
             outcomes=_outcomes(run.training),
             domains=_domains(run.training),
             domain_figure=_domain_figure(run.training),
@@ -187,14 +187,9 @@ def _cards(run: RunFolder) -> list[tuple[str, str, str]]:
                 f"{row.last.partition(' ')[2]}, at first {row.first.split(' ')[0]}",
             )
         )
-    spent = [(number(row, "time/step_s"), number(row, "time/outside_s")) for row in run.training]
-    seconds = sum((step or 0.0) + (outside or 0.0) for step, outside in spent)
-    if seconds:
-        cards.append(("time", duration(seconds), f"{seconds / len(spent):.2f} s a step"))
-        tokens = sum(
-            (number(row, "time/tokens_per_s") or 0.0) * (number(row, "time/step_s") or 0.0)
-            for row in run.training
-        )
+    if seconds := run.sums.get("time/step_s", 0.0) + run.sums.get("time/outside_s", 0.0):
+        cards.append(("time", duration(seconds), f"{seconds / run.steps:.2f} s a step"))
+        tokens = run.sums.get("tokens", 0.0)
         cards.append(("tokens sampled", short(tokens), f"{tokens / seconds:,.0f} a second"))
     if peaks := points(run.training, "memory/rss_peak_gib"):
         cards.append(("memory", f"{max(value for _, value in peaks):.2f} GiB", "most that the process had"))
@@ -283,9 +278,9 @@ def _time_figure(rows: Sequence[Row]) -> Markup:
     return stacked_chart(_PARTS, [float(row["step"]) for row in timed], values)
 
 
-def _time_rows(rows: Sequence[Row]) -> list[tuple[str, str, float]]:
+def _time_rows(run: RunFolder) -> list[tuple[str, str, float]]:
     """Where the time of the whole run went: (part, seconds, share)."""
-    spent = {part: sum(value for _, value in points(rows, f"time/{part}_s")) for part in (*_PARTS, "outside")}
+    spent = {part: run.sums.get(f"time/{part}_s", 0.0) for part in (*_PARTS, "outside")}
     whole = sum(spent.values())
     return [
         (part, duration(seconds) if seconds >= 120 else f"{seconds:.1f} s", seconds / whole)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from trainer.records.trajectory import Trajectory
 
 LONGEST_LINE = 8 * 2**20
 """Bytes of a line that is still read: an episode of more is passed over."""
+_MOST_ROWS = 4_000
 _PLACES = 24
 _NEIGHBOURS = 4
 
@@ -52,7 +53,9 @@ class RunFolder:
     Attributes:
         directory: The run's directory.
         settings: Its settings without secrets, as nested data; empty where they cannot be read.
-        training: Lines of metrics that training steps wrote.
+        training: Lines of metrics that training steps wrote; of a very long run every second, fourth, ... and the last.
+        steps: How many there were.
+        sums: What they sum to: the seconds of every part of a step, and "tokens" sampled.
         panels: Lines of metrics that evaluations wrote.
         episodes: A sample over the whole run, a few neighbours at each place, in order.
         tasks: How many tasks have each fate, and why tasks were dropped.
@@ -64,6 +67,8 @@ class RunFolder:
     directory: Path
     settings: Row = field(default_factory=dict)
     training: list[Row] = field(default_factory=list)
+    steps: int = 0
+    sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     panels: list[Row] = field(default_factory=list)
     episodes: list[PlayedEpisode] = field(default_factory=list)
     tasks: dict[str, int] = field(default_factory=dict)
@@ -87,9 +92,7 @@ def read_run(directory: Path) -> RunFolder:
     found.changed = max(path.stat().st_mtime for path in there)
     found.state = _state(directory)
     found.settings = _settings(directory / CONFIG_FILE, found.notes)
-    for row in _rows(directory / METRICS_FILE, found.notes):
-        (found.panels if any(name.startswith("evaluate/") for name in row) else found.training).append(row)
-    found.training = _last_of_each_step(found.training)
+    _read_metrics(directory / METRICS_FILE, found)
     found.tasks = _tasks(directory / LEDGER_FILE, found.notes)
     found.episodes = _episodes(directory / EPISODES_FILE, found.notes)
     return found
@@ -102,6 +105,32 @@ def number(row: Row, name: str) -> float | None:
         return None
     # A whole number may be too large for any float.
     return float(value) if abs(value) < 1e300 and math.isfinite(value) else None
+
+
+def _read_metrics(path: Path, found: RunFolder) -> None:
+    """Take in the metrics; how much is kept does not grow with the run."""
+    every, last = 1, None
+    for row in _rows(path, found.notes):
+        if any(name.startswith("evaluate/") for name in row):
+            found.panels.append(row)
+            continue
+        last = row
+        _add_up(row, found.sums)
+        if found.steps % every == 0:
+            found.training.append(row)
+            if len(found.training) >= 2 * _MOST_ROWS:
+                found.training, every = found.training[::2], every * 2
+        found.steps += 1
+    if last is not None and found.training[-1] is not last:
+        found.training.append(last)
+
+
+def _add_up(row: Row, sums: defaultdict[str, float]) -> None:
+    for name in row:
+        if name.startswith("time/") and name.endswith("_s") and (seconds := number(row, name)) is not None:
+            sums[name] += seconds
+    rate, step = number(row, "time/tokens_per_s"), number(row, "time/step_s")
+    sums["tokens"] += (rate or 0.0) * (step or 0.0)
 
 
 def _state(directory: Path) -> str:
@@ -166,11 +195,6 @@ def _lines(path: Path, notes: list[str]) -> Iterator[bytes]:
 def _skip_line(file: Any) -> None:
     while (part := file.readline(LONGEST_LINE)) and not part.endswith(b"\n"):
         pass
-
-
-def _last_of_each_step(rows: list[Row]) -> list[Row]:
-    """A run that was killed and resumed has trained steps twice in a file that nobody cut: the later one counts."""
-    return [row for _, row in sorted({row["step"]: row for row in rows}.items())]
 
 
 def _tasks(path: Path, notes: list[str]) -> dict[str, int]:

@@ -2,20 +2,34 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-TOKENIZER_FOLDER = "tokenizer"
-"""The folder of a run's directory that holds its tokenizer."""
+from trainer.core.run_files import write_errors
+
+TOKENIZER_FILE = "tokenizer.json"
+"""The name of a run's tokenizer in its directory, and in a model's folder."""
 
 TokenText = Callable[[int], str]
 
 
 def token_text(directory: Path) -> TokenText | None:
     """Return what gives the text of a token id in a run; None where the run left no tokenizer that can be read."""
-    for folder in (TOKENIZER_FOLDER, "model"):
-        path = directory / folder / "tokenizer.json"
+    for path in (directory / TOKENIZER_FILE, directory / "model" / TOKENIZER_FILE):
         if path.is_file():
             return _reader(path)
     return None
+
+
+def keep_tokenizer(tokenizer: Any, directory: Path) -> None:
+    """Write a run's tokenizer to its directory; one that is Python all through has no such file.
+
+    Raises:
+        WriteError: If the disk does not take it.
+    """
+    if (fast := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+        path = directory / TOKENIZER_FILE
+        with write_errors(path):
+            path.write_text(fast.to_str(), encoding="utf-8")
 
 
 def _reader(path: Path) -> TokenText | None:

@@ -22,6 +22,10 @@ class OutageConsole(Protocol):
         """Print a line."""
         ...
 
+    def explain(self, text: str) -> None:
+        """Print a sentence, broken between words where it is wider than the terminal."""
+        ...
+
     def status(self, text: str | None) -> None:
         """Draw a line in place of the last one."""
         ...
@@ -78,14 +82,13 @@ class OutageReport:
                 gone_s = loop.time() - began
                 if gone_s < reminder_s and not self._console.live:
                     continue
-                line = (
-                    f"environment server {address} has not answered for {gone_s:.0f} s, {waiting()} episodes wait; "
-                    f"the run is saved and ends after {self._patience_s:.0f} s ({error})"
-                )
+                found = f"{address} has not answered for {gone_s:.0f} s, {waiting()} episodes wait"
+                then = f"the run is saved and ends after {self._patience_s:.0f} s ({error})"
                 if self._console.live:
-                    self._console.status(line)
+                    self._console.status(f"{found};\n{then}")
                 else:
-                    self._console.say(line)
+                    self._console.say(found)
+                    self._console.explain(then)
                 reminder_s = max(_FIRST_REMINDER_S, 2 * reminder_s)
         finally:
             if self._console.live:

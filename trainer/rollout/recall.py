@@ -159,6 +159,8 @@ class EpisodeTape:
 
     def reply(self, request: GenerationRequest) -> GenerationResult | None:
         """Take the reply to a request, if the log has one."""
+        if not self._past.replies:
+            return None  # as nearly always, and a long prompt is dear to name
         waiting = self._past.replies.get(_digest(request))
         if not waiting:
             return None

@@ -22,6 +22,8 @@ _PROBE_TAILS: tuple[tuple[Message, ...], ...] = (
 _SYSTEM: tuple[Message, ...] = ({"role": "system", "content": "Play."},)
 _QUESTION: tuple[Message, ...] = ({"role": "user", "content": "x"},)
 _CACHE_SIZE = 8192
+_LONG_PIECE = 512
+"""Characters beyond which a piece of an agent's conversation is kept by whoever knows how long it is needed."""
 
 
 class ChatRenderer:
@@ -103,8 +105,8 @@ class ChatRenderer:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def ids_of(self, text: str) -> list[int]:
-        """Return the ids of a piece of a rendered conversation."""
-        return list(self._ids_of_text(text))
+        """Return the ids of a piece of a rendered conversation. Only those of short pieces are kept here."""
+        return self._tokenize(text) if len(text) > _LONG_PIECE else list(self._ids_of_text(text))
 
     def marked_text(self, ids: Sequence[int]) -> str:
         """Return a reply as text with its special tokens, such as the marks of calls, and without what ended it."""

@@ -347,7 +347,9 @@ class RolloutScheduler:
             else:
                 return playing.result()
         finally:
-            if not playing.done():
+            if playing.done():
+                self._stopped(playing)
+            else:
                 await self._stop(playing, task)
         hung = Trajectory(task, member, attempt, outcome=Outcome.TIMEOUT)
         hung.detail = f"no end within {self._plan.episode_timeout_s} s"
@@ -368,4 +370,4 @@ class RolloutScheduler:
     def _stopped(self, playing: asyncio.Future[Trajectory]) -> None:
         self._left_behind.discard(playing)
         if not playing.cancelled():
-            playing.exception()  # whatever it is, nobody waits for it any more
+            playing.exception()  # whatever it is, it is known or nobody waits for it any more

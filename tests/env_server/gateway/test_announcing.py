@@ -11,7 +11,7 @@ import pytest
 
 from clients.client import EnvClient
 from clients.protocol.errors import ProblemError
-from env_server.gateway.announcing import Announcer
+from env_server.gateway.announcing import Announcer, Patience, SaysNo, pause_s
 from env_server.settings import Settings
 from tests.support.client_server import ServerProcess
 from tests.support.clock import clock, on_a_clock
@@ -34,15 +34,13 @@ class Gateway:
         self.refused: set[str] = set()
         self.report: list[Any] = [{"check": each, "ok": each == "spec"} for each in ("spec", "make")]
         self.pending: set[str] = set()
-        self.says: tuple[int, dict[str, str], bytes] | None = None
-        self.calls = 0
+        self.down = False
         self.told: list[dict[str, bool]] = []
         self.left: list[str] = []
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-        self.calls += 1
-        if self.says is not None:
-            return self.says
+        if self.down:
+            return plain({"code": "unauthorized", "detail": "this token is not known"}, 401)
         if path != "/v1/registrations":
             self.left.append(path.rpartition("/")[2])
             return 204, {}, b""
@@ -65,7 +63,7 @@ class Gateway:
 
     async def until(self, calls: int) -> None:
         """Let time pass, a second at a time, until it was called so often."""
-        for _ in range(1000):
+        for _ in range(20_000):
             if len(self.told) >= calls:
                 return
             await clock().forward(1.0)
@@ -108,6 +106,23 @@ def test_what_is_refused_is_offered_ever_more_seldom_and_keeps_nobody_back() -> 
     on_a_clock(announce())
 
 
+def test_a_gateway_that_says_no_is_asked_again() -> None:
+    async def announce() -> None:
+        gateway = Gateway()
+        gateway.down = True
+        async with scripted(gateway.answer) as url:
+            announcer = Announcer(Settings(register_with=(url,)), "http://127.0.0.1:1", ["Good"], lambda: 0.0)
+            announcer.start()
+            await asyncio.sleep(0.1)
+            gateway.down = False
+            # With the second call, the answer to the first one has come.
+            await gateway.until(2)
+            await announcer.leave()
+            assert gateway.left == ["r-Good"]
+
+    on_a_clock(announce())
+
+
 def test_what_a_gateway_could_not_look_at_is_offered_again_soon() -> None:
     """That it was too busy to reach this server says nothing of the environment, and costs no worker."""
 
@@ -117,10 +132,8 @@ def test_what_a_gateway_could_not_look_at_is_offered_again_soon() -> None:
         gateway.report = [{"check": "spec", "ok": False, "detail": "no server answers"}]
         async with scripted(gateway.answer) as url:
             announcer = await announcing(gateway, url)
-            began = clock().time()
-            while sum("Bad" in each for each in gateway.told) < 12:
-                await gateway.until(len(gateway.told) + 1)
-            assert clock().time() - began < 180, "at most a quarter of a minute apart"
+            await gateway.until(40)
+            assert sum("Bad" in each for each in gateway.told) >= 30, "at most a quarter of a minute apart"
             await announcer.leave()
 
     on_a_clock(announce())
@@ -139,70 +152,36 @@ def test_nothing_that_goes_wrong_once_is_the_last_that_a_gateway_hears_of_a_node
         async with scripted(gateway.answer) as url:
             announcer = Announcer(Settings(register_with=(url,)), "http://127.0.0.1:1", ["Good"], load)
             announcer.start()
-            await gateway.until(1)
+            # With the second call, the answer to the first one has come.
+            await gateway.until(2)
             await announcer.leave()
             assert gateway.left == ["r-Good"]
 
     on_a_clock(announce())
 
 
-UNKNOWN = plain({"code": "unauthorized", "detail": "this token is not known"}, 401)
-STARTING = plain({"code": "draining", "detail": "the server is starting", "retry_after": 1}, 503)
-# What has lost its process in the middle of an answer.
-AWAY = (200, {"Transfer-Encoding": "chunked"}, b"")
-
-
-async def calls_in(gateway: Gateway, seconds: int) -> int:
-    """How often a gateway is called in a time; each call has the turns of the loop that it needs."""
-    before = gateway.calls
-    for _ in range(seconds):
-        await clock().forward(1.0)
-        await asyncio.sleep(0.02)
-    return gateway.calls - before
+AWAY = httpx.ConnectError("All connection attempts failed")
+STARTING = SaysNo("the server is starting", {"code": "draining", "retry_after": 1})
+UNKNOWN = SaysNo("this token is not known", {"code": "unauthorized"})
 
 
 def test_a_gateway_that_is_started_again_is_asked_at_once() -> None:
     """However long it was away: neither that nor that it is starting is a no."""
-
-    async def announce() -> None:
-        gateway = Gateway()
-        async with scripted(gateway.answer) as url:
-            announcer = await announcing(gateway, url)
-            gateway.says = AWAY
-            # The next heartbeat finds it away.
-            await calls_in(gateway, 16)
-            assert await calls_in(gateway, 10) >= 3
-            gateway.says = STARTING
-            assert await calls_in(gateway, 10) >= 3
-            gateway.says = UNKNOWN
-            assert await calls_in(gateway, 60) < 10
-            gateway.says = STARTING
-            await calls_in(gateway, 16)
-            gateway.says = None
-            told = len(gateway.told)
-            assert await calls_in(gateway, 8)
-            assert len(gateway.told) > told
-            await announcer.leave()
-
-    on_a_clock(announce())
+    patience = Patience()
+    away = [pause_s(patience, AWAY) for _ in range(20)]
+    assert away[0] <= 0.1
+    assert max(away) <= 1.0
+    assert [pause_s(patience, STARTING) for _ in range(20)] == [1.0] * 20
+    no = [pause_s(patience, UNKNOWN) for _ in range(20)]
+    assert (no[0], no[-1]) == (1.0, 15.0)
+    assert pause_s(patience, STARTING) <= 1.0
+    assert pause_s(patience, AWAY) <= 1.0
 
 
-@pytest.mark.parametrize("says_later", [float("nan"), float("inf"), 10**400])
+@pytest.mark.parametrize("says_later", [float("nan"), float("inf"), -1, "soon", True, 10**400, [1], None])
 def test_what_a_gateway_says_of_later_is_bounded(says_later: Any) -> None:
-    async def announce() -> None:
-        gateway = Gateway()
-        body = {"code": "rate_limited", "detail": "not so often", "retry_after": says_later}
-        gateway.says = (429, {}, json.dumps(body).encode())
-        async with scripted(gateway.answer) as url:
-            announcer = Announcer(Settings(register_with=(url,)), "http://127.0.0.1:1", ["Good"], lambda: 0.0)
-            announcer.start()
-            assert 2 <= await calls_in(gateway, 30) < 10
-            gateway.says = None
-            await gateway.until(1)
-            await announcer.leave()
-            assert gateway.left == ["r-Good"]
-
-    on_a_clock(announce())
+    problem = {"code": "rate_limited", "retry_after": says_later}
+    assert 1.0 <= pause_s(Patience(), SaysNo("not so often", problem)) <= 15.0
 
 
 @pytest.fixture(scope="module")

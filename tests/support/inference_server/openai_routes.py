@@ -301,7 +301,8 @@ def usage(jobs: list[Job]) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": jobs[0].row.cached_tokens},
+        # Both need a switch to say more.
+        "prompt_tokens_details": None,
     }
 
 

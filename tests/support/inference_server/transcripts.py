@@ -17,7 +17,6 @@ GENERATE = {
     "token_ids": [3, 4, 5],
     "sampling_params": {"max_tokens": 3, "logprobs": 0, "seed": 1, "temperature": 1.0},
 }
-COMPLETE = {"prompt": [3, 4, 5], "max_tokens": 3, "logprobs": 0, "seed": 1, "return_token_ids": True}
 
 
 def vllm_calls(folder: str) -> list[tuple[str, str, Any]]:
@@ -35,8 +34,6 @@ def vllm_calls(folder: str) -> list[tuple[str, str, Any]]:
         ("POST", "/inference/v1/generate", scored),
         ("POST", "/inference/v1/generate", {**GENERATE, "token_ids": []}),
         ("POST", "/inference/v1/generate", {**GENERATE, "model": "nobody"}),
-        ("POST", "/v1/completions", COMPLETE),
-        ("POST", "/v1/completions", {**COMPLETE, "prompt_logprobs": 0}),
         ("POST", "/abort_requests", {"request_ids": ["nobody"]}),
         ("POST", "/pause?mode=abort&clear_cache=true", None),
         ("GET", "/is_paused", None),
@@ -55,7 +52,9 @@ def vllm_calls(folder: str) -> list[tuple[str, str, Any]]:
 def record(url: str, calls: list[tuple[str, str, Any]]) -> list[dict[str, Any]]:
     """Make the calls and keep what comes."""
     entries = []
-    with httpx.Client(base_url=url, timeout=120, trust_env=False) as client:
+    # A real server closes the connection after an error of its own.
+    headers = {"Connection": "close"}
+    with httpx.Client(base_url=url, timeout=120, trust_env=False, headers=headers) as client:
         for method, path, body in calls:
             reply = client.request(method, path, json=body)
             entries.append(

@@ -223,7 +223,7 @@ class VllmRoutes:
         if self._spans and whole:
             choice["weight_versions"] = job.versions
         return {
-            "request_id": job.rid.removeprefix("generate-tokens-"),
+            "request_id": job.rid,
             "model": body.get("model") or self._options.model_name,
             "created": int(time.time()),
             "output_mode": "tokens",
@@ -273,7 +273,8 @@ class VllmRoutes:
     async def abort_requests(self, request: Request) -> Response:
         ids = (await body_of(request)).get("request_ids")
         count = await self._engine.abort(lambda job: ids is None or job.rid in ids)
-        return JSONResponse({"status": "aborted", "aborted": count})
+        # The real one counts the names that it was given.
+        return JSONResponse({"status": "aborted", "aborted": count if ids is None else len(ids)})
 
     # -- weights
 

@@ -365,6 +365,13 @@ async def test_keys_that_are_unknown_or_ended_are_told_apart(talk):
         await client.close()
 
 
+async def test_web_pages_are_refused(talk):
+    one = await talk([])
+    async with httpx.AsyncClient(headers={"origin": "http://127.0.0.1"}) as http:
+        answer = await http.post(f"{one.url}/v1/chat/completions", content=b"{}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "origin_refused")
+
+
 async def test_turns_are_counted(talk):
     one = await talk(["a", "b"], session={"max_calls": 1})
     await one.say([user("Hi")])

@@ -12,11 +12,19 @@ import httpx
 import openai
 import pytest
 
-from tests.support.agent_policy import ScriptedPolicy, service_of, tool_tokenizer
+from tests.support.agent_policy import (
+    ScriptedPolicy,
+    endpoint_of,
+    recorded_replies,
+    service_of,
+    tool_tokenizer,
+)
+from tests.support.inference_server.running import InferenceServer
 from tests.support.processes import ROOT
 from trainer.agents.endpoint import agents_app
 from trainer.agents.proxy import ProxySessions
 from trainer.agents.serving import serve_app
+from trainer.commands.agent_proxy import opened_policy, parse
 from trainer.core.run_files import WriteError
 from trainer.models.load import save_model
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model
@@ -165,3 +173,35 @@ def test_mistakes_are_a_line(model, arguments, message, capfd):
     assert code == 2
     assert message in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+async def test_in_front_of_a_server_the_record_is_the_servers(model, dialect, monkeypatch):
+    monkeypatch.setenv("ROLLGYM_UPSTREAM_KEY", "secret")
+    with InferenceServer(dialect, model=model, api_key="secret") as server:
+        words = [
+            "--model",
+            str(model),
+            "--upstream",
+            server.url,
+            "--dialect",
+            dialect,
+            "--max-new-tokens",
+            "8",
+        ]
+        async with opened_policy(parse(words)) as service, endpoint_of(service) as endpoint:
+            key, session = endpoint.open()
+            async with openai.AsyncOpenAI(base_url=f"{endpoint.url}/s/{key}/v1", api_key="x") as agent:
+                messages = [{"role": "user", "content": "Hi"}]
+                for _ in range(3):
+                    got = await agent.chat.completions.create(model="policy", messages=messages)
+                    said = {"role": "assistant", "content": got.choices[0].message.content}
+                    messages += [said, {"role": "user", "content": "more"}]
+        drawn = server.log()["replies"][-3:]  # before them the client has tried out what the server can do
+    recorded = recorded_replies(session.trajectory)
+    assert [(prompt, ids) for prompt, ids, _, _ in recorded] == [
+        (reply["prompt_ids"], reply["token_ids"]) for reply in drawn
+    ]
+    for (_, _, logprobs, _), reply in zip(recorded, drawn, strict=True):
+        assert logprobs == pytest.approx(reply["processed_logprobs"], abs=1e-6)
+    assert len(session.trajectory.segments) == 1

@@ -159,3 +159,20 @@ def test_a_template_that_refuses_is_a_refusal_with_its_reason():
     with pytest.raises(ApiError, match="never") as caught:
         Conversation(tokenizer).prompt([user("no")])
     assert caught.value.status == 400
+
+
+def test_long_pieces_are_tokenised_once_and_forgotten_in_time(monkeypatch):
+    talk = Conversation(tokenizer_of("qwen2.5"))
+    asked = []
+    tokenize = talk.splicing._pieces_of._tokenize
+    monkeypatch.setattr(
+        talk.splicing._pieces_of, "_tokenize", lambda text: asked.append(len(text)) or tokenize(text)
+    )
+    monkeypatch.setattr("trainer.agents.splicing._KEPT_CHARACTERS", 3000)
+    long, other = [user("x" * 2000)], [user("y" * 2000)]
+    first = talk.prompt(long)
+    assert talk.prompt(long) == first
+    assert len(asked) == 1
+    talk.prompt(other)
+    assert talk.prompt(long) == first
+    assert len(asked) == 3

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from trainer.algorithms.filters import filter_groups
+from trainer.algorithms.filters import filter_groups, refills
 from trainer.algorithms.settings import FilterSettings
 
 # Deviations: group 3: 0.71, group 1: 0.35, group 2: none, group 4: one member.
@@ -34,6 +34,35 @@ def test_kept_groups(settings, kept):
     result = choose(**settings)
     assert result.kept == kept
     assert result.dropped == {group: settings["kind"] for group in (3, 1, 2, 4) if group not in kept}
+
+
+# Solved: group 3 half, group 1 all, group 2 none, group 4 (one member) all.
+SOLVED = [False, True, False, True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "kept"),
+    [({}, [3]), ({"above": 0.5}, []), ({"below": 0.5}, []), ({"above": 0.4, "below": 0.6}, [3])],
+)
+def test_groups_are_kept_by_how_many_of_them_are_solved(bounds, kept):
+    settings = TypeAdapter(FilterSettings).validate_python({"kind": "success_range", **bounds})
+    result = filter_groups(settings, GROUPS, RETURNS, SOLVED)
+    assert result.kept == kept
+    assert result.dropped == {group: "success_range" for group in (3, 1, 2, 4) if group not in kept}
+
+
+def test_only_filters_that_judge_each_group_by_itself_refill_and_may_be_told_not_to():
+    def of(**settings):
+        return refills(TypeAdapter(FilterSettings).validate_python(settings))
+
+    assert of(kind="zero_variance")
+    assert of(kind="success_range")
+    assert not of(kind="zero_variance", refill=False)
+    assert not any(of(kind=kind) for kind in ("none", "top_fraction", "top_p", "min_p"))
+    with pytest.raises(ValueError, match="max_rounds is read with refill: true only"):
+        of(kind="zero_variance", refill=False, max_rounds=3)
+    with pytest.raises(ValueError, match="above must be smaller than below"):
+        of(kind="success_range", above=0.5, below=0.5)
 
 
 def test_noise_of_equal_returns_is_no_variance():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.support.algorithm_cases import random_case
-from trainer.algorithms.aggregation import Denominators
+from trainer.algorithms.aggregation import Denominators, aggregate, share
 from trainer.algorithms.corrections import importance_weights, mismatch_metrics
 from trainer.algorithms.kl import kl_estimate
 from trainer.algorithms.losses import value_surrogate, weighted_surrogate
@@ -199,3 +199,23 @@ def test_mismatch_metrics():
     same = mismatch_metrics(old, old, mask)
     assert same["mismatch/weight_ess"] == 1
     assert same["mismatch/k3"] == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token-mean", (1 + 2 + 3 + 8) / 4),
+        ("seq-mean-token-sum", (1 + 2 + 3 + 8) / 2),
+        ("seq-mean-token-sum-norm", (1 + 2 + 3 + 8) / (2 * 10)),
+        ("seq-mean-token-mean", ((1 + 2 + 3) / 3 + 8) / 2),
+    ],
+)
+def test_rows_of_one_sequence_weigh_as_one(mode, expected):
+    """By hand: the first two rows are one trajectory of three tokens, the last is one of a single token."""
+    values = torch.tensor([[1.0, 2.0], [3.0, float("nan")], [8.0, float("nan")]])
+    mask = torch.tensor([[True, True], [True, False], [True, False]])
+    lengths = torch.tensor([3, 3, 1])
+    counts = Denominators.from_lengths([3, 1])
+    assert aggregate(values, mask, mode, counts, 10, lengths).item() == pytest.approx(expected)
+    shares = [share(mask[part], mode, counts, lengths[part]).item() for part in ([0], [1], [2])]
+    assert sum(shares) == pytest.approx(1.0)

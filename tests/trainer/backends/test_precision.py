@@ -54,7 +54,7 @@ def losses_of(backend, steps):
 def test_bf16_trains_and_stays_near_fp32():
     wide, narrow = backend_of(torch.float32), backend_of(torch.bfloat16)
     expected, got = losses_of(wide, 20), losses_of(narrow, 20)
-    assert expected[-1] < 0.5 * expected[0]
+    assert expected[-1] < 0.7 * expected[0]
     assert got == pytest.approx(expected, rel=0.05, abs=0.05)
     assert {tensor.dtype for _, tensor in narrow.export()} == {torch.bfloat16}
     for (name, rounded), (_, other) in zip(narrow.export(), wide.export(), strict=True):

@@ -494,6 +494,23 @@ async def test_an_adapter_that_is_gone_is_missed(dialect, tmp_path):
 
 
 @BOTH
+async def test_a_server_that_does_not_go_on_holds_nobody(dialect, tmp_path):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect) as client:
+            path = "/resume" if dialect == "vllm" else "/continue_generation"
+            server.fail({"kind": "answer", "path": path, "status": 400})
+            syncing = asyncio.create_task(client.sync(Weights(1, tmp_path), 1))
+            await asyncio.sleep(0)
+            held = asyncio.create_task(client.generate(request()))
+            with pytest.raises(RequestRefusedError):
+                await syncing
+            with pytest.raises(WeightUpdateError, match="did not go on"):
+                await held
+            await client.sync(Weights(2, tmp_path), 2)
+            assert (await client.generate(request())).policy_versions == [2] * 6
+
+
+@BOTH
 async def test_what_broke_off_is_taken_back_before_the_next_pause(dialect, tmp_path):
     with InferenceServer(dialect) as server:
         async with ServerClient(server.url, dialect) as client:
@@ -578,9 +595,27 @@ async def test_refusals_and_rubbish_have_their_types(dialect):
                 with pytest.raises(MalformedReplyError) as raised:
                     await client.generate(request())
                 assert len(str(raised.value)) < 1000
-            server.fail({"kind": "answer", "status": 500, "count": -1})
+            path = "/inference" if dialect == "vllm" else "/generate"
+            server.fail({"kind": "answer", "status": 500, "count": -1, "path": path})
             with pytest.raises(RequestRefusedError, match="overloaded"):
                 await client.generate(request())
+
+
+async def test_an_engine_that_is_dead_behind_its_front_is_given_up():
+    with InferenceServer("vllm") as server:
+        async with ServerClient(server.url, "vllm", patience_s=0.3) as client:
+            server.fail({"kind": "answer", "status": 500, "count": -1})
+            with pytest.raises(ServerGoneError):
+                await client.generate(request())
+
+
+async def test_a_health_that_flaps_costs_no_reply():
+    with InferenceServer("vllm", step_s=0.02) as server:
+        async with ServerClient(server.url, "vllm", patience_s=5.0, watch_every_s=0.02) as client:
+            server.fail(*[{"kind": "answer", "path": "/health", "skip": skip} for skip in (0, 1, 1)])
+            assert len((await client.generate(request(tokens=12))).token_ids) == 12
+            assert server.state()["faults"]
+            assert client.counters.resubmitted == 0
 
 
 async def test_a_server_that_never_comes_is_given_up():

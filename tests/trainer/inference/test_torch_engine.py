@@ -262,3 +262,31 @@ async def test_health_and_counters(model, engine, monkeypatch):
     assert not (await engine.health()).ready
     with pytest.raises(RuntimeError, match="has failed before"):
         await engine.pause("wait")
+
+
+async def test_an_engine_that_shares_weights_is_given_no_others(model):
+    async with TorchEngine(model, max_rows=2, max_length=48, shares_weights=True) as engine:
+        assert engine._model is model
+        await engine.sync(WeightsOf(model), version=1)
+        assert engine.version == 1
+        with pytest.raises(ValueError, match="shares the weights of a model, and is given those of another"):
+            await engine.sync(WeightsOf(sharp_model()), version=2)
+
+
+async def test_nothing_is_drawn_while_shared_weights_change(model):
+    async with TorchEngine(model, max_rows=2, max_length=64, shares_weights=True) as engine:
+        reply = asyncio.create_task(engine.generate(requests_of([[3, 4]], SamplingParams(40))[0]))
+        while engine.counters.tokens_generated < 3:
+            await asyncio.sleep(0)
+        async with engine.standing_still():
+            drawn = engine.counters.tokens_generated
+            with torch.no_grad():
+                for parameter, other in zip(model.parameters(), sharp_model(1).parameters(), strict=True):
+                    parameter.copy_(other)
+            await engine.sync(WeightsOf(model), version=1)
+            assert engine.counters.tokens_generated == drawn
+        result = await reply
+        change = result.policy_versions.index(1)
+        assert change == drawn
+        expected = reference_logprobs(model, [3, 4, *result.token_ids])[1:]
+        assert result.logprobs[change:] == pytest.approx(expected[change:], abs=2e-4)

@@ -187,7 +187,9 @@ def test_adapters_of_experts_are_refused_and_all_linear_leaves_them_out():
     assert adapters
     assert all("self_attn" in name for name in adapters)
     with pytest.raises(ConfigError, match="adapters of experts"):
-        add_lora(AutoModelForCausalLM.from_config(config), LoraSettings(target_modules=["gate_proj"]), 0)
+        add_lora(
+            AutoModelForCausalLM.from_config(config), LoraSettings(target_modules=["gate_proj", "up_proj"]), 0
+        )
 
 
 # Full rank. With scale s = alpha / rank, a layer computes W + s B A. If A has orthonormal columns (so rank >= width

@@ -112,8 +112,8 @@ def test_three_steps_of_training(family, tmp_path, url, drawn, capsys):
     rewrites = TEMPLATES[family] == "qwen3"
     several = [episode for episode in episodes if len(episode["turns"]) > 1]
     assert several
-    assert all((episode["forks"] > 0) is rewrites for episode in several)
-    assert ("chat template: it rewrites earlier turns" in capsys.readouterr().err) is rewrites
+    assert any(episode["forks"] > 0 for episode in several) is rewrites
+    assert ("chat template: it rewrites earlier turns" in capsys.readouterr().out) is rewrites
 
     # The log-probabilities of the first step's episodes are those of the model's own forward.
     for episode in episodes[:4]:
@@ -153,6 +153,8 @@ def test_three_steps_in_other_ways(tmp_path, url, more):
     asyncio.run(train(load_settings(None, words), Ending()))
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert sum(line.get("policy/optimizer_steps", 0.0) for line in metrics) >= STEPS
-    assert all(line.get("mismatch/k3", 0.0) < (1e-2 if "bf16" in more[0] else 1e-5) for line in metrics)
+    # At the first update nothing is stale: what was drawn and what is trained differ by rounding alone.
+    first = next(line["mismatch/k3"] for line in metrics if "mismatch/k3" in line)
+    assert first < (1e-2 if "bf16" in more[0] else 1e-8)
     produced = tmp_path / "run" / ("adapter" if "lora" in more[0] else "model")
     assert list(produced.glob("*.safetensors"))

@@ -142,6 +142,7 @@ def test_long_groups_come_in_rounds_of_their_own_and_none_is_lost():
     assert sum(durations[index] > 1 for index in order) / len(order) == pytest.approx(0.2, abs=0.01)
 
 
+@settings(deadline=None)
 @given(groups=st.integers(1, 5), slow=st.integers(0, 4))
 def test_one_slow_group_is_overtaken_by_less_than_a_window(groups, slow):
     window = AdmissionWindow(groups, max_staleness=2, window_fraction=0.5)

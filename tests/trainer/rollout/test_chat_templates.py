@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.chat_templates import FAMILIES, tokenizer_of
+from tests.support.chat_templates import FAMILIES, QWEN3, tokenizer_of
+from trainer.assembly.build import chat_renderer
+from trainer.config.checks import check_settings
 from trainer.config.load import load_settings
 from trainer.config.run import PromptSettings
 from trainer.core.errors import ConfigError
@@ -211,3 +213,21 @@ def test_a_template_that_knows_only_texts_refuses_parts_in_words():
         ConfigError, match=r"refuses a conversation of 1 messages \(user\): can only concatenate"
     ):
         ChatRenderer(tokenizer).prompt([{"role": "user", "content": [{"type": "text", "text": "x"}]}])
+
+
+def test_a_template_of_the_users_replaces_the_tokenizers(tmp_path):
+    """Qwen3's own takes earlier thoughts away; one that keeps them makes the conversation one segment."""
+    file = tmp_path / "keeps.jinja"
+    kept = QWEN3.replace("message.content.split('</think>')[-1].lstrip('\n') if not loop.last else ", "")
+    assert kept != QWEN3
+    file.write_text(kept, encoding="utf-8")
+    words = ["tasks=[{env_id: FrozenLake-v0}]", f"prompt.chat_template={file}"]
+    tokenizer = tokenizer_of("qwen3")
+    renderer = chat_renderer(load_settings(None, words), tokenizer)
+    assert renderer.append_only
+    assert tokenizer.chat_template == kept
+    trajectory, prompts = play(renderer, [(user("a"), "<think>long</think>Up"), (user("b"), "Down")])
+    assert trajectory.forks == 0
+    assert "long" in tokenizer.decode(prompts[1])
+    with pytest.raises(ConfigError, match=r"prompt\.chat_template: there is no .*gone\.jinja here"):
+        check_settings(load_settings(None, [words[0], f"prompt.chat_template={tmp_path}/gone.jinja"]))

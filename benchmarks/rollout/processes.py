@@ -1,0 +1,186 @@
+"""The schedules of `run.py` with real processes: a served environment that sleeps, an inference server that decodes.
+
+The environment server is `roll-serve`, the inference server the conformance server of the tests (vLLM's dialect), whose
+decoding steps take `--step-s` at least, as many rows in each as the profile has slots. Scheduler, slots, sessions over
+WebSocket and requests over HTTP are the trainer's own; training sleeps. Times are those of the profile `frozen_lake`
+times `--speed`.
+
+The bound is that of `run.py`, with the engine as fast as it proved to be when it was kept full and nothing else ran:
+sampled tokens of what was trained over that rate, or the training of all steps. The pipeline is empty when the run
+begins, and what is under way when it ends was sampled for nothing: over few steps that costs more than over many, so
+beside each row stands what the virtual clock says of as many steps.
+
+    python benchmarks/rollout/processes.py --output benchmarks/results/rollout_processes.json
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+from profiles import FrozenLake  # noqa: E402
+from run import CountingSource, Schedule, play_run  # noqa: E402
+
+from tests.support.inference_server.running import InferenceServerProcess  # noqa: E402
+from tests.support.processes import env_server  # noqa: E402
+from tests.support.virtual_time import run_virtually  # noqa: E402
+from trainer.inference.base import GenerationRequest, SamplingParams  # noqa: E402
+from trainer.inference.queue import GenerationQueue  # noqa: E402
+from trainer.inference.server_client import ServerClient  # noqa: E402
+from trainer.records.ledger import Ledger  # noqa: E402
+from trainer.records.trajectory import Outcome, Trajectory  # noqa: E402
+from trainer.rollout.admission import AdmissionWindow  # noqa: E402
+from trainer.rollout.environments import EnvironmentPool  # noqa: E402
+from trainer.rollout.scheduler import GroupPlan, RolloutScheduler  # noqa: E402
+from trainer.rollout.slots import EpisodeSlots  # noqa: E402
+from trainer.tasks.task import Task  # noqa: E402
+
+PROFILE = FrozenLake(groups=8, group_size=4, slots=8)
+"""A quarter of the profile: the same share of work for each slot, and fewer requests for processes on few cores."""
+TOKENS = 5
+PROMPT = list(range(20, 40))
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a run needs."""
+
+    client: ServerClient
+    pool: EnvironmentPool
+    speed: float
+
+    def request(self, name: str, priority: int = 0) -> GenerationRequest:
+        sampling = SamplingParams(TOKENS)
+        return GenerationRequest(name, PROMPT, sampling, seed=1, priority=priority, session_key=name)
+
+
+async def rate_when_full(bench: Bench, seconds: float) -> float:
+    """Tokens a second of the engine with all its slots taken, once it is warm."""
+    await asyncio.gather(*(bench.client.generate(bench.request(f"warm-{number}")) for number in range(64)))
+    end = time.monotonic() + seconds
+    tokens = 0
+
+    async def keep_asking(number: int) -> None:
+        nonlocal tokens
+        turn = 0
+        while time.monotonic() < end:
+            turn += 1
+            result = await bench.client.generate(bench.request(f"full-{number}-{turn}"))
+            tokens += len(result.token_ids)
+
+    began = time.monotonic()
+    # Some wait, so that no row stands empty while a reply travels.
+    await asyncio.gather(*(keep_asking(number) for number in range(PROFILE.slots + 8)))
+    return tokens / (time.monotonic() - began)
+
+
+async def play_steps(bench: Bench, schedule: Schedule, steps: int, rate: float) -> dict[str, float]:
+    """Play and train so many steps; gives what they took."""
+    queue = GenerationQueue(bench.client, PROFILE.slots)
+
+    async def play(task: Task, member: int, attempt: int) -> Trajectory:
+        async with bench.pool.session(replace(task, env_id="Sleeping-v0")) as session:
+            await session.reset(seed=task.seed)
+            for turn, (_, environment_s) in enumerate(PROFILE.turns(task.index, member)):
+                priority = task.index // PROFILE.groups if schedule.by_step else 0
+                await queue.generate(bench.request(f"{task.index}-{member}-{turn}", priority))
+                await session.step(f"{environment_s * bench.speed:.6f}")
+        return Trajectory(task, member, attempt, outcome=Outcome.SOLVED)
+
+    scheduler = RolloutScheduler(
+        CountingSource(),
+        AdmissionWindow(PROFILE.groups, schedule.staleness),
+        play,
+        GroupPlan(PROFILE.group_size, 0, 1, 3600.0),
+        Ledger(),
+        EpisodeSlots(),
+    )
+    began = time.monotonic()
+    turns = 0
+    for version in range(steps):
+        groups = (await scheduler.next_groups(version)).kept
+        await asyncio.sleep(PROFILE.train_s * bench.speed)
+        for group in groups:
+            turns += sum(len(PROFILE.turns(group.index, played.member)) for played in group.trajectories)
+            scheduler.release(group)
+    total_s = time.monotonic() - began
+    await scheduler.close()
+    bound_s = max(turns * TOKENS / rate, steps * PROFILE.train_s * bench.speed)
+    return {
+        "steps": steps,
+        "step_s": total_s / steps,
+        "of_bound": bound_s / total_s,
+        "turns_a_second": turns / total_s,
+    }
+
+
+async def measure(
+    options: argparse.Namespace, ideals: dict[int, float], inference_url: str, env_url: str
+) -> dict[str, object]:
+    """Measure the engine alone, then every schedule; `ideals` are their shares of the bound on the virtual clock."""
+    results: dict[str, object] = {}
+    async with (
+        ServerClient(inference_url, "vllm", way=None, patience_s=600.0) as client,
+        EnvironmentPool(env_url, None, "msgpack") as pool,
+    ):
+        bench = Bench(client, pool, options.speed)
+        fastest = PROFILE.slots / options.step_s
+        for staleness, ideal in ideals.items():
+            rate = await rate_when_full(bench, 20 * options.speed)
+            print(f"engine alone, kept full: {rate:.0f} of at most {fastest:.0f} tokens/s", flush=True)
+            row = await play_steps(bench, Schedule("", staleness), options.steps, rate)
+            row |= {
+                "tokens_per_s_alone": rate,
+                "of_bound_on_the_virtual_clock": ideal,
+                "load": os.getloadavg()[0],
+            }
+            results[f"staleness {staleness}"] = row
+            print(
+                f"staleness {staleness}: {row['step_s']:.1f} s a step, {row['of_bound']:.1%} of the bound "
+                f"(virtual clock: {ideal:.1%}), load {row['load']:.1f}",
+                flush=True,
+            )
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--speed", type=float, default=0.5, help="times of the profile are multiplied by this"
+    )
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    options.step_s = 0.5 * options.speed / TOKENS
+    ideals = {}
+    for staleness in (0, 1, 2):
+        virtual = run_virtually(play_run(PROFILE, Schedule("", staleness), options.steps))
+        ideals[staleness] = virtual.bound_s / virtual.total_s
+    sleeping = "Sleeping-v0=benchmarks.rollout.sleeping_env:Sleeping"
+    served = ["--env", sleeping, "--isolation", "Sleeping-v0=thread", "--threads", "512"]
+    server = InferenceServerProcess("vllm", "--max-rows", str(PROFILE.slots), "--step-s", str(options.step_s))
+    with server, env_server(*served) as env_url:
+        results = asyncio.run(measure(options, ideals, server.url, env_url))
+    if options.output:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        record = {
+            "command": " ".join(["python", *sys.argv]),
+            "commit": commit.stdout.strip(),
+            "load": os.getloadavg(),
+            "results": results,
+        }
+        options.output.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

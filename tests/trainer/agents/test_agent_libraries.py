@@ -1,0 +1,63 @@
+"""Agents on libraries from PyPI, unchanged: every call's ids and log-probabilities are those of the engine's own log.
+
+Libraries that are not installed are skipped by name; `benchmarks/agents/libraries.py` runs all of them.
+"""
+
+import importlib.util
+
+import pytest
+
+from tests.support.agent_libraries import LIBRARIES, adder
+from tests.support.agent_policy import (
+    LoggedClient,
+    ScriptedPolicy,
+    assert_recorded,
+    endpoint_of,
+    service_of,
+    short_sampling,
+    tool_tokenizer,
+)
+from trainer.inference.torch_engine import TorchEngine
+from trainer.models.tiny import TinyPolicySettings, build_tiny_model
+from trainer.records.trajectory import Fork
+
+
+def library(name):
+    play, module = LIBRARIES[name]
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{name} is not installed: pip install {name}")
+    return play
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+async def test_an_agent_that_uses_tools_streams_and_sub_agents(name):
+    play = library(name)
+    tokenizer = tool_tokenizer()
+    policy = ScriptedPolicy(tokenizer, adder)
+    async with endpoint_of(service_of(policy, tokenizer)) as endpoint:
+        key, session = endpoint.open()
+        await play(f"{endpoint.url}/s/{key}/v1", "any")
+    assert_recorded(session.trajectory, policy.log)
+    segments = session.trajectory.segments
+    assert Fork.CONVERSATION in {segment.fork for segment in segments}, "a sub-agent, or a shortened history"
+    turns_of = [
+        sum(turn.segment == place for turn in session.trajectory.turns) for place in range(len(segments))
+    ]
+    assert max(turns_of) >= (3 if name != "smolagents" else 1), (
+        "calls of tools and their results went on in one segment"
+    )
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+async def test_an_agent_on_a_real_engine(name):
+    play = library(name)
+    tokenizer = tool_tokenizer()
+    shape = TinyPolicySettings(len(tokenizer), hidden_size=16, layers=1, heads=2, max_length=16_384)
+    async with TorchEngine(build_tiny_model(shape, 0), max_rows=4, max_length=16_384) as engine:
+        client = LoggedClient(engine)
+        service = service_of(client, tokenizer, max_length=16_384, sampling=short_sampling(tokenizer))
+        async with endpoint_of(service) as endpoint:
+            key, session = endpoint.open()
+            await play(f"{endpoint.url}/s/{key}/v1", "any")
+    assert client.log.calls
+    assert_recorded(session.trajectory, client.log)
