@@ -1,6 +1,7 @@
 """FrozenLake learnt through a vLLM server and through the embedded engine: does the curve end at the same height?
 
     python benchmarks/learning/served.py --vllm /path/to/vllm [--seeds 1 2 3 4] [--served-seeds 1] [--steps 40]
+        [--async-steps 40] [--async-episodes 500]
 
 Runs of one seed begin with the same weights and play the same tasks; what differs is who samples. Finished runs are
 skipped and killed ones go on, so the script can be started again until it is done. `--only-table` reads what is there.
@@ -35,13 +36,14 @@ def arms(vllm: str) -> dict[str, list[str]]:
     }
 
 
-def play(run: Path, words: list[str], seed: int, steps: int) -> None:
+def play(run: Path, words: list[str], seed: int, steps: int, episodes: int) -> None:
     """Train one run, or go on with it, or leave it as it is if it is finished."""
     if (run / "curves.png").exists():
         return
     print(f"--- {run.name}", flush=True)
     command = [sys.executable, "-m", "trainer.cli", "--config", CONFIG, *words]
     command += [f"seed={seed}", f"steps={steps}", f"output_dir={run}", "checkpoint.resume=auto"]
+    command.append(f"evaluation.panels.held_out.episodes={episodes}")
     subprocess.run(command, check=True, cwd=ROOT)
 
 
@@ -59,6 +61,7 @@ def reached(run: Path) -> dict[str, object]:
         "steps": len(steps),
         "seconds": round(sum(column("time/step_s")), 1),
         "tokens_per_s": round(statistics.mean(column("time/tokens_per_s")), 1),
+        "success_last_steps": round(statistics.mean(column("rollout/success")[-4:]), 4),
         "lag_max": max(column("rollout/lag_max")),
         "mismatch": {
             "k1_mean": statistics.mean(column("mismatch/k1")),
@@ -90,6 +93,18 @@ def spread(rows: list[dict[str, object]], arm: str, mode: str) -> str:
     return f"{mean_interval(ends)}, seeds from {min(ends):.3f} to {max(ends):.3f}" if ends else "nothing yet"
 
 
+def spelled(options: argparse.Namespace) -> list[str]:
+    """The options that decide what is run, as they are typed."""
+    names = ("seeds", "served_seeds", "steps", "episodes", "async_steps", "async_episodes")
+    words = []
+    for name in names:
+        value = getattr(options, name)
+        if value is not None:
+            shown = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+            words.append(f"--{name.replace('_', '-')} {shown}")
+    return words
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -98,6 +113,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--served-seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--episodes", type=int, default=500, help="of the panel, at both ends")
+    parser.add_argument("--async-steps", type=int, help="the same as --steps if absent")
+    parser.add_argument("--async-episodes", type=int, help="the same as --episodes if absent")
     parser.add_argument("--arms", nargs="+", default=list(arms("vllm")), choices=list(arms("vllm")))
     parser.add_argument("--directory", type=Path, default=ROOT / "runs" / "served")
     parser.add_argument("--only-table", action="store_true", help="train nothing")
@@ -106,10 +124,13 @@ def main() -> None:
     for arm, words in arms(options.vllm).items():
         if arm not in options.arms:
             continue
+        ahead = arm.endswith("async")
+        steps = (ahead and options.async_steps) or options.steps
+        episodes = (ahead and options.async_episodes) or options.episodes
         for seed in options.served_seeds if arm.startswith("vllm") else options.seeds:
             run = options.directory.absolute() / f"{arm}_seed{seed}"
             if not options.only_table:
-                play(run, words, seed, options.steps)
+                play(run, words, seed, steps, episodes)
             if (run / "curves.png").exists():
                 rows.append({"arm": arm, "seed": seed} | reached(run))
     print("| run | steps | sampled, start to end | greedy, start to end | largest difference of a probe |")
@@ -123,7 +144,7 @@ def main() -> None:
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT
     )
-    command = f"python benchmarks/learning/served.py --vllm VLLM --steps {options.steps}"
+    command = f"python benchmarks/learning/served.py --vllm VLLM {' '.join(spelled(options))}"
     output = ROOT / "benchmarks" / "results" / "served.json"
     output.write_text(
         json.dumps({"command": command, "commit": commit.stdout.strip(), "rows": rows}, indent=1) + "\n"

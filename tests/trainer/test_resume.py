@@ -35,6 +35,28 @@ def test_what_touches_learning_may_not(tmp_path, change):
     assert changed_settings(load_settings(None, [TASKS, change]), tmp_path) == [change.partition("=")[0]]
 
 
+SERVED = [TASKS, "inference={kind: vllm, urls: ['http://127.0.0.1:9']}"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [*SERVED, "inference.urls=['http://127.0.0.1:8', 'http://127.0.0.1:7']"],
+        [TASKS, "inference={kind: vllm, launch: {count: 2, arguments: [--enforce-eager]}}"],
+        [*SERVED, "weights={transport: broadcast, attempts: 3}", "inference.patience_s=9"],
+    ],
+)
+def test_a_run_goes_on_with_other_servers_than_it_began_with(tmp_path, words):
+    keep_settings(load_settings(None, SERVED), tmp_path, resuming=False)
+    assert changed_settings(load_settings(None, words), tmp_path) == []
+
+
+def test_a_run_does_not_go_on_with_servers_of_another_kind(tmp_path):
+    keep_settings(load_settings(None, SERVED), tmp_path, resuming=False)
+    words = [*SERVED, "inference.kind=sglang", "inference.dtype=bfloat16"]
+    assert changed_settings(load_settings(None, words), tmp_path) == ["inference.dtype", "inference.kind"]
+
+
 def test_a_kill_while_settings_are_written_leaves_those_that_were_there(tmp_path):
     settings = load_settings(None, [TASKS])
     keep_settings(settings, tmp_path, resuming=False)

@@ -75,6 +75,7 @@ class _Member:
         misses: How often in a row it said, while it served, that it is not well, or did not say.
         syncing: Held while it is brought up to date.
         asleep: Whether it gave its memory back, until it gets weights again.
+        waits_beyond: Version that could not be brought to it when it was back: it gets the next one with the others.
     """
 
     name: str
@@ -87,6 +88,7 @@ class _Member:
     misses: int = 0
     syncing: asyncio.Lock = field(default_factory=asyncio.Lock)
     asleep: bool = False
+    waits_beyond: int | None = None
 
 
 class ServerPool:
@@ -342,15 +344,16 @@ class ServerPool:
         try:
             await self._bring_back(member)
         except TrainerError as error:
-            # Nobody waits for this one: it is tried again, and gets the next weights with the others.
-            member.trouble = str(error)
+            member.waits_beyond, member.trouble = self._version, str(error)
 
     async def _bring_back(self, member: _Member) -> None:
         if not member.connected:
             if not await self._connect(member):
                 return
             self._changed.set()
-        if self._source is None or not await self._bring_up_to_date(member):
+        if self._source is None or member.waits_beyond == self._version:
+            return
+        if not await self._bring_up_to_date(member):
             return
         if self._paused is not None:
             await self._ask(member, "pause", lambda client: client.pause(self._paused or "wait"))

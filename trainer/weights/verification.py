@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from trainer.backends.base import TrainBackend, TrainRow
+from trainer.core.errors import RunError
 from trainer.core.seeding import derive_seed
 from trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient, SamplingParams
 from trainer.inference.errors import WrongWeightsError
@@ -16,7 +17,7 @@ _TOLERANCES = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.25}
 _TOLERANCE_FP8 = 1.0
 
 
-class UnverifiedError(ConnectionError):
+class UnverifiedError(RunError):
     """A server cannot be verified now: the weights that it should have are the trainer's no more."""
 
 

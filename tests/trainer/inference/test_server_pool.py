@@ -22,6 +22,7 @@ class Server:
         self.seen = []
         self.syncs = []
         self.most_running = 0
+        self.looks = 0
         self._running = 0
 
     def unplug(self):
@@ -84,6 +85,7 @@ class Server:
         await self._connected(self._engine.sync(source, version))
 
     async def health(self):
+        self.looks += 1
         return InferenceHealth(
             self.plugged.is_set(), "fine" if self.plugged.is_set() else "connection refused"
         )
@@ -210,6 +212,24 @@ async def test_servers_that_are_all_gone_for_too_long_are_an_error_that_names_th
             await pool.generate(request(0))
         with pytest.raises(NoServerError, match="connection refused"):
             await pool.sync(WeightsOf(model), 2)
+
+
+async def test_a_server_that_cannot_be_verified_when_it_is_back_waits_for_the_next_weights(servers, model):
+    """Its weights are not sent again and again meanwhile: training has gone on, and nothing would change."""
+    check = Suspicious("a", 0)
+    async with pool_of(servers, check=check) as pool:
+        await pool.sync(WeightsOf(model), 1)
+        servers["a"].unplug()
+        await pool.generate_together([request(number) for number in range(6)])
+        await until(lambda: pool.serving == ["b"])
+        check.times = check.asked + 2  # both attempts of bringing it back
+        servers["a"].plug()
+        await until(lambda: check.asked == check.times)
+        looks = servers["b"].looks
+        await until(lambda: servers["b"].looks > looks + 3)
+        assert servers["a"].syncs == [1, 1, 1]
+        await pool.sync(WeightsOf(sharp_model(1)), 2)
+        assert pool.serving == ["a", "b"]
 
 
 async def test_closing_ends_those_who_wait(servers):

@@ -14,6 +14,7 @@ from trainer.backends.heads import PolicyHead
 from trainer.backends.torch_backend import Schedule, TorchBackend
 from trainer.config.run import OptimizerSettings
 from trainer.core.errors import ConfigError, RunError
+from trainer.models import shards
 from trainer.models.tokenizer import build_tiny_tokenizer
 from trainer.weights import folders as folders_module
 from trainer.weights.folders import ModelLayout, WeightFolderError, WeightFolders, shared_head
@@ -135,7 +136,7 @@ def test_a_full_disk_leaves_nothing_behind_and_names_the_remedy(folders, model, 
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(folders_module, "save_file", full)
+    monkeypatch.setattr(shards, "save_file", full)
     with pytest.raises(
         WeightFolderError, match=r"version 2 .*No space left.*GiB are free.*weights\.directory"
     ):
