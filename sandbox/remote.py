@@ -26,6 +26,8 @@ _CONNECT_S = 10.0
 _MARGIN_S = 60.0
 _NOT_BEGUN = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _TOO_LARGE = 413
+_READ_AT_ONCE = 2**16
+"""Bytes that have left here before a server can refuse them: its answer is never lost over a smaller request."""
 _JSON = {"Content-Type": "application/json"}
 _BUSY = frozenset({429, 503})
 _RETRY_S = 1.0
@@ -156,10 +158,11 @@ class RemoteSandbox:
             except httpx.TransportError as error:
                 attempts_left -= 1
                 reason = f"the connection broke: {error}"
-                if content is not None and len(content) > (largest := self._largest_request()):
+                size = len(content or b"")
+                if size > _READ_AT_ONCE and size > (largest := self._largest_request()):
                     # It was refused while it was on its way, and the answer lost on that.
                     raise _UploadTooLargeError(
-                        f"{len(content)} bytes; {largest:.0f} are allowed; {_REMEDIES[_TOO_LARGE]}"
+                        f"{size} bytes; {largest:.0f} are allowed; {_REMEDIES[_TOO_LARGE]}"
                     ) from error
                 if attempts_left == 0:
                     raise _NotAnsweredError(reason) from error

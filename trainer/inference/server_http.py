@@ -6,7 +6,9 @@ server that stands still keeps its connections.
 """
 
 import asyncio
+import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import httpx
@@ -14,6 +16,7 @@ import orjson
 
 from trainer.core.errors import ConfigError
 from trainer.inference.calls import HttpAnswer, HttpCall, message_of
+from trainer.inference.connections import SpreadTransport
 from trainer.inference.dialect import Conversation
 from trainer.inference.errors import InferenceError, MalformedReplyError, ServerGoneError
 
@@ -66,7 +69,7 @@ class ServerHttp:
             base_url=self.url,
             # How long an answer takes is the watch's business.
             timeout=httpx.Timeout(None, connect=_CONNECT_S),
-            limits=httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_S),
+            transport=SpreadTransport(partial(_pool, httpx.create_ssl_context(trust_env=False))),
             # A server of one's own is not behind the proxy of the company.
             trust_env=False,
         )
@@ -251,6 +254,11 @@ class _Pace:
             ) from None
         finally:
             self._waited_s += loop.time() - started
+
+
+def _pool(certificates: ssl.SSLContext) -> httpx.AsyncHTTPTransport:
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_S)
+    return httpx.AsyncHTTPTransport(verify=certificates, trust_env=False, limits=limits)
 
 
 def _words(error: httpx.HTTPError) -> str:
