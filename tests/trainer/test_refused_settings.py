@@ -220,7 +220,10 @@ def test_a_value_of_another_type_is_refused(path, annotation, kind):
         (["rollout.reward=no_module_of_mine:reward"], "rollout.reward: cannot import 'no_module_of_mine'"),
         (["rollout.reward=json:nothing"], "rollout.reward: module 'json' has no attribute 'nothing'"),
         (["rollout.reward=math:pi"], "rollout.reward: 'math:pi' is no function, but float"),
-        (["rollout.agent=agent"], "rollout.agent: 'agent' is not of the form module:attribute"),
+        (
+            ["rollout.agent=agent"],
+            "rollout.agent: 'agent' is no program that can be run, no module:attr and no http address",
+        ),
         (["algorithm.advantage.clip=3"], "algorithm.advantage: names no kind"),
         (
             ["algorithm={preset: grpo, advantage: {clip: -1}}"],

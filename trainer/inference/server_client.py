@@ -445,10 +445,14 @@ class ServerClient:
         # The connection is closed already; SGLang looks at it from time to time only.
         self._leave(self._speaking.abort([request_id]))
 
-    def _leave(self, conversation: Conversation[None]) -> asyncio.Task[None]:
-        """Talk to the server while nobody waits for it, until the client is closed."""
+    def _leave(
+        self, conversation: Conversation[None], after: asyncio.Task[None] | None = None
+    ) -> asyncio.Task[None]:
+        """Talk to the server while nobody waits for it, once `after` has ended, until the client is closed."""
 
         async def quietly() -> None:
+            if after is not None:
+                await asyncio.gather(after, return_exceptions=True)
             with suppress(TrainerError, TimeoutError):
                 async with asyncio.timeout(_FAREWELL_S):
                     await self._http.converse(conversation)
@@ -458,9 +462,9 @@ class ServerClient:
         task.add_done_callback(self._left.discard)
         return task
 
-    def _undo(self, conversation: Conversation[None]) -> None:
+    def _undo(self, conversation: Conversation[None], after: asyncio.Task[None] | None = None) -> None:
         """Take back what broke off, without holding up whoever hears of it; the next pause waits for it."""
-        self._undoing = self._leave(conversation)
+        self._undoing = self._leave(conversation, after)
 
     # Versions
 
@@ -571,16 +575,19 @@ class ServerClient:
         self._running.clear()
         self._paused = mode
         self._pauses += 1
+        pausing: asyncio.Task[None] | None = None
         try:
             if mode == "wait" and not self.capabilities.drains:
                 await _all_set([each.idle for each in self._ongoing if each.rid], None)
-            await self._http.converse(self._speaking.pause(mode))
+            pausing = asyncio.create_task(self._http.converse(self._speaking.pause(mode)))
+            # A server goes on with a call whose caller has left: it could pause after it was told to go on.
+            await asyncio.shield(pausing)
             if mode in ("abort", "wait"):
                 await self._settle()
         except BaseException:
             self._paused = None
             self._running.set()
-            self._undo(self._speaking.resume())
+            self._undo(self._speaking.resume(), after=pausing)
             raise
 
     async def _settle(self) -> None:

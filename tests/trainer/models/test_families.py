@@ -28,6 +28,7 @@ from trainer.core.errors import ConfigError
 from trainer.inference.base import GenerationRequest, SamplingParams
 from trainer.inference.torch_engine import TorchEngine
 from trainer.models.language_head import LanguageHead
+from trainer.models.load import without_chance
 
 VOCABULARY = 50
 _SHAPE = {
@@ -71,7 +72,9 @@ def model_of(family: str, config=None):
     """A model of a family, with weights large enough that caps and scales are felt."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
-        model = AutoModelForCausalLM.from_config(config or FAMILIES[family], dtype=torch.float32).eval()
+        model = without_chance(
+            AutoModelForCausalLM.from_config(config or FAMILIES[family], dtype=torch.float32)
+        )
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
