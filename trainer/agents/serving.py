@@ -60,7 +60,8 @@ class _QuietServer(uvicorn.Server):
 def _bound(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
+        # Named, because asyncio sends at once on sockets that say they are TCP, and small parts late on others.
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         # From here on clients that come are in line, whenever the server gets its turn.

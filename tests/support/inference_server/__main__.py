@@ -56,6 +56,7 @@ def main() -> None:
     )
     app = application(served)
     listener = socket.create_server(("127.0.0.1", arguments.port), backlog=1024)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     print(f"serving on http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
     uvicorn.Server(config).run(sockets=[listener])

@@ -102,6 +102,7 @@ class InferenceServer(Steering):
 
     def __enter__(self) -> InferenceServer:
         listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         config = uvicorn.Config(
             application(self._served), log_level="error", loop="asyncio", timeout_graceful_shutdown=1
