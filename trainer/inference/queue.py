@@ -6,21 +6,16 @@ ends sooner. Within a step all groups are waited for, so there the order is that
 group's longest episode would begin last.
 """
 
-from collections.abc import Sequence
-
 from trainer.inference.base import (
     GenerationRequest,
     GenerationResult,
     InferenceClient,
-    InferenceCounters,
-    InferenceHealth,
-    PauseMode,
-    WeightSource,
 )
+from trainer.inference.forwarding import ForwardingClient
 from trainer.inference.places import OrderedPlaces
 
 
-class GenerationQueue:
+class GenerationQueue(ForwardingClient):
     """Holds back what the client behind would let wait in the order of arrival.
 
     Args:
@@ -29,48 +24,10 @@ class GenerationQueue:
     """
 
     def __init__(self, client: InferenceClient, limit: int) -> None:
-        self._client = client
+        super().__init__(client)
         self._places = OrderedPlaces(limit)
-
-    @property
-    def version(self) -> int:
-        """The policy version that answers now."""
-        return self._client.version
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Wait for a place, and return the reply."""
         async with self._places.held(request.priority):
             return await self._client.generate(request)
-
-    async def generate_together(self, requests: list[GenerationRequest]) -> list[GenerationResult]:
-        """Pass a batch that is already complete."""
-        return await self._client.generate_together(requests)
-
-    async def abort(self, request_ids: Sequence[str] | None = None) -> int:
-        """Pass it on. Requests that wait for a place are not under way yet."""
-        return await self._client.abort(request_ids)
-
-    async def pause(self, mode: PauseMode) -> None:
-        """Pass it on."""
-        await self._client.pause(mode)
-
-    async def resume(self) -> None:
-        """Pass it on."""
-        await self._client.resume()
-
-    async def sync(self, source: WeightSource, version: int) -> None:
-        """Pass new weights on."""
-        await self._client.sync(source, version)
-
-    async def health(self) -> InferenceHealth:
-        """How the client behind is."""
-        return await self._client.health()
-
-    @property
-    def counters(self) -> InferenceCounters:
-        """What the client behind has done."""
-        return self._client.counters
-
-    async def close(self) -> None:
-        """Close the client behind."""
-        await self._client.close()

@@ -8,17 +8,13 @@ ends, the next in line starts, and the batch waits for it.
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
 
 from trainer.inference.base import (
     GenerationRequest,
     GenerationResult,
     InferenceClient,
-    InferenceCounters,
-    InferenceHealth,
-    PauseMode,
-    WeightSource,
 )
+from trainer.inference.forwarding import ForwardingClient
 from trainer.rollout.slots import EpisodeSlots
 from trainer.tasks.task import Task
 
@@ -32,7 +28,7 @@ class _Wave:
         self.answer: asyncio.Task[dict[str, GenerationResult]] | None = None
 
 
-class WaveGate(EpisodeSlots):
+class WaveGate(ForwardingClient, EpisodeSlots):
     """An inference client that waits until every running episode has asked.
 
     Episodes must say `enter` at once when they are known of, wait for `start` before they take up a session, and say
@@ -44,17 +40,12 @@ class WaveGate(EpisodeSlots):
     """
 
     def __init__(self, client: InferenceClient, places: int | None = None) -> None:
-        self._client = client
+        super().__init__(client)
         self._places = places
         self._entered = 0
         self._started = 0
         self._line: deque[asyncio.Future[None]] = deque()
         self._wave = _Wave()
-
-    @property
-    def version(self) -> int:
-        """The policy version that answers now."""
-        return self._client.version
 
     def enter(self) -> None:
         """An episode will run."""
@@ -98,39 +89,6 @@ class WaveGate(EpisodeSlots):
         # One cancelled episode must not take the others' answers with it.
         results = await asyncio.shield(wave.answer)
         return results[request.request_id]
-
-    async def generate_together(self, requests: list[GenerationRequest]) -> list[GenerationResult]:
-        """Pass a batch that is already complete."""
-        return await self._client.generate_together(requests)
-
-    async def abort(self, request_ids: Sequence[str] | None = None) -> int:
-        """Pass it on. Requests of a wave that still fills are not under way yet."""
-        return await self._client.abort(request_ids)
-
-    async def pause(self, mode: PauseMode) -> None:
-        """Pass it on."""
-        await self._client.pause(mode)
-
-    async def resume(self) -> None:
-        """Pass it on."""
-        await self._client.resume()
-
-    async def sync(self, source: WeightSource, version: int) -> None:
-        """Pass new weights on."""
-        await self._client.sync(source, version)
-
-    async def health(self) -> InferenceHealth:
-        """How the client behind is."""
-        return await self._client.health()
-
-    @property
-    def counters(self) -> InferenceCounters:
-        """What the client behind has done."""
-        return self._client.counters
-
-    async def close(self) -> None:
-        """Close the client behind."""
-        await self._client.close()
 
     def _free_place(self) -> None:
         while self._line:

@@ -22,11 +22,8 @@ from trainer.inference.base import (
     GenerationRequest,
     GenerationResult,
     InferenceClient,
-    InferenceCounters,
-    InferenceHealth,
-    PauseMode,
-    WeightSource,
 )
+from trainer.inference.forwarding import ForwardingClient
 from trainer.records.rollout_log import Entry, EpisodeKey, RolloutLog
 from trainer.records.schema import runs
 from trainer.records.trajectory import Outcome, Trajectory
@@ -342,7 +339,7 @@ class LoggedSession:
         return encode_value(self._session.observation_space, observation, binary=False)
 
 
-class LoggedClient:
+class LoggedClient(ForwardingClient):
     """An inference client whose replies are in the log before anybody acts on them, and come from it where it has them.
 
     Args:
@@ -351,13 +348,8 @@ class LoggedClient:
     """
 
     def __init__(self, client: InferenceClient, recall: Recall) -> None:
-        self._client = client
+        super().__init__(client)
         self._recall = recall
-
-    @property
-    def version(self) -> int:
-        """The policy version that answers now."""
-        return self._client.version
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Return the logged reply, or a new one once it is logged.
@@ -397,35 +389,6 @@ class LoggedClient:
                 tape.replied(requests[place], results[place])
         await self._recall.log.commit()
         return results
-
-    async def abort(self, request_ids: Sequence[str] | None = None) -> int:
-        """Pass it on."""
-        return await self._client.abort(request_ids)
-
-    async def pause(self, mode: PauseMode) -> None:
-        """Pass it on."""
-        await self._client.pause(mode)
-
-    async def resume(self) -> None:
-        """Pass it on."""
-        await self._client.resume()
-
-    async def sync(self, source: WeightSource, version: int) -> None:
-        """Pass new weights on."""
-        await self._client.sync(source, version)
-
-    async def health(self) -> InferenceHealth:
-        """How the client behind is."""
-        return await self._client.health()
-
-    @property
-    def counters(self) -> InferenceCounters:
-        """What the client behind has done: replies from the log are none of it."""
-        return self._client.counters
-
-    async def close(self) -> None:
-        """Close the client behind."""
-        await self._client.close()
 
 
 def _take_in(past: _Past, entry: Entry) -> None:
