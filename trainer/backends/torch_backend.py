@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from trainer.algorithms.metrics import Metrics, merge
 from trainer.backends.base import Digest, EntropyMode, LossFunction, StepReport, TrainRow
-from trainer.backends.forward_pass import ForwardPass
+from trainer.backends.forward_pass import ForwardPass, KeptOutputs
 from trainer.backends.heads import Head
 from trainer.backends.master_weights import MasterWeights
 from trainer.config.run import OptimizerSettings
@@ -99,7 +99,12 @@ class TorchBackend:
         return self._pass.outputs(rows)
 
     def step(
-        self, rows: Sequence[TrainRow], loss: LossFunction, *, entropy: EntropyMode = "none"
+        self,
+        rows: Sequence[TrainRow],
+        loss: LossFunction,
+        *,
+        entropy: EntropyMode = "none",
+        keep_outputs: bool = False,
     ) -> StepReport:
         """Take one optimizer step, and leave the weights as they are where loss or gradient is not finite.
 
@@ -108,10 +113,14 @@ class TorchBackend:
         """
         self._optimizer.zero_grad(set_to_none=True)
         parts: list[Metrics] = []
+        kept = KeptOutputs(rows) if keep_outputs else None
         finite = torch.ones((), dtype=torch.bool, device=self._pass.device)
         with self._checkpointing():
             for bucket in self._pass.buckets(rows):
-                share, metrics = loss(self._pass.run(rows, bucket, entropy))
+                micro = self._pass.run(rows, bucket, entropy)
+                if kept is not None:
+                    kept.add(micro)
+                share, metrics = loss(micro)
                 finite &= share.detach().isfinite()
                 share.backward()
                 parts.append(metrics)
@@ -119,13 +128,14 @@ class TorchBackend:
         for group in self._optimizer.param_groups:
             group["lr"] = self.learning_rate
         self._steps += 1
+        outputs = None if kept is None else kept.by_row()
         if not bool(finite & norm.isfinite()):
             self._optimizer.zero_grad(set_to_none=True)
-            return StepReport({}, float(norm), applied=False)
+            return StepReport({}, float(norm), applied=False, outputs=outputs)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._masters.publish()
-        return StepReport(merge(parts), float(norm), applied=True)
+        return StepReport(merge(parts), float(norm), applied=True, outputs=outputs)
 
     @contextmanager
     def _checkpointing(self) -> Iterator[None]:
