@@ -1,6 +1,7 @@
 """One update, whole: every preset learns from a batch, and the layout of the batch changes nothing."""
 
 import json
+import pickle
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -114,6 +115,25 @@ async def test_micro_batches_do_not_change_the_update(preset):
     cut, cut_metrics = await updated(settings, "step", budget=20)
     assert_equal_weights(whole, cut)
     assert cut_metrics == pytest.approx(metrics, abs=1e-4, rel=1e-3)
+
+
+class Sent(TorchBackend):
+    """A backend whose losses come from another process."""
+
+    def step(self, rows, loss, **asked):
+        return super().step(rows, pickle.loads(pickle.dumps(loss)), **asked)
+
+
+@pytest.mark.parametrize("preset", ["ppo", "grpo", "gigpo"])
+async def test_a_loss_does_the_same_in_another_process(preset, monkeypatch):
+    settings = resolve_preset(preset, {})
+    here, metrics = await updated(settings, "step")
+    monkeypatch.setitem(globals(), "TorchBackend", Sent)
+    there, sent_metrics = await updated(settings, "step")
+    assert sent_metrics == metrics
+    assert "mismatch/k3" in metrics
+    for name, tensor in here.items():
+        assert torch.equal(there[name], tensor), name
 
 
 async def test_an_update_without_rows_is_none():

@@ -34,13 +34,11 @@ class ForwardPass:
 
     def outputs(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the outputs of each row, float32 `[tokens]` on the processor, without gradient."""
-        results: list[Tensor] = [torch.empty(0)] * len(rows)
+        kept = KeptOutputs(rows)
         with torch.no_grad():
             for bucket in self.buckets(rows):
-                outputs = self.run(rows, bucket, "none").outputs.cpu()
-                for place, row in enumerate(bucket):
-                    results[row] = outputs[place, : len(rows[row].ids)]
-        return results
+                kept.add(self.run(rows, bucket, "none"))
+        return kept.by_row()
 
     def buckets(self, rows: Sequence[TrainRow]) -> list[list[int]]:
         """Cut rows into micro-batches."""
@@ -56,7 +54,7 @@ class ForwardPass:
         device = self.device
         ids = pad_rows([each.ids for each in chosen]).to(device)
         row, column, mask = row.to(device), column.to(device), mask.to(device)
-        values, entropies = self._head.outputs(ids, row, column, entropy)
+        values, entropies = self._head(ids, row, column, entropy)
         return MicroBatch(
             rows=torch.tensor(bucket, device=device),
             mask=mask,
@@ -64,6 +62,30 @@ class ForwardPass:
             entropy=None if entropies is None else _scattered(entropies, mask, row, column),
             fields=_fields(chosen, device),
         )
+
+
+class KeptOutputs:
+    """What was computed of each row, put together of micro-batches.
+
+    Args:
+        rows: All rows that micro-batches are cut from.
+    """
+
+    def __init__(self, rows: Sequence[TrainRow]) -> None:
+        self._rows = rows
+        self._parts: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, micro: MicroBatch) -> None:
+        """Take in a micro-batch's outputs; its gradient's graph is not held."""
+        self._parts.append((micro.rows, micro.outputs.detach()))
+
+    def by_row(self) -> list[Tensor]:
+        """Return the outputs of each row, float32 `[tokens]` on the processor."""
+        results: list[Tensor] = [torch.empty(0)] * len(self._rows)
+        for numbers, outputs in self._parts:
+            for row, line in zip(numbers.tolist(), outputs.cpu(), strict=True):
+                results[row] = line[: len(self._rows[row].ids)]
+        return results
 
 
 def _fields(rows: Sequence[TrainRow], device: torch.device) -> dict[str, Tensor]:

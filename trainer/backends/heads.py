@@ -1,6 +1,10 @@
-"""What a loss reads off a model: log-probabilities and entropies of tokens, or values of the states before them."""
+"""What a loss reads off a model: log-probabilities and entropies of tokens, or values of the states before them.
 
-from typing import Protocol
+A head is one module with one forward, and is called as a whole. Wrappers that shard a model gather its weights around
+the forward of the module that they wrap: whoever computed with its parts would compute with pieces of weights.
+"""
+
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +19,17 @@ LOGITS_AT_ONCE = 2**26
 """Numbers of logits that are held at one time (256 MiB in float32), where the head allows to compute them in parts."""
 
 
-class Head(Protocol):
-    """Turns token ids into a number for some of the tokens."""
+class Head(nn.Module, ABC):
+    """Turns token ids into a number for some of the tokens.
 
-    @property
-    def model(self) -> nn.Module:
-        """All that is trained."""
-        ...
+    Attributes:
+        model: All that is trained.
+    """
 
-    def outputs(
+    model: nn.Module
+
+    @abstractmethod
+    def forward(
         self, ids: Tensor, row: Tensor, column: Tensor, entropy: EntropyMode
     ) -> tuple[Tensor, Tensor | None]:
         """Return outputs and entropies `[n]` of some tokens, given those before each in its row.
@@ -34,10 +40,9 @@ class Head(Protocol):
             column: Their columns, int64 `[n]`, never 0.
             entropy: Whether entropies are wanted.
         """
-        ...
 
 
-class PolicyHead:
+class PolicyHead(Head):
     """Log-probabilities under the distribution that replies are drawn from.
 
     Logits are made by the model's own code, whatever the family does to them, and only where they are wanted; of very
@@ -53,13 +58,14 @@ class PolicyHead:
     def __init__(
         self, model: PreTrainedModel, temperature: float, logits_at_once: int = LOGITS_AT_ONCE
     ) -> None:
+        super().__init__()
         self.model: PreTrainedModel = model
         self._temperature = temperature
         head = LanguageHead(model)
         self._head = head if head.is_whole() else None
         self._tokens_at_once = max(1, logits_at_once // model.get_output_embeddings().weight.shape[0])
 
-    def outputs(
+    def forward(
         self, ids: Tensor, row: Tensor, column: Tensor, entropy: EntropyMode
     ) -> tuple[Tensor, Tensor | None]:
         """Return the log-probability of each token and, if asked, the entropy it was drawn with."""
@@ -95,7 +101,7 @@ class PolicyHead:
             return chosen, -(distribution.exp() * distribution).sum(dim=-1)
 
 
-class ValueHead:
+class ValueHead(Head):
     """Values of the states before tokens.
 
     Args:
@@ -103,9 +109,10 @@ class ValueHead:
     """
 
     def __init__(self, model: ValueModel) -> None:
+        super().__init__()
         self.model: ValueModel = model
 
-    def outputs(
+    def forward(
         self, ids: Tensor, row: Tensor, column: Tensor, entropy: EntropyMode
     ) -> tuple[Tensor, Tensor | None]:
         """Return the value of the state before each token; entropy means nothing here."""

@@ -206,11 +206,17 @@ _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class OptimizerSettings(Settings):
-    """AdamW and its schedule."""
+    """The optimizer and its schedule."""
 
+    kind: Literal["adamw", "sgd"] = Field(
+        "adamw",
+        description="adamw (Loshchilov and Hutter 2019), or plain gradient descent, which holds no averages: betas "
+        "and epsilon mean nothing to it.",
+    )
     learning_rate: LearningRate = 1e-3
     critic_learning_rate: LearningRate = Field(2e-3, description="Used where the algorithm has a critic.")
     betas: tuple[_Beta, _Beta] = Field((0.9, 0.95), description="Decay of AdamW's two averages.")
+    epsilon: float = Field(1e-8, gt=0.0, le=1.0, description="Added to the divisor of AdamW's steps.")
     weight_decay: float = Field(0.0, ge=0.0, le=100.0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
@@ -221,6 +227,13 @@ class OptimizerSettings(Settings):
         "ends the run.",
     )
     tokens_per_micro_batch: PositiveInt = 16384
+
+    @model_validator(mode="after")
+    def _numbers_are_read(self) -> Self:
+        unread = sorted({"betas", "epsilon"} & self.model_fields_set)
+        if self.kind == "sgd" and unread:
+            raise ValueError(f"{', '.join(unread)}: read by kind 'adamw' only, not by 'sgd': leave it out")
+        return self
 
 
 class PanelSettings(Settings):

@@ -174,13 +174,10 @@ class Learner:
         updates = 0
         policy_steps: list[StepReport] = []
         critic_steps: list[StepReport] = []
-        mismatch = _Mismatch([])
+        mismatch: dict[str, float] = {}
         for epoch in range(settings.epochs):
             for places in self._minibatches(sequences, step, epoch):
                 chosen = [rows[place] for place in places]
-                if updates == 0:
-                    # Only before the first step is the policy still the one that the update began with.
-                    mismatch = _Mismatch([batch.domains[place] for place in places])
                 counts = Denominators.from_lengths(
                     lengths[each] for each in {sequences[place] for place in places}
                 )
@@ -193,10 +190,13 @@ class Learner:
                         scores=scores[places],
                         lengths=totals,
                         counts=counts,
-                        mismatch=mismatch if updates == 0 else None,
                     ),
                     entropy="gradient" if settings.needs_entropy else "metric",
+                    # Only before the first step is the policy still the one that the update began with.
+                    keep_outputs=updates == 0 and not self._truncated,
                 )
+                if taken.outputs is not None:
+                    mismatch = _mismatch(chosen, taken.outputs, [batch.domains[place] for place in places])
                 updates += 1
                 self._policy_steps.note(applied=taken.applied)
                 policy_steps.append(taken)
@@ -209,9 +209,7 @@ class Learner:
         numbers = means(merge(taken.metrics for taken in [*policy_steps, *critic_steps]))
         numbers |= _step_metrics("policy", policy_steps) | _step_metrics("critic", critic_steps)
         numbers["policy/learning_rate"] = self._models.policy.learning_rate
-        if not self._truncated:
-            numbers |= mismatch.metrics()
-        return numbers
+        return numbers | mismatch
 
     def _minibatches(self, sequences: Sequence[tuple[int, int]], step: int, epoch: int) -> list[list[int]]:
         """Cut the rows at random into as many parts as the algorithm takes optimizer steps, sequences left whole."""
@@ -261,38 +259,28 @@ def _step_metrics(name: str, steps: Sequence[StepReport]) -> dict[str, float]:
     return numbers | ({f"{name}/gradient_norm": sum(norms) / len(norms)} if norms else {})
 
 
-class _Mismatch:
-    """Log-probabilities at the start of an update and at sampling, of the rows of its first optimizer step.
+def _mismatch(
+    rows: Sequence[TrainRow], outputs: Sequence[Tensor], domains: Sequence[str]
+) -> dict[str, float]:
+    """Describe how far log-probabilities at the start of an update are from those at sampling, by domain too.
 
     Args:
-        domains: The domain of each of those rows.
+        rows: Rows of the update's first optimizer step.
+        outputs: The log-probabilities of each.
+        domains: The domain of each.
     """
-
-    def __init__(self, domains: Sequence[str]) -> None:
-        self._names = sorted(set(domains))
-        self._of_row = torch.tensor([self._names.index(domain) for domain in domains], dtype=torch.int64)
-        self._domain: list[Tensor] = []
-        self._old: list[Tensor] = []
-        self._behaviour: list[Tensor] = []
-
-    def add(self, micro: MicroBatch) -> None:
-        """Take in a micro-batch."""
-        self._old.append(micro.outputs.detach()[micro.mask])
-        self._behaviour.append(micro.fields["behaviour"][micro.mask])
-        device = micro.mask.device
-        domain = self._of_row.to(device)[micro.rows.to(device)]
-        self._domain.append(domain.repeat_interleave(micro.mask.sum(dim=1)))
-
-    def metrics(self) -> dict[str, float]:
-        """Describe how far the two are apart, in all and in each domain."""
-        old, behaviour, domain = torch.cat(self._old), torch.cat(self._behaviour), torch.cat(self._domain)
-        if not bool((old - behaviour).isfinite().all()):
-            return {}
-        metrics = mismatch_metrics(old, behaviour, torch.ones_like(old, dtype=torch.bool))
-        for place, name in enumerate(self._names):
-            of_domain = mismatch_metrics(old, behaviour, domain == place)
-            metrics |= {f"domain/{name}/{key}": value for key, value in of_domain.items()}
-        return metrics
+    old = torch.cat([line[row.mask] for row, line in zip(rows, outputs, strict=True)])
+    behaviour = torch.cat([row.fields["behaviour"][row.mask] for row in rows])
+    if not bool((old - behaviour).isfinite().all()):
+        return {}
+    metrics = mismatch_metrics(old, behaviour, torch.ones_like(old, dtype=torch.bool))
+    names = sorted(set(domains))
+    of_row = torch.tensor([names.index(domain) for domain in domains])
+    of_token = of_row.repeat_interleave(torch.tensor([int(row.mask.sum()) for row in rows]))
+    for place, name in enumerate(names):
+        of_domain = mismatch_metrics(old, behaviour, of_token == place)
+        metrics |= {f"domain/{name}/{key}": value for key, value in of_domain.items()}
+    return metrics
 
 
 def _policy_share(
@@ -301,10 +289,7 @@ def _policy_share(
     scores: Tensor,
     lengths: Tensor,
     counts: Denominators,
-    mismatch: _Mismatch | None,
 ) -> tuple[Tensor, Metrics]:
-    if mismatch is not None:
-        mismatch.add(micro)
     inputs = LossInputs(
         logprobs=micro.outputs,
         behaviour_logprobs=micro.fields["behaviour"],

@@ -152,11 +152,24 @@ def save_adapter(model: nn.Module, directory: Path) -> None:
     Raises:
         ValueError: If it has none.
     """
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in adapter_tensors(model)}
+    write_adapter(model, {name: tensor.cpu() for name, tensor in adapter_tensors(model)}, directory)
+
+
+def write_adapter(model: nn.Module, tensors: Mapping[str, Tensor], directory: Path) -> None:
+    """Write adapters that are given, with the configuration of a model's.
+
+    Args:
+        model: A model with adapters.
+        tensors: Adapters by the names that peft saves them with, on the processor.
+        directory: Where to; it is made if need be.
+
+    Raises:
+        ValueError: If there are none.
+    """
     if not tensors:
         raise ValueError("there are no adapters to save")
     directory.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, directory / _ADAPTER_WEIGHTS)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / _ADAPTER_WEIGHTS)
     layer = next(module for module in model.modules() if hasattr(module, "lora_A"))
     config: dict[str, Any] = {
         "peft_type": "LORA",
