@@ -92,7 +92,7 @@ class Killable:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=end_with_parent,  # noqa: PLW1509 - nothing else runs here when it starts
+                preexec_fn=end_with_parent,
             )
 
 
@@ -109,7 +109,9 @@ class Launched:
                 words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
             except OSError:
                 continue
-            if words[1:3] == ["-m", "tests.support.vllm_program"] and any(self._run in each for each in words):
+            if words[1:3] == ["-m", "tests.support.vllm_program"] and any(
+                self._run in each for each in words
+            ):
                 os.kill(int(entry.name), signal.SIGKILL)
                 return True
         return False
@@ -163,7 +165,10 @@ class Play:
                     trainer = forks.start(words, self.output, self.beside)
                 else:
                     victims[victim]()
-                print(f"{self.run.name}: {len(self.killed)} kills, {self._step} of {self.steps} steps", flush=True)
+                print(
+                    f"{self.run.name}: {len(self.killed)} kills, {self._step} of {self.steps} steps",
+                    flush=True,
+                )
             if code := forks.wait(trainer, 7200.0):
                 raise SystemExit(f"the trainer ended with {code}: see {self.output}")
 
@@ -327,7 +332,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--episodes", type=int, default=5000, help="that all runs together consume and compare")
+    parser.add_argument(
+        "--episodes", type=int, default=5000, help="that all runs together consume and compare"
+    )
     parser.add_argument("--staleness", type=int, default=2)
     parser.add_argument("--work", type=Path, default=Path("runs/kills"))
     parser.add_argument("--out", type=Path)

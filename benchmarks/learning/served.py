@@ -12,8 +12,8 @@ of runs that are not in the directory stay, each with the commit that it was mea
 
 import argparse
 import json
-import statistics
 import socket
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
