@@ -64,6 +64,7 @@ def play(run: Path, words: list[str], seed: int, steps: int, episodes: int) -> N
     if (run / "curves.png").exists():
         return
     print(f"--- {run.name}", flush=True)
+    run.parent.mkdir(parents=True, exist_ok=True)
     (run.parent / f"{run.name}.commit").write_text(commit())
     command = [sys.executable, "-m", "trainer.cli", "--config", CONFIG, *words]
     command += [f"seed={seed}", f"steps={steps}", f"output_dir={run}", "checkpoint.resume=auto"]
