@@ -44,7 +44,7 @@ TAIL = 3
 """Steps at a run's end that take up what was started before them: their own episodes are not compared."""
 PATIENCE_S = 1200.0
 """A run that comes no step further for so long is stuck."""
-SHARES = {"embedded": 0.2, "launched": 0.3, "given": 0.5}
+SHARES = {"given": 0.5, "launched": 0.3, "embedded": 0.2}
 CONFIG = """
 seed: 11
 tasks:
@@ -273,7 +273,7 @@ def examined(play: Play) -> dict[str, Any]:
         "run": play.run.name,
         "kills": dict(Counter(kill["victim"] for kill in play.killed)),
         "steps": play.steps,
-        "tokens": asdict(account),
+        "tokens": vars(account) | {"given_up": dict(account.given_up)},
         "resumed_with_replies": play.output.read_text(errors="replace").count("replies ("),
     }
     faults = [*account.faults, *["lost"] * bool(account.lost), *["drawn twice"] * bool(account.drawn_twice)]

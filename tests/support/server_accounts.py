@@ -29,6 +29,7 @@ class ServerAccount:
         stretches_of_interrupted_replies: Stretches that an update or a lost server cut off, and that were kept.
         cut_off_by_a_kill: Tokens that never reached the client, because it or the server was killed.
         thrown_away: Tokens that never reached it although nobody was killed meanwhile.
+        under_way_at_the_end: Tokens of replies that nobody waited for when the run ended.
         faults: What does not fit, in words.
     """
 
@@ -38,6 +39,7 @@ class ServerAccount:
     stretches_of_interrupted_replies: int = 0
     cut_off_by_a_kill: int = 0
     thrown_away: int = 0
+    under_way_at_the_end: int = 0
     faults: list[str] = field(default_factory=list)
 
 
@@ -78,6 +80,8 @@ def server_account_of(
             account.cut_off_by_a_kill += tokens
         elif entry["next"] < ended:
             account.thrown_away += tokens
+        else:
+            account.under_way_at_the_end += tokens
     return account
 
 
