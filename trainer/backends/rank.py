@@ -3,6 +3,7 @@
 `python -m trainer.backends.rank PIPE PARENT` is how `LocalRanks` starts one.
 """
 
+import gc
 import os
 import select
 import sys
@@ -85,7 +86,8 @@ class RankServer:
 
     def drop(self, name: str) -> None:
         """Forget a backend, and give its memory back."""
-        self._backends.pop(name).close()
+        del self._backends[name]
+        gc.collect()
 
     def ask(self, name: str, method: str, *arguments: Any) -> Any:
         """Call a method of a backend."""
