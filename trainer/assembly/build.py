@@ -14,6 +14,7 @@ from clients.commands.arguments import TOKEN_VARIABLE
 from trainer.assembly.inference import open_inference
 from trainer.backends.base import Scorer
 from trainer.backends.heads import PolicyHead, ValueHead
+from trainer.backends.prefix_costs import costs_of_calls
 from trainer.backends.reference import FrozenModel, PolicyWithoutAdapters
 from trainer.backends.torch_backend import Schedule, TorchBackend
 from trainer.config.run import RunSettings
@@ -167,12 +168,14 @@ def critic_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBacken
 
 def reference_model(settings: RunSettings, model: PreTrainedModel) -> Scorer:
     """Return the policy as the run begins: a second model, or the same one with its adapters off."""
+    adapted = settings.model.lora is not None
+    frozen = model if adapted else twin_of(model, DTYPES[settings.model.dtype])
+    head = PolicyHead(frozen, settings.rollout.temperature)
     budget = settings.optimizer.tokens_per_micro_batch
-    if settings.model.lora is not None:
-        head = PolicyHead(model, settings.rollout.temperature)
-        return PolicyWithoutAdapters(head, budget, warm=settings.warm_start is not None)
-    twin = twin_of(model, DTYPES[settings.model.dtype])
-    return FrozenModel(PolicyHead(twin, settings.rollout.temperature), budget)
+    costs = costs_of_calls(head.body) if settings.optimizer.shared_prefixes == "auto" else None
+    if adapted:
+        return PolicyWithoutAdapters(head, budget, costs, warm=settings.warm_start is not None)
+    return FrozenModel(head, budget, costs)
 
 
 def warm_start_backend(settings: RunSettings, model: PreTrainedModel, learning_rate: float) -> TorchBackend:

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from trainer.backends.base import EntropyMode, MicroBatch, TrainRow
 from trainer.backends.batching import length_buckets, pad_rows
 from trainer.backends.heads import Head
+from trainer.backends.prefix_cache import SharedTokens
+from trainer.backends.prefix_tree import Bucket, CallCosts, plan
 
 
 class ForwardPass:
@@ -16,11 +18,15 @@ class ForwardPass:
     Args:
         head: The model and what is read off it.
         tokens_per_micro_batch: Tokens of a micro-batch, padding included.
+        costs: Of the model's calls: tokens of rows that begin alike go through the model once where that costs less.
+            None: each row goes through it as it is.
     """
 
-    def __init__(self, head: Head, tokens_per_micro_batch: int) -> None:
+    def __init__(self, head: Head, tokens_per_micro_batch: int, costs: CallCosts | None = None) -> None:
         self._head = head
         self._tokens = tokens_per_micro_batch
+        self._costs = costs
+        self._prefixes = costs is not None and head.why_not_shared is None
 
     @property
     def model(self) -> nn.Module:
@@ -40,13 +46,16 @@ class ForwardPass:
                 kept.add(self.run(rows, bucket, "none"))
         return kept.by_row()
 
-    def buckets(self, rows: Sequence[TrainRow]) -> list[list[int]]:
+    def buckets(self, rows: Sequence[TrainRow]) -> list[Bucket]:
         """Cut rows into micro-batches."""
-        return length_buckets([len(row.ids) for row in rows], self._tokens)
+        if self._costs is None:
+            return [Bucket(bucket) for bucket in length_buckets([len(row.ids) for row in rows], self._tokens)]
+        ids = [row.ids.numpy() for row in rows]
+        return plan(ids, self._tokens, self._costs, prefixes=self._prefixes)
 
-    def run(self, rows: Sequence[TrainRow], bucket: Sequence[int], entropy: EntropyMode) -> MicroBatch:
+    def run(self, rows: Sequence[TrainRow], bucket: Bucket, entropy: EntropyMode) -> MicroBatch:
         """Compute a micro-batch; logits only where the mask wants them, which on long prompts is most of the work."""
-        chosen = [rows[place] for place in bucket]
+        chosen = [rows[place] for place in bucket.rows]
         mask = pad_rows([row.mask for row in chosen])
         row, column = mask.nonzero(as_tuple=True)
         if bool((column == 0).any()):
@@ -54,14 +63,21 @@ class ForwardPass:
         device = self.device
         ids = pad_rows([each.ids for each in chosen]).to(device)
         row, column, mask = row.to(device), column.to(device), mask.to(device)
-        values, entropies = self._head(ids, row, column, entropy)
+        values, entropies = self._head(ids, row, column, entropy, self._shared(rows, bucket))
         return MicroBatch(
-            rows=torch.tensor(bucket, device=device),
+            rows=torch.tensor(bucket.rows, device=device),
             mask=mask,
             outputs=_scattered(values, mask, row, column),
             entropy=None if entropies is None else _scattered(entropies, mask, row, column),
             fields=_fields(chosen, device),
         )
+
+    def _shared(self, rows: Sequence[TrainRow], bucket: Bucket) -> SharedTokens | None:
+        if bucket.shared is None:
+            return None
+        paths = [rows[place].ids.numpy() for place in bucket.shared.paths]
+        wanted = [rows[place].mask.numpy().nonzero()[0] for place in bucket.rows]
+        return SharedTokens.of(bucket.shared, paths, wanted, self.device)
 
 
 class KeptOutputs:

@@ -16,6 +16,8 @@ from trainer.backends.base import Digest, EntropyMode, LossFunction, StepReport,
 from trainer.backends.forward_pass import ForwardPass, KeptOutputs
 from trainer.backends.heads import Head
 from trainer.backends.master_weights import MasterWeights
+from trainer.backends.prefix_cache import take_replays
+from trainer.backends.prefix_costs import costs_of_calls
 from trainer.config.run import OptimizerSettings
 from trainer.models.load import save_weights
 from trainer.models.lora import has_adapters, save_adapter
@@ -78,7 +80,11 @@ class TorchBackend:
         self._schedule = schedule
         self._steps = 0
         self._masters = MasterWeights(head.model, dtype)
-        self._pass = ForwardPass(head, optimizer.tokens_per_micro_batch)
+        self._pass = ForwardPass(
+            head,
+            optimizer.tokens_per_micro_batch,
+            costs_of_calls(head.body) if optimizer.shared_prefixes == "auto" else None,
+        )
         self._optimizer = torch.optim.AdamW(
             self._masters.trained,
             lr=schedule.rate(0),
@@ -88,6 +94,7 @@ class TorchBackend:
         self._checkpointed = [body for body in _bodies(head.model) if gradient_checkpointing]
         for body in self._checkpointed:
             body.gradient_checkpointing_enable({"use_reentrant": False})
+            take_replays(body)
 
     @property
     def learning_rate(self) -> float:
