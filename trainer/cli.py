@@ -11,6 +11,7 @@ from typing import NoReturn
 from clients.commands.version import add_version
 from clients.protocol.arrays import DecodeError, EncodeError
 from clients.protocol.errors import ProblemError
+from trainer.cluster.placement import picture, place_roles
 from trainer.commands.defects import described, keep_traceback
 from trainer.config.checks import check_settings
 from trainer.config.load import dump_settings, load_settings
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.dry_run:
             print(dump_settings(settings), end="")
             check_settings(settings)
+            print("\n".join(f"# {line}".rstrip() for line in picture(place_roles(settings)).splitlines()))
             if not options.probe:
                 return 0
         return asyncio.run(_run(command, settings, options))

@@ -29,8 +29,9 @@ from trainer.algorithms.settings import AlgorithmSettings
 from trainer.backends.base import MicroBatch, TrainRow
 from trainer.backends.forward_pass import ForwardPass
 from trainer.backends.heads import PolicyHead, ValueHead
+from trainer.backends.optimizer import Schedule
 from trainer.backends.prefix_costs import Kernels, costs_of_calls
-from trainer.backends.torch_backend import Schedule, TorchBackend
+from trainer.backends.torch_backend import TorchBackend
 from trainer.config.run import OptimizerSettings
 from trainer.learn.batches import episode_batch
 from trainer.learn.learner import Learner, Models

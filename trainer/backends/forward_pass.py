@@ -9,7 +9,7 @@ from trainer.backends.base import EntropyMode, MicroBatch, TrainRow
 from trainer.backends.batching import length_buckets, pad_rows
 from trainer.backends.heads import Head
 from trainer.backends.prefix_cache import SharedTokens
-from trainer.backends.prefix_tree import Bucket, CallCosts, plan
+from trainer.backends.prefix_tree import Bucket, CallCosts, plan, rows_apart
 
 
 class ForwardPass:
@@ -27,6 +27,16 @@ class ForwardPass:
         self._tokens = tokens_per_micro_batch
         self._costs = costs
         self._prefixes = costs is not None and head.why_not_shared is None
+
+    @property
+    def shares(self) -> bool:
+        """Whether tokens of rows that begin alike go through the model once, where that costs less."""
+        return self._costs is not None
+
+    @property
+    def why_not_shared(self) -> str | None:
+        """Why they do so only where a row is the beginning of another one; None if they do wherever it pays."""
+        return self._head.why_not_shared if self.shares else None
 
     @property
     def model(self) -> nn.Module:
@@ -53,8 +63,17 @@ class ForwardPass:
         ids = [row.ids.numpy() for row in rows]
         return plan(ids, self._tokens, self._costs, prefixes=self._prefixes)
 
-    def run(self, rows: Sequence[TrainRow], bucket: Bucket, entropy: EntropyMode) -> MicroBatch:
-        """Compute a micro-batch; logits only where the mask wants them, which on long prompts is most of the work."""
+    def run(
+        self, rows: Sequence[TrainRow], bucket: Bucket, entropy: EntropyMode, calls: int = 1
+    ) -> MicroBatch:
+        """Compute a micro-batch; logits only where the mask wants them, which on long prompts is most of the work.
+
+        Args:
+            rows: The batch.
+            bucket: The micro-batch.
+            entropy: Whether entropies are wanted.
+            calls: Calls of the model to make at least, where several ranks have to make as many.
+        """
         chosen = [rows[place] for place in bucket.rows]
         mask = pad_rows([row.mask for row in chosen])
         row, column = mask.nonzero(as_tuple=True)
@@ -63,7 +82,7 @@ class ForwardPass:
         device = self.device
         ids = pad_rows([each.ids for each in chosen]).to(device)
         row, column, mask = row.to(device), column.to(device), mask.to(device)
-        values, entropies = self._head(ids, row, column, entropy, self._shared(rows, bucket))
+        values, entropies = self._head(ids, row, column, entropy, self._shared(rows, bucket, calls))
         return MicroBatch(
             rows=torch.tensor(bucket.rows, device=device),
             mask=mask,
@@ -72,12 +91,17 @@ class ForwardPass:
             fields=_fields(chosen, device),
         )
 
-    def _shared(self, rows: Sequence[TrainRow], bucket: Bucket) -> SharedTokens | None:
-        if bucket.shared is None:
+    def _shared(self, rows: Sequence[TrainRow], bucket: Bucket, calls: int) -> SharedTokens | None:
+        shared, places = bucket.shared, bucket.rows
+        if shared is None and calls == 1:
             return None
-        paths = [rows[place].ids.numpy() for place in bucket.shared.paths]
+        if shared is None:
+            shared = rows_apart([len(rows[place].ids) for place in places])
+        else:
+            places = shared.paths
+        paths = [rows[place].ids.numpy() for place in places]
         wanted = [rows[place].mask.numpy().nonzero()[0] for place in bucket.rows]
-        return SharedTokens.of(bucket.shared, paths, wanted, self.device)
+        return SharedTokens.of(shared, paths, wanted, self.device, calls)
 
 
 class KeptOutputs:

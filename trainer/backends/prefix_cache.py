@@ -72,7 +72,12 @@ class SharedTokens:
 
     @classmethod
     def of(
-        cls, shared: SharedRows, paths: Sequence[Ids], wanted: Sequence[Ids], device: torch.device
+        cls,
+        shared: SharedRows,
+        paths: Sequence[Ids],
+        wanted: Sequence[Ids],
+        device: torch.device,
+        count: int = 1,
     ) -> Self:
         """Lay out a micro-batch.
 
@@ -81,6 +86,7 @@ class SharedTokens:
             paths: Token ids of each path.
             wanted: Columns of each row's tokens that are wanted, never 0.
             device: Where the model is.
+            count: Calls to make at least; those that are not needed compute a token that nobody asked for.
         """
         layout = _Layout(shared.tree)
         places = [layout.places(path) for path in range(len(paths))]
@@ -107,6 +113,9 @@ class SharedTokens:
             for number, call in enumerate(shared.tree.calls)
         ]
         flat = np.concatenate([each.ravel() for each in ids])
+        one, none = np.zeros((1, 1), dtype=np.int64), np.zeros(0, dtype=np.int64)
+        empty = CallTensors(tensor(one), None, None, is_read=False, states=tensor(none))
+        calls += [empty] * (count - len(calls))
         return cls(calls, tensor(flat[distinct % layout.size]), tensor(which.ravel()))
 
 

@@ -35,7 +35,7 @@ PROCESSOR = Kernels(pair=0.75, masked_pair=1.05, copied=40.0, layer=6e6, weight=
 """One core, float32, Qwen3's shape, 64 to 512 wide: times are met within 15 %."""
 
 ACCELERATOR = Kernels(pair=1.0, masked_pair=3.0, copied=800.0, layer=4e10, weight=200.0)
-"""Estimated from an H200's throughput and not measured: dear calls and copies, so sharing is chosen where it saves much."""
+"""Estimated from an H200's throughput, not measured. Calls and copies are dear: shared is what saves much."""
 
 
 def costs_of_calls(body: PreTrainedModel, kernels: Kernels | None = None) -> CallCosts:

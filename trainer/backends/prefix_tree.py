@@ -149,6 +149,11 @@ class Bucket:
     rows: Sequence[int]
     shared: SharedRows | None = None
 
+    @property
+    def calls(self) -> int:
+        """Calls of the model that it takes."""
+        return 1 if self.shared is None else len(self.shared.tree.calls)
+
 
 @dataclass(frozen=True, slots=True)
 class Paths:
@@ -297,6 +302,13 @@ def tree_of(widths: Sequence[int], shared: Sequence[int], costs: CallCosts, *, p
         if len(trees[-1].segments) == len(widths):
             break  # nothing saves as much, and nothing will save more
     return min(trees, key=lambda tree: tree.cost(costs))
+
+
+def rows_apart(lengths: Sequence[int]) -> SharedRows:
+    """Return rows that share nothing, and go through the model in one call, as a tree."""
+    numbers = list(range(len(lengths)))
+    segments = [Segment(path, 0, length, -1) for path, length in enumerate(lengths)]
+    return SharedRows(Tree(segments, [Call(tuple(numbers), max(lengths), 0)], numbers), numbers, numbers)
 
 
 def finest_tree(paths: Paths, widths: Sequence[int], costs: CallCosts) -> SharedRows:
