@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from trainer.backends.base import EntropyMode, MicroBatch, TrainRow
+from trainer.backends.base import EntropyMode, MicroBatch, TokenCounts, TrainRow
 from trainer.backends.batching import length_buckets, pad_rows
 from trainer.backends.heads import Head
 from trainer.backends.prefix_cache import SharedTokens
@@ -62,6 +62,14 @@ class ForwardPass:
             return [Bucket(bucket) for bucket in length_buckets([len(row.ids) for row in rows], self._tokens)]
         ids = [row.ids.numpy() for row in rows]
         return plan(ids, self._tokens, self._costs, prefixes=self._prefixes)
+
+    def tokens(self, rows: Sequence[TrainRow], buckets: Sequence[Bucket | None]) -> TokenCounts:
+        """Count the tokens of rows, and those of them that go through the model."""
+        total = sum(len(row.ids) for row in rows)
+        saved = sum(
+            bucket.saved([len(rows[place].ids) for place in bucket.rows]) for bucket in buckets if bucket
+        )
+        return TokenCounts(total, total - saved)
 
     def run(
         self, rows: Sequence[TrainRow], bucket: Bucket, entropy: EntropyMode, calls: int = 1

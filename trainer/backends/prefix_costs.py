@@ -5,9 +5,12 @@ forward and backward passes of calls of many shapes, fitted by least squares.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
+import torch
 from transformers import PreTrainedModel
 
+from trainer.backends.heads import Head
 from trainer.backends.prefix_tree import CallCosts
 
 
@@ -38,16 +41,28 @@ ACCELERATOR = Kernels(pair=1.0, masked_pair=3.0, copied=800.0, layer=4e10, weigh
 """Estimated from an H200's throughput, not measured. Calls and copies are dear: shared is what saves much."""
 
 
-def costs_of_calls(body: PreTrainedModel, kernels: Kernels | None = None) -> CallCosts:
+def sharing_costs(head: Head, setting: Literal["auto", "off"], device: torch.device) -> CallCosts | None:
+    """Return what calls of a head's model cost, or None if rows are to go through it as they are.
+
+    Args:
+        head: What is computed, before anything wraps it: whether it can share is found out here.
+        setting: `optimizer.shared_prefixes`.
+        device: Where it will be computed.
+    """
+    if setting == "off":
+        return None
+    _ = head.why_not_shared
+    return costs_of_calls(head.body, PROCESSOR if device.type == "cpu" else ACCELERATOR)
+
+
+def costs_of_calls(body: PreTrainedModel, kernels: Kernels) -> CallCosts:
     """Return what calls of a language model cost, in tokens.
 
     Args:
         body: The model without its output embedding.
-        kernels: Of the device; by default, of the kind that the model is on.
+        kernels: Of the device.
     """
     config = body.config.get_text_config()
-    if kernels is None:
-        kernels = PROCESSOR if body.device.type == "cpu" else ACCELERATOR
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     layers = config.num_hidden_layers

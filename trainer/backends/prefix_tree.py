@@ -154,6 +154,10 @@ class Bucket:
         """Calls of the model that it takes."""
         return 1 if self.shared is None else len(self.shared.tree.calls)
 
+    def saved(self, lengths: Sequence[int]) -> int:
+        """Return how many tokens of its rows, of `lengths`, do not go through the model."""
+        return 0 if self.shared is None else sum(lengths) - self.shared.tree.tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Paths:

@@ -162,6 +162,11 @@ class ShardedModel:
         return self._pieces
 
     @property
+    def why_not_shared(self) -> str | None:
+        """Why rows that begin alike do not share what they begin with; None if they do, or are not meant to."""
+        return self._pass.why_not_shared
+
+    @property
     def has_adapter(self) -> bool:
         """Whether adapters are trained, and the model's own weights stay as they are."""
         return has_adapters(self._head.model)
@@ -377,7 +382,8 @@ class ShardedBackend(ShardedModel):
         applied = self._optimizer.apply(finite, self.rate())
         self._steps += 1
         outputs = None if kept is None else kept.by_row()
-        return StepReport(merge(parts) if applied.taken else {}, applied.norm, applied.taken, outputs)
+        tokens = self._pass.tokens(rows, buckets)
+        return StepReport(merge(parts) if applied.taken else {}, applied.norm, applied.taken, outputs, tokens)
 
     def state(self) -> Iterator[tuple[str, Any]]:
         """Yield a checkpoint's contents by paths (see `ranked.nested`), gathered one at a time."""

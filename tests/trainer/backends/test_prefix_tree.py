@@ -125,9 +125,7 @@ def test_each_distinct_token_with_a_result_is_computed_once_and_given_to_every_r
             before = beginnings[first + row][0].tolist()
             states.append(tuple(before + call.ids[row, : column + 1].tolist()))
         first += call.ids.shape[0]
-    distinct = [
-        (*state, target) for state, target in zip(states, tokens.targets.tolist(), strict=True)
-    ]
+    distinct = [(*state, target) for state, target in zip(states, tokens.targets.tolist(), strict=True)]
     expected = [
         tuple(row[: column + 1].tolist())
         for row, columns in zip(rows, wanted, strict=True)
