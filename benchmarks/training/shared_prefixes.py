@@ -138,7 +138,7 @@ def rows_of(groups: list[Group], layout: str) -> list[TrainRow]:
 
 def weighted(micro: MicroBatch):
     """A loss that every wanted token has a weight of its own in."""
-    loss = -(micro.outputs * micro.fields["weight"] * micro.mask).mean()
+    loss = -(micro.outputs * micro.fields["weight"] * micro.mask).sum() / 1000
     return loss, collect({"loss": (loss, torch.ones(()))})
 
 
