@@ -179,6 +179,11 @@ async def _train(
     panels = await build_panels(settings, pool)
     made = await stack.enter_async_context(open_models(settings, policy, directory, console))
     models, state = await _start(settings, store, checkpoint, policy, pool, source, console, made)
+    if (reason := models.policy.why_not_shared) is not None:
+        console.say(
+            f"shared prefixes: {reason}; tokens of rows that begin alike go through the model once only where a row is "
+            "the beginning of another one"
+        )
     recall = _recall(settings, directory, state, console)
     if recall is not None:
         stack.callback(recall.log.close)

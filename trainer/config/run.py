@@ -228,6 +228,11 @@ class OptimizerSettings(Settings):
         "ends the run.",
     )
     tokens_per_micro_batch: PositiveInt = 16384
+    shared_prefixes: Literal["auto", "off"] = Field(
+        "auto",
+        description="Whether tokens of rows that begin alike go through the model once: where that is exact and costs "
+        "less, or never.",
+    )
 
     @model_validator(mode="after")
     def _numbers_are_read(self) -> Self:
