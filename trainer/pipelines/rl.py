@@ -31,6 +31,7 @@ from trainer.learn.step_metrics import (
     token_rates,
 )
 from trainer.learn.tracking import Tracker
+from trainer.learn.utilisation import TrainingWork
 from trainer.records.checkpoint import CheckpointStore, RunState
 from trainer.records.ledger import Ledger
 from trainer.records.trajectory import KEPT, Group
@@ -48,6 +49,7 @@ class Parts:
 
     Attributes:
         updating: Entered for as long as weights change: who samples with these very weights stands still.
+        work: What an update computes, for the numbers of a step; None where that is not known.
     """
 
     algorithm: AlgorithmSettings
@@ -63,6 +65,7 @@ class Parts:
     checkpoints: CheckpointStore
     updating: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     recall: Recall | None = None
+    work: TrainingWork | None = None
 
 
 async def train(
@@ -85,7 +88,14 @@ async def train(
                 metrics = await _update(parts, groups, step, state.version, clock)
                 last_ended = await _record(parts, groups, step, metrics, clock)
                 window = parts.scheduler.window
-                state = RunState(step + 1, state.version + 1, window.next_index, window.untrained)
+                state = RunState(
+                    step + 1,
+                    state.version + 1,
+                    window.next_index,
+                    window.untrained,
+                    window.aside,
+                    window.long_round,
+                )
                 whole = True
             if checkpoint_every and state.step % checkpoint_every == 0:
                 with ending.deferred():
@@ -110,7 +120,7 @@ class _StepClock:
         self.last_ended = last_ended
         self.tokens_before = tokens_before
         self.began = self.waited = self.trained = self.synced = time.monotonic()
-        self.trained_tokens = 0
+        self.rows: list[tuple[int, int]] = []
 
     def ended(self) -> StepTimes:
         """Read it for the last time."""
@@ -128,8 +138,11 @@ async def _update(
 
     # Episodes of later steps, if any are allowed, go on meanwhile.
     async with parts.updating():
-        updated = await parts.learner.update(batch, step)
-        clock.trained, clock.trained_tokens = time.monotonic(), int(batch.mask.sum())
+        updated = await parts.learner.update(batch, step, version)
+        clock.trained = time.monotonic()
+        clock.rows = list(
+            zip([len(row.ids) for row in batch.rows], batch.mask.sum(dim=1).tolist(), strict=True)
+        )
         sent = await parts.publisher.publish(parts.models.policy, version + 1)
     clock.synced = time.monotonic()
 
@@ -156,7 +169,9 @@ async def _record(
     generated = parts.client.counters.tokens_generated - clock.tokens_before
     times = clock.ended()
     metrics |= step_times(times, [trajectory.timeline for trajectory in trajectories])
-    metrics |= token_rates(generated, clock.trained_tokens, times)
+    metrics |= token_rates(generated, sum(sampled for _, sampled in clock.rows), times)
+    if parts.work is not None:
+        metrics |= parts.work.metrics(clock.rows, times.train_s)
     parts.tracker.metrics(step + 1, metrics)
     parts.console.step(step, metrics)
     return times.ended
@@ -208,7 +223,7 @@ async def save(parts: Parts, state: RunState) -> None:
     parts.ledger.flush()
     await to_its_end(asyncio.to_thread(_save, parts, state))
     if parts.recall is not None:
-        parts.recall.settle(state.next_task, state.untrained)
+        await to_its_end(parts.recall.settle(state.next_task, state.untrained))
 
 
 def _save(parts: Parts, state: RunState) -> None:
