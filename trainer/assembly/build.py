@@ -15,6 +15,7 @@ from trainer.assembly.inference import open_inference
 from trainer.backends.base import Scorer
 from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.optimizer import Schedule
+from trainer.backends.prefix_costs import sharing_costs
 from trainer.backends.reference import FrozenModel, PolicyWithoutAdapters
 from trainer.backends.torch_backend import TorchBackend
 from trainer.config.run import RunSettings
@@ -178,12 +179,14 @@ def critic_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBacken
 
 def reference_model(settings: RunSettings, model: PreTrainedModel) -> Scorer:
     """Return the policy as the run begins: a second model, or the same one with its adapters off."""
+    adapted = settings.model.lora is not None
+    frozen = model if adapted else twin_of(model, DTYPES[settings.model.dtype])
+    head = policy_head(frozen, settings.rollout.temperature)
     budget = settings.optimizer.tokens_per_micro_batch
-    if settings.model.lora is not None:
-        head = policy_head(model, settings.rollout.temperature)
-        return PolicyWithoutAdapters(head, budget, warm=settings.warm_start is not None)
-    twin = twin_of(model, DTYPES[settings.model.dtype])
-    return FrozenModel(policy_head(twin, settings.rollout.temperature), budget)
+    costs = sharing_costs(head, settings.optimizer.shared_prefixes, frozen.device)
+    if adapted:
+        return PolicyWithoutAdapters(head, budget, costs, warm=settings.warm_start is not None)
+    return FrozenModel(head, budget, costs)
 
 
 def warm_start_backend(settings: RunSettings, model: PreTrainedModel, learning_rate: float) -> TorchBackend:

@@ -26,6 +26,7 @@ from trainer.backends.fsdp2 import fsdp2_backend, fsdp2_model
 from trainer.backends.heads import Head
 from trainer.backends.local_ranks import LocalRanks
 from trainer.backends.optimizer import Schedule
+from trainer.backends.prefix_costs import sharing_costs
 from trainer.backends.rank_group import MeshShape, RankGroup
 from trainer.backends.ranked import RankedBackend, Ranks
 from trainer.backends.sharded import ShardedPolicyWithoutAdapters
@@ -132,6 +133,7 @@ class RankRecipe:
             dtype=DTYPES[self.settings.model.dtype],
             tokens_per_micro_batch=self.settings.optimizer.tokens_per_micro_batch,
             cpu_offload=self.settings.backend.cpu_offload,
+            costs=sharing_costs(head, self.settings.optimizer.shared_prefixes, group.device),
         )
 
     def _trained(self, head: Head, group: RankGroup) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainer.algorithms.metrics import merge
 from trainer.backends.balance import balanced, row_cost
-from trainer.backends.base import Digest, EntropyMode, LossFunction, StepReport, TrainRow
+from trainer.backends.base import Digest, EntropyMode, LossFunction, StepReport, TokenCounts, TrainRow
 from trainer.backends.rank_group import MeshShape
 from trainer.backends.transport import MakeBackend, RankTransport
 from trainer.core.errors import TrainerError
@@ -113,7 +113,9 @@ class RankedBackend:
         self._ranks = ranks
         self._name = name
         self._width = width
-        self._has_adapter = bool(ranks.everywhere("build", name, make)[0]["has_adapter"])
+        built = ranks.everywhere("build", name, make)[0]
+        self._has_adapter = bool(built["has_adapter"])
+        self._why_not_shared: str | None = built["why_not_shared"]
 
     def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the outputs of each row, float32 `[tokens]`, zero outside its mask, without gradient."""
@@ -139,12 +141,18 @@ class RankedBackend:
         if keep_outputs:
             outputs = _in_order(places, [report.outputs or [] for report in reports], len(rows))
         metrics = merge(report.metrics for report in reports)
-        return StepReport(metrics, first.gradient_norm, first.applied, outputs)
+        counts = [sum(each) for each in zip(*(report.tokens for report in reports), strict=True)]
+        return StepReport(metrics, first.gradient_norm, first.applied, outputs, TokenCounts(*counts))
 
     @property
     def learning_rate(self) -> float:
         """The learning rate of the next step."""
         return float(self._all("rate")[0])
+
+    @property
+    def why_not_shared(self) -> str | None:
+        """Why rows that begin alike do not share what they begin with; None if they do, or are not meant to."""
+        return self._why_not_shared
 
     @property
     def has_adapter(self) -> bool:
