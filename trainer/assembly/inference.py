@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from trainer.assembly.probe import probe_log_probabilities
+from trainer.cluster.cluster import Cluster
 from trainer.config.inference import LaunchSettings
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
@@ -26,6 +27,7 @@ from trainer.models.load import model_folder
 from trainer.models.weights import base_tensors
 from trainer.weights.broadcast import TensorBroadcast
 from trainer.weights.folders import ModelLayout, WeightFolders
+from trainer.weights.source import ModelWeights
 from trainer.weights.verification import WeightCheck, probe_prompts, tolerance_for
 
 _MEGABYTE = 2**20
@@ -106,6 +108,8 @@ async def open_inference(
     console: RunConsole,
     *,
     trains_meanwhile: bool = False,
+    cluster: Cluster | None = None,
+    build: Callable[[], PreTrainedModel] | None = None,
 ) -> AsyncIterator[Inference]:
     """Open whoever samples.
 
@@ -118,6 +122,8 @@ async def open_inference(
         prompt: Token ids of a conversation to try with.
         console: Told of servers that start, go and come back.
         trains_meanwhile: Whether the policy is trained while replies are sampled.
+        cluster: Where the processes of roles are; without it, the embedded engine is in this process.
+        build: Builds the policy in another process, whatever its weights; needed where engines are processes.
 
     Raises:
         ConfigError: If the embedded engine and training do not agree on log-probabilities, or a server lacks something.
@@ -125,6 +131,15 @@ async def open_inference(
         ConnectionError: If no server answers.
     """
     async with AsyncExitStack() as stack:
+        temperature, longest = settings.rollout.temperature, settings.model.max_length
+        if settings.inference.embedded and cluster is not None and build is not None:
+            engines = await cluster.engines(build)
+            if engines is not None:
+                stack.push_async_callback(engines.close)
+                await engines.sync(ModelWeights(model), engines.version)
+                await probe_log_probabilities(model, engines, prompt, temperature, longest)
+                yield Inference(engines)
+                return
         if settings.inference.embedded:
             engine = TorchEngine(
                 model,
@@ -133,7 +148,6 @@ async def open_inference(
                 shares_weights=not trains_meanwhile,
             )
             await stack.enter_async_context(engine)
-            temperature, longest = settings.rollout.temperature, settings.model.max_length
             await probe_log_probabilities(model, engine, prompt, temperature, longest)
             yield Inference(engine, updating=engine.standing_still)
             return

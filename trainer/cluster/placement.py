@@ -84,6 +84,11 @@ def place_roles(settings: RunSettings) -> Placement:
         ConfigError: If devices are missing, do not divide, or cannot be shared; the message names the remedy.
     """
     cluster = settings.cluster
+    if cluster.kind == "ray" and ":" in settings.model.device:
+        raise ConfigError(
+            f"model.device '{settings.model.device}' names a device of one machine, and with cluster.kind 'ray' each "
+            "process sees its own alone: leave the number out, and say in cluster.roles where roles are"
+        )
     roles = tuple(_roles(settings))
     largest = max(device for role in roles for device in role.devices)
     per_node = cluster.devices_per_node or -(-(largest + 1) // cluster.nodes)

@@ -27,7 +27,8 @@ from trainer.assembly.build import (
 from trainer.assembly.data_check import check_streams, keep_digests
 from trainer.assembly.inference import check_inference
 from trainer.backends.base import TrainBackend
-from trainer.cluster.placement import place_roles
+from trainer.cluster.cluster import open_cluster
+from trainer.cluster.placement import picture, place_roles
 from trainer.cluster.supervision import Restarts, death_in
 from trainer.commands.plots import plot_run
 from trainer.commands.policy import ADAPTER_FOLDER, MODEL_FOLDER
@@ -39,6 +40,7 @@ from trainer.commands.resume import (
     keep_settings,
 )
 from trainer.config.checks import check_settings
+from trainer.config.cluster import ClusterSettings
 from trainer.config.load import public_settings
 from trainer.config.run import RunSettings, WarmStartSettings
 from trainer.core.console import RunConsole
@@ -175,7 +177,13 @@ async def _train(
     policy = build_policy(settings, trained=True)
     policy.renderer.template.say = console.say
     keep_tokenizer(policy.tokenizer, directory)
-    serve = partial(embedded_server, on_end=partial(_environments_died, ending))
+    placement = place_roles(settings)
+    if settings.cluster != ClusterSettings():
+        console.say(picture(placement))
+    cluster = await stack.enter_async_context(open_cluster(settings, placement, ending.end, console.say))
+    serve = partial(
+        embedded_server, on_end=partial(_environments_died, ending), words=cluster.server_arguments()
+    )
     pool = await stack.enter_async_context(open_environments(settings, console, serve))
     await check_streams(streams, pool)
     panels = await build_panels(settings, pool)
@@ -185,7 +193,9 @@ async def _train(
         stack.callback(recall.log.close)
     trains_meanwhile = settings.rollout.max_staleness > 0
     players = await stack.enter_async_context(
-        open_players(settings, policy, pool, console, recall, trains_meanwhile=trains_meanwhile)
+        open_players(
+            settings, policy, pool, console, recall, trains_meanwhile=trains_meanwhile, cluster=cluster
+        )
     )
     await players.publisher.publish(models.policy, state.version)
     run = RunIdentity(directory, settings.name, public_settings(settings))

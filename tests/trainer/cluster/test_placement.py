@@ -124,6 +124,10 @@ def test_a_device_of_a_role_is_named_once():
             [RAY, servers(), f"{SAMPLES}=0"],
             "share device 0, and its servers would keep all of its memory: set inference.sleep_level to 1 or 2",
         ),
+        (
+            [RAY, "model.device=cuda:1"],
+            "names a device of one machine, and with cluster.kind 'ray' each process",
+        ),
         ([RAY, JUDGE % "[]"], "names no devices: a judge has devices of its own"),
         ([RAY, JUDGE % "0"], "judges.Math.devices shares device 0 with cluster.roles.actor_train.devices"),
     ],
