@@ -1,7 +1,7 @@
 """Recipes by which ranks make the small models of the tests; they are sent to other processes."""
 
 from tests.support.tiny_models import sharp_model
-from trainer.backends.fsdp2 import Fsdp2Backend
+from trainer.backends.fsdp2 import fsdp2_backend
 from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.optimizer import Schedule
 from trainer.models.value_head import ValueModel
@@ -15,4 +15,4 @@ def head_of(role: str, seed: int = 0):
 
 
 def make_fsdp2(group, backends, *, role, optimizer, options):
-    return Fsdp2Backend(head_of(role), group, optimizer, SCHEDULE, **options)
+    return fsdp2_backend(head_of(role), group, optimizer, SCHEDULE, **options)

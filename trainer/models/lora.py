@@ -120,14 +120,19 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 def adapters_as(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     """While inside, the adapters are other ones, which are given by the names that peft saves them with."""
     own = {saved_name(name): each for name, each in model.named_parameters() if is_adapter(name)}
-    before = {name: parameter.data for name, parameter in own.items()}
-    for name, parameter in own.items():
-        parameter.data = tensors[name]
+    before = {name: parameter.detach().clone() for name, parameter in own.items()}
+    _copy_into(own, tensors)
     try:
         yield
     finally:
-        for name, parameter in own.items():
-            parameter.data = before[name]
+        _copy_into(own, before)
+
+
+@torch.no_grad()
+def _copy_into(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    # In place: where weights are sharded, others read the memory that these lie in.
+    for name, parameter in own.items():
+        parameter.copy_(tensors[name])
 
 
 def adapter_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
