@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 
 from trainer.assembly.probe import probe_log_probabilities
 from trainer.cluster.cluster import Cluster
+from trainer.cluster.placement import ACTOR_INFERENCE
+from trainer.cluster.server_host import InferenceProgram
 from trainer.config.inference import LaunchSettings
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
@@ -157,7 +159,7 @@ async def open_inference(
         check = _check(settings, model, tokenizer, prompt)
         urls = settings.inference.urls
         if settings.inference.launch is not None:
-            urls = await _launch(settings, settings.inference.launch, model, folders, console, stack)
+            urls = await _launch(settings, settings.inference.launch, model, folders, console, stack, cluster)
         pool = ServerPool(
             {url: _server_client(settings, url, model.device, layout) for url in urls},
             max_concurrent=settings.inference.max_concurrent_requests,
@@ -212,6 +214,7 @@ async def _launch(
     folders: WeightFolders,
     console: RunConsole,
     stack: AsyncExitStack,
+    cluster: Cluster | None,
 ) -> list[str]:
     """Start the servers and return their addresses."""
     adapters = settings.weights.transport == "adapter"
@@ -223,6 +226,13 @@ async def _launch(
         adapters=settings.rollout.max_staleness + 2,
         broadcast=settings.weights.collective if settings.weights.transport == "broadcast" else "",
     )
+    if cluster is not None:
+        urls = await cluster.servers(InferenceProgram(settings.inference, launch, served))
+        if urls is not None:
+            return urls
+        if (role := cluster.placement.role(ACTOR_INFERENCE)) is not None:
+            seen = [",".join(map(str, process)) for process in role.processes]
+            launch = launch.model_copy(update={"devices": seen})
     logs = Path(settings.output_dir) / "inference"
     processes = server_processes(settings.inference, launch, served, choose_ports(launch), logs)
     return await stack.enter_async_context(

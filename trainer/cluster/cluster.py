@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from transformers import PreTrainedModel
 
 from trainer.backends.local_ranks import LocalRanks
-from trainer.backends.transport import RankTransport
-from trainer.cluster.placement import ACTOR_INFERENCE, Placement
+from trainer.backends.transport import RankTransport, pack
+from trainer.cluster.placement import ACTOR_INFERENCE, ACTOR_TRAIN, Placement, Role
 from trainer.cluster.process import ActorRanks, RoleProcess
-from trainer.cluster.remote_engine import RemoteEngines
+from trainer.cluster.remote_engine import RemoteEngines, answer_of
+from trainer.cluster.server_host import JudgeProgram, Program, ServerHost
 from trainer.config.run import RunSettings
 from trainer.core.ending import to_its_end
 from trainer.core.errors import ConfigError, RoleDiedError
@@ -25,12 +26,18 @@ if TYPE_CHECKING:
 OnDeath = Callable[[RoleDiedError], None]
 """Told, in the event loop, of a process that ended without being asked to."""
 
-_LOGS = "roles"
-"""Folder of a run's directory with what the processes of its roles say."""
+RANKS_FOLDER = "ranks"
+"""Name of the folder in a run's directory where the processes of its roles say what they do, a file each."""
 
 
 class Cluster(Protocol):
-    """Starts the processes of roles where the placement has them."""
+    """Starts the processes of roles where the placement has them.
+
+    Attributes:
+        placement: Where the roles are.
+    """
+
+    placement: Placement
 
     def ranks(self, role: str) -> RankTransport:
         """Return what starts the ranks of a role and carries calls to them."""
@@ -44,6 +51,22 @@ class Cluster(Protocol):
 
         Raises:
             RoleDiedError: If one does not start.
+        """
+        ...
+
+    async def servers(self, program: Program) -> list[str] | None:
+        """Start the role's inference servers on its devices, and return their addresses; None where the run does it.
+
+        Raises:
+            RunError: If one does not start.
+        """
+        ...
+
+    async def judge(self, name: str) -> str:
+        """Start a judge on its devices, and return its address.
+
+        Raises:
+            RunError: If it does not start.
         """
         ...
 
@@ -62,21 +85,44 @@ class LocalCluster:
 
     def __init__(self, settings: RunSettings, placement: Placement) -> None:
         self._settings = settings
-        self._placement = placement
+        self.placement = placement
+        self._judges: list[ServerHost] = []
 
     def ranks(self, role: str) -> RankTransport:
         """Return what starts the ranks of a role as child processes."""
-        named = self._placement.role(role)
-        logs = Path(self._settings.output_dir) / _LOGS / role
-        return LocalRanks(logs, self._settings.threads, () if named is None else named.devices)
+        named = self.placement.role(role)
+        logs = _logs(self._settings)
+        return LocalRanks(
+            logs if role == ACTOR_TRAIN else logs / role,
+            self._settings.threads,
+            () if named is None else named.devices,
+        )
 
     async def engines(self, build: Callable[[], PreTrainedModel]) -> RemoteEngines | None:
         """Start none: the engine is in the driver's process."""
         return None
 
+    async def servers(self, program: Program) -> list[str] | None:
+        """Start none: the run starts them as its own processes."""
+        return None
+
+    async def judge(self, name: str) -> str:
+        """Start a judge as a process of this one."""
+        role = self.placement.role(name)
+        assert role is not None
+        program = JudgeProgram(name, self._settings.cluster.roles.judges[name], role.devices)
+        host = ServerHost(program, 0, "127.0.0.1", _logs(self._settings))
+        self._judges.append(host)
+        return await host.start()
+
     def server_arguments(self) -> Sequence[str]:
         """Return none: the server has workers of its own."""
         return []
+
+    async def close(self) -> None:
+        """End the judges."""
+        for judge in self._judges:
+            await judge.stop()
 
 
 class RayRoles:
@@ -93,7 +139,7 @@ class RayRoles:
         self, settings: RunSettings, placement: Placement, ray: "RayCluster", on_death: OnDeath
     ) -> None:
         self._settings = settings
-        self._placement = placement
+        self.placement = placement
         self._ray = ray
         self._on_death = on_death
         self._loop = asyncio.get_running_loop()
@@ -105,7 +151,7 @@ class RayRoles:
 
     async def engines(self, build: Callable[[], PreTrainedModel]) -> RemoteEngines | None:
         """Start an engine on each device of the role."""
-        role = self._placement.role(ACTOR_INFERENCE)
+        role = self.placement.role(ACTOR_INFERENCE)
         if role is None or role.does != "engine":
             return None
         settings = self._settings
@@ -121,6 +167,26 @@ class RayRoles:
             for number in range(len(role.processes))
         ]
         return RemoteEngines(await to_its_end(_all(starts)))
+
+    async def servers(self, program: Program) -> list[str] | None:
+        """Start each server where its devices are."""
+        role = self.placement.role(ACTOR_INFERENCE)
+        assert role is not None
+        return await _all([self._served(role, number, program) for number in range(len(role.processes))])
+
+    async def judge(self, name: str) -> str:
+        """Start a judge where its devices are."""
+        role = self.placement.role(name)
+        assert role is not None
+        return await self._served(role, 0, JudgeProgram(name, self._settings.cluster.roles.judges[name]))
+
+    async def _served(self, role: Role, number: int, program: Program) -> str:
+        host = self._ray.address_of(role.processes[number][0])
+        arguments = (program, number, host, _logs(self._settings))
+        maker = "trainer.cluster.server_host:ServerHost"
+        process = await to_its_end(asyncio.to_thread(self._started, role.name, number, maker, arguments))
+        url: str = await answer_of(process.call(pack(("start", ()))))
+        return url
 
     def server_arguments(self) -> Sequence[str]:
         """Return what has the server's environments run in actors of this cluster."""
@@ -140,16 +206,16 @@ class RayRoles:
 
     def _started_rank(self, role: str, rank: int, world_size: int) -> RoleProcess:
         host = "trainer.cluster.rank_server:NodeRankServer"
-        named = self._placement.role(role)
+        named = self.placement.role(role)
         assert named is not None
         address = self._ray.address_of(named.processes[0][0])
         return self._started(role, rank, host, (rank, world_size, address))
 
     def _started(self, role: str, number: int, maker: str, arguments: tuple[Any, ...]) -> RoleProcess:
-        named = self._placement.role(role)
+        named = self.placement.role(role)
         assert named is not None
         environment = {"OMP_NUM_THREADS": str(self._settings.threads), "PYTHONUNBUFFERED": "1"}
-        if len(self._placement.used_nodes()) == 1:
+        if len(self.placement.used_nodes()) == 1:
             # Otherwise gloo looks the host's own name up, which need not lead back to this machine.
             environment["GLOO_SOCKET_IFNAME"] = "lo"
         process = self._ray.start(role, number, named.processes[number], maker, arguments, environment)
@@ -186,7 +252,11 @@ async def open_cluster(
         ConfigError: If there is no such cluster, or it does not have the devices.
     """
     if settings.cluster.kind == "local":
-        yield LocalCluster(settings, placement)
+        cluster = LocalCluster(settings, placement)
+        try:
+            yield cluster
+        finally:
+            await to_its_end(cluster.close())
         return
     ray = _ray_cluster(settings, placement)
     stop = threading.Event()
@@ -228,5 +298,8 @@ def _ray_cluster(settings: RunSettings, placement: Placement) -> "RayCluster":
         ) from error
     workers = settings.cluster.roles.environment
     cpus = placement.devices_per_node + (0.0 if workers is None else workers.actors * workers.cpus)
-    logs = Path(settings.output_dir) / _LOGS
-    return RayCluster(settings.cluster.address, cpus, settings.cluster.working_dir, logs)
+    return RayCluster(settings.cluster.address, cpus, settings.cluster.working_dir, _logs(settings))
+
+
+def _logs(settings: RunSettings) -> Path:
+    return Path(settings.output_dir).absolute() / RANKS_FOLDER

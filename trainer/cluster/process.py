@@ -119,8 +119,7 @@ class ActorRanks:
             if self._closed:
                 return
             if self._death is None:
-                self._death = RankDiedError(str(died), rank)
-                self._death.__cause__ = died
+                self._death = RankDiedError(str(died), rank, self._role)
         self._fail_all(self._death)
 
     def _settle(

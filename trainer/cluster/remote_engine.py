@@ -126,13 +126,19 @@ class RemoteEngines:
 
     async def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
         data = await asyncio.to_thread(pack, (method, arguments))
-        return await asyncio.gather(*(_answer(process.call(data)) for process in self._processes))
+        return await asyncio.gather(*(answer_of(process.call(data)) for process in self._processes))
 
     async def _call(self, number: int, method: str, *arguments: Any) -> Any:
-        return await _answer(self._processes[number].call(pack((method, arguments))))
+        return await answer_of(self._processes[number].call(pack((method, arguments))))
 
 
-async def _answer(called: "Future[bytes]") -> Any:
+async def answer_of(called: "Future[bytes]") -> Any:
+    """Return what a call came to.
+
+    Raises:
+        RoleDiedError: If the process is no more.
+        TrainerError: What the call raised there.
+    """
     done, content = unpack(await asyncio.wrap_future(called))
     if not done:
         raise content

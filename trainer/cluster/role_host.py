@@ -7,6 +7,7 @@ import asyncio
 import importlib
 import inspect
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,8 @@ class RoleHost:
         os.environ.update(environment)
         sys.path.extend(each for each in path if each not in sys.path and os.path.exists(each))
         _say_to(Path(log))
+        sys.stdout.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        sys.stdout.flush()
         self._thread = ThreadPoolExecutor(1, "role")
         self._server: Any = None
         self._next = 0

@@ -22,6 +22,7 @@ from trainer.assembly.build import (
 )
 from trainer.assembly.data_check import check_streams, keep_digests
 from trainer.assembly.inference import check_inference
+from trainer.assembly.judges import open_judges
 from trainer.assembly.models import ModelSource, open_models
 from trainer.backends.base import TrainBackend
 from trainer.cluster.cluster import open_cluster
@@ -161,6 +162,15 @@ async def _train(
     ours = checkpoint is not None and store.holds(checkpoint.folder)
     clear_rollout_log(settings, directory, resuming=ours)
     keep_settings(settings, directory, resuming=ours)
+    placement = place_roles(settings)
+    if settings.cluster != ClusterSettings():
+        console.say(picture(placement))
+    cluster = await stack.enter_async_context(open_cluster(settings, placement, ending.end, console.say))
+    serve_judge = partial(embedded_server, on_end=partial(_environments_died, ending))
+    settings = await open_judges(
+        settings, cluster, lambda served, words: serve_judge(served, words=words), stack, console.say
+    )
+    serve = partial(serve_judge, words=cluster.server_arguments())
     source = task_source(settings)
     streams = row_streams(source)
     keep_digests(streams, directory, resuming=ours)
@@ -175,17 +185,10 @@ async def _train(
     policy = build_policy(settings, trained=trains_here)
     policy.renderer.template.say = console.say
     keep_tokenizer(policy.tokenizer, directory)
-    placement = place_roles(settings)
-    if settings.cluster != ClusterSettings():
-        console.say(picture(placement))
-    cluster = await stack.enter_async_context(open_cluster(settings, placement, ending.end, console.say))
-    serve = partial(
-        embedded_server, on_end=partial(_environments_died, ending), words=cluster.server_arguments()
-    )
     pool = await stack.enter_async_context(open_environments(settings, console, serve))
     await check_streams(streams, pool)
     panels = await build_panels(settings, pool)
-    made = await stack.enter_async_context(open_models(settings, policy, directory, console))
+    made = await stack.enter_async_context(open_models(settings, policy, directory, console, cluster))
     models, state = await _start(settings, store, checkpoint, policy, pool, source, console, made)
     if (reason := models.policy.why_not_shared) is not None:
         console.say(
