@@ -171,7 +171,7 @@ def preset_errors(name: str) -> dict[str, float]:
     for preset in sorted(PRESETS):
         settings = resolve_preset(preset, {})
         for layout in ("step", "trajectory"):
-            batch = episode_batch(episodes([100] * 2, group_size=4, turns=4), row_builder(layout))
+            batch = episode_batch(episodes([60], group_size=4, turns=2), row_builder(layout))
             found = {}
             for mode in ("auto", "off"):
                 models = models_of(name, settings, mode)

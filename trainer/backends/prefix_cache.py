@@ -279,7 +279,7 @@ def _written(cache: Cache, *, is_read: bool) -> list[KeysAndValues]:
     """Return what a call left in its cache, if later ones read it."""
     written = [layer.own for layer in cache.layers]
     if any(own is None for own in written):
-        raise RuntimeError("the model has passed over its cache: set optimizer.shared_prefixes=off")
+        raise RuntimeError("the model passed over the cache that it was given")
     return written if is_read else []
 
 
@@ -318,11 +318,11 @@ def why_not_shared(body: PreTrainedModel) -> str | None:
     if lengthy := sorted(_rope_types(config) & {"dynamic", "longrope"}):
         return f"its positions ({lengthy[0]}) depend on how long the row is"
     if not hasattr(GradientCheckpointingLayer, "_can_checkpoint_with_cache"):
-        return "this version of transformers is too old"
+        return "this version of transformers is too old for it"
     try:
-        return None if _is_exact(body) else "its code makes something else of a cache"
+        return None if _is_exact(body) else "what it computes behind a prefix is not what it computes of whole rows"
     except _UNLIKE as error:
-        return f"its code takes no such cache: {error}"
+        return f"it cannot compute what stands behind a prefix ({error})"
 
 
 def _rope_types(config: Any) -> set[str]:
