@@ -320,7 +320,11 @@ def why_not_shared(body: PreTrainedModel) -> str | None:
     if not hasattr(GradientCheckpointingLayer, "_can_checkpoint_with_cache"):
         return "this version of transformers is too old for it"
     try:
-        return None if _is_exact(body) else "what it computes behind a prefix is not what it computes of whole rows"
+        return (
+            None
+            if _is_exact(body)
+            else "what it computes behind a prefix is not what it computes of whole rows"
+        )
     except _UNLIKE as error:
         return f"it cannot compute what stands behind a prefix ({error})"
 

@@ -12,7 +12,7 @@ from trainer.backends.prefix_cache import SharedTokens
 from trainer.backends.prefix_tree import CallCosts, finest_tree, paths_of, plan, tree_of
 
 FREE = CallCosts(pair=0.0, masked_pair=0.0, copied=0.0, call=0.0, held=0.0)
-CHEAP = CallCosts(pair=0.001, masked_pair=0.002, copied=0.01, call=3.0, held=0.1)
+CHEAP = CallCosts(pair=0.001, masked_pair=0.002, copied=0.01, call=3.0, held=0.1, read=0.05)
 DEAR = CallCosts(pair=0.01, masked_pair=0.02, copied=0.5, call=200.0, held=0.5)
 COSTS = st.sampled_from([FREE, CHEAP, DEAR])
 
@@ -69,7 +69,8 @@ def test_a_plan_holds_every_row_once_and_gives_it_back(rows, budget, costs, pref
             assert np.array_equal(ids_of_path(tree, path, of_paths)[: len(rows[row])], rows[row])
         for path, ids in enumerate(of_paths):
             assert np.array_equal(ids_of_path(tree, path, of_paths), ids)
-        assert tree.held(costs) <= budget or len(of_paths) == 1
+        read = costs.read * len(bucket.rows) * max(len(rows[row]) for row in bucket.rows)
+        assert tree.held(costs) + read <= budget or len(of_paths) == 1
         assert prefixes or all(call.prefix == 0 for call in tree.calls)
         done = set()
         for call in tree.calls:
