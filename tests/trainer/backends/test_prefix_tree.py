@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trainer.backends.balance import balanced, balanced_trees, row_cost
 from trainer.backends.batching import length_buckets
-from trainer.backends.prefix_cache import SharedTokens
+from trainer.backends.prefix_layout import SharedTokens
 from trainer.backends.prefix_tree import CallCosts, finest_tree, paths_of, plan, tree_of
 
 FREE = CallCosts(pair=0.0, masked_pair=0.0, copied=0.0, call=0.0, held=0.0)
