@@ -11,6 +11,7 @@ from typing import NoReturn
 from clients.commands.version import add_version
 from clients.protocol.arrays import DecodeError, EncodeError
 from clients.protocol.errors import ProblemError
+from trainer.cluster.placement import picture, place_roles
 from trainer.commands.defects import described, keep_traceback
 from trainer.commands.memory import plan_lines
 from trainer.config.checks import check_settings
@@ -59,7 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(dump_settings(settings), end="")
             check_settings(settings)
             # As comments: what is printed can be read as settings again.
-            print(*(f"# {line}".rstrip() for line in plan_lines(settings, options.device_memory)), sep="\n")
+            lines = [
+                *picture(place_roles(settings)).splitlines(),
+                "",
+                *plan_lines(settings, options.device_memory),
+            ]
+            print("\n".join(f"# {line}".rstrip() for line in lines))
             if not options.probe:
                 return 0
         return asyncio.run(_run(command, settings, options))

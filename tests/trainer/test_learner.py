@@ -21,7 +21,8 @@ from trainer.learn.batches import episode_batch
 from trainer.learn.learner import Learner, Models
 from trainer.learn.rows import row_builder
 from trainer.models.value_head import ValueModel
-from trainer.pipelines.rl import account_for, save
+from trainer.pipelines.rl import account_for
+from trainer.pipelines.saving import Saver
 from trainer.pipelines.sft import train_supervised
 from trainer.records.checkpoint import CheckpointStore, RunState
 from trainer.records.ledger import Fate, Ledger
@@ -351,6 +352,10 @@ class NoClient:
         raise AssertionError("nothing may be sent")
 
 
+def saver(models: Models, store: CheckpointStore) -> Saver:
+    return Saver(models, store, SimpleNamespace(flush=lambda: None, scores={}), Ledger())
+
+
 async def test_weights_that_are_not_finite_are_neither_published_nor_saved(tmp_path):
     backend = models_of(resolve_preset("grpo", {})).policy
     with torch.no_grad():
@@ -358,14 +363,8 @@ async def test_weights_that_are_not_finite_are_neither_published_nor_saved(tmp_p
     with pytest.raises(PublishError, match="the weights of version 4 are not finite"):
         await WeightPublisher([NoClient()]).publish(backend, 4)
     store = CheckpointStore(tmp_path / "checkpoints", keep=2)
-    parts = SimpleNamespace(
-        tracker=SimpleNamespace(flush=lambda: None),
-        ledger=Ledger(),
-        models=Models(backend),
-        checkpoints=store,
-    )
     with pytest.raises(RunError, match="no checkpoint of step 3 is written"):
-        await save(parts, RunState(3, 3, 0, ()))
+        await saver(Models(backend), store).save(RunState(3, 3, 0, ()))
     assert store.latest() is None
 
 
@@ -383,11 +382,8 @@ async def test_optimizers_and_critics_that_are_not_finite_are_not_saved(tmp_path
         with torch.no_grad():
             models.critic._head.model.head.bias.fill_(float("nan"))
     store = CheckpointStore(tmp_path, keep=2)
-    parts = SimpleNamespace(
-        tracker=SimpleNamespace(flush=lambda: None), ledger=Ledger(), models=models, checkpoints=store
-    )
     with pytest.raises(RunError, match=f"because .*{broken}"):
-        await save(parts, RunState(3, 3, 0, ()))
+        await saver(models, store).save(RunState(3, 3, 0, ()))
     assert store.latest() is None
 
 

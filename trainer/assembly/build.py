@@ -14,8 +14,9 @@ from clients.commands.arguments import TOKEN_VARIABLE
 from trainer.assembly.inference import open_inference
 from trainer.backends.base import Scorer
 from trainer.backends.heads import PolicyHead, ValueHead
+from trainer.backends.optimizer import Schedule
 from trainer.backends.reference import FrozenModel, PolicyWithoutAdapters
-from trainer.backends.torch_backend import Schedule, TorchBackend
+from trainer.backends.torch_backend import TorchBackend
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.device import DTYPES, torch_device

@@ -15,7 +15,7 @@ from trainer.models.memory_plan import (
     MemoryPlan,
     Need,
     Part,
-    Placement,
+    Sharding,
     Training,
     engine_need,
     frozen_need,
@@ -72,9 +72,9 @@ def model_shape(model: ModelSettings) -> ModelShape:
     return ModelShape.from_config(config)
 
 
-def placement(settings: RunSettings) -> Placement:
+def sharding(settings: RunSettings) -> Sharding:
     """Return how the backend lays a model on devices."""
-    return Placement()
+    return Sharding()
 
 
 def memory_plan(settings: RunSettings, shape: ModelShape, device_bytes: int) -> MemoryPlan:
@@ -85,7 +85,7 @@ def memory_plan(settings: RunSettings, shape: ModelShape, device_bytes: int) -> 
         shape: Its model's sizes.
         device_bytes: Memory of a device.
     """
-    laid = placement(settings)
+    laid = sharding(settings)
     number = 2 if settings.model.dtype == "bf16" else 4
     adapters = 0 if settings.model.lora is None else adapter_parameters(shape, settings.model.lora)
     training = Training(

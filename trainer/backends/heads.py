@@ -94,7 +94,8 @@ class PolicyHead(Head):
 
     def _read(self, logits: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
         distribution = (logits.float() / self._temperature).log_softmax(dim=-1)
-        chosen = distribution.gather(-1, targets[:, None])[:, 0]
+        # A sum of one, and no view of it: what leaves a module that is sharded must be a tensor of its own.
+        chosen = distribution.gather(-1, targets[:, None]).sum(dim=-1)
         if entropy == "none":
             return chosen, None
         with torch.set_grad_enabled(entropy == "gradient" and torch.is_grad_enabled()):

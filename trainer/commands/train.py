@@ -1,6 +1,7 @@
 """`roll-train`: the parts of a run, put together and set going."""
 
 import asyncio
+import difflib
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,8 @@ from trainer.assembly.build import (
 from trainer.assembly.data_check import check_streams, keep_digests
 from trainer.assembly.inference import check_inference
 from trainer.backends.base import TrainBackend
+from trainer.cluster.placement import place_roles
+from trainer.cluster.supervision import Restarts, death_in
 from trainer.commands.plots import plot_run
 from trainer.commands.policy import ADAPTER_FOLDER, MODEL_FOLDER
 from trainer.commands.resume import (
@@ -41,7 +44,7 @@ from trainer.config.run import RunSettings, WarmStartSettings
 from trainer.core.console import RunConsole
 from trainer.core.embedded_server import embedded_server
 from trainer.core.ending import Ending, to_its_end
-from trainer.core.errors import RunError, TrainerError
+from trainer.core.errors import RoleDiedError, RunError, TrainerError
 from trainer.core.plugins import Plugin, load_plugin
 from trainer.core.run_files import WriteError, write_errors
 from trainer.core.run_lock import run_lock
@@ -54,6 +57,7 @@ from trainer.learn.rows import row_builder
 from trainer.learn.tracking import Tracker
 from trainer.learn.utilisation import training_work
 from trainer.pipelines import rl
+from trainer.pipelines.saving import Saver
 from trainer.pipelines.sft import supervised_rows, train_supervised
 from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, RunState
 from trainer.records.ledger import LEDGER_FILE, Ledger
@@ -85,21 +89,21 @@ async def train(settings: RunSettings, ending: Ending) -> int:
         settings: The run.
         ending: Ends the run before its time, in order.
 
+    Where a process of one of its roles dies, the roles are started again, and the run goes on from its last checkpoint.
+
     Raises:
-        RunStoppedError: If it was interrupted, lost its environments or its disk, or cannot go on, once what was learnt
-            is saved.
+        RunStoppedError: If it was interrupted, lost its environments or its disk, lost roles too often, or cannot go
+            on, once what was learnt is saved.
     """
     check_settings(settings)
     check_inference(settings)
+    place_roles(settings)
     directory = Path(settings.output_dir)
-    store = CheckpointStore(directory / "checkpoints", settings.checkpoint.keep)
+    kept = settings.checkpoint
+    store = CheckpointStore(directory / "checkpoints", kept.keep, kept.keep_best, kept.best_is)
     with run_lock(directory):
         try:
-            async with AsyncExitStack() as stack:
-                console = RunConsole(settings.steps, live=settings.tracking.console)
-                stack.callback(console.close)
-                ending.say = console.say
-                await _train(settings, store, console, ending, stack)
+            await _supervised(settings, store, ending)
         except asyncio.CancelledError:
             if ending.reason is None:
                 raise
@@ -107,6 +111,37 @@ async def train(settings: RunSettings, ending: Ending) -> int:
         except (ConnectionError, TimeoutError, WriteError, RunError) as error:
             raise _stopped(error, store, directory) from error
     return 0
+
+
+async def _supervised(settings: RunSettings, store: CheckpointStore, ending: Ending) -> None:
+    """Train to the end, however often roles die on the way, within the bounds that the settings name."""
+    restarts = Restarts(settings.cluster.restarts, settings.cluster.restart_after_s)
+    while True:
+        try:
+            async with AsyncExitStack() as stack:
+                console = RunConsole(settings.steps, live=settings.tracking.console)
+                stack.callback(console.close)
+                ending.say = console.say
+                await _train(settings, store, console, ending, stack)
+            return
+        except (Exception, asyncio.CancelledError) as error:
+            died = death_in(ending.reason or error)
+            wait_s = None if died is None else restarts.wait_s(store.highest_step())
+            if died is None or wait_s is None:
+                raise
+            ending.take_back()
+            say = RunConsole(settings.steps, live=False).explain
+            say(f"{died}")
+            say(_goes_on(store, restarts, settings.cluster.restarts, wait_s))
+        await asyncio.sleep(wait_s)
+        resumed = settings.checkpoint.model_copy(update={"resume": "auto"})
+        settings = settings.model_copy(update={"checkpoint": resumed})
+
+
+def _goes_on(store: CheckpointStore, restarts: Restarts, limit: int, wait_s: float) -> str:
+    newest = store.latest()
+    where = "from its beginning, there being no checkpoint yet" if newest is None else f"from {newest}"
+    return f"its roles are started again in {wait_s:g} s ({restarts.in_a_row} of {limit}), and the run goes on {where}"
 
 
 def _stopped(error: Exception, store: CheckpointStore, directory: Path) -> RunStoppedError:
@@ -141,7 +176,7 @@ async def _train(
     policy = build_policy(settings, trained=True)
     policy.renderer.template.say = console.say
     keep_tokenizer(policy.tokenizer, directory)
-    serve = partial(embedded_server, on_end=ending.end)
+    serve = partial(embedded_server, on_end=partial(_environments_died, ending))
     pool = await stack.enter_async_context(open_environments(settings, console, serve))
     await check_streams(streams, pool)
     panels = await build_panels(settings, pool)
@@ -156,7 +191,7 @@ async def _train(
     await players.publisher.publish(models.policy, state.version)
     run = RunIdentity(directory, settings.name, public_settings(settings))
     boards = open_boards(settings.tracking, run, console.say)
-    tracker = Tracker(directory, settings.tracking, state.step, boards)
+    tracker = Tracker(directory, settings.tracking, state.step, boards, settings.checkpoint.best_metric)
     stack.push_async_callback(asyncio.to_thread, tracker.close)
     ledger = Ledger(directory / LEDGER_FILE)
     stack.callback(ledger.close)
@@ -169,6 +204,8 @@ async def _train(
             scores = await evaluator.measure(whole=settings.evaluation.interim_episodes is None)
             tracker.metrics(step, as_metrics(scores))
             evaluator.say(f"step {step}", scores)
+        if step == state.step + 1 and (named := settings.checkpoint.best_metric) is not None:
+            _say_if_unmeasured(named, tracker.names, console)
 
     before = None
     if not tracker.evaluated(state.step):  # by a process that was killed before it could
@@ -196,9 +233,8 @@ async def _train(
         ledger=ledger,
         tracker=tracker,
         console=console,
-        checkpoints=store,
+        saver=Saver(models, store, tracker, ledger, recall, asynchronous=settings.checkpoint.asynchronous),
         updating=players.updating,
-        recall=recall,
         work=training_work(settings, policy.model.config.to_dict(), policy.model.device),
     )
     console.begin_training(state.step)
@@ -214,6 +250,21 @@ async def _train(
     with write_errors(directory):
         console.say(await asyncio.to_thread(_save_policy, models.policy, policy, directory))
         console.say(f"curves: {plot_run(directory, settings.name)}")
+
+
+def _environments_died(ending: Ending, error: Exception) -> None:
+    """End this try at the run: the environment server that was started for it is gone."""
+    ending.end(RoleDiedError("environment", str(error)))
+
+
+def _say_if_unmeasured(named: str, measured: set[str], console: RunConsole) -> None:
+    """Say that nothing measures the metric that checkpoints are chosen by."""
+    if named not in measured:
+        near = difflib.get_close_matches(named, measured, n=3)
+        console.say(
+            f"checkpoint.best_metric: this run does not measure '{named}', so checkpoints are kept by age alone; "
+            + (f"did you mean {' or '.join(near)}?" if near else "metrics.jsonl has the names")
+        )
 
 
 def _save_policy(backend: TrainBackend, policy: Policy, directory: Path) -> str:

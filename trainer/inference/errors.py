@@ -54,3 +54,8 @@ class ServerSetupError(ConfigError):
 
 class ServerTooOldError(ServerSetupError):
     """The server's release lacks something that the run needs; the message names the release that has it."""
+
+
+def words_of(error: BaseException) -> str:
+    """Return what an error says, or its kind where it says nothing."""
+    return str(error) or type(error).__name__

@@ -18,7 +18,7 @@ from trainer.core.errors import ConfigError
 from trainer.inference.calls import HttpAnswer, HttpCall, message_of
 from trainer.inference.connections import SpreadTransport
 from trainer.inference.dialect import Conversation
-from trainer.inference.errors import InferenceError, MalformedReplyError, ServerGoneError
+from trainer.inference.errors import InferenceError, MalformedReplyError, ServerGoneError, words_of
 
 Result = TypeVar("Result")
 
@@ -127,9 +127,9 @@ class ServerHttp:
                 self.troubles += 1
                 if not call.repeatable and not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
                     raise InferenceError(
-                        f"{self.url}{call.path} was lost on its way: {_words(error)}"
+                        f"{self.url}{call.path} was lost on its way: {words_of(error)}"
                     ) from error
-                await pace.wait(_words(error))
+                await pace.wait(words_of(error))
                 await self._until_back(pace)
                 continue
             if answer.status in _BUSY and not (answer.status == _PAUSED and held()):
@@ -259,7 +259,3 @@ class _Pace:
 def _pool(certificates: ssl.SSLContext) -> httpx.AsyncHTTPTransport:
     limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_S)
     return httpx.AsyncHTTPTransport(verify=certificates, trust_env=False, limits=limits)
-
-
-def _words(error: httpx.HTTPError) -> str:
-    return str(error) or type(error).__name__

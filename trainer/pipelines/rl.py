@@ -12,9 +12,7 @@ from trainer.algorithms.filters import refills
 from trainer.algorithms.objective import select_groups
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.core.console import RunConsole
-from trainer.core.ending import Ending, to_its_end
-from trainer.core.errors import RunError
-from trainer.core.numbers import not_finite
+from trainer.core.ending import Ending
 from trainer.inference.base import InferenceClient
 from trainer.learn.batches import episode_batch, turns_of
 from trainer.learn.learner import Learner, Models
@@ -32,10 +30,10 @@ from trainer.learn.step_metrics import (
 )
 from trainer.learn.tracking import Tracker
 from trainer.learn.utilisation import TrainingWork
-from trainer.records.checkpoint import CheckpointStore, RunState
+from trainer.pipelines.saving import Saver
+from trainer.records.checkpoint import RunState
 from trainer.records.ledger import Ledger
 from trainer.records.trajectory import KEPT, Group
-from trainer.rollout.recall import Recall
 from trainer.rollout.scheduler import LeaveOut, RolloutScheduler, StepGroups
 from trainer.weights.publisher import WeightPublisher
 
@@ -62,9 +60,8 @@ class Parts:
     ledger: Ledger
     tracker: Tracker
     console: RunConsole
-    checkpoints: CheckpointStore
+    saver: Saver
     updating: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
-    recall: Recall | None = None
     work: TrainingWork | None = None
 
 
@@ -99,12 +96,14 @@ async def train(
                 whole = True
             if checkpoint_every and state.step % checkpoint_every == 0:
                 with ending.deferred():
-                    await save(parts, state)
+                    await parts.saver.save(state)
                     saved = state.step
             await evaluate(state.step)
+            parts.saver.raise_if_failed()
     finally:
         if whole and state.step > saved:
-            await save(parts, state)
+            await parts.saver.save(state)
+        await parts.saver.settled()
     return state
 
 
@@ -209,31 +208,6 @@ def account_for(ledger: Ledger, groups: Sequence[Group], updated: Mapping[str, f
             ledger.dropped(group.index, "update:not_finite")
     else:
         ledger.trained([group.index for group in groups], step)
-
-
-async def save(parts: Parts, state: RunState) -> None:
-    """Write a checkpoint, and everything that belongs to the steps before it, while the event loop goes on.
-
-    Whatever is cancelled meanwhile, it is written to its end.
-
-    Raises:
-        RunError: If a weight, or a number of an optimizer, is not finite: then nothing is written.
-    """
-    parts.tracker.flush()
-    parts.ledger.flush()
-    await to_its_end(asyncio.to_thread(_save, parts, state))
-    if parts.recall is not None:
-        await to_its_end(parts.recall.settle(state.next_task, state.untrained))
-
-
-def _save(parts: Parts, state: RunState) -> None:
-    saved = parts.models.state_dicts()
-    if broken := list(not_finite(saved)):
-        raise RunError(
-            f"no checkpoint of step {state.step} is written, because {broken[0]} is not finite (of {len(broken)} such "
-            "tensors): lower optimizer.learning_rate"
-        )
-    parts.checkpoints.save(state, saved)
 
 
 def digests(groups: Sequence[Group], models: Models) -> dict[str, str]:

@@ -60,7 +60,7 @@ def client_of(server, version=0, **settings):
 @pytest.fixture
 async def client(server):
     async with client_of(server) as connected:
-        if connected._distrust is not None:
+        if connected._weights.distrusted is not None:
             # An earlier test has named the weights, which are still those of the folder.
             await connected.take_folder(str(server.folder), 0)
         yield connected

@@ -67,7 +67,7 @@ async def interrupted_by_an_update(server, client, weights, version=1, tokens=6,
     await server.until(tokens=before)
     server.steps(0)
     syncing = asyncio.create_task(client.sync(weights, version))
-    if client._need.mode == "wait":
+    if client._link.need.mode == "wait":
         await server.until(drawn=before)
     server.steps(None)
     await syncing
@@ -462,7 +462,7 @@ async def test_adapters_have_a_new_name_for_each_version(dialect, tmp_path):
             server.steps(None)
             result, new = await old, await client.generate(request())
             names = [reply["model"] for reply in server.log()["replies"]]
-            await asyncio.gather(*client._left)
+            await asyncio.gather(*client._link._left)
             assert server.models() == {"policy", names[-1]}
     folders = [str(tmp_path / f"adapter-{seed}") for seed in (1, 2)]
     for reply, folder, version in ((result, folders[0], 1), (new, folders[1], 2)):
@@ -479,7 +479,7 @@ async def test_an_adapter_that_is_gone_is_missed(dialect, tmp_path):
     with InferenceServer(dialect) as server:
         async with ServerClient(server.url, dialect, way="adapter", pause_mode="abort") as client:
             await client.sync(Weights(1, tmp_path), 1)
-            await client._http.converse(client._speaking.unload_adapter(client._adapter))
+            await client._link.converse(client._link.dialect.unload_adapter(client._adapters.current))
             with pytest.raises(WeightsLostError, match="adapter of version 1"):
                 await client.generate(request())
             assert not (await client.health()).ready
@@ -687,10 +687,10 @@ async def test_what_a_dead_trainer_left_behind_is_cleared(dialect, tmp_path):
         first = ServerClient(server.url, dialect, way="broadcast", carrier=GlooCarrier(dialect))
         await first.connect()
         await first.sync(Weights(1), 1)
-        await first._http.converse(first._speaking.pause("keep"))
-        await first._http.converse(first._speaking.begin_update())
+        await first._link.converse(first._link.dialect.pause("keep"))
+        await first._link.converse(first._link.dialect.begin_update())
         assert server.state()["session"]
-        await first._http.close()
+        await first._link.close()
         carrier = GlooCarrier(dialect)
         async with ServerClient(server.url, dialect, way="broadcast", carrier=carrier) as client:
             await client.sync(Weights(2), 2)
