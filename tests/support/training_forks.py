@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, end_with_parent
 
 ENGINE_LOG = "engine.jsonl"
 ARCHIVE = "archive"
@@ -117,6 +117,7 @@ def _fork(arguments: list[str], output: Path, beside: Path) -> int:
     code = 1
     try:
         os.setpgid(0, 0)
+        end_with_parent()
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
@@ -179,7 +180,9 @@ class _Listening:
         line = {
             "session": request.session_key,
             "turn": request.order[-1] if request.order else -1,
+            "prompt": request.prompt_ids,
             "ids": result.token_ids,
+            "versions": result.policy_versions,
             "logprobs": base64.b64encode(array("d", result.logprobs).tobytes()).decode(),
             "process": os.getpid(),
         }

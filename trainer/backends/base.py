@@ -57,6 +57,18 @@ EntropyMode = Literal["none", "metric", "gradient"]
 """Whether entropies are computed: not at all, as numbers only, or with gradient."""
 
 
+class TokenCounts(NamedTuple):
+    """Tokens of a step.
+
+    Attributes:
+        rows: Of its rows.
+        computed: Of those, what went through the model: tokens that rows share do so once.
+    """
+
+    rows: int = 0
+    computed: int = 0
+
+
 class StepReport(NamedTuple):
     """What an optimizer step came to.
 
@@ -65,12 +77,14 @@ class StepReport(NamedTuple):
         gradient_norm: Norm of the gradient before clipping.
         applied: Whether the step was taken. It is left out where the loss or its gradient is not finite.
         outputs: What was computed of each row before the step, as `Scorer.forward` returns it; None where nobody asked.
+        tokens: Tokens of its rows.
     """
 
     metrics: Metrics
     gradient_norm: float
     applied: bool
     outputs: Sequence[Tensor] | None = None
+    tokens: TokenCounts = TokenCounts()
 
 
 class Digest(Protocol):
@@ -152,6 +166,11 @@ class TrainBackend(Scorer, Protocol):
         Raises:
             ValueError: If there are none.
         """
+        ...
+
+    @property
+    def why_not_shared(self) -> str | None:
+        """Why rows that begin alike do not share what they begin with; None if they do, or are not meant to."""
         ...
 
     @property

@@ -20,6 +20,8 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from trainer.backends.gradient_checkpointing import bodies_of
 from trainer.backends.heads import Head
 from trainer.backends.optimizer import Schedule, make_optimizer
+from trainer.backends.prefix_costs import sharing_costs
+from trainer.backends.prefix_tree import CallCosts
 from trainer.backends.rank_group import RankGroup
 from trainer.backends.sharded import Applied, ShardedBackend, ShardedModel
 from trainer.backends.tensor_parallel import divide_layers
@@ -198,6 +200,7 @@ def fsdp2_model(
     dtype: torch.dtype,
     tokens_per_micro_batch: int,
     cpu_offload: bool = False,
+    costs: CallCosts | None = None,
 ) -> ShardedModel:
     """Return one rank's part of a model that stays as it is.
 
@@ -207,13 +210,16 @@ def fsdp2_model(
         dtype: Type of numbers that the model computes in, and is in.
         tokens_per_micro_batch: Tokens of a micro-batch, padding included.
         cpu_offload: Whether weights are held in the processor's memory.
+        costs: Of the model's calls, where tokens of rows that begin alike go through the model once.
     """
     for parameter in head.parameters():
         parameter.requires_grad_(requires_grad=False)
     divide_layers(head.model, group)
     shard(head, group, dtype, cpu_offload=cpu_offload)
     pieces = DTensorPieces(head, dict(head.model.named_parameters()))
-    return ShardedModel(head, group, pieces, dtype=dtype, tokens_per_micro_batch=tokens_per_micro_batch)
+    return ShardedModel(
+        head, group, pieces, dtype=dtype, tokens_per_micro_batch=tokens_per_micro_batch, costs=costs
+    )
 
 
 def fsdp2_backend(
@@ -244,6 +250,7 @@ def fsdp2_backend(
     Raises:
         ConfigError: If the model cannot be divided as the group wants it.
     """
+    costs = sharing_costs(head, optimizer.shared_prefixes, group.device)
     partial = divide_layers(head.model, group)
     shard(head, group, dtype, cpu_offload=cpu_offload)
     trained = {name: each for name, each in head.model.named_parameters() if each.requires_grad}
@@ -256,6 +263,7 @@ def fsdp2_backend(
         dtype=dtype,
         tokens_per_micro_batch=optimizer.tokens_per_micro_batch,
         gradient_checkpointing=gradient_checkpointing,
+        costs=costs,
     )
 
 

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from torch import nn
 from transformers import PreTrainedModel
 
+from trainer.backends.prefix_cache import take_replays
+
 
 class GradientCheckpointing:
     """Lets the library compute activations again, which it does in training mode only.
@@ -19,6 +21,7 @@ class GradientCheckpointing:
         self._bodies = bodies_of(model) if enabled else []
         for body in self._bodies:
             body.gradient_checkpointing_enable({"use_reentrant": False})
+            take_replays(body)
 
     @contextmanager
     def active(self) -> Iterator[None]:

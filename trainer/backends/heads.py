@@ -5,6 +5,7 @@ the forward of the module that they wrap: whoever computed with its parts would 
 """
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from trainer.backends.base import EntropyMode
+from trainer.backends.prefix_cache import SharedTokens, hidden_states, why_not_shared
 from trainer.models.language_head import LanguageHead, own_logits
 from trainer.models.value_head import ValueModel
 
@@ -28,9 +30,24 @@ class Head(nn.Module, ABC):
 
     model: nn.Module
 
+    @property
+    @abstractmethod
+    def body(self) -> PreTrainedModel:
+        """The part of the model that makes hidden states."""
+
+    @cached_property
+    def why_not_shared(self) -> str | None:
+        """Why it cannot compute segments behind a prefix; None if it can. First asked before the model is wrapped."""
+        return why_not_shared(self.body)
+
     @abstractmethod
     def forward(
-        self, ids: Tensor, row: Tensor, column: Tensor, entropy: EntropyMode
+        self,
+        ids: Tensor,
+        row: Tensor,
+        column: Tensor,
+        entropy: EntropyMode,
+        shared: SharedTokens | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return outputs and entropies `[n]` of some tokens, given those before each in its row.
 
@@ -39,7 +56,14 @@ class Head(nn.Module, ABC):
             row: Rows of the tokens, int64 `[n]`.
             column: Their columns, int64 `[n]`, never 0.
             entropy: Whether entropies are wanted.
+            shared: The same tokens laid out so that those of several rows are computed once. It changes nothing else.
         """
+
+    def _states(self, ids: Tensor, row: Tensor, column: Tensor, shared: SharedTokens | None) -> Tensor:
+        """Return the states that tokens are drawn from `[n, width]`; of those that are shared, the distinct ones."""
+        if shared is not None:
+            return hidden_states(self.body, shared.calls)
+        return self.body(input_ids=ids, use_cache=False).last_hidden_state[row, column - 1]
 
 
 class PolicyHead(Head):
@@ -65,21 +89,46 @@ class PolicyHead(Head):
         self._head = head if head.is_whole() else None
         self._tokens_at_once = max(1, logits_at_once // model.get_output_embeddings().weight.shape[0])
 
+    @property
+    def body(self) -> PreTrainedModel:
+        """The language model without its output embedding."""
+        body = self.model.base_model
+        assert isinstance(body, PreTrainedModel)
+        return body
+
+    @cached_property
+    def why_not_shared(self) -> str | None:
+        """Why it cannot compute segments behind a prefix; None if it can."""
+        if self._head is None:
+            return "its logits are made of more than its last hidden states"
+        return super().why_not_shared
+
     def forward(
-        self, ids: Tensor, row: Tensor, column: Tensor, entropy: EntropyMode
+        self,
+        ids: Tensor,
+        row: Tensor,
+        column: Tensor,
+        entropy: EntropyMode,
+        shared: SharedTokens | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the log-probability of each token and, if asked, the entropy it was drawn with."""
-        targets = ids[row, column]
         if self._head is None:
-            return self._read(own_logits(self.model, ids, row, column - 1), targets, entropy)
-        hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[row, column - 1]
+            logits = own_logits(self.model, ids, row, column - 1)
+            return self._read(logits, ids[row, column], entropy)
+        hidden = self._states(ids, row, column, shared)
+        if shared is None:
+            return self._in_parts(self._head, hidden, ids[row, column], entropy)
+        chosen, spread = self._in_parts(self._head, hidden, shared.targets, entropy)
+        return chosen[shared.which], None if spread is None else spread[shared.which]
+
+    def _in_parts(
+        self, head: LanguageHead, hidden: Tensor, targets: Tensor, entropy: EntropyMode
+    ) -> tuple[Tensor, Tensor | None]:
         if len(targets) <= self._tokens_at_once:
-            return self._from_hidden(self._head, hidden, targets, entropy)
+            return self._from_hidden(head, hidden, targets, entropy)
         parts = [
             # Logits are computed once more for the gradient, so that those of one part are held at a time.
-            checkpoint(
-                self._from_hidden, self._head, *part, entropy, use_reentrant=False, preserve_rng_state=False
-            )
+            checkpoint(self._from_hidden, head, *part, entropy, use_reentrant=False, preserve_rng_state=False)
             for part in zip(
                 hidden.split(self._tokens_at_once), targets.split(self._tokens_at_once), strict=True
             )
@@ -113,9 +162,19 @@ class ValueHead(Head):
         super().__init__()
         self.model: ValueModel = model
 
+    @property
+    def body(self) -> PreTrainedModel:
+        """The language model below the values."""
+        return self.model.body
+
     def forward(
-        self, ids: Tensor, row: Tensor, column: Tensor, entropy: EntropyMode
+        self,
+        ids: Tensor,
+        row: Tensor,
+        column: Tensor,
+        entropy: EntropyMode,
+        shared: SharedTokens | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the value of the state before each token; entropy means nothing here."""
-        hidden = self.model.body(input_ids=ids, use_cache=False).last_hidden_state
-        return self.model(hidden[row, column - 1]), None
+        values = self.model(self._states(ids, row, column, shared))
+        return values if shared is None else values[shared.which], None

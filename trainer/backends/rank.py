@@ -3,6 +3,7 @@
 `python -m trainer.backends.rank PIPE PARENT` is how `LocalRanks` starts one.
 """
 
+import gc
 import os
 import select
 import sys
@@ -81,11 +82,12 @@ class RankServer:
         assert self._group is not None
         backend = make(self._group, self._backends)
         self._backends[name] = backend
-        return {"has_adapter": getattr(backend, "has_adapter", False)}
+        return {name: getattr(backend, name, None) for name in ("has_adapter", "why_not_shared")}
 
     def drop(self, name: str) -> None:
         """Forget a backend, and give its memory back."""
-        self._backends.pop(name).close()
+        del self._backends[name]
+        gc.collect()
 
     def ask(self, name: str, method: str, *arguments: Any) -> Any:
         """Call a method of a backend."""

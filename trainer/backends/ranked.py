@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainer.algorithms.metrics import merge
 from trainer.backends.balance import balanced, row_cost
-from trainer.backends.base import Digest, EntropyMode, LossFunction, StepReport, TrainRow
+from trainer.backends.base import Digest, EntropyMode, LossFunction, StepReport, TokenCounts, TrainRow
 from trainer.backends.rank_group import MeshShape
 from trainer.backends.transport import MakeBackend, RankTransport
 from trainer.core.errors import TrainerError
@@ -113,7 +113,9 @@ class RankedBackend:
         self._ranks = ranks
         self._name = name
         self._width = width
-        self._has_adapter = bool(ranks.everywhere("build", name, make)[0]["has_adapter"])
+        built = ranks.everywhere("build", name, make)[0]
+        self._has_adapter = bool(built["has_adapter"])
+        self._why_not_shared: str | None = built["why_not_shared"]
 
     def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the outputs of each row, float32 `[tokens]`, zero outside its mask, without gradient."""
@@ -139,12 +141,18 @@ class RankedBackend:
         if keep_outputs:
             outputs = _in_order(places, [report.outputs or [] for report in reports], len(rows))
         metrics = merge(report.metrics for report in reports)
-        return StepReport(metrics, first.gradient_norm, first.applied, outputs)
+        counts = [sum(each) for each in zip(*(report.tokens for report in reports), strict=True)]
+        return StepReport(metrics, first.gradient_norm, first.applied, outputs, TokenCounts(*counts))
 
     @property
     def learning_rate(self) -> float:
         """The learning rate of the next step."""
         return float(self._all("rate")[0])
+
+    @property
+    def why_not_shared(self) -> str | None:
+        """Why rows that begin alike do not share what they begin with; None if they do, or are not meant to."""
+        return self._why_not_shared
 
     @property
     def has_adapter(self) -> bool:
@@ -163,9 +171,14 @@ class RankedBackend:
         """Add all that is trained to a digest, bit by bit and in float32."""
         into.update(self._all("digest")[0])
 
-    def save(self, directory: Path) -> None:
-        """Write the model in Hugging Face layout; the first rank writes, all of them gather."""
-        self._all("save", directory)
+    def save(self, directory: Path, *, exact: bool = False) -> None:
+        """Write the model in Hugging Face layout; the first rank writes, all of them gather.
+
+        Args:
+            directory: Where to; a folder that the ranks' machines share.
+            exact: Whether in float32, as it is trained, and not in the type that it computes in.
+        """
+        self._all("save", directory, exact)
 
     def save_adapter(self, directory: Path) -> None:
         """Write the adapters in peft's layout.
@@ -176,6 +189,10 @@ class RankedBackend:
         if not self._has_adapter:
             raise ValueError("there are no adapters to save")
         self._all("save_adapter", directory)
+
+    def drop(self) -> None:
+        """Have the ranks forget this model; nothing can be asked of it afterwards."""
+        self._ranks.everywhere("drop", self._name)
 
     def offload(self, parts: Sequence[str] = ("parameters", "optimizer")) -> None:
         """Bring what a model holds from the accelerator to the processor's memory, so that others find room there.
@@ -231,33 +248,6 @@ class RankedBackend:
 
     def _asked(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         return self._ranks.each("ask", [(self._name, method, *given) for given in arguments])
-
-
-class RankedScorer:
-    """A model that several ranks read together and do not train, or one of theirs read in another way.
-
-    Args:
-        backend: The ranks' model.
-    """
-
-    def __init__(self, backend: RankedBackend) -> None:
-        self._backend = backend
-
-    def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
-        """Return the outputs of each row, float32 `[tokens]`, zero outside its mask, without gradient."""
-        return self._backend.forward(rows)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all that `load_state_dict` needs."""
-        return self._backend.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved state.
-
-        Raises:
-            ValueError: If it is of another model.
-        """
-        self._backend.load_state_dict(state)
 
 
 def _chosen(rows: Sequence[TrainRow], part: Sequence[int]) -> list[TrainRow]:

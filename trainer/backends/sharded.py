@@ -21,6 +21,7 @@ from trainer.backends.forward_pass import ForwardPass, KeptOutputs
 from trainer.backends.gradient_checkpointing import GradientCheckpointing
 from trainer.backends.heads import Head
 from trainer.backends.optimizer import Schedule
+from trainer.backends.prefix_tree import Bucket, CallCosts
 from trainer.backends.rank_group import RankGroup
 from trainer.models.load import write_model
 from trainer.models.lora import adapter_tensors, adapters_as, adapters_off, has_adapters, write_adapter
@@ -129,6 +130,8 @@ class ShardedModel:
         pieces: The weights.
         dtype: Type of numbers that the model computes in.
         tokens_per_micro_batch: Tokens of a micro-batch, padding included.
+        costs: Of the model's calls, where tokens of rows that begin alike go through the model once. All ranks share,
+            or none does.
     """
 
     def __init__(
@@ -139,12 +142,13 @@ class ShardedModel:
         *,
         dtype: torch.dtype,
         tokens_per_micro_batch: int,
+        costs: CallCosts | None = None,
     ) -> None:
         self._head = head
         self._group = group
         self._pieces = pieces
         self._dtype = dtype
-        self._pass = ForwardPass(head, tokens_per_micro_batch)
+        self._pass = ForwardPass(head, tokens_per_micro_batch, costs)
         self._loading: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
 
     @property
@@ -156,6 +160,11 @@ class ShardedModel:
     def pieces(self) -> WeightPieces:
         """Its weights."""
         return self._pieces
+
+    @property
+    def why_not_shared(self) -> str | None:
+        """Why rows that begin alike do not share what they begin with; None if they do, or are not meant to."""
+        return self._pass.why_not_shared
 
     @property
     def has_adapter(self) -> bool:
@@ -278,16 +287,17 @@ class ShardedModel:
         if "parameters" in parts:
             self._pieces.move(device)
 
-    def _equal_buckets(self, rows: Sequence[TrainRow]) -> list[list[int] | None]:
+    def _equal_buckets(self, rows: Sequence[TrainRow]) -> list[Bucket | None]:
         """Cut this rank's rows into as many micro-batches as any rank has; None where it has none left."""
-        buckets: list[list[int] | None] = [*self._pass.buckets(rows)]
+        buckets: list[Bucket | None] = [*self._pass.buckets(rows)]
         missing = self._group.largest(len(buckets)) - len(buckets)
         return [*buckets, *([None] * missing)]
 
-    def _run(self, rows: Sequence[TrainRow], bucket: list[int] | None, entropy: EntropyMode) -> MicroBatch:
-        if bucket is None:
-            return self._pass.run([_NOTHING], [0], entropy)
-        return self._pass.run(rows, bucket, entropy)
+    def _run(self, rows: Sequence[TrainRow], bucket: Bucket | None, entropy: EntropyMode) -> MicroBatch:
+        chosen = (rows, bucket) if bucket is not None else ([_NOTHING], Bucket([0]))
+        # Ranks gather weights together, call by call: all of them make as many.
+        calls = self._group.largest(chosen[1].calls) if self._pass.shares else 1
+        return self._pass.run(*chosen, entropy, calls)
 
 
 class ShardedBackend(ShardedModel):
@@ -302,6 +312,7 @@ class ShardedBackend(ShardedModel):
         dtype: Type of numbers that the model computes in.
         tokens_per_micro_batch: Tokens of a micro-batch, padding included.
         gradient_checkpointing: Whether activations are computed once more for the gradient in place of being kept.
+        costs: Of the model's calls, where tokens of rows that begin alike go through the model once.
     """
 
     def __init__(
@@ -315,8 +326,16 @@ class ShardedBackend(ShardedModel):
         dtype: torch.dtype,
         tokens_per_micro_batch: int,
         gradient_checkpointing: bool,
+        costs: CallCosts | None = None,
     ) -> None:
-        super().__init__(head, group, pieces, dtype=dtype, tokens_per_micro_batch=tokens_per_micro_batch)
+        super().__init__(
+            head,
+            group,
+            pieces,
+            dtype=dtype,
+            tokens_per_micro_batch=tokens_per_micro_batch,
+            costs=costs,
+        )
         self._optimizer = optimizer
         self._schedule = schedule
         self._steps = 0
@@ -363,7 +382,8 @@ class ShardedBackend(ShardedModel):
         applied = self._optimizer.apply(finite, self.rate())
         self._steps += 1
         outputs = None if kept is None else kept.by_row()
-        return StepReport(merge(parts) if applied.taken else {}, applied.norm, applied.taken, outputs)
+        tokens = self._pass.tokens(rows, buckets)
+        return StepReport(merge(parts) if applied.taken else {}, applied.norm, applied.taken, outputs, tokens)
 
     def state(self) -> Iterator[tuple[str, Any]]:
         """Yield a checkpoint's contents by paths (see `ranked.nested`), gathered one at a time."""

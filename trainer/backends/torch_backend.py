@@ -15,6 +15,7 @@ from trainer.backends.gradient_checkpointing import GradientCheckpointing
 from trainer.backends.heads import Head
 from trainer.backends.master_weights import MasterWeights
 from trainer.backends.optimizer import Schedule, make_optimizer
+from trainer.backends.prefix_costs import sharing_costs
 from trainer.config.run import OptimizerSettings
 from trainer.models.load import save_weights
 from trainer.models.lora import has_adapters, save_adapter
@@ -49,7 +50,8 @@ class TorchBackend:
         self._schedule = schedule
         self._steps = 0
         self._masters = MasterWeights(head.model, dtype)
-        self._pass = ForwardPass(head, optimizer.tokens_per_micro_batch)
+        costs = sharing_costs(head, optimizer.shared_prefixes, head.body.device)
+        self._pass = ForwardPass(head, optimizer.tokens_per_micro_batch, costs)
         self._optimizer = make_optimizer(optimizer, self._masters.trained, schedule.rate(0))
         self._checkpointing = GradientCheckpointing(head.model, enabled=gradient_checkpointing)
 
@@ -80,7 +82,8 @@ class TorchBackend:
         kept = KeptOutputs(rows) if keep_outputs else None
         finite = torch.ones((), dtype=torch.bool, device=self._pass.device)
         with self._checkpointing.active():
-            for bucket in self._pass.buckets(rows):
+            buckets = self._pass.buckets(rows)
+            for bucket in buckets:
                 micro = self._pass.run(rows, bucket, entropy)
                 if kept is not None:
                     kept.add(micro)
@@ -93,13 +96,14 @@ class TorchBackend:
             group["lr"] = self.learning_rate
         self._steps += 1
         outputs = None if kept is None else kept.by_row()
+        tokens = self._pass.tokens(rows, buckets)
         if not bool(finite & norm.isfinite()):
             self._optimizer.zero_grad(set_to_none=True)
-            return StepReport({}, float(norm), applied=False, outputs=outputs)
+            return StepReport({}, float(norm), applied=False, outputs=outputs, tokens=tokens)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._masters.publish()
-        return StepReport(merge(parts), float(norm), applied=True, outputs=outputs)
+        return StepReport(merge(parts), float(norm), applied=True, outputs=outputs, tokens=tokens)
 
     def export(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights by their Hugging Face names, in the type that the model computes in; tied weights once.
@@ -124,6 +128,11 @@ class TorchBackend:
         if not isinstance(model, PreTrainedModel):
             raise ValueError("a critic is saved in checkpoints only: no other tool has a use for it")
         save_weights(model, directory)
+
+    @property
+    def why_not_shared(self) -> str | None:
+        """Why rows that begin alike do not share what they begin with; None if they do, or are not meant to."""
+        return self._pass.why_not_shared
 
     @property
     def has_adapter(self) -> bool:

@@ -27,6 +27,7 @@ _FREE_TO_CHANGE = (
     "name",
     "model.device",
     "model.gradient_checkpointing",
+    "backend",
     "rollout.server_timeout_s",
     "rollout.episode_timeout_s",
     "rollout.max_failed_groups",

@@ -15,17 +15,14 @@ from trainer.assembly.build import (
     Players,
     Policy,
     build_policy,
-    critic_backend,
     model_actor,
     open_environments,
     open_players,
-    policy_backend,
-    reference_model,
     task_source,
-    warm_start_backend,
 )
 from trainer.assembly.data_check import check_streams, keep_digests
 from trainer.assembly.inference import check_inference
+from trainer.assembly.models import ModelSource, open_models
 from trainer.backends.base import TrainBackend
 from trainer.cluster.placement import place_roles
 from trainer.cluster.supervision import Restarts, death_in
@@ -173,18 +170,26 @@ async def _train(
         store.go_back_to(checkpoint.folder, checkpoint.state.step)
     elif clear_records(directory):
         console.say(f"the run in {directory} left no checkpoint: it begins again, and its records with it")
-    policy = build_policy(settings, trained=True)
+    trains_here = settings.backend.kind == "torch"
+    policy = build_policy(settings, trained=trains_here)
     policy.renderer.template.say = console.say
     keep_tokenizer(policy.tokenizer, directory)
     serve = partial(embedded_server, on_end=partial(_environments_died, ending))
     pool = await stack.enter_async_context(open_environments(settings, console, serve))
     await check_streams(streams, pool)
     panels = await build_panels(settings, pool)
-    models, state = await _start(settings, store, checkpoint, policy, pool, source, console)
+    made = await stack.enter_async_context(open_models(settings, policy, directory, console))
+    models, state = await _start(settings, store, checkpoint, policy, pool, source, console, made)
+    if (reason := models.policy.why_not_shared) is not None:
+        console.say(
+            f"shared prefixes: {reason}; tokens of rows that begin alike go through the model once only where a row is "
+            "the beginning of another one"
+        )
     recall = _recall(settings, directory, state, console)
     if recall is not None:
         stack.callback(recall.log.close)
-    trains_meanwhile = settings.rollout.max_staleness > 0
+    # An engine that shares its weights with nobody may draw while others change.
+    trains_meanwhile = settings.rollout.max_staleness > 0 or not trains_here
     players = await stack.enter_async_context(
         open_players(settings, policy, pool, console, recall, trains_meanwhile=trains_meanwhile)
     )
@@ -289,20 +294,21 @@ async def _start(
     pool: EnvironmentPool,
     source: TaskSource,
     console: RunConsole,
+    made: ModelSource,
 ) -> tuple[Models, RunState]:
     """Return the models as they go on or begin; a warm start is made where one is wanted, and saved."""
     if checkpoint is not None:
-        models = _models(settings, policy)
+        models = await asyncio.to_thread(made.models)
         try:
-            models.load_state_dicts(checkpoint.parts)
+            await asyncio.to_thread(models.load_state_dicts, checkpoint.parts)
         except ValueError as error:
             raise CheckpointError(f"cannot resume from {checkpoint.folder}: {error}") from error
         return models, checkpoint.state
     if settings.warm_start is not None:
-        await _warm_start(settings, settings.warm_start, policy, pool, source, console)
-    models, state = _models(settings, policy), RunState(0, 0, 0, ())
+        await _warm_start(settings, settings.warm_start, policy, pool, source, console, made)
+    models, state = await asyncio.to_thread(made.models), RunState(0, 0, 0, ())
     if settings.warm_start is not None:
-        await to_its_end(asyncio.to_thread(store.save, state, models.state_dicts()))
+        await to_its_end(asyncio.to_thread(lambda: store.save(state, models.state_dicts())))
     return models, state
 
 
@@ -313,6 +319,7 @@ async def _warm_start(
     pool: EnvironmentPool,
     source: TaskSource,
     console: RunConsole,
+    made: ModelSource,
 ) -> None:
     context = context_policy(settings.prompt)
     console.begin("expert demonstrations", warm.demonstrations)
@@ -328,7 +335,7 @@ async def _warm_start(
     console.say(
         f"warm start on {len(shown)} expert demonstrations ({len(rows)} rows); none are used after it"
     )
-    backend = warm_start_backend(settings, policy.model, warm.learning_rate)
+    backend = await asyncio.to_thread(made.warm_start, warm.learning_rate)
     work = train_supervised(
         backend,
         rows,
@@ -344,14 +351,7 @@ async def _warm_start(
         console.advance(progress.batches)
         if progress.epoch is not None:
             console.say(f"warm start, epoch {progress.epoch + 1}/{warm.epochs}: loss {progress.loss:.4f}")
-    backend.release()
-
-
-def _models(settings: RunSettings, policy: Policy) -> Models:
-    # The others first: the policy's own backend may round the weights that they start with.
-    critic = critic_backend(settings, policy.model) if settings.algorithm.critic is not None else None
-    reference = reference_model(settings, policy.model) if settings.algorithm.needs_reference else None
-    return Models(policy_backend(settings, policy.model), critic, reference)
+    await asyncio.to_thread(made.end_warm_start, backend)
 
 
 def _scheduler(

@@ -9,6 +9,7 @@ from trainer.algorithms.advantage_settings import compares_members
 from trainer.algorithms.presets import lay_over_preset, resolve_preset
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.config.agents import AgentsSettings, agent_kind
+from trainer.config.backend import BackendSettings
 from trainer.config.cluster import ClusterSettings
 from trainer.config.data import DatasetSettings
 from trainer.config.inference import InferenceSettings, WeightSettings, disagreement
@@ -227,10 +228,16 @@ class OptimizerSettings(Settings):
         "ends the run.",
     )
     tokens_per_micro_batch: PositiveInt = 16384
+    shared_prefixes: Literal["auto", "off"] = Field(
+        "auto",
+        description="Whether tokens of rows that begin alike go through the model once: where that is exact and costs "
+        "less, or never.",
+    )
 
     @model_validator(mode="after")
     def _numbers_are_read(self) -> Self:
-        unread = sorted({"betas", "epsilon"} & self.model_fields_set)
+        own = {name: getattr(self, name) for name in ("betas", "epsilon")}
+        unread = [name for name, value in own.items() if value != type(self).model_fields[name].default]
         if self.kind == "sgd" and unread:
             raise ValueError(f"{', '.join(unread)}: read by kind 'adamw' only, not by 'sgd': leave it out")
         return self
@@ -359,6 +366,7 @@ class RunSettings(Settings):
         "where there are data sets; each drawn by weight, where there are none), or in the tasks of every step.",
     )
     model: ModelSettings = ModelSettings()
+    backend: BackendSettings = BackendSettings()
     prompt: PromptSettings = PromptSettings()
     rollout: RolloutSettings = RolloutSettings()
     agents: AgentsSettings = AgentsSettings()

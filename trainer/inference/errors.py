@@ -44,6 +44,10 @@ class WeightsLostError(WeightsError):
     """The server serves weights that this run did not send: it was started again, or somebody else updates it."""
 
 
+class ForeignWeightsError(WeightsLostError):
+    """Somebody else gave the server weights after this run had: two runs cannot share it."""
+
+
 class WrongWeightsError(WeightsError):
     """The server said that it took the weights, and its log-probabilities say that it did not."""
 

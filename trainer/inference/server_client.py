@@ -11,6 +11,7 @@ from typing import Self
 
 from trainer.core.errors import ConfigError, TrainerError
 from trainer.inference.base import (
+    FinishReason,
     GenerationRequest,
     GenerationResult,
     InferenceCounters,
@@ -21,6 +22,7 @@ from trainer.inference.base import (
 )
 from trainer.inference.dialect import Bucket, Capabilities, GroupAddress, MemoryTag, Need, UpdateWay
 from trainer.inference.errors import InferenceError, WeightsError
+from trainer.inference.partial_reply import PartialReply
 from trainer.inference.server_adapters import ServedAdapters
 from trainer.inference.server_http import ServerHttp
 from trainer.inference.server_link import FAREWELL_S, DialectName, ServerLink
@@ -158,7 +160,18 @@ class ServerClient:
             ConfigError: If the server cannot report the log-probabilities of this sampling.
             InferenceError: If the server did not answer as it should; each kind has its class.
         """
-        return await self._replies.generate(request)
+        reply = PartialReply(request)
+        return reply.result(await self.extend(reply))
+
+    async def extend(self, reply: PartialReply) -> FinishReason:
+        """Draw what is left of a reply, and return why it ended.
+
+        What was drawn is in `reply` also where this fails: another server may go on from there.
+
+        Raises:
+            ValueError: As `generate` does; all of its errors are possible.
+        """
+        return await self._replies.extend(reply)
 
     async def generate_together(self, requests: list[GenerationRequest]) -> list[GenerationResult]:
         """Return the replies of one batch in order; the server decides which of them it computes together."""

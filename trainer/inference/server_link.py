@@ -61,7 +61,7 @@ class ServerLink:
         """
         conversation = vllm.probe(self.need) if self.kind == "vllm" else sglang.probe(self.need)
         try:
-            self._dialect = await self.http.converse(conversation)
+            self._dialect = await self.http.converse(conversation, takes_pages=True)
         except RequestRefusedError as error:
             raise InferenceError(f"{self.url}: {error}") from error
         return self.capabilities

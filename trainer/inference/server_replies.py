@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from uuid import uuid4
 
 from trainer.core.errors import ConfigError
-from trainer.inference.base import GenerationRequest, GenerationResult, InferenceCounters, SamplingParams
+from trainer.inference.base import FinishReason, InferenceCounters, SamplingParams
 from trainer.inference.calls import HttpAnswer
 from trainer.inference.dialect import GenerationCall, Stretch
 from trainer.inference.errors import RepeatedAbortError, RequestRefusedError
@@ -80,19 +80,20 @@ class ServerReplies:
             f"{sampling.top_k}: {remedy}, or sample with temperature 1, top_p 1 and top_k 0"
         )
 
-    async def generate(self, request: GenerationRequest) -> GenerationResult:
-        """Return one reply; see `ServerClient.generate`."""
-        self._count(request)
-        ongoing = OngoingReply(PartialReply(request))
+    async def extend(self, reply: PartialReply) -> FinishReason:
+        """Draw what is left of a reply; see `ServerClient.extend`."""
+        self._count(reply)
+        ongoing = OngoingReply(reply)
         self._under_way.begin(ongoing)
         try:
-            result = await self._complete(ongoing)
-            ongoing.aborted = result.finish_reason == "abort"
-            return result
+            reason = await self._complete(ongoing)
+            ongoing.aborted = reason == "abort"
+            return reason
         finally:
             self._under_way.end(ongoing)
 
-    def _count(self, request: GenerationRequest) -> None:
+    def _count(self, reply: PartialReply) -> None:
+        request = reply.request
         if not request.prompt_ids:
             raise ValueError(f"request {request.request_id} has an empty prompt")
         longest = self._link.capabilities.max_length
@@ -103,22 +104,22 @@ class ServerReplies:
             )
         self.check_sampling(request.sampling)
         self._requests += 1
-        self._prompt_tokens += len(request.prompt_ids)
+        self._prompt_tokens += len(reply.prompt_ids)
 
-    async def _complete(self, ongoing: OngoingReply) -> GenerationResult:
+    async def _complete(self, ongoing: OngoingReply) -> FinishReason:
         reply = ongoing.reply
         unexplained = 0
         while True:
             await self._under_way.until_released(ongoing)
             if ongoing.abort_asked.is_set():
-                return reply.result("abort")
+                return "abort"
             self._weights.trust()
             holds = self._under_way.holds
             stretch = await self._stretch(ongoing)
             if stretch is not None and stretch.finish_reason != "abort":
-                return reply.result(stretch.finish_reason)
+                return stretch.finish_reason
             if (finished := reply.finished()) is not None:
-                return reply.result(finished)
+                return finished
             if ongoing.abort_asked.is_set():
                 continue
             self._resubmitted += stretch is not None

@@ -102,7 +102,9 @@ class WeightUpdates:
     async def take_folder(self, folder: str, version: int) -> None:
         """Take weights from a folder that the server can read."""
         async with self._taking(version) as mode:
-            await self._link.converse(self._link.dialect.load_folder(folder, str(version), mode))
+            await self._link.converse(
+                self._link.dialect.load_folder(folder, self._weights.label(version), mode)
+            )
 
     async def take_adapter(self, folder: str, version: int) -> None:
         """Load an adapter from a folder that the server can read, under a new name.
@@ -150,7 +152,7 @@ class WeightUpdates:
             await self._link.converse(self._link.dialect.begin_update())
             try:
                 yield
-                await self._link.converse(self._link.dialect.end_update(str(version), mode))
+                await self._link.converse(self._link.dialect.end_update(self._weights.label(version), mode))
             except BaseException:
                 # A group whose update broke off may still wait for tensors: the next one is a new one.
                 self._weights.group = None

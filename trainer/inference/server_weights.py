@@ -1,9 +1,18 @@
-"""Which weights one server has, as far as it says: whether a token may be used, and which version drew it."""
+"""Which weights one server has, as far as it says: whether a token may be used, and which version drew it.
+
+Weights are called by the run and the version, so that those of two runs that update one server are told apart.
+"""
 
 import asyncio
+from uuid import uuid4
 
 from trainer.inference.dialect import GroupAddress, Stretch
-from trainer.inference.errors import MalformedReplyError, WeightsError, WeightsLostError
+from trainer.inference.errors import (
+    ForeignWeightsError,
+    MalformedReplyError,
+    WeightsError,
+    WeightsLostError,
+)
 from trainer.inference.server_link import ServerLink
 from trainer.inference.under_way import OngoingReply, UnderWay
 
@@ -29,7 +38,9 @@ class ServedWeights:
         self._under_way = under_way
         self.version = version
         self.group: GroupAddress | None = None
-        self._labels = {_UNNAMED: version, str(version): version}
+        self._run = uuid4().hex[:8]
+        self._labels = {_UNNAMED: version}
+        self._starts_with = {_UNNAMED}
         self._synced = False
         self._distrust: WeightsError | None = None
         self._confirming = asyncio.Lock()
@@ -39,6 +50,8 @@ class ServedWeights:
     def meet(self) -> None:
         """Compare what a server that was just asked calls its weights with what this run has sent."""
         label = self._link.capabilities.weight_label
+        if label is not None and not self._synced:
+            self._starts_with = {_UNNAMED, label}
         if label is not None and label not in self._labels:
             if self._link.need.way is None:
                 self._labels = {label: self.version}
@@ -68,13 +81,22 @@ class ServedWeights:
         # Whoever is held must hear of it.
         self._under_way.release()
 
-    def lose(self, message: str) -> WeightsLostError:
-        """Note that the server has other weights than it was sent, and return the error that says so."""
+    def lose(self, message: str, label: str | None = None) -> WeightsLostError:
+        """Note that the server has other weights than it was sent, and return the error that says so.
+
+        Args:
+            message: What was seen.
+            label: What the server calls its weights, if it says.
+        """
         # Who is started again is in no group.
         self.group = None
-        error = WeightsLostError(
-            f"{message}: it was started again, or somebody else updates it. Send the weights"
-        )
+        error: WeightsLostError
+        if self._synced and label is not None and label not in self._starts_with:
+            error = ForeignWeightsError(f"{message}: somebody else updates it, such as another run")
+        else:
+            error = WeightsLostError(
+                f"{message}: it was started again, or somebody else updates it. Send the weights"
+            )
         if self._distrust is None:
             self.distrust(error)
         return error
@@ -86,9 +108,13 @@ class ServedWeights:
 
     # Versions
 
+    def label(self, version: int) -> str:
+        """What the server is told to call the weights of a version."""
+        return f"{self._run}-{version}"
+
     def expect(self, version: int) -> None:
         """Tokens of a version may come from now on: a reply can end before its update does."""
-        self._labels[str(version)] = version
+        self._labels[self.label(version)] = version
 
     def taken(self, version: int) -> None:
         """The server has the weights of a version."""
@@ -124,7 +150,8 @@ class ServedWeights:
             if version < submitted:
                 raise self.lose(
                     f"{self._link.url} drew tokens with weights called {label[:40]!r} after those of version "
-                    f"{submitted}"
+                    f"{submitted}",
+                    label,
                 )
         return [known[label] for label in stretch.labels]
 
@@ -159,6 +186,6 @@ class ServedWeights:
                 )
             if label is not None and self._labels.get(label, -1) < version:
                 raise self.lose(
-                    f"{self._link.url} serves weights called {label[:40]!r}, and not version {version}"
+                    f"{self._link.url} serves weights called {label[:40]!r}, and not version {version}", label
                 )
             self._confirmed_at = started

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from trainer.inference.partial_reply import PartialReply
 
 _SETTLE_S = 0.3
-"""Answers that a pause brought about are here by then; what is not was never admitted."""
+"""So long after the last of the answers that a pause brought about, what is not here was never admitted."""
 
 
 @dataclass(eq=False, slots=True)
@@ -114,11 +114,16 @@ class UnderWay:
         A request that comes to a paused server is answered after the pause, by other weights than those that it was
         sent to: it is dropped, and sent again.
         """
-        calls = self.calls
-        await all_set([each.idle for each in calls], _SETTLE_S)
-        for each in calls:
+        missing = self.calls
+        answered = True
+        while missing and answered:
+            await all_set([each.idle for each in missing], _SETTLE_S)
+            left = [each for each in missing if not each.idle.is_set()]
+            # Many answers take their time to be read.
+            missing, answered = left, len(left) < len(missing)
+        for each in missing:
             each.drop()
-        await all_set([each.idle for each in calls], None)
+        await all_set([each.idle for each in missing], None)
 
 
 async def all_set(events: Sequence[asyncio.Event], timeout_s: float | None) -> None:

@@ -294,6 +294,10 @@ def _step_metrics(name: str, steps: Sequence[StepReport]) -> dict[str, float]:
         f"{name}/optimizer_steps": float(len(norms)),
         f"{name}/skipped_steps": float(len(steps) - len(norms)),
     }
+    tokens = sum(taken.tokens.rows for taken in steps)
+    if tokens:
+        computed = sum(taken.tokens.computed for taken in steps)
+        numbers[f"{name}/shared_prefixes"] = 1.0 - computed / tokens
     return numbers | ({f"{name}/gradient_norm": sum(norms) / len(norms)} if norms else {})
 
 
