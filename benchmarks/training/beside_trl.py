@@ -2,9 +2,9 @@
 
 Both train the same tiny model, from equal weights, on the same rollouts with the same advantages, in fp32, with AdamW,
 on as many threads. TRL's steps are those of `GRPOTrainer.train()`, whose generation is replaced by the fixed rollouts,
-and are timed from `on_step_begin` to `on_step_end`; after each of them comes one of ours, so both see the machine's load
-alike. Ours is all of `Learner.update`: rows, advantages, micro-batches, optimizer, metrics. TRL has the advantages for
-nothing.
+and are timed from `on_step_begin` to `on_step_end`; after each of them comes one of ours, so both see the machine's
+load alike. Ours is all of `Learner.update`: rows, advantages, micro-batches, optimizer, metrics. TRL has the advantages
+for nothing.
 
 Cases: `equal`, all rows of one length; `padded`, lengths drawn from a log-normal, as in practice: TRL pads them to the
 longest of the batch, we sort them into micro-batches. The share of padding in TRL's batch is stated with the result.

@@ -240,7 +240,7 @@ async def _train(
         console=console,
         saver=Saver(models, store, tracker, ledger, recall, asynchronous=settings.checkpoint.asynchronous),
         updating=players.updating,
-        work=training_work(settings, policy.model.config.to_dict(), policy.model.device),
+        work=training_work(settings, policy.model.config.to_dict()),
     )
     console.begin_training(state.step)
     await rl.train(parts, state, settings.steps, settings.checkpoint.every, evaluate, ending)

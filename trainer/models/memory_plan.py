@@ -41,7 +41,7 @@ class Sharding:
         context: Devices that share the tokens of a row.
         expert: Devices that share the experts; they are part of `data`.
         zero_stage: DeepSpeed's stage.
-        offload: Whether the optimizer's numbers lie in the host's memory.
+        offload: Whether the optimizer's numbers lie in the host's memory, and the weights where these are cut.
     """
 
     kind: BackendKind = "torch"
@@ -86,14 +86,14 @@ class Engine:
 
     Attributes:
         number_bytes: Of weights and of keys and values.
-        owns_weights: Whether it has weights of its own beside those in training.
+        copies: How often it has the weights for itself: 0 where it reads those in training.
         cached_tokens: Tokens whose keys and values are kept at most.
         reserved_bytes: What a server takes of the device whatever it needs; None: what it needs.
         tensor: Devices that share its model.
     """
 
     number_bytes: int
-    owns_weights: bool
+    copies: int
     cached_tokens: int = 0
     reserved_bytes: int | None = None
     tensor: int = 1
@@ -226,7 +226,7 @@ def frozen_need(shape: ModelShape, training: Training, sharding: Sharding) -> Ne
 
 def engine_need(shape: ModelShape, engine: Engine) -> Need:
     """Return what whoever samples needs of each of its devices."""
-    weights = shape.parameters.total * engine.number_bytes // engine.tensor if engine.owns_weights else 0
+    weights = engine.copies * shape.parameters.total * engine.number_bytes // engine.tensor
     cache = shape.cache_numbers_per_token * engine.number_bytes * engine.cached_tokens // engine.tensor
     if engine.reserved_bytes is not None:
         cache = max(engine.reserved_bytes - weights, 0)
@@ -281,8 +281,11 @@ def _states(group: _Group, training: Training, sharding: Sharding) -> Need:
     weights = (4 if sharding.kind == "fsdp2" else number) * held // cut[3]
     gradients = (number if sharding.kind == "deepspeed" else 4) * held // cut[2]
     optimizer = 8 * held // cut[1]
+    if sharding.offload and sharding.kind == "fsdp2":
+        return Need(host=weights + gradients + optimizer)
     if sharding.offload:
-        return Need(weights, gradients, 0, host=optimizer + masters // cut[1])
+        cut_weights = weights if cut[3] > 1 else 0
+        return Need(weights - cut_weights, gradients, 0, host=optimizer + masters // cut[1] + cut_weights)
     return Need(weights + masters // cut[1], gradients, optimizer)
 
 
