@@ -33,6 +33,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from datasets import Dataset
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -220,7 +221,7 @@ def measure(case: str, options: argparse.Namespace) -> dict[str, object]:
             named = dict(backend._head.model.named_parameters())
             our_gradients.update({name: parameter.grad.clone() for name, parameter in named.items()})
 
-    handle = torch.optim.optimizer.register_optimizer_step_pre_hook(keep)
+    handle = register_optimizer_step_pre_hook(keep)
     tokenizer = build_tiny_tokenizer()
     with tempfile.TemporaryDirectory() as folder:
         trl = Fixed(

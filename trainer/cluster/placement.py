@@ -140,7 +140,7 @@ def _trainers(settings: RunSettings, devices: Sequence[int]) -> list[int]:
 
 def ranks_of(settings: RunSettings) -> int:
     """How many ranks train the policy."""
-    return 1
+    return settings.backend.ranks
 
 
 def _beside(settings: RunSettings, name: str, devices: Sequence[int], trains: Sequence[int]) -> Role:
