@@ -178,9 +178,10 @@ def test_a_dry_run_prints_the_plan_behind_settings_that_can_be_read_back(capsys,
     file.write_text(printed)
     assert load_settings(file) == load_settings(None, words)
     plan = [line for line in printed.splitlines() if line.startswith("#")]
+    assert max(map(len, plan)) <= 80
+    del plan[: next(place for place, line in enumerate(plan) if "memory plan" in line)]
     assert plan[0] == "# memory plan: Qwen/Qwen2.5-0.5B, 0.49 billion parameters"
     assert "24 GB" in plan[1]
-    assert max(map(len, plan)) <= 80
 
 
 def test_a_model_whose_sizes_nobody_knows_has_no_plan_and_a_remedy(capsys):
