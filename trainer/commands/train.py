@@ -171,7 +171,9 @@ async def _train(
     elif clear_records(directory):
         console.say(f"the run in {directory} left no checkpoint: it begins again, and its records with it")
     trains_here = settings.backend.kind == "torch"
-    policy = build_policy(settings, trained=trains_here)
+    # Where ranks train and servers sample, the one that is here is there to be asked for names and shapes.
+    computes = trains_here or settings.inference.embedded or settings.warm_start is not None
+    policy = build_policy(settings, trained=trains_here, computes=computes)
     policy.renderer.template.say = console.say
     keep_tokenizer(policy.tokenizer, directory)
     serve = partial(embedded_server, on_end=partial(_environments_died, ending))

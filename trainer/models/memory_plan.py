@@ -124,12 +124,12 @@ class Need:
     @property
     def lasting(self) -> int:
         """What stays between steps."""
-        return self.weights + self.gradients + self.optimizer + self.cache
+        return self.weights + self.optimizer + self.cache
 
     @property
     def moment(self) -> int:
-        """What comes on top of it for a moment: a micro-batch and the optimizer's step are not at the same time."""
-        return max(self.activations, self.workspace)
+        """What a step takes on top: a micro-batch and the optimizer's own work are not at the same time."""
+        return self.gradients + max(self.activations, self.workspace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,19 +233,17 @@ def engine_need(shape: ModelShape, engine: Engine) -> Need:
     return Need(weights=weights, cache=cache)
 
 
-def cache_tokens(shape: ModelShape, engine: Engine) -> int:
-    """Return how many tokens' keys and values the devices of a server have room for."""
-    per_token = shape.cache_numbers_per_token * engine.number_bytes
-    return engine_need(shape, engine).cache * engine.tensor // per_token
+def parameters_per_device(shape: ModelShape, sharding: Sharding) -> int:
+    """Return the parameters that a device computes with: those that tensor, pipeline and experts leave it."""
+    return sum(group.held for group in _groups(shape, sharding, head=True))
 
 
 def activation_bytes(shape: ModelShape, training: Training, sharding: Sharding) -> int:
     """Return what autograd keeps of a micro-batch on a device, its logits included."""
     tokens = -(-training.micro_batch_tokens // sharding.context)
     layers = -(-shape.layers // sharding.pipeline)
-    layer = (
-        _kept_per_token(shape, training) * tokens // sharding.tensor
-    )  # cut wholly with sequence parallelism
+    # With sequence parallelism, tensor parallelism cuts all of a layer.
+    layer = _kept_per_token(shape, training) * tokens // sharding.tensor
     logits = _logit_bytes(shape, training, sharding, tokens) if training.vocabulary_head else 0
     if training.checkpointing:
         kept = layers * shape.hidden * training.number_bytes * tokens // sharding.tensor

@@ -91,14 +91,14 @@ def test_a_family_that_is_not_known_is_refused():
 )
 def test_bytes_a_parameter_are_those_of_the_backends_papers(sharding, per_parameter):
     need = trained_need(SEVEN, Training(number_bytes=2), sharding)
-    assert need.lasting / SEVEN.parameters.total == pytest.approx(per_parameter, rel=1e-3, abs=1e-3)
+    assert (need.lasting + need.gradients) / SEVEN.parameters.total == pytest.approx(per_parameter, rel=1e-3, abs=1e-3)
 
 
 def test_devices_share_what_they_can():
     whole = SEVEN.parameters.total
     assert parameters_per_device(SEVEN, Sharding("megatron", tensor=4)) == pytest.approx(whole / 4, rel=1e-6)
     staged = parameters_per_device(SEVEN, Sharding("megatron", pipeline=2))
-    assert whole / 2 <= staged < whole * 0.6, "one of the embeddings lies on each end"
+    assert 0.49 < staged / whole < 0.6, "one of the embeddings lies on each end"
     assert MIXTURE.parameters.experts > 0.9 * MIXTURE.parameters.total
     alone = parameters_per_device(MIXTURE, Sharding("megatron", data=8, expert=8))
     assert alone == MIXTURE.parameters.dense + MIXTURE.parameters.experts // 8
@@ -125,7 +125,7 @@ def test_models_and_who_samples_add_up():
     assert reference.weights == 4 * 494_032_768
     assert critic.weights == policy.weights, "the head is tied to the embedding, which a critic has"
     assert engine.weights == 0, "on-policy, the engine reads the weights in training"
-    assert engine.cache == 64 * 2048 * 12288 * 4, "64 episodes, each as long as may be"
+    assert engine.cache == 64 * 2048 * (2 * 24 * 128) * 4, "64 episodes, each as long as may be"
     ahead, _ = plan_of("model.path=Qwen/Qwen2.5-0.5B", "rollout.max_staleness=1")
     assert ahead.parts[-1].need.weights == 4 * 494_032_768
     assert ahead.parts[-1].need.cache == 2 * engine.cache
