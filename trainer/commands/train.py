@@ -183,7 +183,9 @@ async def _train(
     elif clear_records(directory):
         console.say(f"the run in {directory} left no checkpoint: it begins again, and its records with it")
     trains_here = settings.backend.kind == "torch"
-    policy = build_policy(settings, trained=trains_here)
+    # Where ranks train and servers sample, the one that is here is there to be asked for names and shapes.
+    computes = trains_here or settings.inference.embedded or settings.warm_start is not None
+    policy = build_policy(settings, trained=trains_here, computes=computes)
     policy.renderer.template.say = console.say
     keep_tokenizer(policy.tokenizer, directory)
     pool = await stack.enter_async_context(open_environments(settings, console, serve))
@@ -253,7 +255,7 @@ async def _train(
         console=console,
         saver=Saver(models, store, tracker, ledger, recall, asynchronous=settings.checkpoint.asynchronous),
         updating=players.updating,
-        work=training_work(settings, policy.model.config.to_dict(), policy.model.device),
+        work=training_work(settings, policy.model.config.to_dict()),
     )
     console.begin_training(state.step)
     await rl.train(parts, state, settings.steps, settings.checkpoint.every, evaluate, ending)
