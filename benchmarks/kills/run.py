@@ -2,12 +2,17 @@
 
     nice python benchmarks/kills/run.py --kills 200 --out benchmarks/results/kills.json
 
-A tiny policy plays FrozenLake on a server of its own, `max_staleness` steps ahead. At random moments the trainer or
-the environment server is killed with SIGKILL and started again. Afterwards the inference client's own log, the rollout
-log, the recorded episodes and the ledger are compared token by token. The lengths of the consumed episodes stand beside
-those of a run with the same settings that nobody killed (Kolmogorov-Smirnov, two samples).
+A tiny policy that learns plays FrozenLake, `--staleness` steps ahead. It samples in the trainer ("embedded"), on an
+inference server that the run starts ("launched"), or on two that run already ("given"); servers are the conformance
+server of the tests. At random moments the trainer, the environment server or an inference server is killed with
+SIGKILL, and started again by whoever has to: the script, or the run's own keeper. Afterwards the servers' own logs,
+what the inference client gave, the rollout log, the recorded episodes and the ledger are compared token by token.
 
-The work folder keeps the state: started again with the same `--work`, the script goes on.
+The lengths of the first episodes that were consumed stand beside those of as many that were started first
+(Kolmogorov-Smirnov, two samples): a system that prefers short episodes consumes other ones than it starts.
+
+The work folder keeps everything: started again with the same `--work`, the script goes on. It refuses a folder of
+another commit or of other settings.
 """
 
 import argparse
@@ -21,16 +26,25 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.support.processes import end  # noqa: E402
+from tests.support.processes import end, end_with_parent  # noqa: E402
+from tests.support.server_accounts import server_account_of  # noqa: E402
 from tests.support.token_accounts import account_of  # noqa: E402
-from tests.support.training_forks import TrainingForks  # noqa: E402
+from tests.support.training_forks import ENGINE_LOG, TrainingForks  # noqa: E402
 
 GROUPS, MEMBERS = 8, 8
+TAIL = 3
+"""Steps at a run's end that take up what was started before them: their own episodes are not compared."""
+PATIENCE_S = 1200.0
+"""A run that comes no step further for so long is stuck."""
+SHARES = {"given": 0.5, "launched": 0.3, "embedded": 0.2}
 CONFIG = """
 seed: 11
 tasks:
@@ -41,97 +55,201 @@ prompt: {instruction: none}
 # So that moves are moves, and episodes of many lengths.
 warm_start: {demonstrations: 100, epochs: 10, batch_rows: 32, learning_rate: 5.0e-3}
 rollout: {groups_per_step: 8, group_size: 8, max_turns: 12, max_new_tokens: 3, max_concurrent_sequences: 64}
-# The policy hardly moves: then lengths differ by chance, or because of the kills.
-optimizer: {learning_rate: 1.0e-7}
+algorithm: {preset: grpo, correction: {kind: truncate}}
+optimizer: {learning_rate: 1.0e-3}
 evaluation: {every: 0, panels: {}}
 checkpoint: {every: 1, resume: auto}
-tracking: {tensorboard: false}
+tracking: {tensorboard: false, console: false}
 """
+SERVED = ["inference.kind=vllm", "inference.dtype=float32", "inference.look_every_s=1"]
 
 
-class EnvironmentServer:
-    """`roll-serve` on one port, started again whenever it was killed."""
+class Killable:
+    """A program on a port of its own, started again whenever it was killed; it ends with this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, output: Path, *words: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self._port}"
-        self._process = self._start()
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self._command = [sys.executable, *words, "--port", str(port)]
+        self._output = output
+        self._start()
 
     def kill(self) -> None:
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._process = self._start()
+        self._start()
 
     def close(self) -> None:
         end(self._process)
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "env_server", "--allow-expert", "--port", str(self._port)]
-        return subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
+    def _start(self) -> None:
+        with self._output.open("ab") as output:
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=ROOT,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
 
 
-def play(work: Path, name: str, steps: int, staleness: int, kills: int, state: dict) -> None:
-    """Train to the end, killing so many times on the way."""
-    config = work / "config.yaml"
-    config.write_text(CONFIG)
-    draw = random.Random(f"{name}-{state['kills']}")
-    server = EnvironmentServer()
-    arguments = ["--config", str(config), "--env-url", server.url, f"output_dir={work / name}"]
-    arguments += [f"steps={steps}", f"rollout.max_staleness={staleness}"]
-    run, beside, output = work / name, work / f"{name}.beside", work / f"{name}.output"
-    try:
-        with TrainingForks() as forks:
-            trainer = forks.start(arguments, output, beside)
-            while state["kills"] < kills:
-                # Most moments lie anywhere; before some of them the run gets on, however slow the machine is.
-                wanted = _steps(run) + draw.choice((0, 0, 1))
-                while _steps(run) < wanted and forks.ended(trainer) is None:
-                    time.sleep(0.1)
-                time.sleep(draw.uniform(0.0, 5.0))
-                code = forks.ended(trainer)
-                if code == 0:
+class Launched:
+    """The inference server that a run starts: its keeper starts it again."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = str(run)
+
+    def kill(self) -> bool:
+        """Kill the server's own process, if it runs."""
+        for entry in Path("/proc").iterdir():
+            try:
+                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            if words[1:3] == ["-m", "tests.support.vllm_program"] and any(
+                self._run in each for each in words
+            ):
+                os.kill(int(entry.name), signal.SIGKILL)
+                return True
+        return False
+
+
+class Play:
+    """One run and all that can be killed of it.
+
+    Args:
+        work: The folder of everything.
+        kind: Who samples.
+        name: The run's.
+        steps: How many it has.
+        staleness: How many steps its rollouts may be behind.
+    """
+
+    def __init__(self, work: Path, kind: str, name: str, steps: int, staleness: int) -> None:
+        self.run, self.beside = work / name, work / f"{name}.beside"
+        self.output, self.kills = work / f"{name}.output", work / f"{name}.kills.jsonl"
+        self.steps = steps
+        self._work, self._kind, self._staleness = work, kind, staleness
+        self.beside.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def done(self) -> bool:
+        return (self.run / "model").exists()
+
+    @property
+    def killed(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.kills.open()] if self.kills.exists() else []
+
+    @property
+    def logs(self) -> list[Path]:
+        """What the inference servers wrote down."""
+        return sorted(self.beside.glob("server-*.jsonl"))
+
+    def play(self, kills: int) -> None:
+        """Train to the end, and kill so many times on the way."""
+        draw = random.Random(f"{self.run.name}-{len(self.killed)}")
+        with TrainingForks() as forks, ExitStack() as stack:
+            words, victims = self._start_servers(stack)
+            trainer = forks.start(words, self.output, self.beside)
+            while len(self.killed) < kills:
+                if not self._lives_for(draw.uniform(0.0, 5.0), draw.choice((0, 0, 1)), forks, trainer):
                     break
-                if code is not None:
-                    raise SystemExit(f"the trainer ended by itself with {code}: see {output}")
-                victim = draw.choice(["trainer", "trainer", "environment server"])
+                victim = draw.choice(["trainer", *victims])
+                self._note(victim)
                 if victim == "trainer":
                     forks.kill(trainer)
                     forks.wait(trainer, 60.0)
-                    trainer = forks.start(arguments, output, beside)
+                    trainer = forks.start(words, self.output, self.beside)
                 else:
-                    server.kill()
-                state["kills"] += 1
-                state["victims"][victim] = state["victims"].get(victim, 0) + 1
-                (work / "state.json").write_text(json.dumps(state))
-                print(f"{state['kills']} kills, {_steps(run)} of {steps} steps", flush=True)
-            code = forks.wait(trainer, 7200.0)
-            if code:
-                raise SystemExit(f"the trainer ended with {code}: see {output}")
-    finally:
-        server.close()
+                    victims[victim]()
+                print(
+                    f"{self.run.name}: {len(self.killed)} kills, {self._step} of {self.steps} steps",
+                    flush=True,
+                )
+            if code := forks.wait(trainer, 7200.0):
+                raise SystemExit(f"the trainer ended with {code}: see {self.output}")
+
+    def _start_servers(self, stack: ExitStack) -> tuple[list[str], dict[str, Any]]:
+        """Start what the run needs, and return its command line and how its parts are killed."""
+
+        def started(*words: str) -> Killable:
+            server = Killable(self._work / f"{self.run.name}.servers", *words)
+            stack.callback(server.close)
+            return server
+
+        environment = started("-m", "env_server", "--allow-expert")
+        config = self._work / "config.yaml"
+        words = ["--config", str(config), "--env-url", environment.url, f"output_dir={self.run}"]
+        words += [f"steps={self.steps}", f"rollout.max_staleness={self._staleness}"]
+        victims: dict[str, Any] = {"environment server": environment.kill}
+        if self._kind == "launched":
+            program = json.dumps([sys.executable, "-m", "tests.support.vllm_program"])
+            log = f"{{ROLLGYM_DOUBLE_LOG: {self.beside / 'server-0.jsonl'}}}"
+            words += [*SERVED, f"inference.launch={{command: {program}, restarts: 1000, environment: {log}}}"]
+            victims["inference server, launched"] = Launched(self.run).kill
+        if self._kind == "given":
+            model = self._start_model(words)
+            double = ("-m", "tests.support.inference_server", "--dialect", "vllm", "--model", str(model))
+            double = (*double, "--logprobs-mode", "processed_logprobs", "--log-file")
+            servers = [started(*double, str(self.beside / f"server-{number}.jsonl")) for number in range(2)]
+            words += [*SERVED, f"inference.urls={json.dumps([server.url for server in servers])}"]
+            for number, server in enumerate(servers):
+                victims[f"inference server {number}, given"] = server.kill
+        return words, victims
+
+    def _start_model(self, words: list[str]) -> Path:
+        """Return a folder that servers of this architecture start from: a run of no steps writes it."""
+        folder = self._work / "start"
+        if not (folder / "model").exists():
+            command = [sys.executable, "-m", "trainer.cli", *words, f"output_dir={folder}", "steps=1"]
+            subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+        return folder / "model"
+
+    def _lives_for(self, seconds: float, steps: int, forks: TrainingForks, trainer: int) -> bool:
+        """Wait for a random moment, some of them after the run got on; False if the run ended before."""
+        wanted, until = self._step + steps, time.monotonic() + PATIENCE_S
+        while self._step < wanted and forks.ended(trainer) is None:
+            if time.monotonic() > until:
+                raise SystemExit(f"no step for {PATIENCE_S:g} s: see {self.output}")
+            time.sleep(0.1)
+        time.sleep(seconds)
+        code = forks.ended(trainer)
+        if code is not None and code != 0:
+            raise SystemExit(f"the trainer ended by itself with {code}: see {self.output}")
+        return code is None
+
+    @property
+    def _step(self) -> int:
+        path = self.run / "metrics.jsonl"
+        return sum(1 for _ in path.open()) if path.exists() else 0
+
+    def _note(self, victim: str) -> None:
+        with self.kills.open("a") as lines:
+            lines.write(json.dumps({"time": time.time(), "victim": victim}) + "\n")
 
 
-def _steps(run: Path) -> int:
-    path = run / "metrics.jsonl"
-    return sum(1 for _ in path.open()) if path.exists() else 0
+def lengths(play: Play) -> tuple[list[int], list[int]]:
+    """Sampled tokens of the first episodes that were consumed, and of as many that were started first."""
+    consumed: list[tuple[int, tuple[int, int], int]] = []
+    for line in (play.run / "episodes.jsonl").open():
+        record = json.loads(line)
+        tokens = sum(end - start for _, start, end in (turn["tokens"] for turn in record["turns"]))
+        consumed.append((record["step"], (record["task"]["index"], record["member"]), tokens))
+    first = [tokens for step, _, tokens in consumed if step < play.steps - TAIL]
+    known = {episode: tokens for _, episode, tokens in consumed}
+    started = list(dict.fromkeys(_asked(play.beside)))[: len(first)]
+    if unknown := [episode for episode in started if episode not in known]:
+        raise SystemExit(f"{play.run.name}: {len(unknown)} early episodes were never consumed: {unknown[:3]}")
+    return first, [known[episode] for episode in started]
 
 
-def lengths(run: Path) -> list[int]:
-    """Sampled tokens of each consumed episode."""
-    return [
-        sum(end - start for _, start, end in (turn["tokens"] for turn in json.loads(line)["turns"]))
-        for line in (run / "episodes.jsonl").open()
-    ]
-
-
-def commit() -> str:
-    """Return the commit that is measured."""
-    command = ["git", "rev-parse", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
+def _asked(beside: Path) -> list[tuple[int, int]]:
+    """Task and member of each reply, in the order in which they were drawn."""
+    sessions = [json.loads(line)["session"].split("-") for line in (beside / ENGINE_LOG).open()]
+    return [(int(words[1]), int(words[2])) for words in sessions if words[0] == "train"]
 
 
 def kolmogorov_smirnov(first: list[int], second: list[int]) -> tuple[float, float]:
@@ -148,58 +266,108 @@ def kolmogorov_smirnov(first: list[int], second: list[int]) -> tuple[float, floa
     return statistic, 2 * sum((-1) ** (k - 1) * math.exp(-2 * (k * scaled) ** 2) for k in range(1, 101))
 
 
+def examined(play: Play) -> dict[str, Any]:
+    """Say what became of a run's tokens."""
+    account = account_of(play.run, play.beside, play.steps, GROUPS)
+    found: dict[str, Any] = {
+        "run": play.run.name,
+        "kills": dict(Counter(kill["victim"] for kill in play.killed)),
+        "steps": play.steps,
+        "tokens": vars(account) | {"given_up": dict(account.given_up)},
+        "resumed_with_replies": play.output.read_text(errors="replace").count("replies ("),
+    }
+    faults = [*account.faults, *["lost"] * bool(account.lost), *["drawn twice"] * bool(account.drawn_twice)]
+    if play.logs:
+        ended = (play.run / "metrics.jsonl").stat().st_mtime
+        servers = server_account_of(play.logs, play.beside, [kill["time"] for kill in play.killed], ended)
+        found["servers"] = asdict(servers)
+        faults += servers.faults
+    consumed, started = lengths(play)
+    size = len(consumed) // 4
+    quarters = [consumed[place * size : (place + 1) * size] for place in range(4)]
+    found["mean_tokens_by_quarter"] = [round(sum(quarter) / size, 2) for quarter in quarters]
+    found["consumed"], found["started"] = consumed, started
+    found["in_order"] = not faults
+    return found
+
+
+def play_all(options: argparse.Namespace) -> list[Play]:
+    """Play until there were as many kills and episodes as the options ask for; what was played stays."""
+    plays: list[Play] = []
+    steps = -(-options.episodes // (len(SHARES) * GROUPS * MEMBERS)) + TAIL
+    for kind, share in SHARES.items():
+        plays.append(Play(options.work, kind, kind, steps, options.staleness))
+        if not plays[-1].done:
+            plays[-1].play(round(share * options.kills))
+    while (left := options.kills - sum(len(play.killed) for play in plays)) > 0:
+        # A run that ended before it was killed as often as it should be is followed by another.
+        plays.append(Play(options.work, "given", f"given-{len(plays)}", 8 + TAIL, options.staleness))
+        if not plays[-1].done:
+            plays[-1].play(left)
+    return plays
+
+
+def prepare(options: argparse.Namespace) -> dict[str, Any]:
+    """Begin a work folder, or go on with it.
+
+    Raises:
+        SystemExit: If it is of another commit or of other settings.
+    """
+    command = ["git", "rev-parse", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
+    wanted = {"commit": commit, "kills": options.kills, "episodes": options.episodes}
+    wanted |= {"max_staleness": options.staleness, "config": CONFIG}
+    kept = options.work / "settings.json"
+    options.work.mkdir(parents=True, exist_ok=True)
+    if kept.exists() and (found := json.loads(kept.read_text())) != wanted:
+        other = ", ".join(key for key in wanted if wanted[key] != found.get(key))
+        raise SystemExit(f"{options.work} holds runs of another {other}: name another --work")
+    (options.work / "config.yaml").write_text(CONFIG)
+    kept.write_text(json.dumps(wanted))
+    return wanted
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument(
-        "--episodes", type=int, default=5000, help="Episodes that each of the two runs consumes."
+        "--episodes", type=int, default=5000, help="that all runs together consume and compare"
     )
-    parser.add_argument("--staleness", type=int, default=1)
+    parser.add_argument("--staleness", type=int, default=2)
     parser.add_argument("--work", type=Path, default=Path("runs/kills"))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    options.work.mkdir(parents=True, exist_ok=True)
-    steps = -(-options.episodes // (GROUPS * MEMBERS))
-    kept = options.work / "state.json"
-    state = json.loads(kept.read_text()) if kept.exists() else {"kills": 0, "victims": {}, "commits": []}
-    state["commits"] += [commit()] if commit() not in state["commits"] else []
-    began = time.time()
-    for name, kills in (("undisturbed", 0), ("killed", options.kills)):
-        if not (options.work / name / "model").exists():
-            play(options.work, name, steps, options.staleness, kills, state)
-    run, beside = options.work / "killed", options.work / "killed.beside"
-    account = account_of(run, beside, steps, GROUPS)
-    consumed, reference = lengths(run), lengths(options.work / "undisturbed")
-    statistic, p = kolmogorov_smirnov(consumed, reference)
-    output = (options.work / "killed.output").read_text(errors="replace")
+    options.work = options.work.absolute()
+    settings = prepare(options)
+    plays = play_all(options)
+    runs = [examined(play) for play in plays]
+    consumed = [length for run in runs for length in run.pop("consumed")]
+    started = [length for run in runs for length in run.pop("started")]
+    statistic, p = kolmogorov_smirnov(consumed, started)
+    victims = Counter(kill["victim"] for play in plays for kill in play.killed)
     result = {
         "command": " ".join(["python", "benchmarks/kills/run.py", *sys.argv[1:]]),
-        "commits": state["commits"],
-        "kills": state["kills"],
-        "victims": state["victims"],
-        "steps": steps,
-        "max_staleness": options.staleness,
-        "tokens": {key: value for key, value in vars(account).items() if key != "faults"},
-        "faults": account.faults,
-        "resumed_with_replies": output.count("replies ("),
-        "episodes": {"killed": len(consumed), "undisturbed": len(reference)},
-        "mean_tokens": {
-            "killed": sum(consumed) / len(consumed),
-            "undisturbed": sum(reference) / len(reference),
-        },
+        **{key: settings[key] for key in ("commit", "max_staleness")},
+        "kills": victims.total(),
+        "victims": dict(victims),
+        "runs": runs,
         "lengths": {
-            name: dict(sorted(Counter(values).items()))
-            for name, values in (("killed", consumed), ("undisturbed", reference))
+            "episodes": len(consumed),
+            "mean_tokens": {
+                "consumed": sum(consumed) / len(consumed),
+                "started": sum(started) / len(started),
+            },
+            "consumed": dict(sorted(Counter(consumed).items())),
+            "started": dict(sorted(Counter(started).items())),
+            "kolmogorov_smirnov": {"statistic": statistic, "p": p},
         },
-        "kolmogorov_smirnov": {"statistic": statistic, "p": p},
-        "seconds": time.time() - began,
     }
     print(json.dumps(result, indent=1))
     if options.out is not None:
         options.out.write_text(json.dumps(result, indent=1) + "\n")
-    if account.faults or account.lost or account.drawn_twice:
+    if not all(run["in_order"] for run in runs):
         raise SystemExit("tokens were lost, drawn twice, or not accounted for")
 
 

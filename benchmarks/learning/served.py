@@ -1,18 +1,23 @@
 """FrozenLake learnt through a vLLM server and through the embedded engine: does the curve end at the same height?
 
     python benchmarks/learning/served.py --vllm /path/to/vllm [--seeds 1 2 3 4] [--served-seeds 1] [--steps 40]
-        [--async-steps 40] [--async-episodes 500]
+        [--async-steps 40] [--async-episodes 500] [--agent-steps 16] [--agent-episodes 200]
 
-Runs of one seed begin with the same weights and play the same tasks; what differs is who samples. Finished runs are
-skipped and killed ones go on, so the script can be started again until it is done. `--only-table` reads what is there.
-The table is printed and written to benchmarks/results/served.json.
+Runs of one seed begin with the same weights and play the same tasks; what differs is who samples, and in the arms of
+the agent who plays: examples/black_box_agent.py, a service on the plain `openai` package that reaches the policy by the
+agents' endpoint. Finished runs are skipped and killed ones go on, so the script can be started again until it is done.
+`--only-table` reads what is there. The table is printed and written to benchmarks/results/served.json; rows that it has
+of runs that are not in the directory stay, each with the commit that it was measured at.
 """
 
 import argparse
 import json
+import socket
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from trainer.core.run_files import read_lines
@@ -22,7 +27,9 @@ ROOT = Path(__file__).parents[2]
 CONFIG = "examples/frozen_lake_vllm.yaml"
 EMBEDDED = ["inference={kind: embedded}", "weights={}"]
 ASYNCHRONOUS = ["rollout.max_staleness=1", "algorithm.correction={kind: truncate}"]
+AGENT = ["agents={concurrency: 64}"]
 PANEL = "evaluate/held_out"
+RESULTS = ROOT / "benchmarks" / "results" / "served.json"
 
 
 def arms(vllm: str) -> dict[str, list[str]]:
@@ -33,7 +40,23 @@ def arms(vllm: str) -> dict[str, list[str]]:
         "embedded": EMBEDDED,
         "vllm_async": [*served, *ASYNCHRONOUS],
         "embedded_async": [*EMBEDDED, *ASYNCHRONOUS],
+        "vllm_agent": [*served, *AGENT],
+        "embedded_agent": [*EMBEDDED, *AGENT],
     }
+
+
+@contextmanager
+def agent_service() -> Iterator[str]:
+    """Serve the black-box agent and give its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "examples/black_box_agent.py", "--serve", str(port)]
+    with subprocess.Popen(command, cwd=ROOT) as process:
+        try:
+            yield f"http://127.0.0.1:{port}/play"
+        finally:
+            process.terminate()
 
 
 def play(run: Path, words: list[str], seed: int, steps: int, episodes: int) -> None:
@@ -41,10 +64,22 @@ def play(run: Path, words: list[str], seed: int, steps: int, episodes: int) -> N
     if (run / "curves.png").exists():
         return
     print(f"--- {run.name}", flush=True)
+    run.parent.mkdir(parents=True, exist_ok=True)
+    (run.parent / f"{run.name}.commit").write_text(commit())
     command = [sys.executable, "-m", "trainer.cli", "--config", CONFIG, *words]
     command += [f"seed={seed}", f"steps={steps}", f"output_dir={run}", "checkpoint.resume=auto"]
     command.append(f"evaluation.panels.held_out.episodes={episodes}")
-    subprocess.run(command, check=True, cwd=ROOT)
+    if not run.name.partition("_seed")[0].endswith("_agent"):
+        subprocess.run(command, check=True, cwd=ROOT)
+        return
+    with agent_service() as url:
+        subprocess.run([*command, f"rollout.agent={url}"], check=True, cwd=ROOT)
+
+
+def commit() -> str:
+    """Return the commit that is measured."""
+    command = ["git", "rev-parse", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
 
 
 def reached(run: Path) -> dict[str, object]:
@@ -58,6 +93,7 @@ def reached(run: Path) -> dict[str, object]:
 
     found: dict[str, object] = {
         "run": run.name,
+        "commit": (run.parent / f"{run.name}.commit").read_text(),
         "steps": len(steps),
         "seconds": round(sum(column("time/step_s")), 1),
         "tokens_per_s": round(statistics.mean(column("time/tokens_per_s")), 1),
@@ -95,7 +131,8 @@ def spread(rows: list[dict[str, object]], arm: str, mode: str) -> str:
 
 def spelled(options: argparse.Namespace) -> list[str]:
     """The options that decide what is run, as they are typed."""
-    names = ("seeds", "served_seeds", "steps", "episodes", "async_steps", "async_episodes")
+    names = ["arms", "seeds", "served_seeds", "steps", "episodes"]
+    names += ["async_steps", "async_episodes", "agent_steps", "agent_episodes"]
     words = []
     for name in names:
         value = getattr(options, name)
@@ -103,6 +140,16 @@ def spelled(options: argparse.Namespace) -> list[str]:
             shown = " ".join(map(str, value)) if isinstance(value, list) else str(value)
             words.append(f"--{name.replace('_', '-')} {shown}")
     return words
+
+
+def kept(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Rows of the last table whose runs are not among these, and these."""
+    if not RESULTS.exists():
+        return rows
+    last = json.loads(RESULTS.read_text())
+    names = {row["run"] for row in rows}
+    found = [{"commit": last.get("commit")} | row for row in last["rows"] if row["run"] not in names]
+    return sorted([*found, *rows], key=lambda row: (list(arms("")).index(str(row["arm"])), row["seed"]))
 
 
 def main() -> None:
@@ -116,6 +163,8 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=500, help="of the panel, at both ends")
     parser.add_argument("--async-steps", type=int, help="the same as --steps if absent")
     parser.add_argument("--async-episodes", type=int, help="the same as --episodes if absent")
+    parser.add_argument("--agent-steps", type=int, help="the same as --steps if absent")
+    parser.add_argument("--agent-episodes", type=int, help="the same as --episodes if absent")
     parser.add_argument("--arms", nargs="+", default=list(arms("vllm")), choices=list(arms("vllm")))
     parser.add_argument("--directory", type=Path, default=ROOT / "runs" / "served")
     parser.add_argument("--only-table", action="store_true", help="train nothing")
@@ -124,31 +173,26 @@ def main() -> None:
     for arm, words in arms(options.vllm).items():
         if arm not in options.arms:
             continue
-        ahead = arm.endswith("async")
-        steps = (ahead and options.async_steps) or options.steps
-        episodes = (ahead and options.async_episodes) or options.episodes
+        kind = arm.partition("_")[2]
+        steps = (kind and getattr(options, f"{kind}_steps")) or options.steps
+        episodes = (kind and getattr(options, f"{kind}_episodes")) or options.episodes
         for seed in options.served_seeds if arm.startswith("vllm") else options.seeds:
             run = options.directory.absolute() / f"{arm}_seed{seed}"
             if not options.only_table:
                 play(run, words, seed, steps, episodes)
             if (run / "curves.png").exists():
                 rows.append({"arm": arm, "seed": seed} | reached(run))
+    rows = kept(rows)
     print("| run | steps | sampled, start to end | greedy, start to end | largest difference of a probe |")
     print("|---|---:|---|---|---:|")
     for row in rows:
         ends = [f"{row[mode]['start']:.3f} to {row[mode]['end']:.3f}" for mode in ("sampled", "greedy")]  # type: ignore[index]
         probe = f"{row['sync']['largest_difference']:.1e}" if "sync" in row else ""  # type: ignore[index]
         print(f"| {row['run']} | {row['steps']} | {ends[0]} | {ends[1]} | {probe} |")
-    for arm in options.arms:
+    for arm in arms(""):
         print(f"{arm}: sampled {spread(rows, arm, 'sampled')}; greedy {spread(rows, arm, 'greedy')}")
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT
-    )
     command = f"python benchmarks/learning/served.py --vllm VLLM {' '.join(spelled(options))}"
-    output = ROOT / "benchmarks" / "results" / "served.json"
-    output.write_text(
-        json.dumps({"command": command, "commit": commit.stdout.strip(), "rows": rows}, indent=1) + "\n"
-    )
+    RESULTS.write_text(json.dumps({"command": command, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Real servers and real runs, as a user starts them."""
 
 import contextlib
+import ctypes
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +29,12 @@ def end(process: "subprocess.Popen[Any] | Forked", patience_s: float = 30.0) -> 
         process.wait()
     assert process.returncode is not None
     return process.returncode
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it has ended, however that ends."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
 @contextlib.contextmanager

@@ -13,10 +13,11 @@ import subprocess
 import sys
 import time
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, end_with_parent
 
 ENGINE_LOG = "engine.jsonl"
 ARCHIVE = "archive"
@@ -116,6 +117,7 @@ def _fork(arguments: list[str], output: Path, beside: Path) -> int:
     code = 1
     try:
         os.setpgid(0, 0)
+        end_with_parent()
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
@@ -138,13 +140,13 @@ def _keep(beside: Path) -> None:
     archive = beside / ARCHIVE
     archive.mkdir(exist_ok=True)
 
-    def settle_and_keep(log: RolloutLog, *arguments: Any) -> None:
+    def settle_and_keep(log: RolloutLog, *arguments: Any) -> Callable[[], None]:
         for path in log._folder.glob("*.log"):
             # A number is given again once all files are gone and the process is another.
             kept = archive / f"{path.name}-{path.stat().st_ino}-{path.stat().st_ctime_ns}"
             if path.stat().st_nlink == 1:
                 os.link(path, kept)
-        settle(log, *arguments)
+        return settle(log, *arguments)
 
     def make_listening(logged: LoggedClient, client: Any, recall: Any) -> None:
         make(logged, _Listening(client, beside / ENGINE_LOG), recall)
@@ -178,7 +180,9 @@ class _Listening:
         line = {
             "session": request.session_key,
             "turn": request.order[-1] if request.order else -1,
+            "prompt": request.prompt_ids,
             "ids": result.token_ids,
+            "versions": result.policy_versions,
             "logprobs": base64.b64encode(array("d", result.logprobs).tobytes()).decode(),
             "process": os.getpid(),
         }

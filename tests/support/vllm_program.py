@@ -55,7 +55,10 @@ def main() -> None:
         logprobs_mode=arguments.logprobs_mode,
         api_key=os.environ.get("VLLM_API_KEY"),
     )
-    served = Served("vllm", options, arguments.model, 0, arguments.max_model_len, 256, 0.0)
+    log = os.environ.get("ROLLGYM_DOUBLE_LOG")
+    served = Served(
+        "vllm", options, arguments.model, 0, arguments.max_model_len, 256, 0.0, Path(log) if log else None
+    )
     config = uvicorn.Config(
         application(served), host=arguments.host, port=arguments.port, log_level="warning"
     )

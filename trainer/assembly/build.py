@@ -14,8 +14,10 @@ from clients.commands.arguments import TOKEN_VARIABLE
 from trainer.assembly.inference import open_inference
 from trainer.backends.base import Scorer
 from trainer.backends.heads import PolicyHead, ValueHead
+from trainer.backends.optimizer import Schedule
+from trainer.backends.prefix_costs import sharing_costs
 from trainer.backends.reference import FrozenModel, PolicyWithoutAdapters
-from trainer.backends.torch_backend import Schedule, TorchBackend
+from trainer.backends.torch_backend import TorchBackend
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.device import DTYPES, torch_device
@@ -147,37 +149,49 @@ def chat_renderer(settings: RunSettings, tokenizer: Any, stops: Iterable[int] = 
     return ChatRenderer(tokenizer, settings.prompt.template_kwargs, stops)
 
 
-def policy_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBackend:
-    """Return the backend that trains the policy by reinforcement."""
-    schedule = _schedule(settings, settings.optimizer.learning_rate)
-    return _backend(settings, PolicyHead(model, settings.rollout.temperature), schedule)
+def policy_head(model: PreTrainedModel, temperature: float) -> PolicyHead:
+    """Return what training reads off the policy."""
+    return PolicyHead(model, temperature)
 
 
-def critic_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBackend:
-    """Return the backend of a critic whose body starts with the policy's weights.
+def critic_head(settings: RunSettings, model: PreTrainedModel) -> ValueHead:
+    """Return a critic whose body starts with the policy's weights.
 
     Where the policy trains adapters, the critic trains adapters of its own.
     """
-    schedule = _schedule(settings, settings.optimizer.critic_learning_rate)
     critic = ValueModel(model)
     if settings.model.lora is not None:
         add_lora(critic.body, settings.model.lora, derive_seed(settings.seed, "critic adapters"))
-    return _backend(settings, ValueHead(critic), schedule)
+    return ValueHead(critic)
+
+
+def policy_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBackend:
+    """Return the backend that trains the policy by reinforcement, in this process."""
+    schedule = run_schedule(settings, settings.optimizer.learning_rate)
+    return _backend(settings, policy_head(model, settings.rollout.temperature), schedule)
+
+
+def critic_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBackend:
+    """Return the backend of a critic, in this process."""
+    schedule = run_schedule(settings, settings.optimizer.critic_learning_rate)
+    return _backend(settings, critic_head(settings, model), schedule)
 
 
 def reference_model(settings: RunSettings, model: PreTrainedModel) -> Scorer:
     """Return the policy as the run begins: a second model, or the same one with its adapters off."""
+    adapted = settings.model.lora is not None
+    frozen = model if adapted else twin_of(model, DTYPES[settings.model.dtype])
+    head = policy_head(frozen, settings.rollout.temperature)
     budget = settings.optimizer.tokens_per_micro_batch
-    if settings.model.lora is not None:
-        head = PolicyHead(model, settings.rollout.temperature)
-        return PolicyWithoutAdapters(head, budget, warm=settings.warm_start is not None)
-    twin = twin_of(model, DTYPES[settings.model.dtype])
-    return FrozenModel(PolicyHead(twin, settings.rollout.temperature), budget)
+    costs = sharing_costs(head, settings.optimizer.shared_prefixes, frozen.device)
+    if adapted:
+        return PolicyWithoutAdapters(head, budget, costs, warm=settings.warm_start is not None)
+    return FrozenModel(head, budget, costs)
 
 
 def warm_start_backend(settings: RunSettings, model: PreTrainedModel, learning_rate: float) -> TorchBackend:
     """Return the backend of the supervised start; its optimizer's state ends with it."""
-    return _backend(settings, PolicyHead(model, 1.0), Schedule(learning_rate, 0, 1, "constant"))
+    return _backend(settings, policy_head(model, 1.0), Schedule(learning_rate, 0, 1, "constant"))
 
 
 def _backend(settings: RunSettings, head: PolicyHead | ValueHead, schedule: Schedule) -> TorchBackend:
@@ -190,7 +204,8 @@ def _backend(settings: RunSettings, head: PolicyHead | ValueHead, schedule: Sche
     )
 
 
-def _schedule(settings: RunSettings, peak: float) -> Schedule:
+def run_schedule(settings: RunSettings, peak: float) -> Schedule:
+    """Return the learning rate of a run's steps, given the highest."""
     return Schedule(
         peak,
         settings.optimizer.warmup_steps,

@@ -20,7 +20,8 @@ from trainer.inference.base import InferenceClient, SamplingParams
 from trainer.inference.dialect import Capabilities
 from trainer.inference.launch import ServedModel, choose_ports, launched, require_program, server_processes
 from trainer.inference.pool import ServerPool
-from trainer.inference.server_client import ServerClient, TensorCarrier
+from trainer.inference.server_client import ServerClient
+from trainer.inference.server_updates import TensorCarrier
 from trainer.inference.torch_engine import TorchEngine
 from trainer.models.load import model_folder
 from trainer.models.weights import base_tensors

@@ -13,6 +13,22 @@ class RunError(TrainerError, RuntimeError):
     """A run cannot go on; the message says why and what to do."""
 
 
+class RoleDiedError(RunError):
+    """A process of a role is no more; the run can go on from its last checkpoint.
+
+    Attributes:
+        role: What the settings call it, such as `actor_train`.
+    """
+
+    def __init__(self, role: str, what: str) -> None:
+        super().__init__(what)
+        self.role = role
+
+    def __reduce__(self) -> tuple[type["RoleDiedError"], tuple[str, str]]:
+        """Return how it is made again in another process."""
+        return type(self), (self.role, str(self))
+
+
 class PluginError(TrainerError):
     """Code of the user's failed or broke its contract; the message names it, with file and line where it failed."""
 

@@ -54,6 +54,11 @@ class HttpAnswer:
         """Whether the status says so."""
         return 200 <= self.status < 300
 
+    @property
+    def is_page(self) -> bool:
+        """Whether it is a web page: no inference server gives one, but what stands before it does while it is gone."""
+        return self.body[:_SHOWN].lstrip().startswith(b"<")
+
 
 def read_object(body: bytes) -> dict[str, Any]:
     """Return the JSON object in `body`, in time linear in its length.

@@ -44,6 +44,10 @@ class WeightsLostError(WeightsError):
     """The server serves weights that this run did not send: it was started again, or somebody else updates it."""
 
 
+class ForeignWeightsError(WeightsLostError):
+    """Somebody else gave the server weights after this run had: two runs cannot share it."""
+
+
 class WrongWeightsError(WeightsError):
     """The server said that it took the weights, and its log-probabilities say that it did not."""
 
@@ -54,3 +58,8 @@ class ServerSetupError(ConfigError):
 
 class ServerTooOldError(ServerSetupError):
     """The server's release lacks something that the run needs; the message names the release that has it."""
+
+
+def words_of(error: BaseException) -> str:
+    """Return what an error says, or its kind where it says nothing."""
+    return str(error) or type(error).__name__

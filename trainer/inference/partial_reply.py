@@ -1,4 +1,7 @@
-"""A reply that comes in stretches: what was drawn before an interruption becomes part of the next prompt."""
+"""A reply that comes in stretches: what was drawn before an interruption becomes part of the next prompt.
+
+The next stretch may come from another server.
+"""
 
 from dataclasses import dataclass, field, replace
 
@@ -42,11 +45,6 @@ class PartialReply:
         if not self.token_ids:
             return self.request.seed
         return derive_seed(self.request.seed, "stretch", len(self.token_ids))
-
-    @property
-    def rest(self) -> GenerationRequest:
-        """What is left of the request, for whoever takes it up; its reply goes to `add`."""
-        return replace(self.request, prompt_ids=self.prompt_ids, sampling=self.sampling, seed=self.seed)
 
     def add(self, token_ids: list[int], logprobs: list[float], policy_versions: list[int]) -> None:
         """Append a stretch."""

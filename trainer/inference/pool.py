@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 
 from trainer.core.errors import RunError, TrainerError
 from trainer.inference.base import (
+    FinishReason,
     GenerationRequest,
     GenerationResult,
     InferenceClient,
@@ -21,7 +22,17 @@ from trainer.inference.base import (
     WeightSource,
 )
 from trainer.inference.dialect import MemoryTag
-from trainer.inference.errors import ServerGoneError, WeightsError, WeightUpdateError, WrongWeightsError
+from trainer.inference.errors import (
+    ForeignWeightsError,
+    InferenceError,
+    RequestRefusedError,
+    ServerGoneError,
+    WeightsError,
+    WeightUpdateError,
+    WrongWeightsError,
+    words_of,
+)
+from trainer.inference.partial_reply import PartialReply
 from trainer.inference.places import OrderedPlaces
 from trainer.inference.routing import Router
 
@@ -30,6 +41,12 @@ GONE = (ConnectionError, TimeoutError, ServerGoneError, WeightsError)
 another server may do better."""
 
 _MISSES = 3
+_FAULTS = 3
+"""Answers in a row that are none: of one server, then it is gone; to one request, then it is an error."""
+_TAKEN_AWAY = 5
+"""Versions in a row in which somebody else gave a server weights."""
+_OWN_FAULT = (400, 413, 422)
+"""Statuses by which a server refuses what it is asked, and would anywhere."""
 
 Check = Callable[[str, InferenceClient], Awaitable[object]]
 """Looks whether a server has the weights that it was sent; raises `RunError` if not."""
@@ -55,6 +72,14 @@ class PooledClient(InferenceClient, Protocol):
         """Take memory again; with its cache it goes on."""
         ...
 
+    async def extend(self, reply: PartialReply) -> FinishReason:
+        """Draw what is left of a reply and return why it ended; what was drawn is in it also where this fails."""
+        ...
+
+
+class SharedServerError(RunError):
+    """Another run gives a server its weights again and again."""
+
 
 class NoServerError(ConnectionError):
     """No inference server answers; the message says of each why."""
@@ -73,6 +98,9 @@ class _Member:
         load: Tokens of the requests that run there, or wait for a place.
         trouble: Why it does not serve.
         misses: How often in a row it said, while it served, that it is not well, or did not say.
+        faults: How often in a row it answered a request with what is no answer.
+        taken_away: How often somebody else gave it weights, since the last version in which nobody did.
+        taken_at: The version in which that happened last.
         syncing: Held while it is brought up to date.
         asleep: Whether it gave its memory back, until it gets weights again.
         waits_beyond: Version that could not be brought to it when it was back: it gets the next one with the others.
@@ -86,6 +114,9 @@ class _Member:
     load: int = 0
     trouble: str = "it was never met"
     misses: int = 0
+    faults: int = 0
+    taken_away: int = 0
+    taken_at: int | None = None
     syncing: asyncio.Lock = field(default_factory=asyncio.Lock)
     asleep: bool = False
     waits_beyond: int | None = None
@@ -129,6 +160,7 @@ class ServerPool:
         self._paused: PauseMode | None = None
         self._changed = asyncio.Event()
         self._closed = False
+        self._failure: RunError | None = None
         self._watch: asyncio.Task[None] | None = None
         self._resubmitted = 0
 
@@ -182,14 +214,19 @@ class ServerPool:
         return InferenceHealth(bool(serving), "; ".join([detail, *self._troubles()]))
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
-        """Return one reply, from whichever server; where one is lost, another one begins it anew.
+        """Return one reply, from whichever server; where one is lost, another one goes on from what is here.
 
         Raises:
             NoServerError: If no server answers for too long.
+            SharedServerError: If another run takes the servers away.
+            InferenceError: If servers refuse the request, or answer it with what is no answer, again and again.
         """
+        reply = PartialReply(request)
         tokens = len(request.prompt_ids) + request.sampling.max_new_tokens
+        erred: list[str] = []
         while True:
             loads = await self._loads()
+            loads = {name: load for name, load in loads.items() if name not in erred} or loads
             name = self._router.choose(request.session_key, request.prompt_ids, tokens, loads)
             member = next(each for each in self._members if each.name == name)
             member.load += tokens
@@ -197,9 +234,17 @@ class ServerPool:
                 async with member.places.held(request.priority):
                     if not member.serving:
                         continue  # it was lost while the request waited for its place
-                    return await member.client.generate(request)
+                    reason = await member.client.extend(reply)
+                member.faults = 0
+                return reply.result(reason)
             except GONE as error:
                 self._lost(member, error)
+                self._resubmitted += 1
+            except InferenceError as error:
+                erred.append(name)
+                if len(erred) == _FAULTS or _is_own_fault(error):
+                    raise
+                self._erred(member, error)
                 self._resubmitted += 1
             finally:
                 member.load -= tokens
@@ -267,14 +312,17 @@ class ServerPool:
         """Return the loads of the servers that answer, as soon as one does."""
         try:
             async with asyncio.timeout(self._patience_s):
-                while not (loads := {each.name: each.load for each in self._members if each.serving}):
+                while True:
+                    if self._failure is not None:
+                        raise self._failure
+                    if loads := {each.name: each.load for each in self._members if each.serving}:
+                        return loads
                     if self._closed:
                         raise NoServerError("the inference servers are no longer used: the run ends")
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
             raise self._no_server() from None
-        return loads
 
     async def _bring_up_to_date(self, member: _Member) -> bool:
         """Bring the current weights to a server, and return whether it has them; False where it is gone."""
@@ -287,7 +335,7 @@ class ServerPool:
                     raise  # it is there, and does not take them
                 self._lost(member, error)
                 return False
-            except GONE as error:
+            except (*GONE, InferenceError) as error:
                 self._lost(member, error)
                 return False
             except RunError:
@@ -312,17 +360,38 @@ class ServerPool:
                 if self._check is not None:
                     await self._check(member.name, member.client)
                 return
-            except (WeightUpdateError, WrongWeightsError) as error:
-                if attempt == self._attempts or isinstance(error.__cause__, ServerGoneError):
+            except InferenceError as error:
+                gone = isinstance(error, ServerGoneError) or isinstance(error.__cause__, ServerGoneError)
+                if attempt == self._attempts or gone:
                     raise
                 self._say(f"{error}; it is sent them again")
 
     def _lost(self, member: _Member, error: Exception) -> None:
         member.asleep = False
-        said = str(error) or type(error).__name__
+        said = words_of(error)
         if member.serving:
             self._say(f"inference server {member.name} is gone ({said}); its requests go to others")
+            if isinstance(error, ForeignWeightsError):
+                self._note_taken_away(member, said)
         member.connected, member.serving, member.trouble = False, False, said
+
+    def _note_taken_away(self, member: _Member, said: str) -> None:
+        """Two runs that share a server go on taking it from each other, at the cost of both."""
+        if member.taken_at is None or self._version > member.taken_at + 1:
+            member.taken_away = 0
+        member.taken_away, member.taken_at = member.taken_away + 1, self._version
+        if member.taken_away == _TAKEN_AWAY:
+            self._failure = SharedServerError(
+                f"{said}; that has happened {_TAKEN_AWAY} times: give each run inference servers of its own"
+            )
+            self._changed.set()
+
+    def _erred(self, member: _Member, error: InferenceError) -> None:
+        """A server answered with what is no answer; one that does it again and again is as good as gone."""
+        member.faults += 1
+        if member.faults >= _FAULTS:
+            member.faults = 0
+            self._lost(member, error)
 
     async def _look_after(self) -> None:
         """Look for servers that are gone, and bring those that are back up to date."""
@@ -364,7 +433,7 @@ class ServerPool:
         try:
             await member.client.connect()
         except GONE as error:
-            member.trouble = str(error) or type(error).__name__
+            member.trouble = words_of(error)
             return False
         member.connected, member.trouble = True, "it has no weights yet"
         return True
@@ -373,7 +442,7 @@ class ServerPool:
         try:
             return await member.client.health()
         except GONE as error:
-            return InferenceHealth(False, str(error) or type(error).__name__)
+            return InferenceHealth(False, words_of(error))
 
     async def _on_all(self, what: str, ask: Callable[[PooledClient], Coroutine[Any, Any, Any]]) -> list[Any]:
         """Ask all servers that answer."""
@@ -398,6 +467,10 @@ class ServerPool:
             f"no inference server answered for {self._patience_s:g} s (inference.patience_s): "
             + "; ".join(self._troubles())
         )
+
+
+def _is_own_fault(error: InferenceError) -> bool:
+    return isinstance(error, RequestRefusedError) and error.status in _OWN_FAULT
 
 
 async def _all_or_cancel(calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:

@@ -18,7 +18,7 @@ from trainer.core.errors import ConfigError
 from trainer.inference.calls import HttpAnswer, HttpCall, message_of
 from trainer.inference.connections import SpreadTransport
 from trainer.inference.dialect import Conversation
-from trainer.inference.errors import InferenceError, MalformedReplyError, ServerGoneError
+from trainer.inference.errors import InferenceError, MalformedReplyError, ServerGoneError, words_of
 
 Result = TypeVar("Result")
 
@@ -31,6 +31,8 @@ _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
 _KEEPALIVE_S = 2.0
 _PAUSED = 503
 _BUSY = (429, 502, _PAUSED, 504)
+_UNCERTAIN = (502, 504)
+"""What a proxy says that has passed a call on, and has no answer."""
 _FAILURES = 3
 """Answers of status 500 that one call may get."""
 
@@ -95,8 +97,8 @@ class ServerHttp:
                 self._under_way[limit] = error
                 limit.reschedule(now)
 
-    async def converse(self, conversation: Conversation[Result]) -> Result:
-        """Make the calls of a conversation and return what came of it."""
+    async def converse(self, conversation: Conversation[Result], *, takes_pages: bool = False) -> Result:
+        """Make the calls of a conversation and return what came of it; see `call`."""
         answer = None
         while True:
             try:
@@ -104,14 +106,18 @@ class ServerHttp:
             except StopIteration as ended:
                 result: Result = ended.value
                 return result
-            answer = await self.call(call)
+            answer = await self.call(call, takes_pages=takes_pages)
 
-    async def call(self, call: HttpCall, *, held: Callable[[], bool] = lambda: False) -> HttpAnswer:
+    async def call(
+        self, call: HttpCall, *, held: Callable[[], bool] = lambda: False, takes_pages: bool = False
+    ) -> HttpAnswer:
         """Make one call, again and again where it is lost or the server is busy.
 
         Args:
             call: What to call.
             held: Says whether the caller has paused the server; then it hears at once that it is busy.
+            takes_pages: Whether a web page is an answer: where nobody knows yet if this is a server's address. Later
+                it comes from what stands before a server that is away.
 
         Raises:
             ServerGoneError: If patience ended.
@@ -127,13 +133,19 @@ class ServerHttp:
                 self.troubles += 1
                 if not call.repeatable and not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
                     raise InferenceError(
-                        f"{self.url}{call.path} was lost on its way: {_words(error)}"
+                        f"{self.url}{call.path} was lost on its way: {words_of(error)}"
                     ) from error
-                await pace.wait(_words(error))
+                await pace.wait(words_of(error))
                 await self._until_back(pace)
                 continue
-            if answer.status in _BUSY and not (answer.status == _PAUSED and held()):
-                await pace.wait(f"{answer.status}, {message_of(answer.body)}")
+            page = answer.is_page and not takes_pages
+            if page or (answer.status in _BUSY and not (answer.status == _PAUSED and held())):
+                said = f"{answer.status}, {message_of(answer.body)}"
+                if not call.repeatable and (page or answer.status in _UNCERTAIN):
+                    raise InferenceError(f"{self.url}{call.path} was lost on its way: {said}")
+                # A server that is there says so in JSON. Whoever comes back may be another than who went.
+                self.troubles += answer.status in _UNCERTAIN or not answer.body.lstrip().startswith(b"{")
+                await pace.wait(said)
                 continue
             if answer.status == 500 and not call.admin and (failures := failures + 1) < _FAILURES:
                 await pace.wait(message_of(answer.body))
@@ -185,9 +197,12 @@ class ServerHttp:
         try:
             async with asyncio.timeout(_HEALTH_S):
                 answer = await self._once(HttpCall("/health", method="GET"))
-        except (httpx.HTTPError, TimeoutError, MalformedReplyError):
+        except (httpx.TimeoutException, TimeoutError, MalformedReplyError):
             return False
-        return answer.ok
+        except httpx.HTTPError:
+            self.troubles += 1
+            return False
+        return answer.ok and not answer.is_page
 
     async def _until_back(self, pace: "_Pace") -> None:
         if self._outage is None or self._outage.done():
@@ -259,7 +274,3 @@ class _Pace:
 def _pool(certificates: ssl.SSLContext) -> httpx.AsyncHTTPTransport:
     limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_S)
     return httpx.AsyncHTTPTransport(verify=certificates, trust_env=False, limits=limits)
-
-
-def _words(error: httpx.HTTPError) -> str:
-    return str(error) or type(error).__name__

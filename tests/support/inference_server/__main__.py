@@ -23,6 +23,7 @@ def parser() -> argparse.ArgumentParser:
     add("--max-length", type=int, default=4096, help="of the hash model")
     add("--max-rows", type=int, default=256)
     add("--step-s", type=float, default=0.0, help="seconds that each decoding step takes at least")
+    add("--log-file", type=Path, help="every reply that ended is appended to it")
     add("--model-name", default="policy")
     add("--api-key")
     add("--admin-api-key")
@@ -53,6 +54,7 @@ def main() -> None:
         arguments.max_length,
         arguments.max_rows,
         arguments.step_s,
+        arguments.log_file,
     )
     app = application(served)
     listener = socket.create_server(("127.0.0.1", arguments.port), backlog=1024)

@@ -38,6 +38,7 @@ class Served:
         max_length: Longest row of the hash model.
         max_rows: Rows that are decoded at once.
         step_s: Seconds that each decoding step takes at least.
+        log_file: Where every reply that ended is written down; None for nowhere.
     """
 
     dialect: Dialect
@@ -47,6 +48,7 @@ class Served:
     max_length: int = 4096
     max_rows: int = 256
     step_s: float = 0.0
+    log_file: Path | None = None
 
 
 def _model(served: Served) -> ServedModel:
@@ -59,7 +61,7 @@ def _model(served: Served) -> ServedModel:
 
 def application(served: Served) -> Faults:
     """The double, faults before it."""
-    engine = Engine(_model(served), max_rows=served.max_rows, step_s=served.step_s)
+    engine = Engine(_model(served), max_rows=served.max_rows, step_s=served.step_s, log_file=served.log_file)
     updates = WeightUpdates(engine)
     tokens = tokens_of(served.model)
     kinds = {"vllm": VllmRoutes, "sglang": SglangRoutes}

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import os
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -74,6 +78,7 @@ class Job:
     finish: FinishKind | None = None
     matched: int | str | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    began: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
         self.prompt = list(self.row.ids)
@@ -117,9 +122,17 @@ class Engine:
         model: What is served.
         max_rows: Rows that are decoded at once.
         step_s: Seconds that each decoding step takes at least.
+        log_file: Every reply that ended is appended to it before it is answered, so that it outlives the process.
     """
 
-    def __init__(self, model: ServedModel, *, max_rows: int = 256, step_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        *,
+        max_rows: int = 256,
+        step_s: float = 0.0,
+        log_file: Path | None = None,
+    ) -> None:
         self.model = model
         self.max_rows = max_rows
         self.step_s = step_s
@@ -129,6 +142,9 @@ class Engine:
         self.paused: Pause | None = None
         self.asleep = False
         self.log: list[dict[str, Any]] = []
+        self._log_file = (
+            None if log_file is None else os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        )
         self.counts = {"dropped": 0, "aborted": 0, "steps": 0, "tokens": 0, "cached_tokens": 0, "rejected": 0}
         self.script: deque[list[int]] = deque()
         self._permits: int | None = None
@@ -174,6 +190,7 @@ class Engine:
         if job.finish is None:
             self.counts["dropped"] += 1
             self._leave(job)
+            self._write_down(job, "dropped")
             job.end("abort")
             await self.notify()
 
@@ -285,21 +302,26 @@ class Engine:
 
     def _finish(self, job: Job, kind: FinishKind, matched: int | str | None = None) -> None:
         self.counts["cached_tokens"] += job.row.cached_tokens
-        self.log.append(
-            {
-                "rid": job.rid,
-                "prompt_ids": job.prompt,
-                "token_ids": job.ids,
-                "raw_logprobs": [each.logprob("raw") for each in job.drawn],
-                "processed_logprobs": [each.logprob("processed") for each in job.drawn],
-                "versions": [each.version for each in job.drawn],
-                "finish": kind,
-                "seed": job.sampling.seed,
-                "salt": job.row.salt,
-                **job.labels,
-            }
-        )
+        self.log.append(self._write_down(job, kind))
         job.end(kind, matched)
+
+    def _write_down(self, job: Job, finish: str) -> dict[str, Any]:
+        entry = {
+            "rid": job.rid,
+            "prompt_ids": job.prompt,
+            "token_ids": job.ids,
+            "raw_logprobs": [each.logprob("raw") for each in job.drawn],
+            "processed_logprobs": [each.logprob("processed") for each in job.drawn],
+            "versions": [each.version for each in job.drawn],
+            "finish": finish,
+            "seed": job.sampling.seed,
+            "salt": job.row.salt,
+            **job.labels,
+        }
+        if self._log_file is not None:
+            line = {**entry, "began": job.began, "ended": time.time(), "process": os.getpid()}
+            os.write(self._log_file, (json.dumps(line) + "\n").encode())
+        return entry
 
 
 def draw(logits: np.ndarray, job: Job, version: str) -> Drawn:

@@ -60,7 +60,7 @@ def client_of(server, version=0, **settings):
 @pytest.fixture
 async def client(server):
     async with client_of(server) as connected:
-        if connected._distrust is not None:
+        if connected._weights.distrusted is not None:
             # An earlier test has named the weights, which are still those of the folder.
             await connected.take_folder(str(server.folder), 0)
         yield connected
@@ -166,8 +166,8 @@ async def test_an_update_from_disk_in_the_middle_of_a_reply(server, mode):
     async with client_of(server) as plain:
         if mode in ("keep", "recompute") and not plain.capabilities.spans:
             pytest.skip(f"{plain.capabilities.server} does not say which version drew which token")
-        await plain.take_folder(str(server.folder), 0)
     async with client_of(server, pause_mode=mode) as client:
+        await client.take_folder(str(server.folder), 0)
         before = await client.score([3, 4, 5, 6])
         request = long_reply(client)
         reply = asyncio.create_task(client.generate(request))

@@ -314,8 +314,8 @@ def test_a_reply_in_stretches_is_the_reply(cuts, tokens, seed):
         part, left = left[:cut], left[cut:]
         if part:
             seeds.append(reply.seed)
-            assert reply.rest.sampling.max_new_tokens == len(part) + len(left)
-            assert reply.rest.prompt_ids + part + left == [1, 2, *tokens]
+            assert reply.sampling.max_new_tokens == len(part) + len(left)
+            assert reply.prompt_ids + part + left == [1, 2, *tokens]
         reply.add(part, [-1.0] * len(part), [0] * len(part))
     assert reply.token_ids == tokens
     assert reply.finished() == "length"

@@ -12,6 +12,7 @@ from tests.support.inference_server.running import InferenceServer, InferenceSer
 from trainer.core.errors import ConfigError
 from trainer.inference.base import GenerationRequest, SamplingParams
 from trainer.inference.errors import (
+    ForeignWeightsError,
     MalformedReplyError,
     RepeatedAbortError,
     RequestRefusedError,
@@ -22,9 +23,12 @@ from trainer.inference.errors import (
     WeightsLostError,
     WeightUpdateError,
 )
+from trainer.inference.partial_reply import PartialReply
 from trainer.inference.server_client import ServerClient
+from trainer.inference.under_way import OngoingReply, UnderWay
 
 PROMPT = [72, 101, 108, 108, 111]
+PAGE = "\n<!doctype html><html><body>default backend</body></html>"
 BOTH = pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 
 
@@ -67,7 +71,7 @@ async def interrupted_by_an_update(server, client, weights, version=1, tokens=6,
     await server.until(tokens=before)
     server.steps(0)
     syncing = asyncio.create_task(client.sync(weights, version))
-    if client._need.mode == "wait":
+    if client._link.need.mode == "wait":
         await server.until(drawn=before)
     server.steps(None)
     await syncing
@@ -462,7 +466,7 @@ async def test_adapters_have_a_new_name_for_each_version(dialect, tmp_path):
             server.steps(None)
             result, new = await old, await client.generate(request())
             names = [reply["model"] for reply in server.log()["replies"]]
-            await asyncio.gather(*client._left)
+            await asyncio.gather(*client._link._left)
             assert server.models() == {"policy", names[-1]}
     folders = [str(tmp_path / f"adapter-{seed}") for seed in (1, 2)]
     for reply, folder, version in ((result, folders[0], 1), (new, folders[1], 2)):
@@ -479,7 +483,7 @@ async def test_an_adapter_that_is_gone_is_missed(dialect, tmp_path):
     with InferenceServer(dialect) as server:
         async with ServerClient(server.url, dialect, way="adapter", pause_mode="abort") as client:
             await client.sync(Weights(1, tmp_path), 1)
-            await client._http.converse(client._speaking.unload_adapter(client._adapter))
+            await client._link.converse(client._link.dialect.unload_adapter(client._adapters.current))
             with pytest.raises(WeightsLostError, match="adapter of version 1"):
                 await client.generate(request())
             assert not (await client.health()).ready
@@ -555,6 +559,10 @@ async def test_memory_is_given_back_and_taken_again(dialect, tmp_path):
     [
         {"kind": "answer", "status": 503, "count": 3},
         {"kind": "answer", "status": 500, "count": 2},
+        {"kind": "answer", "status": 502, "count": 2, "body": PAGE},
+        {"kind": "answer", "status": 404, "count": 2, "body": PAGE},
+        {"kind": "answer", "status": 200, "count": 2, "body": PAGE},
+        {"kind": "answer", "status": 503, "count": 2, "body": "no healthy upstream"},
         {"kind": "cut", "count": 2},
         {"kind": "cut_body", "count": 2},
         {"kind": "late", "seconds": 0.1},
@@ -590,7 +598,7 @@ async def test_refusals_and_rubbish_have_their_types(dialect):
             refused = GenerationRequest("r", [5000], SamplingParams(2), 0)
             with pytest.raises(RequestRefusedError, match="vocabulary"):
                 await client.generate(refused)
-            for body in ("[" * 100_000, '{"a":' * 10_000, "<html>" * 200_000, "", "null", '"x"', "{}"):
+            for body in ("[" * 100_000, '{"a":' * 10_000, "html" * 300_000, "", "null", '"x"', "{}"):
                 server.fail({"kind": "answer", "status": 200, "body": body})
                 with pytest.raises(MalformedReplyError) as raised:
                     await client.generate(request())
@@ -599,6 +607,60 @@ async def test_refusals_and_rubbish_have_their_types(dialect):
             server.fail({"kind": "answer", "status": 500, "count": -1, "path": path})
             with pytest.raises(RequestRefusedError, match="overloaded"):
                 await client.generate(request())
+
+
+async def test_a_page_is_no_server():
+    """What stands before a server answers while that is gone; at the start it may be the wrong address."""
+    with InferenceServer("vllm") as server:
+        async with ServerClient(server.url, "vllm", patience_s=0.3) as client:
+            server.fail({"kind": "answer", "status": 200, "body": PAGE, "count": -1})
+            assert not (await client.health()).ready
+            with pytest.raises(ServerGoneError, match="default backend"):
+                await client.generate(request())
+            for status, kind in ((200, MalformedReplyError), (404, ServerSetupError)):
+                server.fail({"kind": "answer", "status": status, "body": PAGE, "count": -1})
+                async with asyncio.timeout(20):
+                    with pytest.raises(kind):
+                        await ServerClient(server.url, "vllm", patience_s=60.0).connect()
+
+
+async def test_what_a_proxy_may_have_passed_on_is_not_sent_twice():
+    """Tensors would be announced that nobody sends."""
+    carrier = GlooCarrier("vllm")
+    with InferenceServer("vllm") as server:
+        async with ServerClient(server.url, "vllm", way="broadcast", carrier=carrier) as client:
+            server.fail({"kind": "answer", "path": "/update_weights", "status": 504, "body": PAGE})
+            with pytest.raises(WeightUpdateError, match="lost on its way"):
+                await client.sync(Weights(1), 1)
+            await client.sync(Weights(2), 2)
+            result = await client.generate(request())
+            assert result.logprobs == pytest.approx(logprobs_of(2, result.token_ids))
+
+
+async def test_a_reply_keeps_what_was_drawn_when_its_server_is_lost():
+    with InferenceServer("vllm") as first, InferenceServer("vllm") as second:
+        async with (
+            ServerClient(first.url, "vllm", patience_s=0.2) as client,
+            ServerClient(second.url, "vllm") as other,
+        ):
+            reply = PartialReply(request(tokens=9))
+            first.steps(4)
+            drawing = asyncio.create_task(client.extend(reply))
+            await first.until(tokens=4)
+            await client.pause("abort")
+            path = "/inference"
+            first.fail(
+                {"kind": "cut", "path": path, "count": -1}, {"kind": "answer", "path": "/health", "count": -1}
+            )
+            await client.resume()
+            with pytest.raises(ServerGoneError):
+                await drawing
+            drawn = list(reply.token_ids)
+            assert len(drawn) == 4
+            assert await other.extend(reply) == "length"
+            assert reply.token_ids[:4] == drawn
+            assert second.state()["tokens"] - first.state()["tokens"] == 1  # each has a token of the probe
+            assert reply.logprobs == pytest.approx(logprobs_of(0, reply.token_ids))
 
 
 async def test_an_engine_that_is_dead_behind_its_front_is_given_up():
@@ -675,10 +737,53 @@ async def test_weights_that_somebody_else_sent_are_noticed(release, tmp_path):
             assert (await client.generate(request())).policy_versions == [5] * 6
             await client.sync(Weights(6, tmp_path), 6)
         async with ServerClient(server.url, "vllm", version=5) as client:
-            with pytest.raises(WeightsLostError, match="'6'"):
+            with pytest.raises(WeightsLostError, match="-6'"):
                 await client.generate(request())
             await client.sync(Weights(5, tmp_path), 5)
             assert (await client.generate(request())).policy_versions == [5] * 6
+
+
+@pytest.mark.parametrize(
+    ("dialect", "release"), [("vllm", "0.32.0"), ("vllm", "0.33.0"), ("sglang", "0.5.23")]
+)
+async def test_two_runs_do_not_take_each_other_s_weights_for_their_own(dialect, release, tmp_path):
+    """Their versions have the same numbers."""
+    with InferenceServer(dialect, release) as server:
+        async with ServerClient(server.url, dialect) as one, ServerClient(server.url, dialect) as other:
+            await one.sync(Weights(1, tmp_path / "one"), 3)
+            assert (await one.generate(request())).policy_versions == [3] * 6
+            await other.sync(Weights(2, tmp_path / "other"), 3)
+            with pytest.raises(ForeignWeightsError, match="another run"):
+                await one.generate(request())
+            result = await other.generate(request())
+            assert result.logprobs == pytest.approx(logprobs_of(2, result.token_ids))
+
+
+async def test_a_release_that_names_no_weights_is_asked_again_after_it_was_away(tmp_path):
+    with InferenceServerProcess("vllm", "--release", "0.24.0") as server:
+        async with ServerClient(server.url, "vllm") as client:
+            await client.sync(Weights(1, tmp_path), 1)
+            server.kill()
+            assert not (await client.health()).ready
+            await asyncio.to_thread(server.start)
+            with pytest.raises(WeightsLostError, match="was away"):
+                await client.generate(request())
+
+
+async def test_answers_to_a_pause_that_come_one_after_the_other_are_all_waited_for(monkeypatch):
+    monkeypatch.setattr("trainer.inference.under_way._SETTLE_S", 0.2)
+    under_way = UnderWay()
+    ongoing = [OngoingReply(PartialReply(request()), rid=f"r{number}") for number in range(5)]
+    for each in ongoing:
+        under_way.begin(each)
+    async with asyncio.timeout(20), asyncio.timeout(None) as limit:
+        ongoing[-1].limit = limit
+        settling = asyncio.create_task(under_way.settle())
+        for each in ongoing:
+            await asyncio.sleep(0.1)
+            each.idle.set()
+        await settling
+    assert not limit.expired()
 
 
 @BOTH
@@ -687,10 +792,10 @@ async def test_what_a_dead_trainer_left_behind_is_cleared(dialect, tmp_path):
         first = ServerClient(server.url, dialect, way="broadcast", carrier=GlooCarrier(dialect))
         await first.connect()
         await first.sync(Weights(1), 1)
-        await first._http.converse(first._speaking.pause("keep"))
-        await first._http.converse(first._speaking.begin_update())
+        await first._link.converse(first._link.dialect.pause("keep"))
+        await first._link.converse(first._link.dialect.begin_update())
         assert server.state()["session"]
-        await first._http.close()
+        await first._link.close()
         carrier = GlooCarrier(dialect)
         async with ServerClient(server.url, dialect, way="broadcast", carrier=carrier) as client:
             await client.sync(Weights(2), 2)

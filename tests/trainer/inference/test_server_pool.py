@@ -1,13 +1,19 @@
 """Several servers as one client: where requests go, and what becomes of them when servers go and come back."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from tests.support.tiny_models import WeightsOf, reference_logprobs, sharp_model
 from trainer.inference.base import GenerationRequest, InferenceHealth, SamplingParams
-from trainer.inference.errors import WrongWeightsError
-from trainer.inference.pool import NoServerError, ServerPool
+from trainer.inference.errors import (
+    ForeignWeightsError,
+    MalformedReplyError,
+    RequestRefusedError,
+    WrongWeightsError,
+)
+from trainer.inference.pool import NoServerError, ServerPool, SharedServerError
 from trainer.inference.torch_engine import TorchEngine
 
 
@@ -23,6 +29,8 @@ class Server:
         self.syncs = []
         self.most_running = 0
         self.looks = 0
+        self.answers = []
+        self.breaks_after = None
         self._running = 0
 
     def unplug(self):
@@ -67,6 +75,19 @@ class Server:
             return await self._connected(self._engine.generate(request))
         finally:
             self._running -= 1
+
+    async def extend(self, reply):
+        if self.answers:
+            raise self.answers.pop(0)
+        sampling = reply.sampling
+        if self.breaks_after is not None:
+            sampling = replace(sampling, max_new_tokens=self.breaks_after)
+        result = await self.generate(replace(reply.request, prompt_ids=reply.prompt_ids, sampling=sampling))
+        reply.add(result.token_ids, result.logprobs, result.policy_versions)
+        if self.breaks_after is not None:
+            self.breaks_after = None
+            raise ConnectionError("connection reset")
+        return result.finish_reason
 
     async def generate_together(self, requests):
         raise AssertionError("the pool batches nothing")
@@ -166,6 +187,76 @@ async def test_requests_of_a_lost_server_are_answered_elsewhere(pool, servers):
     assert pool.serving == ["b"]
     assert lost
     assert pool.counters.resubmitted == lost
+
+
+async def test_what_a_lost_server_has_drawn_is_not_drawn_again(pool, servers, model):
+    """An update that came in between has brought the first tokens to the trainer."""
+    for server in servers.values():
+        server.breaks_after = 4
+    reply = await pool.generate(request(0, 10))
+    first, *others = [each for server in servers.values() for each in server.seen]
+    assert sorted(len(each.prompt_ids) for each in (first, *others)) == [2, 6, 10]
+    assert pool.counters.tokens_generated == len(reply.token_ids) == 10
+    assert reply.logprobs == pytest.approx(reference_logprobs(model, [3, 4, *reply.token_ids])[1:], abs=2e-4)
+
+
+async def test_an_answer_that_is_none_is_asked_for_again(pool, servers):
+    for server in servers.values():
+        server.answers = [MalformedReplyError("the answer is not JSON")]
+    assert len((await pool.generate(request(0))).token_ids) == 6
+    assert len(pool.serving) == 2
+
+
+async def test_a_request_that_nobody_answers_is_an_error_and_so_is_one_that_is_refused(pool, servers):
+    for server in servers.values():
+        server.answers = [MalformedReplyError("the log-probability of token 0 is nan")] * 2
+    with pytest.raises(MalformedReplyError, match="nan"):
+        await pool.generate(request(0))
+    for server in servers.values():
+        server.answers = [RequestRefusedError("too long", 400)]
+    with pytest.raises(RequestRefusedError, match="too long"):
+        await pool.generate(request(0))
+    assert sum(len(server.answers) for server in servers.values()) == 1, (
+        "a refused request is refused anywhere"
+    )
+
+
+async def test_a_server_that_answers_nothing_but_rubbish_is_brought_up_to_date(servers, model):
+    async with pool_of(servers) as pool:
+        await pool.sync(WeightsOf(model), 1)
+        servers["a"].answers = [MalformedReplyError("a page")] * 3
+        for _ in range(3):
+            await pool.generate_together([request(number) for number in range(4)])
+        await until(lambda: servers["a"].syncs == [1, 1])
+        await until(lambda: len(pool.serving) == 2)
+
+
+async def test_rubbish_in_an_update_costs_the_server_and_not_the_run(servers, model):
+    async def check(name, client):
+        if name == "a" and len(servers["a"].syncs) < 5:
+            raise MalformedReplyError("a page")
+
+    async with pool_of(servers, check=check) as pool:
+        await pool.sync(WeightsOf(model), 1)
+        assert pool.serving == ["b"]
+        await until(lambda: len(pool.serving) == 2)
+    assert len(servers["a"].syncs) == 5
+
+
+async def test_two_runs_that_take_a_server_from_each_other_are_told(servers, model):
+    server = {"a": servers["a"]}
+    async with pool_of(server) as pool:
+        await pool.sync(WeightsOf(model), 1)
+        for _ in range(4):
+            servers["a"].answers = [
+                ForeignWeightsError("a serves weights called 'x-1': somebody else updates it")
+            ]
+            assert (await pool.generate(request(0))).token_ids
+        servers["a"].answers = [
+            ForeignWeightsError("a serves weights called 'x-1': somebody else updates it")
+        ]
+        with pytest.raises(SharedServerError, match=r"'x-1'.*5 times: give each run"):
+            await pool.generate(request(0))
 
 
 async def test_a_server_that_is_back_gets_the_current_weights_first(pool, servers):

@@ -1,0 +1,106 @@
+"""The link to one server: its address, what it can do, and the words that it understands."""
+
+import asyncio
+from contextlib import suppress
+from typing import Literal, TypeVar
+
+from trainer.core.errors import TrainerError
+from trainer.inference import sglang, vllm
+from trainer.inference.dialect import Capabilities, Conversation, Dialect, Need
+from trainer.inference.errors import InferenceError, RequestRefusedError
+from trainer.inference.server_http import ServerHttp
+
+Result = TypeVar("Result")
+
+DialectName = Literal["vllm", "sglang"]
+
+FAREWELL_S = 5.0
+"""How long a server is talked to when nobody waits for it."""
+
+
+class ServerLink:
+    """Talks to one server in its dialect.
+
+    Args:
+        http: Makes the calls.
+        kind: The dialect that it speaks.
+        need: What the run needs of it.
+    """
+
+    def __init__(self, http: ServerHttp, kind: DialectName, need: Need) -> None:
+        self.http = http
+        self.kind: DialectName = kind
+        self.need = need
+        self._dialect: Dialect | None = None
+        self._left: set[asyncio.Task[None]] = set()
+        self._undoing: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """Root of the server."""
+        return self.http.url
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the server can do."""
+        return self.dialect.capabilities
+
+    @property
+    def dialect(self) -> Dialect:
+        """Its calls, built for what it can do."""
+        if self._dialect is None:
+            raise RuntimeError(f"the client of {self.url} is not connected: use it in `async with`")
+        return self._dialect
+
+    async def probe(self) -> Capabilities:
+        """Ask the server what it can do.
+
+        Raises:
+            ServerSetupError: If it lacks something that the run needs; the message names the switch or the release.
+            ServerGoneError: If nobody answers.
+        """
+        conversation = vllm.probe(self.need) if self.kind == "vllm" else sglang.probe(self.need)
+        try:
+            self._dialect = await self.http.converse(conversation, takes_pages=True)
+        except RequestRefusedError as error:
+            raise InferenceError(f"{self.url}: {error}") from error
+        return self.capabilities
+
+    async def converse(self, conversation: Conversation[Result]) -> Result:
+        """Make the calls of a conversation and return what came of it."""
+        return await self.http.converse(conversation)
+
+    # What nobody waits for
+
+    def leave(
+        self, conversation: Conversation[None], after: asyncio.Task[None] | None = None
+    ) -> asyncio.Task[None]:
+        """Talk to the server while nobody waits for it, once `after` has ended, until the link is closed."""
+
+        async def quietly() -> None:
+            if after is not None:
+                await asyncio.gather(after, return_exceptions=True)
+            with suppress(TrainerError, TimeoutError):
+                async with asyncio.timeout(FAREWELL_S):
+                    await self.http.converse(conversation)
+
+        task = asyncio.create_task(quietly())
+        self._left.add(task)
+        task.add_done_callback(self._left.discard)
+        return task
+
+    def undo(self, conversation: Conversation[None], after: asyncio.Task[None] | None = None) -> None:
+        """Take back what broke off, without holding up whoever hears of it; `undone` waits for it."""
+        self._undoing = self.leave(conversation, after)
+
+    async def undone(self) -> None:
+        """Wait until what broke off is taken back."""
+        if self._undoing is not None:
+            await asyncio.wait([self._undoing])
+
+    async def close(self) -> None:
+        """End all calls."""
+        for task in list(self._left):
+            task.cancel()
+        await asyncio.gather(*self._left, return_exceptions=True)
+        await self.http.close()

@@ -1,0 +1,235 @@
+"""Replies of one server: asked for, in as many stretches as interruptions cut them into, scored, and aborted.
+
+An update of the weights that aborts a reply hands back what was drawn, and the rest is asked for again with that as
+part of the prompt. Each token keeps the log-probability that it was drawn with and the version that drew it.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from uuid import uuid4
+
+from trainer.core.errors import ConfigError
+from trainer.inference.base import FinishReason, InferenceCounters, SamplingParams
+from trainer.inference.calls import HttpAnswer
+from trainer.inference.dialect import GenerationCall, Stretch
+from trainer.inference.errors import RepeatedAbortError, RequestRefusedError
+from trainer.inference.partial_reply import PartialReply
+from trainer.inference.server_adapters import ServedAdapters
+from trainer.inference.server_link import ServerLink
+from trainer.inference.server_weights import ServedWeights
+from trainer.inference.under_way import OngoingReply, UnderWay, all_set
+
+_EMPTY_ABORTS = 8
+"""Aborts without a token, one after the other, that nobody explains."""
+_ABORT_EVERY_S = 0.5
+_ABORTS = 3
+_PAUSED = 503
+
+
+class ServerReplies:
+    """Asks one server for replies.
+
+    Args:
+        link: Talks to it.
+        under_way: Replies that it draws.
+        weights: Those that it has.
+        adapters: Its adapters.
+    """
+
+    def __init__(
+        self, link: ServerLink, under_way: UnderWay, weights: ServedWeights, adapters: ServedAdapters
+    ) -> None:
+        self._link = link
+        self._under_way = under_way
+        self._weights = weights
+        self._adapters = adapters
+        self._requests = self._prompt_tokens = self._tokens_generated = self._resubmitted = 0
+
+    @property
+    def counters(self) -> InferenceCounters:
+        """What was done."""
+        return InferenceCounters(
+            self._requests,
+            self._prompt_tokens,
+            self._tokens_generated,
+            self._resubmitted,
+            len(self._under_way),
+        )
+
+    def check_sampling(self, sampling: SamplingParams) -> None:
+        """Refuse sampling whose log-probabilities the server would report wrongly.
+
+        Raises:
+            ConfigError: With the switch that mends it.
+        """
+        capabilities = self._link.capabilities
+        if not capabilities.inexact(sampling):
+            return
+        remedy = (
+            "start vLLM with --logprobs-mode processed_logprobs"
+            if self._link.kind == "vllm"
+            else "SGLang's are never those after top-p and top-k"
+            + (
+                ", and before temperature with SGLANG_RETURN_ORIGINAL_LOGPROB"
+                * (capabilities.logprobs_of == "model")
+            )
+        )
+        raise ConfigError(
+            f"{self._link.url} reports log-probabilities of the {capabilities.logprobs_of}, not of the distribution "
+            f"that tokens are drawn from with temperature {sampling.temperature:g}, top_p {sampling.top_p:g} and top_k "
+            f"{sampling.top_k}: {remedy}, or sample with temperature 1, top_p 1 and top_k 0"
+        )
+
+    async def extend(self, reply: PartialReply) -> FinishReason:
+        """Draw what is left of a reply; see `ServerClient.extend`."""
+        self._count(reply)
+        ongoing = OngoingReply(reply)
+        self._under_way.begin(ongoing)
+        try:
+            reason = await self._complete(ongoing)
+            ongoing.aborted = reason == "abort"
+            return reason
+        finally:
+            self._under_way.end(ongoing)
+
+    def _count(self, reply: PartialReply) -> None:
+        request = reply.request
+        if not request.prompt_ids:
+            raise ValueError(f"request {request.request_id} has an empty prompt")
+        longest = self._link.capabilities.max_length
+        if longest is not None and len(request.prompt_ids) + request.sampling.max_new_tokens > longest:
+            raise ValueError(
+                f"request {request.request_id}: a prompt of {len(request.prompt_ids)} tokens and a reply of up to "
+                f"{request.sampling.max_new_tokens} pass the longest row of {self._link.url}, {longest}"
+            )
+        self.check_sampling(request.sampling)
+        self._requests += 1
+        self._prompt_tokens += len(reply.prompt_ids)
+
+    async def _complete(self, ongoing: OngoingReply) -> FinishReason:
+        reply = ongoing.reply
+        unexplained = 0
+        while True:
+            await self._under_way.until_released(ongoing)
+            if ongoing.abort_asked.is_set():
+                return "abort"
+            self._weights.trust()
+            holds = self._under_way.holds
+            stretch = await self._stretch(ongoing)
+            if stretch is not None and stretch.finish_reason != "abort":
+                return stretch.finish_reason
+            if (finished := reply.finished()) is not None:
+                return finished
+            if ongoing.abort_asked.is_set():
+                continue
+            self._resubmitted += stretch is not None
+            if holds != self._under_way.holds or (stretch is not None and stretch.token_ids):
+                unexplained = 0
+                continue
+            unexplained += 1
+            if unexplained > _EMPTY_ABORTS:
+                raise RepeatedAbortError(
+                    f"{self._link.url} aborted request {reply.request.request_id} {unexplained} times in a row without "
+                    "a token, and nobody here asked for it: does something else pause this server?"
+                )
+            await asyncio.sleep(min(0.01 * 2**unexplained, 0.5))
+
+    async def _stretch(self, ongoing: OngoingReply) -> Stretch | None:
+        """Ask for what is left of a reply and add what comes; None where the call was dropped or not admitted."""
+        call = self._call(ongoing.reply)
+        ongoing.rid, ongoing.adapter, ongoing.submitted_version = (
+            call.request_id,
+            call.adapter,
+            self._weights.version,
+        )
+        ongoing.idle.clear()
+        try:
+            answer = await self._asked(ongoing, call)
+        except BaseException:
+            self._drop_at_server(call.request_id)
+            raise
+        finally:
+            ongoing.rid, ongoing.limit = "", None
+            ongoing.idle.set()
+            self._adapters.unload_unused()
+        if answer is None:
+            self._drop_at_server(call.request_id)
+            return None
+        if answer.status == _PAUSED:
+            return None
+        stretch = await self._read(answer, call)
+        versions = await self._weights.versions_of(stretch, ongoing)
+        ongoing.reply.add(stretch.token_ids, stretch.logprobs, versions)
+        self._tokens_generated += len(stretch.token_ids)
+        return stretch
+
+    def _call(self, reply: PartialReply) -> GenerationCall:
+        return GenerationCall(
+            request_id=uuid4().hex,
+            prompt_ids=reply.prompt_ids,
+            sampling=reply.sampling,
+            seed=reply.seed,
+            session_key=reply.request.session_key,
+            cache_salt=f"version-{self._weights.version}",
+            adapter=self._adapters.current,
+        )
+
+    async def _asked(self, ongoing: OngoingReply, call: GenerationCall) -> HttpAnswer | None:
+        """Make the call; None if it was dropped on the way."""
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                ongoing.limit = limit
+                await self._weights.confirm_after_trouble()
+                return await self._link.http.call(
+                    self._link.dialect.generate(call), held=lambda: self._under_way.held
+                )
+        except TimeoutError:
+            if limit.expired():
+                return None
+            raise
+
+    async def _read(self, answer: HttpAnswer, call: GenerationCall) -> Stretch:
+        try:
+            return self._link.dialect.read_generation(answer, call)
+        except RequestRefusedError as error:
+            if (
+                call.adapter is not None
+                and error.status in (400, 404)
+                and not await self._adapters.has(call.adapter)
+            ):
+                raise self._weights.lose(
+                    f"{self._link.url} does not know the adapter of version {self._weights.version} any more"
+                ) from error
+            raise
+
+    async def score(self, prompt_ids: Sequence[int]) -> list[float]:
+        """Return the log-probabilities of a prompt's tokens after the first, at temperature 1, from nothing cached."""
+        if len(prompt_ids) < 2:
+            raise ValueError("a prompt of two tokens or more can be scored")
+        return await self._link.converse(
+            self._link.dialect.score(prompt_ids, f"score-{uuid4().hex}", self._adapters.current)
+        )
+
+    async def abort(self, request_ids: Sequence[str] | None) -> int:
+        """End replies with what they have; see `ServerClient.abort`."""
+        named = None if request_ids is None else set(request_ids)
+        chosen = [each for each in self._under_way if named is None or each.reply.request.request_id in named]
+        for each in chosen:
+            each.abort_asked.set()
+        asked = 0
+        while waiting := [each for each in chosen if not each.done.is_set()]:
+            if asked >= _ABORTS or not self._link.capabilities.keeps_aborted:
+                # Not admitted yet, or lost: there is nothing to bring back.
+                for each in waiting:
+                    each.drop()
+            elif rids := [each.rid for each in waiting if each.rid]:
+                self._link.leave(self._link.dialect.abort(rids))
+            asked += 1
+            # An abort may overtake the request that it names.
+            await all_set([each.done for each in waiting], _ABORT_EVERY_S)
+        return sum(each.aborted for each in chosen)
+
+    def _drop_at_server(self, request_id: str) -> None:
+        # The connection is closed already; SGLang looks at it from time to time only.
+        self._link.leave(self._link.dialect.abort([request_id]))

@@ -1,0 +1,138 @@
+"""The replies that somebody waits for at one server, and the gate at which they wait while it is paused."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from trainer.inference.partial_reply import PartialReply
+
+_SETTLE_S = 0.3
+"""So long after the last of the answers that a pause brought about, what is not here was never admitted."""
+
+
+@dataclass(eq=False, slots=True)
+class OngoingReply:
+    """One reply that somebody waits for.
+
+    Attributes:
+        reply: What is here of it.
+        rid: The call that is under way, as the server knows it; empty between two calls.
+        adapter: The adapter that draws it.
+        submitted_version: Version that the server had when the call was made.
+        limit: Ends the call.
+        idle: Set while no call is under way.
+        abort_asked: Set once it is to end with what it has.
+        done: Set at its end.
+        aborted: Whether it ended so.
+    """
+
+    reply: PartialReply
+    rid: str = ""
+    adapter: str | None = None
+    submitted_version: int = 0
+    limit: asyncio.Timeout | None = None
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    abort_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    aborted: bool = False
+
+    def drop(self) -> None:
+        """Forget the call that is under way, if one is."""
+        if self.limit is not None and not self.limit.expired():
+            self.limit.reschedule(asyncio.get_running_loop().time())
+
+
+class UnderWay:
+    """Replies under way at one server; no new call is made while they are held.
+
+    Attributes:
+        holds: How often they were held.
+    """
+
+    def __init__(self) -> None:
+        self._replies: set[OngoingReply] = set()
+        self._running = asyncio.Event()
+        self._running.set()
+        self.holds = 0
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    def __iter__(self) -> Iterator[OngoingReply]:
+        return iter(list(self._replies))
+
+    @property
+    def calls(self) -> list[OngoingReply]:
+        """Those of which a call is at the server."""
+        return [each for each in self._replies if each.rid]
+
+    def begin(self, ongoing: OngoingReply) -> None:
+        """Take in a reply."""
+        self._replies.add(ongoing)
+
+    def end(self, ongoing: OngoingReply) -> None:
+        """Let go of one that somebody has, or waits for no more."""
+        self._replies.discard(ongoing)
+        ongoing.done.set()
+
+    # The gate
+
+    @property
+    def held(self) -> bool:
+        """Whether calls wait."""
+        return not self._running.is_set()
+
+    def hold(self) -> None:
+        """Let calls wait from now on."""
+        self._running.clear()
+        self.holds += 1
+
+    def release(self) -> None:
+        """Let calls through."""
+        self._running.set()
+
+    async def until_released(self, ongoing: OngoingReply) -> None:
+        """Wait until calls are let through, or the reply is to be aborted."""
+        if self._running.is_set():
+            return
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._running, ongoing.abort_asked)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    # Their calls
+
+    async def idle(self) -> None:
+        """Wait until no call of now is at the server any more."""
+        await all_set([each.idle for each in self.calls], None)
+
+    async def settle(self) -> None:
+        """Wait until every answer that a pause brought about is here.
+
+        A request that comes to a paused server is answered after the pause, by other weights than those that it was
+        sent to: it is dropped, and sent again.
+        """
+        missing = self.calls
+        answered = True
+        while missing and answered:
+            await all_set([each.idle for each in missing], _SETTLE_S)
+            left = [each for each in missing if not each.idle.is_set()]
+            # Many answers take their time to be read.
+            missing, answered = left, len(left) < len(missing)
+        for each in missing:
+            each.drop()
+        await all_set([each.idle for each in missing], None)
+
+
+async def all_set(events: Sequence[asyncio.Event], timeout_s: float | None) -> None:
+    """Wait until all events are set, or time is over."""
+    if not events:
+        return
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=timeout_s)
+    finally:
+        for wait in waits:
+            wait.cancel()
