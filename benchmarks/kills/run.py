@@ -28,13 +28,14 @@ import time
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.support.processes import end, end_with_parent  # noqa: E402
+from tests.support.processes import end, end_with_parent, kill_module  # noqa: E402
 from tests.support.server_accounts import server_account_of  # noqa: E402
 from tests.support.token_accounts import account_of  # noqa: E402
 from tests.support.training_forks import ENGINE_LOG, TrainingForks  # noqa: E402
@@ -94,27 +95,6 @@ class Killable:
                 start_new_session=True,
                 preexec_fn=end_with_parent,
             )
-
-
-class Launched:
-    """The inference server that a run starts: its keeper starts it again."""
-
-    def __init__(self, run: Path) -> None:
-        self._run = str(run)
-
-    def kill(self) -> bool:
-        """Kill the server's own process, if it runs."""
-        for entry in Path("/proc").iterdir():
-            try:
-                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            except OSError:
-                continue
-            if words[1:3] == ["-m", "tests.support.vllm_program"] and any(
-                self._run in each for each in words
-            ):
-                os.kill(int(entry.name), signal.SIGKILL)
-                return True
-        return False
 
 
 class Play:
@@ -189,7 +169,9 @@ class Play:
             program = json.dumps([sys.executable, "-m", "tests.support.vllm_program"])
             log = f"{{ROLLGYM_DOUBLE_LOG: {self.beside / 'server-0.jsonl'}}}"
             words += [*SERVED, f"inference.launch={{command: {program}, restarts: 1000, environment: {log}}}"]
-            victims["inference server, launched"] = Launched(self.run).kill
+            victims["inference server, launched"] = partial(
+                kill_module, "tests.support.vllm_program", self.run
+            )
         if self._kind == "given":
             model = self._start_model(words)
             double = ("-m", "tests.support.inference_server", "--dialect", "vllm", "--model", str(model))

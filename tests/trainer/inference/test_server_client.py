@@ -468,6 +468,7 @@ async def test_adapters_have_a_new_name_for_each_version(dialect, tmp_path):
             names = [reply["model"] for reply in server.log()["replies"]]
             await asyncio.gather(*client._link._left)
             assert server.models() == {"policy", names[-1]}
+        assert server.models() == {"policy"}, "a run takes its adapters with it"
     folders = [str(tmp_path / f"adapter-{seed}") for seed in (1, 2)]
     for reply, folder, version in ((result, folders[0], 1), (new, folders[1], 2)):
         rows = HashModel().prompt_logprobs(PROMPT + reply.token_ids, folder)
