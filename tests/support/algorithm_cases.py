@@ -1,4 +1,4 @@
-"""Random batches for the algorithms, laid out as a row per trajectory or a row per turn."""
+"""Random batches for the algorithms, laid out as a row per trajectory, per turn, or per part of any length."""
 
 import math
 from dataclasses import dataclass, replace
@@ -7,6 +7,8 @@ import numpy as np
 import torch
 
 from trainer.algorithms.batch import LossInputs, RowBatch, TrajectoryBatch
+from trainer.algorithms.ratio import elsewhere
+from trainer.algorithms.settings import AlgorithmSettings
 
 FIELDS = ("logprobs", "old", "behaviour", "reference", "entropy", "values")
 
@@ -18,15 +20,21 @@ class Case:
     batch: TrajectoryBatch
     tokens: list[list[dict[str, list[float]]]]
 
-    def rows(self, layout: str = "trajectory", *, padding: int = 0, garbage: float = math.nan) -> "Rows":
-        """Lay the tokens out, with observation tokens between turns; all outside the mask is `garbage`."""
-        laid: list[tuple[int, list[tuple[int, dict[str, list[float]]]]]] = []
-        for trajectory, turns in enumerate(self.tokens):
-            numbered = list(enumerate(turns))
-            if layout == "trajectory":
-                laid.append((trajectory, numbered))
-            else:
-                laid += [(trajectory, [entry]) for entry in numbered]
+    def rows(
+        self, layout: str | int = "trajectory", *, padding: int = 0, garbage: float = math.nan
+    ) -> "Rows":
+        """Lay the tokens out, with observation tokens between turns; all outside the mask is `garbage`.
+
+        Args:
+            layout: "trajectory", "step", or the seed of random cuts between turns.
+            padding: Columns behind the longest row.
+            garbage: What lies outside the mask.
+        """
+        laid = [
+            (trajectory, part)
+            for trajectory, turns in enumerate(self.tokens)
+            for part in _cut(list(enumerate(turns)), layout, trajectory)
+        ]
         gap = 2
         width = padding + max(sum(gap + len(turn["values"]) for _, turn in turns) for _, turns in laid)
         shape = (len(laid), width)
@@ -65,7 +73,28 @@ class Rows:
             reference_logprobs=self.numbers["reference"],
         )
 
-    def inputs(self, advantages: torch.Tensor, scores: torch.Tensor | None = None) -> LossInputs:
+    def lengths(self) -> torch.Tensor:
+        """Sampled tokens of each row's trajectory."""
+        tokens = self.mask.sum(dim=1)
+        return tokens + elsewhere(tokens, self.trajectory)
+
+    def inputs(
+        self,
+        advantages: torch.Tensor,
+        scores: torch.Tensor | None = None,
+        *,
+        algorithm: AlgorithmSettings | None = None,
+    ) -> LossInputs:
+        """Return what a loss reads; with an algorithm, rows of a trajectory know of each other."""
+        whole = {}
+        if algorithm is not None:
+            start = self.numbers["behaviour" if algorithm.proximal == "behaviour" else "old"]
+            difference = torch.where(self.mask, self.numbers["logprobs"] - start, 0.0).sum(dim=1)
+            whole = {
+                "elsewhere_difference": elsewhere(difference, self.trajectory),
+                "elsewhere_tokens": elsewhere(self.mask.sum(dim=1), self.trajectory),
+                "lengths": self.lengths(),
+            }
         return LossInputs(
             logprobs=self.numbers["logprobs"],
             behaviour_logprobs=self.numbers["behaviour"],
@@ -76,6 +105,7 @@ class Rows:
             reference_logprobs=self.numbers["reference"],
             entropy=self.numbers["entropy"],
             scores=scores,
+            **whole,
         )
 
     def permuted(self, order: torch.Tensor) -> "Rows":
@@ -86,6 +116,21 @@ class Rows:
             turn_index=self.turn_index[order],
             numbers={field: values[order] for field, values in self.numbers.items()},
         )
+
+
+def _cut(turns: list, layout: str | int, trajectory: int) -> list[list]:
+    """Cut the turns of a trajectory into rows."""
+    if layout == "trajectory":
+        return [turns]
+    if layout == "step":
+        return [[turn] for turn in turns]
+    draws = np.random.default_rng((int(layout), trajectory))
+    rows = [[turns[0]]]
+    for turn in turns[1:]:
+        if draws.random() < 0.5:
+            rows.append([])
+        rows[-1].append(turn)
+    return rows
 
 
 def random_case(seed: int, *, groups: int = 3, members: int = 4, turns: int = 4, tokens: int = 4) -> Case:

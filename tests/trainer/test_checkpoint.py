@@ -1,6 +1,7 @@
 """Checkpoints are whole, checked, and few."""
 
 import json
+import math
 import resource
 import shutil
 from collections.abc import Callable
@@ -9,11 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import trainer.records.checkpoint
 from tests.support.kills import killed_at
 from trainer.core.run_files import WriteError
-from trainer.records.checkpoint import CheckpointError, CheckpointStore, RunState, load_checkpoint
+from trainer.records.checkpoint import CheckpointError, CheckpointStore, RunState, kept_steps, load_checkpoint
 
 
 def parts_of(value: float) -> dict:
@@ -22,7 +25,7 @@ def parts_of(value: float) -> dict:
 
 def test_what_was_saved_comes_back(tmp_path):
     store = CheckpointStore(tmp_path, keep=2)
-    state = RunState(step=4, version=4, next_task=40, untrained=(32, 35))
+    state = RunState(4, 4, next_task=40, untrained=(32, 33, 35), aside=(35,), long_round=(33,))
     store.save(state, parts_of(1.5))
     loaded = load_checkpoint(store.latest())
     assert loaded.state == state
@@ -235,3 +238,40 @@ def test_a_full_disk_is_named_and_the_checkpoint_before_stays(tmp_path, little_r
         store.save(RunState(2, 2, 0, ()), large)
     assert store.load_newest(lambda _: None).state.step == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_000001"], "no room is taken"
+
+
+@given(
+    st.sets(st.integers(0, 60)),
+    st.dictionaries(st.integers(0, 60), st.floats() | st.sampled_from([0.0, 1.0]), max_size=60),
+    st.integers(1, 4),
+    st.integers(0, 4),
+    st.sampled_from(["highest", "lowest"]),
+)
+def test_the_newest_and_the_best_stay(steps, scores, keep, keep_best, best_is):
+    kept = kept_steps(steps, scores, keep, keep_best, best_is)
+    assert kept <= steps
+    gone = steps - kept
+    assert len(kept) >= min(len(steps), keep)
+    assert len(kept) <= keep + keep_best
+    newest = sorted(steps)[-keep:]
+    assert set(newest) <= kept
+    finite = {step for step in steps if math.isfinite(scores.get(step, math.nan))}
+    better = (lambda one, other: one > other) if best_is == "highest" else (lambda one, other: one < other)
+    for step in gone & finite:
+        ahead = [
+            each
+            for each in finite
+            if better(scores[each], scores[step]) or (scores[each] == scores[step] and each > step)
+        ]
+        assert len(ahead) >= keep_best, "nothing is removed that is among the best"
+    assert len((kept & finite) - set(newest)) <= keep_best
+    assert kept - set(newest) <= finite, "what is old and has no score goes"
+
+
+def test_the_best_checkpoint_outlives_newer_ones(tmp_path):
+    store = CheckpointStore(tmp_path, keep=1, keep_best=1)
+    scores = {10: 0.2, 20: 0.9, 30: 0.4, 50: 0.1}
+    for step in (10, 20, 30, 40, 50):
+        store.save(RunState(step, step, 0, ()), parts_of(step), scores)
+    assert sorted(folder.name for folder in tmp_path.glob("step_*")) == ["step_000020", "step_000050"]
+    assert load_checkpoint(store.latest()).state.step == 50

@@ -1,6 +1,7 @@
 """Training, hashing and saving leave the event loop free: each of them here waits for something the loop must do."""
 
 import asyncio
+import os
 import threading
 from types import SimpleNamespace
 
@@ -15,8 +16,11 @@ from trainer.config.run import OptimizerSettings
 from trainer.core.ending import to_its_end
 from trainer.learn.learner import Models
 from trainer.pipelines import rl
+from trainer.pipelines.saving import Saver
 from trainer.records.checkpoint import CheckpointStore, RunState, load_checkpoint
 from trainer.records.ledger import Ledger
+from trainer.records.rollout_log import Entry, EpisodeKey, RolloutLog
+from trainer.rollout.recall import Recall
 from trainer.weights.publisher import WeightPublisher
 
 PATIENCE_S = 60
@@ -62,12 +66,15 @@ def parts(tmp_path):
     backend = Slow(PolicyHead(sharp_model(), 1.0), OptimizerSettings(), Schedule(1e-3, 0, 1, "constant"))
     return SimpleNamespace(
         algorithm=resolve_preset("grpo", {}),
-        tracker=SimpleNamespace(flush=lambda: None),
+        tracker=SimpleNamespace(flush=lambda: None, scores={}),
         ledger=Ledger(),
         models=Models(backend),
         checkpoints=CheckpointStore(tmp_path / "checkpoints", keep=2),
-        recall=None,
     )
+
+
+def saver(parts, **settings):
+    return Saver(parts.models, parts.checkpoints, parts.tracker, parts.ledger, **settings)
 
 
 class Client:
@@ -81,7 +88,7 @@ class Client:
 async def test_the_loop_turns_meanwhile(parts, work):
     gate = parts.models.policy.gate = Gate()
     doing = {
-        "save": lambda: rl.save(parts, RunState(1, 1, 0, ())),
+        "save": lambda: saver(parts).save(RunState(1, 1, 0, ())),
         "digest": lambda: asyncio.to_thread(rl.digests, [], parts.models),
         "publish": lambda: WeightPublisher([Client()]).publish(parts.models.policy, 1),
     }[work]
@@ -89,9 +96,27 @@ async def test_the_loop_turns_meanwhile(parts, work):
         await asyncio.gather(doing(), gate.open())
 
 
+async def test_the_loop_turns_while_the_rollout_log_is_settled(tmp_path, monkeypatch):
+    """A disk may take seconds to sync a file or to delete one: what is sampled meanwhile goes into the next one."""
+    gate = Gate()
+    log = RolloutLog(tmp_path, durable=True, say=pytest.fail)
+    recall = Recall(log)
+    log.append(Entry("reply", EpisodeKey(0, 0, 0), ("settled",)))
+    monkeypatch.setattr(os, "fdatasync", lambda _: gate.wait())
+    async with asyncio.timeout(2 * PATIENCE_S):
+        settling = asyncio.create_task(recall.settle(1, []))
+        await gate.reached.wait()
+        log.append(Entry("reply", EpisodeKey(1, 0, 0), ("meanwhile",)))
+        await gate.open()
+        await settling
+    log.close()
+    left = RolloutLog(tmp_path, durable=False, say=pytest.fail)
+    assert [entry.fields for entry in left.read()] == [("meanwhile",)]
+
+
 async def test_a_cancelled_save_is_written_to_its_end(parts):
     gate = parts.models.policy.gate = Gate()
-    saving = asyncio.create_task(rl.save(parts, RunState(3, 3, 0, ())))
+    saving = asyncio.create_task(saver(parts).save(RunState(3, 3, 0, ())))
     async with asyncio.timeout(2 * PATIENCE_S):
         await gate.reached.wait()
         saving.cancel()

@@ -1,5 +1,6 @@
 """Runs that end before their time: what is saved, what is said, and how they go on."""
 
+import json
 import os
 import re
 import resource
@@ -16,6 +17,7 @@ from tests.support.processes import ROOT, end, env_server, read_lines, running, 
 from trainer.cli import main
 from trainer.core.console import RunConsole
 from trainer.records.checkpoint import CheckpointStore
+from trainer.records.ledger import Fate, Ledger
 
 ROOM = 24_000
 """Bytes of a file that hold the run's tokenizer, and neither its records nor a checkpoint."""
@@ -307,19 +309,36 @@ def start_server() -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
 
-def test_an_embedded_server_that_dies_ends_the_run_at_once(run, config, tmp_path):
-    def kill_server() -> None:
-        children = Path(f"/proc/{os.getpid()}/task/{threading.get_native_id()}/children").read_text().split()
-        (server,) = [
-            child
-            for child in children
-            if b"--stop-at-end-of-input" in Path(f"/proc/{child}/cmdline").read_bytes()
-        ]
-        os.kill(int(server), signal.SIGKILL)
+def kill_embedded_server() -> None:
+    children = Path(f"/proc/{os.getpid()}/task/{threading.get_native_id()}/children").read_text().split()
+    (server,) = [
+        child
+        for child in children
+        if b"--stop-at-end-of-input" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
+    os.kill(int(server), signal.SIGKILL)
 
-    common = ["--config", str(config), f"output_dir={tmp_path}/run", "steps=100000"]
-    code, output = run(*common, at="step 1:", act=kill_server)
+
+def test_an_embedded_server_that_dies_ends_the_run_at_once_where_nothing_is_restarted(run, config, tmp_path):
+    common = ["--config", str(config), f"output_dir={tmp_path}/run", "steps=100000", "cluster.restarts=0"]
+    code, output = run(*common, at="step 1:", act=kill_embedded_server)
     assert code == 2
     last = output.splitlines()[-1]
     assert "the embedded environment server ended by itself, with code -9; go on from" in last
     assert newest_step(tmp_path / "run") >= 1
+
+
+def test_an_embedded_server_that_dies_is_started_again_and_the_run_goes_on(run, config, tmp_path):
+    words = ["--config", str(config), f"output_dir={tmp_path}/run", "steps=4", "checkpoint.every=1"]
+    code, output = run(*words, "cluster.restart_after_s=0.01", at="step 2:", act=kill_embedded_server)
+    assert code == 0, output
+    assert "the embedded environment server ended by itself, with code -9" in output
+    said = "its roles are started again in 0.01 s (1 of 3), and the run goes on from "
+    assert said in " ".join(output.split())
+    assert "resuming at step" in output
+    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    trained = [line["step"] for line in metrics if "policy/loss" in line]
+    assert trained == [1, 2, 3, 4]
+    ledger = Ledger(tmp_path / "run" / "ledger.jsonl")
+    assert sum(ledger.fate(task) is Fate.TRAINED for task in range(100)) == 4 * 2
+    ledger.close()

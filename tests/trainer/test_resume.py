@@ -20,6 +20,12 @@ TASKS = "tasks=[{env_id: FrozenLake-v0}]"
         "checkpoint.every=3",
         "model.device=cpu",
         "model.gradient_checkpointing=true",
+        "cluster={kind: ray, address: auto, roles: {actor_inference: {devices: 1-3}}}",
+        "cluster.restarts=9",
+        "threads=2",
+        "tasks.0.url=http://127.0.0.1:9",
+        "agents={host: 0.0.0.0, port: 9, public_url: 'http://127.0.0.1:9', grace_s: 3}",
+        "inference.lost_after_s=3",
     ],
 )
 def test_patience_may_change_for_it_may_be_what_ended_the_run(tmp_path, change):
@@ -28,11 +34,34 @@ def test_patience_may_change_for_it_may_be_what_ended_the_run(tmp_path, change):
 
 
 @pytest.mark.parametrize(
-    "change", ["rollout.group_size=3", "optimizer.learning_rate=0.5", "seed=7", "model.dtype=bf16"]
+    "change",
+    [
+        "rollout.group_size=3",
+        "optimizer.learning_rate=0.5",
+        "seed=7",
+        "model.dtype=bf16",
+        "tasks.0.env_id=Sokoban-v0",
+        "agents.sampling=refuse",
+    ],
 )
 def test_what_touches_learning_may_not(tmp_path, change):
     keep_settings(load_settings(None, [TASKS]), tmp_path, resuming=False)
     assert changed_settings(load_settings(None, [TASKS, change]), tmp_path) == [change.partition("=")[0]]
+
+
+def test_a_further_environment_is_another_run(tmp_path):
+    keep_settings(load_settings(None, [TASKS]), tmp_path, resuming=False)
+    two = "tasks=[{env_id: FrozenLake-v0}, {env_id: Sokoban-v0}]"
+    assert changed_settings(load_settings(None, [two]), tmp_path) == ["tasks"]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "changed"),
+    [("http://a:1", "http://b:2", []), ("http://a:1", "agent --of-mine", ["rollout.agent"])],
+)
+def test_an_agent_that_is_a_service_may_move(tmp_path, before, now, changed):
+    keep_settings(load_settings(None, [TASKS, f"rollout.agent={before}"]), tmp_path, resuming=False)
+    assert changed_settings(load_settings(None, [TASKS, f"rollout.agent={now}"]), tmp_path) == changed
 
 
 SERVED = [TASKS, "inference={kind: vllm, urls: ['http://127.0.0.1:9']}"]

@@ -77,6 +77,18 @@ class GigpoAdvantage(Settings):
     clip: PositiveFloat | None = Field(None, description=_CLIP)
 
 
+class TokenReturnAdvantage(Settings):
+    """One advantage per token: the discounted return from it on (REINFORCE++, arXiv:2501.03262). No critic, no group.
+
+    A KL penalty in the reward is charged at its token, so that only the tokens up to it pay for it.
+    """
+
+    kind: Literal["token_return"]
+    token_discount: Fraction = Field(1.0, description="Discount per sampled token (gamma).")
+    whiten: bool = Field(True, description=_WHITEN)
+    clip: PositiveFloat | None = Field(None, description=_CLIP)
+
+
 class GaeAdvantage(Settings):
     """One advantage per token from a critic; observation tokens are skipped, not discounted (PPO, verl's form)."""
 
@@ -111,7 +123,13 @@ class CustomAdvantage(Settings):
 
 
 AdvantageSettings = Annotated[
-    GroupAdvantage | TurnAdvantage | GigpoAdvantage | GaeAdvantage | BiLevelGaeAdvantage | CustomAdvantage,
+    GroupAdvantage
+    | TurnAdvantage
+    | GigpoAdvantage
+    | TokenReturnAdvantage
+    | GaeAdvantage
+    | BiLevelGaeAdvantage
+    | CustomAdvantage,
     Field(discriminator="kind"),
 ]
 

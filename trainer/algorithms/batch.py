@@ -83,6 +83,9 @@ class LossInputs:
         entropy: Entropy of the policy at each token; it carries the gradient if it is rewarded.
         scores: Return of each row's trajectory, `[rows]`, for losses that treat good and bad episodes apart.
         lengths: Sampled tokens of the sequence that each row is of, `[rows]`; None where every row is one of its own.
+        elsewhere_difference: Sum of `lp - old` over the sampled tokens of the row's episode that lie in other rows,
+            `[rows]`, for ratios of sequences; None where every row is a whole episode.
+        elsewhere_tokens: How many tokens those are, `[rows]`.
     """
 
     logprobs: Tensor
@@ -95,10 +98,20 @@ class LossInputs:
     entropy: Tensor | None = None
     scores: Tensor | None = None
     lengths: Tensor | None = None
+    elsewhere_difference: Tensor | None = None
+    elsewhere_tokens: Tensor | None = None
 
     def select(self, rows: Tensor) -> Self:
         """Return the rows with these indices (or where this mask is true)."""
-        optional = ("old_logprobs", "reference_logprobs", "entropy", "scores", "lengths")
+        optional = (
+            "old_logprobs",
+            "reference_logprobs",
+            "entropy",
+            "scores",
+            "lengths",
+            "elsewhere_difference",
+            "elsewhere_tokens",
+        )
         return replace(
             self,
             logprobs=self.logprobs[rows],

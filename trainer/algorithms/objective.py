@@ -87,11 +87,11 @@ def compute_advantages(
     _check_turns(stream, rewards)
     penalty = _reward_kl(settings, rows)
     returns = None
-    if settings.estimates_values:
+    if settings.estimates_values or settings.advantage.kind == "token_return":
         placed = placed_rewards(rewards, stream, rows.mask)
         if penalty is not None:
             placed = placed - penalty
-        advantages, returns = _critic_advantages(settings, stream, rows, placed)
+        advantages, returns = _token_advantages(settings, stream, rows, placed)
     else:
         if penalty is not None:
             rewards = _penalised(rewards, stream, penalty)
@@ -123,7 +123,14 @@ def policy_loss(
     behaviour = torch.where(mask, inputs.behaviour_logprobs, 0.0)
     old = _proximal(settings, inputs, logprobs, behaviour)
     ratio = log_ratio(
-        logprobs, old, mask, inputs.turn_index, level=settings.ratio.level, clamp=settings.ratio.clamp
+        logprobs,
+        old,
+        mask,
+        inputs.turn_index,
+        level=settings.ratio.level,
+        clamp=settings.ratio.clamp,
+        elsewhere_difference=inputs.elsewhere_difference,
+        elsewhere_tokens=inputs.elsewhere_tokens,
     )
     surrogate = _surrogate(settings, inputs, logprobs, ratio)
     token_loss = surrogate.loss
@@ -262,7 +269,7 @@ def _turn_advantages(
         case "custom":
             plugin = load_plugin(advantage.function, "algorithm.advantage.function")
             return _custom_advantages(plugin, replace(batch, rewards=rewards))
-        case "gae" | "bi_level_gae":
+        case "gae" | "bi_level_gae" | "token_return":
             raise ValueError(f"advantage '{advantage.kind}' is computed per token")
         case _:
             assert_never(advantage)
@@ -282,12 +289,20 @@ def _custom_advantages(plugin: Plugin, batch: TrajectoryBatch) -> TurnValues:
     return [[finite_number(value, f"an advantage of {plugin.path}") for value in part] for part in found]
 
 
-def _critic_advantages(
+def _token_advantages(
     settings: AlgorithmSettings, stream: TokenStream, rows: RowBatch, rewards: Tensor
-) -> tuple[Tensor, Tensor]:
-    values = stream.gather(_required(rows.values, "values"))
+) -> tuple[Tensor, Tensor | None]:
+    """Return an advantage for each token, and what a critic should say, where there is one."""
     sampled = stream.flags(torch.ones_like(stream.turn_end))
     advantage = settings.advantage
+    if advantage.kind == "token_return":
+        dense = stream.gather(rewards)
+        # GAE of a critic that says 0, with an error trace that never decays: the discounted return.
+        advantages, _ = generalized_advantages(
+            dense, torch.zeros_like(dense), sampled, discount=advantage.token_discount, trace=1.0
+        )
+        return stream.scatter(advantages, rows.mask), None
+    values = stream.gather(_required(rows.values, "values"))
     match advantage.kind:
         case "gae":
             advantages, returns = generalized_advantages(

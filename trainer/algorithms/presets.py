@@ -5,15 +5,27 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from trainer.algorithms.advantage_settings import GaeAdvantage, GigpoAdvantage, GroupAdvantage
+from trainer.algorithms.advantage_settings import (
+    BiLevelGaeAdvantage,
+    GaeAdvantage,
+    GigpoAdvantage,
+    GroupAdvantage,
+    TokenReturnAdvantage,
+)
 from trainer.algorithms.settings import (
     AggregationSettings,
     AlgorithmSettings,
     CriticSettings,
     KLSettings,
+    OverlongSettings,
     PpoSurrogate,
+    RatioSettings,
+    ReinforceSurrogate,
     RewardSettings,
     TopFractionFilter,
+    TruncateCorrection,
+    WeightedSurrogate,
+    ZeroVarianceFilter,
 )
 
 
@@ -27,6 +39,139 @@ def _grpo() -> AlgorithmSettings:
         advantage=GroupAdvantage(),
         surrogate=PpoSurrogate(clip_low=0.2, clip_high=0.2),
         aggregation=AggregationSettings(mode="seq-mean-token-mean"),
+    )
+
+
+def _dr_grpo() -> AlgorithmSettings:
+    """Dr. GRPO (arXiv:2503.20783): no division by the group's deviation nor by a row's length, no KL.
+
+    A sequence's sum is divided by the longest generation of the paper's runs, 3000 tokens: set `aggregation.horizon`
+    to the most tokens that an episode of yours may sample. With AdamW it scales nothing but the norm that is clipped.
+    """
+    return AlgorithmSettings(
+        advantage=GroupAdvantage(scale="none"),
+        aggregation=AggregationSettings(mode="seq-mean-token-sum-norm", horizon=3000),
+    )
+
+
+def _dapo() -> AlgorithmSettings:
+    """DAPO (arXiv:2503.14476): clip 0.2 and 0.28, mean over tokens, dynamic sampling, soft overlong penalty, no KL.
+
+    16 updates per batch (8192 episodes in minibatches of 512). The penalty grows over the last 4096 of 20480 sampled
+    tokens: set `reward.overlong` to the longest episode of your run.
+    """
+    return AlgorithmSettings(
+        surrogate=PpoSurrogate(clip_low=0.2, clip_high=0.28),
+        filter=ZeroVarianceFilter(kind="zero_variance"),
+        reward=RewardSettings(overlong=OverlongSettings(max_tokens=20480, buffer_tokens=4096)),
+        minibatches=16,
+    )
+
+
+def _gspo() -> AlgorithmSettings:
+    """GSPO (arXiv:2507.18071): the ratio of an episode, the mean of its tokens' log ratios; clip 3e-4 and 4e-4.
+
+    Four updates per batch, mean over episodes of token means.
+    """
+    return AlgorithmSettings(
+        ratio=RatioSettings(level="sequence"),
+        surrogate=PpoSurrogate(clip_low=3e-4, clip_high=4e-4),
+        aggregation=AggregationSettings(mode="seq-mean-token-mean"),
+        minibatches=4,
+    )
+
+
+def _cispo() -> AlgorithmSettings:
+    """CISPO (MiniMax-M1, arXiv:2506.13585): every token has its gradient, weighted by a ratio of at most 1.28.
+
+    No lower bound, mean over tokens, no KL, 16 updates per batch. The paper does not say its bound; ScaleRL
+    (arXiv:2510.13786) takes `surrogate.weight_high=5`.
+    """
+    return AlgorithmSettings(
+        surrogate=WeightedSurrogate(kind="weighted", weight_low=0.0, weight_high=1.28), minibatches=16
+    )
+
+
+def _reinforce_pp() -> AlgorithmSettings:
+    """REINFORCE++ (arXiv:2501.03262): whitened returns of tokens, k1 in the reward of each, PPO's clip; no critic.
+
+    gamma 1 and the penalty's weight 0.01 are OpenRLHF's.
+    """
+    return AlgorithmSettings(
+        advantage=TokenReturnAdvantage(kind="token_return"),
+        kl=KLSettings(coefficient=0.01, estimator="k1", placement="reward"),
+    )
+
+
+def _reinforce_pp_baseline() -> AlgorithmSettings:
+    """REINFORCE++-baseline (arXiv:2501.03262): return less the group's mean, whitened over all tokens of the batch.
+
+    The paper's KL term is off, as in multi-turn practice: `kl={coefficient: 0.01, estimator: k2}` turns it on.
+    """
+    return AlgorithmSettings(advantage=GroupAdvantage(scale="none", whiten=True))
+
+
+def _rloo() -> AlgorithmSettings:
+    """RLOO (arXiv:2402.14740): plain policy gradient of whole episodes against the mean of the other members.
+
+    KL in the reward with weight 0.03 (TRL), so an episode is one action: its tokens' losses are summed.
+    """
+    return AlgorithmSettings(
+        advantage=GroupAdvantage(baseline="leave_one_out", scale="none"),
+        surrogate=ReinforceSurrogate(kind="reinforce"),
+        aggregation=AggregationSettings(mode="seq-mean-token-sum"),
+        kl=KLSettings(coefficient=0.03, estimator="k1", placement="reward"),
+    )
+
+
+def _raft_pp() -> AlgorithmSettings:
+    """RAFT++ (arXiv:2504.11343): PPO's clip on good episodes alone, each with its reward as the advantage.
+
+    Rewards below 0 count as 0, so that what failed gives no gradient. Two updates per batch (1024 prompts in
+    minibatches of 512).
+    """
+    return AlgorithmSettings(
+        advantage=GroupAdvantage(baseline="none", scale="none"),
+        aggregation=AggregationSettings(mode="seq-mean-token-mean"),
+        reward=RewardSettings(turn_low=0.0),
+        minibatches=2,
+    )
+
+
+def _topr() -> AlgorithmSettings:
+    """TOPR (arXiv:2503.14286): plain policy gradient on good episodes, weights of at most 1 on those that failed.
+
+    Ratios start from the policy that sampled. They are those of tokens, as in ROLL; the paper's are those of sequences.
+    The group's mean is the baseline: with rewards of 0 and 1 an episode that failed would have no gradient else.
+    """
+    return AlgorithmSettings(
+        advantage=GroupAdvantage(scale="none"),
+        surrogate=WeightedSurrogate(
+            kind="weighted", weight_low=0.0, weight_high=1.0, applies_to="negative_scores"
+        ),
+        aggregation=AggregationSettings(mode="seq-mean-token-mean"),
+        proximal="behaviour",
+    )
+
+
+def _liteppo() -> AlgorithmSettings:
+    """LitePPO (arXiv:2508.08221): return less the group's mean, by the batch's deviation, mean over tokens; no critic.
+
+    ROLL draws with temperature 0.99 (`rollout.temperature`).
+    """
+    return AlgorithmSettings(advantage=GroupAdvantage(scale="batch_std"))
+
+
+def _areal_decoupled() -> AlgorithmSettings:
+    """Decoupled PPO (AReaL, arXiv:2505.24298), for asynchronous runs: ratios start where the update begins.
+
+    How far that is from the policy that sampled is a weight of at most 5. No critic, no KL, four updates per batch;
+    return less the group's mean, by the batch's deviation.
+    """
+    return AlgorithmSettings(
+        advantage=GroupAdvantage(scale="batch_std"),
+        correction=TruncateCorrection(kind="truncate", cap=5.0),
+        minibatches=4,
     )
 
 
@@ -59,6 +204,21 @@ def _gigpo() -> AlgorithmSettings:
     )
 
 
+def _starpo() -> AlgorithmSettings:
+    """StarPO by PPO (RAGEN, arXiv:2504.20073): `ppo`, 0.1 off an unreadable reply, a KL term (verl's k3, 0.001)."""
+    return _ppo().model_copy(
+        update={
+            "kl": KLSettings(coefficient=0.001, estimator="k3", placement="loss"),
+            "reward": RewardSettings(invalid_action_penalty=0.1),
+        }
+    )
+
+
+def _starpo_grpo() -> AlgorithmSettings:
+    """StarPO by GRPO: the same without a critic, each episode relative to its group."""
+    return _starpo().model_copy(update={"advantage": GroupAdvantage(), "critic": None})
+
+
 def _starpo_s() -> AlgorithmSettings:
     """StarPO-S (RAGEN, arXiv:2504.20073): PPO as above, without KL, clip 0.2 and 0.28, the most uncertain quarter.
 
@@ -75,8 +235,32 @@ def _starpo_s() -> AlgorithmSettings:
     )
 
 
+def _bi_level_gae() -> AlgorithmSettings:
+    """Bi-level GAE (RAGEN, VAGEN): GAE over turns with gamma 0.95, then over the tokens of each; else `ppo`."""
+    return _ppo().model_copy(update={"advantage": BiLevelGaeAdvantage(kind="bi_level_gae")})
+
+
 PRESETS: Mapping[str, AlgorithmSettings] = MappingProxyType(
-    {"grpo": _grpo(), "ppo": _ppo(), "gigpo": _gigpo(), "starpo_s": _starpo_s()}
+    {
+        "grpo": _grpo(),
+        "dr_grpo": _dr_grpo(),
+        "dapo": _dapo(),
+        "gspo": _gspo(),
+        "cispo": _cispo(),
+        "liteppo": _liteppo(),
+        "reinforce_pp": _reinforce_pp(),
+        "reinforce_pp_baseline": _reinforce_pp_baseline(),
+        "rloo": _rloo(),
+        "raft_pp": _raft_pp(),
+        "topr": _topr(),
+        "gigpo": _gigpo(),
+        "ppo": _ppo(),
+        "starpo": _starpo(),
+        "starpo_grpo": _starpo_grpo(),
+        "starpo_s": _starpo_s(),
+        "bi_level_gae": _bi_level_gae(),
+        "areal_decoupled": _areal_decoupled(),
+    }
 )
 
 

@@ -1,6 +1,9 @@
-"""How far the policy has moved from where the update began, by token, by turn or by row."""
+"""How far the policy has moved from where the update began, by token, by turn or by episode.
 
-from typing import Literal, assert_never
+The sequence of GSPO (arXiv:2507.18071) is what the policy sampled in answer to a task: all sampled tokens of an
+episode, whatever rows they lie in. An episode's rows may be in several micro-batches, so what the other rows of a
+row's episode add is counted before the loss (`elsewhere`), as the denominators of `aggregation.py` are.
+"""
 
 import torch
 from torch import Tensor
@@ -16,12 +19,14 @@ def log_ratio(
     *,
     level: RatioLevel = "token",
     clamp: float = 20.0,
+    elsewhere_difference: Tensor | None = None,
+    elsewhere_tokens: Tensor | None = None,
 ) -> Tensor:
     """Return the log of the ratio that the surrogate reads, `[rows, tokens]`; zero outside the mask.
 
-    Above the token level, the value is the mean over the turn or row and the gradient is the token's own: the
+    Above the token level, the value is the mean over the turn or episode and the gradient is the token's own: the
     GSPO-token form, `sg(mean) + lp - sg(lp)`. Its gradient equals that of the plain sequence ratio where the
-    advantage is constant in the row, and it still allows an advantage per token.
+    advantage is constant in the episode, and it still allows an advantage per token.
 
     Args:
         logprobs: Log-probabilities with gradient.
@@ -30,35 +35,62 @@ def log_ratio(
         turn_index: Turn of each counted token.
         level: Over what the log ratio is averaged.
         clamp: Largest magnitude of the result, so that its exponential stays finite.
+        elsewhere_difference: Sum of `lp - old` over the sampled tokens of the row's episode that lie in other rows,
+            `[rows]`; None where every row is a whole episode. Read at the level of sequences only.
+        elsewhere_tokens: How many tokens those are, `[rows]`.
     """
     logprobs = torch.where(mask, logprobs, 0.0)
     difference = logprobs - torch.where(mask, old_logprobs, 0.0)
     if level != "token":
-        average = segment_mean(difference.detach(), mask, turn_index, level)
+        average = (
+            turn_mean(difference.detach(), mask, turn_index)
+            if level == "turn"
+            else sequence_mean(difference.detach(), mask, elsewhere_difference, elsewhere_tokens)
+        )
         difference = torch.where(mask, average + logprobs - logprobs.detach(), 0.0)
     return difference.clamp(-clamp, clamp)
 
 
-def segment_mean(
-    values: Tensor, mask: Tensor, turn_index: Tensor, level: Literal["turn", "sequence"]
+def sequence_mean(
+    values: Tensor, mask: Tensor, elsewhere_sum: Tensor | None = None, elsewhere_tokens: Tensor | None = None
 ) -> Tensor:
-    """Return, at each counted token, the mean of `values` over its turn or row; zero outside the mask."""
+    """Return, at each counted token, the mean of `values` over its episode; zero outside the mask.
+
+    Args:
+        values: A number per token, never read outside the mask.
+        mask: True where a token counts.
+        elsewhere_sum: What the other rows of each row's episode add to the sum, `[rows]`; None: there are none.
+        elsewhere_tokens: The tokens that they add to the count, `[rows]`.
+    """
+    total, count = torch.where(mask, values, 0.0).sum(dim=1), mask.sum(dim=1)
+    if elsewhere_sum is not None and elsewhere_tokens is not None:
+        total, count = total + elsewhere_sum, count + elsewhere_tokens
+    return torch.where(mask, (total / count.clamp(min=1))[:, None], 0.0)
+
+
+def turn_mean(values: Tensor, mask: Tensor, turn_index: Tensor) -> Tensor:
+    """Return, at each counted token, the mean of `values` over its turn, which lies in one row; zero elsewhere."""
     rows, tokens = mask.shape
     values = torch.where(mask, values, 0.0)
-    match level:
-        case "sequence":
-            average = values.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
-            return torch.where(mask, average[:, None], 0.0)
-        case "turn":
-            if mask.numel() == 0:
-                return values
-            turns = torch.where(mask, turn_index, 0)
-            width = int(turns.max()) + 1
-            row = torch.arange(rows, device=mask.device)[:, None].expand(rows, tokens)
-            key = (row * width + turns).flatten()
-            total = values.new_zeros(rows * width).index_add(0, key, values.flatten())
-            count = values.new_zeros(rows * width).index_add(0, key, mask.flatten().to(values.dtype))
-            average = (total / count.clamp(min=1))[key].view(rows, tokens)
-            return torch.where(mask, average, 0.0)
-        case _:
-            assert_never(level)
+    if mask.numel() == 0:
+        return values
+    turns = torch.where(mask, turn_index, 0)
+    width = int(turns.max()) + 1
+    row = torch.arange(rows, device=mask.device)[:, None].expand(rows, tokens)
+    key = (row * width + turns).flatten()
+    total = values.new_zeros(rows * width).index_add(0, key, values.flatten())
+    count = values.new_zeros(rows * width).index_add(0, key, mask.flatten().to(values.dtype))
+    average = (total / count.clamp(min=1))[key].view(rows, tokens)
+    return torch.where(mask, average, 0.0)
+
+
+def elsewhere(values: Tensor, trajectory: Tensor) -> Tensor:
+    """Return the sum of `values` over the other rows of each row's episode, `[rows]`.
+
+    Args:
+        values: A number per row: all rows of these episodes that an optimizer step trains on.
+        trajectory: Episode of each row; any integers.
+    """
+    _, episode = torch.unique(trajectory, return_inverse=True)
+    totals = values.new_zeros(int(episode.max()) + 1 if len(episode) else 0).index_add(0, episode, values)
+    return totals[episode] - values

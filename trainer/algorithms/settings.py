@@ -19,7 +19,8 @@ class RatioSettings(Settings):
 
     level: RatioLevel = Field(
         "token",
-        description="Ratio of each token (PPO), or mean over a turn or a whole row (GSPO, arXiv:2507.18071).",
+        description="Ratio of each token (PPO), or mean over a turn or a whole episode (GSPO, arXiv:2507.18071), "
+        "whatever rows its tokens lie in.",
     )
     clamp: float = Field(20.0, gt=0.0, le=80.0, description="Largest magnitude of the log ratio (verl: 20).")
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ from clients.commands.arguments import TOKEN_VARIABLE
 from trainer.assembly.inference import open_inference
 from trainer.backends.base import Scorer
 from trainer.backends.heads import PolicyHead, ValueHead
+from trainer.backends.optimizer import Schedule
+from trainer.backends.prefix_costs import sharing_costs
 from trainer.backends.reference import FrozenModel, PolicyWithoutAdapters
-from trainer.backends.torch_backend import Schedule, TorchBackend
+from trainer.backends.torch_backend import TorchBackend
+from trainer.cluster.cluster import Cluster
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.device import DTYPES, torch_device
@@ -82,18 +86,23 @@ class Players:
     updating: Callable[[], AbstractAsyncContextManager[None]]
 
 
-def build_policy(settings: RunSettings, directory: Path | None = None, *, trained: bool = False) -> Policy:
+def build_policy(
+    settings: RunSettings, directory: Path | None = None, *, trained: bool = False, computes: bool = True
+) -> Policy:
     """Load the policy from `directory` (or the path in the settings), or build the tiny one, and add its adapters.
 
     Args:
         settings: The run.
         directory: A model's folder, or one with adapters only.
         trained: Whether all its weights will be trained. Then they are kept in float32 until a backend has them.
+        computes: Whether anybody computes with it in this process. If not, it stays in the host's memory.
 
     Raises:
         ConfigError: If there is no such model, device or attention.
     """
     device = torch_device(settings.model.device)
+    if not computes:
+        device = torch.device("cpu")
     dtype = torch.float32 if trained and settings.model.lora is None else DTYPES[settings.model.dtype]
     adapter = directory if directory is not None and (directory / ADAPTER_CONFIG).exists() else None
     path = directory if adapter is None else None
@@ -113,6 +122,12 @@ def build_policy(settings: RunSettings, directory: Path | None = None, *, traine
     if adapter is not None:
         load_adapter(model, adapter)
     return Policy(model, tokenizer, chat_renderer(settings, tokenizer, stop_ids(model)))
+
+
+def _sampled_model(settings: RunSettings) -> PreTrainedModel:
+    """Build a model that the policy's weights are brought to, with adapters added where those are trained."""
+    model = settings.model.model_copy(update={"lora": None})
+    return build_policy(settings.model_copy(update={"model": model})).model
 
 
 def _tiny_model(settings: RunSettings, tokenizer: Any) -> PreTrainedModel:
@@ -147,37 +162,49 @@ def chat_renderer(settings: RunSettings, tokenizer: Any, stops: Iterable[int] = 
     return ChatRenderer(tokenizer, settings.prompt.template_kwargs, stops)
 
 
-def policy_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBackend:
-    """Return the backend that trains the policy by reinforcement."""
-    schedule = _schedule(settings, settings.optimizer.learning_rate)
-    return _backend(settings, PolicyHead(model, settings.rollout.temperature), schedule)
+def policy_head(model: PreTrainedModel, temperature: float) -> PolicyHead:
+    """Return what training reads off the policy."""
+    return PolicyHead(model, temperature)
 
 
-def critic_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBackend:
-    """Return the backend of a critic whose body starts with the policy's weights.
+def critic_head(settings: RunSettings, model: PreTrainedModel) -> ValueHead:
+    """Return a critic whose body starts with the policy's weights.
 
     Where the policy trains adapters, the critic trains adapters of its own.
     """
-    schedule = _schedule(settings, settings.optimizer.critic_learning_rate)
     critic = ValueModel(model)
     if settings.model.lora is not None:
         add_lora(critic.body, settings.model.lora, derive_seed(settings.seed, "critic adapters"))
-    return _backend(settings, ValueHead(critic), schedule)
+    return ValueHead(critic)
+
+
+def policy_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBackend:
+    """Return the backend that trains the policy by reinforcement, in this process."""
+    schedule = run_schedule(settings, settings.optimizer.learning_rate)
+    return _backend(settings, policy_head(model, settings.rollout.temperature), schedule)
+
+
+def critic_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBackend:
+    """Return the backend of a critic, in this process."""
+    schedule = run_schedule(settings, settings.optimizer.critic_learning_rate)
+    return _backend(settings, critic_head(settings, model), schedule)
 
 
 def reference_model(settings: RunSettings, model: PreTrainedModel) -> Scorer:
     """Return the policy as the run begins: a second model, or the same one with its adapters off."""
+    adapted = settings.model.lora is not None
+    frozen = model if adapted else twin_of(model, DTYPES[settings.model.dtype])
+    head = policy_head(frozen, settings.rollout.temperature)
     budget = settings.optimizer.tokens_per_micro_batch
-    if settings.model.lora is not None:
-        head = PolicyHead(model, settings.rollout.temperature)
-        return PolicyWithoutAdapters(head, budget, warm=settings.warm_start is not None)
-    twin = twin_of(model, DTYPES[settings.model.dtype])
-    return FrozenModel(PolicyHead(twin, settings.rollout.temperature), budget)
+    costs = sharing_costs(head, settings.optimizer.shared_prefixes, frozen.device)
+    if adapted:
+        return PolicyWithoutAdapters(head, budget, costs, warm=settings.warm_start is not None)
+    return FrozenModel(head, budget, costs)
 
 
 def warm_start_backend(settings: RunSettings, model: PreTrainedModel, learning_rate: float) -> TorchBackend:
     """Return the backend of the supervised start; its optimizer's state ends with it."""
-    return _backend(settings, PolicyHead(model, 1.0), Schedule(learning_rate, 0, 1, "constant"))
+    return _backend(settings, policy_head(model, 1.0), Schedule(learning_rate, 0, 1, "constant"))
 
 
 def _backend(settings: RunSettings, head: PolicyHead | ValueHead, schedule: Schedule) -> TorchBackend:
@@ -190,7 +217,8 @@ def _backend(settings: RunSettings, head: PolicyHead | ValueHead, schedule: Sche
     )
 
 
-def _schedule(settings: RunSettings, peak: float) -> Schedule:
+def run_schedule(settings: RunSettings, peak: float) -> Schedule:
+    """Return the learning rate of a run's steps, given the highest."""
     return Schedule(
         peak,
         settings.optimizer.warmup_steps,
@@ -278,6 +306,7 @@ async def open_players(
     recall: Recall | None = None,
     *,
     trains_meanwhile: bool = False,
+    cluster: Cluster | None = None,
 ) -> AsyncIterator[Players]:
     """Open whoever samples, and what leads to it.
 
@@ -288,6 +317,7 @@ async def open_players(
         console: Where it is said in what way the chat template needs other conversations.
         recall: What the rollout log has, and where training's replies are written.
         trains_meanwhile: Whether the policy is trained while it plays. Only then the engine needs weights of its own.
+        cluster: Where the processes of roles are; without it, all of them are this process.
 
     Raises:
         ConfigError: If engine and training do not agree on log-probabilities.
@@ -303,7 +333,14 @@ async def open_players(
 
     prompt = policy.renderer.prompt([{"role": "user", "content": "Which way?"}])
     opening = open_inference(
-        settings, policy.model, policy.tokenizer, prompt, console, trains_meanwhile=trains_meanwhile
+        settings,
+        policy.model,
+        policy.tokenizer,
+        prompt,
+        console,
+        trains_meanwhile=trains_meanwhile,
+        cluster=cluster,
+        build=partial(_sampled_model, settings),
     )
     async with opening as inference:
         logged = inference.client if recall is None else LoggedClient(inference.client, recall)

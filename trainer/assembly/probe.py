@@ -62,7 +62,7 @@ def _compare(
 ) -> float:
     ids = torch.tensor([[*prompt, *reply.token_ids]], device=model.device)
     column = torch.arange(len(prompt), ids.shape[1], device=model.device)
-    trained, _ = head.outputs(ids, torch.zeros_like(column), column, "none")
+    trained, _ = head(ids, torch.zeros_like(column), column, "none")
     logits = model(input_ids=ids, use_cache=False).logits[0, column - 1].float() / temperature
     own = logits.log_softmax(-1).gather(-1, ids[0, column][:, None])[:, 0]
     drawn = torch.tensor(reply.logprobs, device=model.device)

@@ -46,11 +46,27 @@ class MicroBatch:
 
 
 LossFunction = Callable[[MicroBatch], tuple[Tensor, Metrics]]
-"""Returns the micro-batch's share of the loss, already divided by counts of the whole batch, and metrics."""
+"""Returns the micro-batch's share of the loss, already divided by counts of the whole batch, and metrics.
+
+It may be sent to other processes: it can be pickled, and does nothing but return (such as a `functools.partial` of a
+module's function over tensors and settings).
+"""
 
 
 EntropyMode = Literal["none", "metric", "gradient"]
 """Whether entropies are computed: not at all, as numbers only, or with gradient."""
+
+
+class TokenCounts(NamedTuple):
+    """Tokens of a step.
+
+    Attributes:
+        rows: Of its rows.
+        computed: Of those, what went through the model: tokens that rows share do so once.
+    """
+
+    rows: int = 0
+    computed: int = 0
 
 
 class StepReport(NamedTuple):
@@ -60,11 +76,15 @@ class StepReport(NamedTuple):
         metrics: The loss's metrics; none where the step was left out.
         gradient_norm: Norm of the gradient before clipping.
         applied: Whether the step was taken. It is left out where the loss or its gradient is not finite.
+        outputs: What was computed of each row before the step, as `Scorer.forward` returns it; None where nobody asked.
+        tokens: Tokens of its rows.
     """
 
     metrics: Metrics
     gradient_norm: float
     applied: bool
+    outputs: Sequence[Tensor] | None = None
+    tokens: TokenCounts = TokenCounts()
 
 
 class Digest(Protocol):
@@ -102,9 +122,21 @@ class TrainBackend(Scorer, Protocol):
     """
 
     def step(
-        self, rows: Sequence[TrainRow], loss: LossFunction, *, entropy: EntropyMode = "none"
+        self,
+        rows: Sequence[TrainRow],
+        loss: LossFunction,
+        *,
+        entropy: EntropyMode = "none",
+        keep_outputs: bool = False,
     ) -> StepReport:
-        """Take one optimizer step, if loss and gradient are finite."""
+        """Take one optimizer step, if loss and gradient are finite.
+
+        Args:
+            rows: The batch.
+            loss: Its loss, in shares.
+            entropy: Whether the loss reads entropies.
+            keep_outputs: Whether the report brings what was computed of each row.
+        """
         ...
 
     @property
@@ -134,6 +166,11 @@ class TrainBackend(Scorer, Protocol):
         Raises:
             ValueError: If there are none.
         """
+        ...
+
+    @property
+    def why_not_shared(self) -> str | None:
+        """Why rows that begin alike do not share what they begin with; None if they do, or are not meant to."""
         ...
 
     @property

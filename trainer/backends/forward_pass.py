@@ -5,9 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from trainer.backends.base import EntropyMode, MicroBatch, TrainRow
+from trainer.backends.base import EntropyMode, MicroBatch, TokenCounts, TrainRow
 from trainer.backends.batching import length_buckets, pad_rows
 from trainer.backends.heads import Head
+from trainer.backends.prefix_layout import SharedTokens
+from trainer.backends.prefix_tree import Bucket, CallCosts, plan, rows_apart
 
 
 class ForwardPass:
@@ -16,11 +18,25 @@ class ForwardPass:
     Args:
         head: The model and what is read off it.
         tokens_per_micro_batch: Tokens of a micro-batch, padding included.
+        costs: Of the model's calls: tokens of rows that begin alike go through the model once where that costs less.
+            None: each row goes through it as it is.
     """
 
-    def __init__(self, head: Head, tokens_per_micro_batch: int) -> None:
+    def __init__(self, head: Head, tokens_per_micro_batch: int, costs: CallCosts | None = None) -> None:
         self._head = head
         self._tokens = tokens_per_micro_batch
+        self._costs = costs
+        self._prefixes = costs is not None and head.why_not_shared is None
+
+    @property
+    def shares(self) -> bool:
+        """Whether tokens of rows that begin alike go through the model once, where that costs less."""
+        return self._costs is not None
+
+    @property
+    def why_not_shared(self) -> str | None:
+        """Why they do so only where a row is the beginning of another one; None if they do wherever it pays."""
+        return self._head.why_not_shared if self.shares else None
 
     @property
     def model(self) -> nn.Module:
@@ -34,21 +50,39 @@ class ForwardPass:
 
     def outputs(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the outputs of each row, float32 `[tokens]` on the processor, without gradient."""
-        results: list[Tensor] = [torch.empty(0)] * len(rows)
+        kept = KeptOutputs(rows)
         with torch.no_grad():
             for bucket in self.buckets(rows):
-                outputs = self.run(rows, bucket, "none").outputs.cpu()
-                for place, row in enumerate(bucket):
-                    results[row] = outputs[place, : len(rows[row].ids)]
-        return results
+                kept.add(self.run(rows, bucket, "none"))
+        return kept.by_row()
 
-    def buckets(self, rows: Sequence[TrainRow]) -> list[list[int]]:
+    def buckets(self, rows: Sequence[TrainRow]) -> list[Bucket]:
         """Cut rows into micro-batches."""
-        return length_buckets([len(row.ids) for row in rows], self._tokens)
+        if self._costs is None:
+            return [Bucket(bucket) for bucket in length_buckets([len(row.ids) for row in rows], self._tokens)]
+        ids = [row.ids.numpy() for row in rows]
+        return plan(ids, self._tokens, self._costs, prefixes=self._prefixes)
 
-    def run(self, rows: Sequence[TrainRow], bucket: Sequence[int], entropy: EntropyMode) -> MicroBatch:
-        """Compute a micro-batch; logits only where the mask wants them, which on long prompts is most of the work."""
-        chosen = [rows[place] for place in bucket]
+    def tokens(self, rows: Sequence[TrainRow], buckets: Sequence[Bucket | None]) -> TokenCounts:
+        """Count the tokens of rows, and those of them that go through the model."""
+        total = sum(len(row.ids) for row in rows)
+        saved = sum(
+            bucket.saved([len(rows[place].ids) for place in bucket.rows]) for bucket in buckets if bucket
+        )
+        return TokenCounts(total, total - saved)
+
+    def run(
+        self, rows: Sequence[TrainRow], bucket: Bucket, entropy: EntropyMode, calls: int = 1
+    ) -> MicroBatch:
+        """Compute a micro-batch; logits only where the mask wants them, which on long prompts is most of the work.
+
+        Args:
+            rows: The batch.
+            bucket: The micro-batch.
+            entropy: Whether entropies are wanted.
+            calls: Calls of the model to make at least, where several ranks have to make as many.
+        """
+        chosen = [rows[place] for place in bucket.rows]
         mask = pad_rows([row.mask for row in chosen])
         row, column = mask.nonzero(as_tuple=True)
         if bool((column == 0).any()):
@@ -56,14 +90,50 @@ class ForwardPass:
         device = self.device
         ids = pad_rows([each.ids for each in chosen]).to(device)
         row, column, mask = row.to(device), column.to(device), mask.to(device)
-        values, entropies = self._head.outputs(ids, row, column, entropy)
+        values, entropies = self._head(ids, row, column, entropy, self._shared(rows, bucket, calls))
         return MicroBatch(
-            rows=torch.tensor(bucket, device=device),
+            rows=torch.tensor(bucket.rows, device=device),
             mask=mask,
             outputs=_scattered(values, mask, row, column),
             entropy=None if entropies is None else _scattered(entropies, mask, row, column),
             fields=_fields(chosen, device),
         )
+
+    def _shared(self, rows: Sequence[TrainRow], bucket: Bucket, calls: int) -> SharedTokens | None:
+        shared, places = bucket.shared, bucket.rows
+        if shared is None and calls == 1:
+            return None
+        if shared is None:
+            shared = rows_apart([len(rows[place].ids) for place in places])
+        else:
+            places = shared.paths
+        paths = [rows[place].ids.numpy() for place in places]
+        wanted = [rows[place].mask.numpy().nonzero()[0] for place in bucket.rows]
+        return SharedTokens.of(shared, paths, wanted, self.device, calls)
+
+
+class KeptOutputs:
+    """What was computed of each row, put together of micro-batches.
+
+    Args:
+        rows: All rows that micro-batches are cut from.
+    """
+
+    def __init__(self, rows: Sequence[TrainRow]) -> None:
+        self._rows = rows
+        self._parts: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, micro: MicroBatch) -> None:
+        """Take in a micro-batch's outputs; its gradient's graph is not held."""
+        self._parts.append((micro.rows, micro.outputs.detach()))
+
+    def by_row(self) -> list[Tensor]:
+        """Return the outputs of each row, float32 `[tokens]` on the processor."""
+        results: list[Tensor] = [torch.empty(0)] * len(self._rows)
+        for numbers, outputs in self._parts:
+            for row, line in zip(numbers.tolist(), outputs.cpu(), strict=True):
+                results[row] = line[: len(self._rows[row].ids)]
+        return results
 
 
 def _fields(rows: Sequence[TrainRow], device: torch.device) -> dict[str, Tensor]:

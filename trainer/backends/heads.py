@@ -1,6 +1,11 @@
-"""What a loss reads off a model: log-probabilities and entropies of tokens, or values of the states before them."""
+"""What a loss reads off a model: log-probabilities and entropies of tokens, or values of the states before them.
 
-from typing import Protocol
+A head is one module with one forward, and is called as a whole. Wrappers that shard a model gather its weights around
+the forward of the module that they wrap: whoever computed with its parts would compute with pieces of weights.
+"""
+
+from abc import ABC, abstractmethod
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from trainer.backends.base import EntropyMode
+from trainer.backends.prefix_cache import hidden_states, why_not_shared
+from trainer.backends.prefix_layout import SharedTokens
 from trainer.models.language_head import LanguageHead, own_logits
 from trainer.models.value_head import ValueModel
 
@@ -15,16 +22,33 @@ LOGITS_AT_ONCE = 2**26
 """Numbers of logits that are held at one time (256 MiB in float32), where the head allows to compute them in parts."""
 
 
-class Head(Protocol):
-    """Turns token ids into a number for some of the tokens."""
+class Head(nn.Module, ABC):
+    """Turns token ids into a number for some of the tokens.
+
+    Attributes:
+        model: All that is trained.
+    """
+
+    model: nn.Module
 
     @property
-    def model(self) -> nn.Module:
-        """All that is trained."""
-        ...
+    @abstractmethod
+    def body(self) -> PreTrainedModel:
+        """The part of the model that makes hidden states."""
 
-    def outputs(
-        self, ids: Tensor, row: Tensor, column: Tensor, entropy: EntropyMode
+    @cached_property
+    def why_not_shared(self) -> str | None:
+        """Why it cannot compute segments behind a prefix; None if it can. First asked before the model is wrapped."""
+        return why_not_shared(self.body)
+
+    @abstractmethod
+    def forward(
+        self,
+        ids: Tensor,
+        row: Tensor,
+        column: Tensor,
+        entropy: EntropyMode,
+        shared: SharedTokens | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return outputs and entropies `[n]` of some tokens, given those before each in its row.
 
@@ -33,11 +57,17 @@ class Head(Protocol):
             row: Rows of the tokens, int64 `[n]`.
             column: Their columns, int64 `[n]`, never 0.
             entropy: Whether entropies are wanted.
+            shared: The same tokens laid out so that those of several rows are computed once. It changes nothing else.
         """
-        ...
+
+    def _states(self, ids: Tensor, row: Tensor, column: Tensor, shared: SharedTokens | None) -> Tensor:
+        """Return the states that tokens are drawn from `[n, width]`; of those that are shared, the distinct ones."""
+        if shared is not None:
+            return hidden_states(self.body, shared.calls)
+        return self.body(input_ids=ids, use_cache=False).last_hidden_state[row, column - 1]
 
 
-class PolicyHead:
+class PolicyHead(Head):
     """Log-probabilities under the distribution that replies are drawn from.
 
     Logits are made by the model's own code, whatever the family does to them, and only where they are wanted; of very
@@ -53,27 +83,53 @@ class PolicyHead:
     def __init__(
         self, model: PreTrainedModel, temperature: float, logits_at_once: int = LOGITS_AT_ONCE
     ) -> None:
+        super().__init__()
         self.model: PreTrainedModel = model
         self._temperature = temperature
         head = LanguageHead(model)
         self._head = head if head.is_whole() else None
         self._tokens_at_once = max(1, logits_at_once // model.get_output_embeddings().weight.shape[0])
 
-    def outputs(
-        self, ids: Tensor, row: Tensor, column: Tensor, entropy: EntropyMode
+    @property
+    def body(self) -> PreTrainedModel:
+        """The language model without its output embedding."""
+        body = self.model.base_model
+        assert isinstance(body, PreTrainedModel)
+        return body
+
+    @cached_property
+    def why_not_shared(self) -> str | None:
+        """Why it cannot compute segments behind a prefix; None if it can."""
+        if self._head is None:
+            return "its logits are made of more than its last hidden states"
+        return super().why_not_shared
+
+    def forward(
+        self,
+        ids: Tensor,
+        row: Tensor,
+        column: Tensor,
+        entropy: EntropyMode,
+        shared: SharedTokens | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the log-probability of each token and, if asked, the entropy it was drawn with."""
-        targets = ids[row, column]
         if self._head is None:
-            return self._read(own_logits(self.model, ids, row, column - 1), targets, entropy)
-        hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[row, column - 1]
+            logits = own_logits(self.model, ids, row, column - 1)
+            return self._read(logits, ids[row, column], entropy)
+        hidden = self._states(ids, row, column, shared)
+        if shared is None:
+            return self._in_parts(self._head, hidden, ids[row, column], entropy)
+        chosen, spread = self._in_parts(self._head, hidden, shared.targets, entropy)
+        return chosen[shared.which], None if spread is None else spread[shared.which]
+
+    def _in_parts(
+        self, head: LanguageHead, hidden: Tensor, targets: Tensor, entropy: EntropyMode
+    ) -> tuple[Tensor, Tensor | None]:
         if len(targets) <= self._tokens_at_once:
-            return self._from_hidden(self._head, hidden, targets, entropy)
+            return self._from_hidden(head, hidden, targets, entropy)
         parts = [
             # Logits are computed once more for the gradient, so that those of one part are held at a time.
-            checkpoint(
-                self._from_hidden, self._head, *part, entropy, use_reentrant=False, preserve_rng_state=False
-            )
+            checkpoint(self._from_hidden, head, *part, entropy, use_reentrant=False, preserve_rng_state=False)
             for part in zip(
                 hidden.split(self._tokens_at_once), targets.split(self._tokens_at_once), strict=True
             )
@@ -88,14 +144,15 @@ class PolicyHead:
 
     def _read(self, logits: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
         distribution = (logits.float() / self._temperature).log_softmax(dim=-1)
-        chosen = distribution.gather(-1, targets[:, None])[:, 0]
+        # A sum of one, and no view of it: what leaves a module that is sharded must be a tensor of its own.
+        chosen = distribution.gather(-1, targets[:, None]).sum(dim=-1)
         if entropy == "none":
             return chosen, None
         with torch.set_grad_enabled(entropy == "gradient" and torch.is_grad_enabled()):
             return chosen, -(distribution.exp() * distribution).sum(dim=-1)
 
 
-class ValueHead:
+class ValueHead(Head):
     """Values of the states before tokens.
 
     Args:
@@ -103,11 +160,22 @@ class ValueHead:
     """
 
     def __init__(self, model: ValueModel) -> None:
+        super().__init__()
         self.model: ValueModel = model
 
-    def outputs(
-        self, ids: Tensor, row: Tensor, column: Tensor, entropy: EntropyMode
+    @property
+    def body(self) -> PreTrainedModel:
+        """The language model below the values."""
+        return self.model.body
+
+    def forward(
+        self,
+        ids: Tensor,
+        row: Tensor,
+        column: Tensor,
+        entropy: EntropyMode,
+        shared: SharedTokens | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the value of the state before each token; entropy means nothing here."""
-        hidden = self.model.body(input_ids=ids, use_cache=False).last_hidden_state
-        return self.model(hidden[row, column - 1]), None
+        values = self.model(self._states(ids, row, column, shared))
+        return values if shared is None else values[shared.which], None

@@ -8,6 +8,7 @@ from torch import Tensor
 from trainer.backends.base import TrainRow
 from trainer.backends.forward_pass import ForwardPass
 from trainer.backends.heads import Head
+from trainer.backends.prefix_tree import CallCosts
 from trainer.models.lora import adapter_tensors, adapters_as, adapters_off
 from trainer.models.weights import load_weights, parameters_of
 
@@ -18,10 +19,11 @@ class FrozenModel:
     Args:
         head: The model and what is read off it.
         tokens_per_micro_batch: Tokens of a micro-batch, padding included.
+        costs: Of the model's calls, where tokens of rows that begin alike go through the model once.
     """
 
-    def __init__(self, head: Head, tokens_per_micro_batch: int) -> None:
-        self._pass = ForwardPass(head, tokens_per_micro_batch)
+    def __init__(self, head: Head, tokens_per_micro_batch: int, costs: CallCosts | None = None) -> None:
+        self._pass = ForwardPass(head, tokens_per_micro_batch, costs)
 
     def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the outputs of each row, float32 `[tokens]`, zero outside its mask, without gradient."""
@@ -51,11 +53,14 @@ class PolicyWithoutAdapters:
     Args:
         head: The policy and what is read off it.
         tokens_per_micro_batch: Tokens of a micro-batch, padding included.
+        costs: Of the model's calls, where tokens of rows that begin alike go through the model once.
         warm: Whether adapters were trained before the run began. They are kept then.
     """
 
-    def __init__(self, head: Head, tokens_per_micro_batch: int, *, warm: bool) -> None:
-        self._pass = ForwardPass(head, tokens_per_micro_batch)
+    def __init__(
+        self, head: Head, tokens_per_micro_batch: int, costs: CallCosts | None = None, *, warm: bool
+    ) -> None:
+        self._pass = ForwardPass(head, tokens_per_micro_batch, costs)
         model = head.model
         self._start = {name: tensor.clone() for name, tensor in adapter_tensors(model)} if warm else None
 

@@ -1,53 +1,25 @@
 """Training in one process on plain torch."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from trainer.algorithms.metrics import Metrics, merge
 from trainer.backends.base import Digest, EntropyMode, LossFunction, StepReport, TrainRow
-from trainer.backends.forward_pass import ForwardPass
+from trainer.backends.forward_pass import ForwardPass, KeptOutputs
+from trainer.backends.gradient_checkpointing import GradientCheckpointing
 from trainer.backends.heads import Head
 from trainer.backends.master_weights import MasterWeights
+from trainer.backends.optimizer import Schedule, make_optimizer
+from trainer.backends.prefix_costs import sharing_costs
 from trainer.config.run import OptimizerSettings
 from trainer.models.load import save_weights
 from trainer.models.lora import has_adapters, save_adapter
 from trainer.models.weights import hub_tensors, parameters_of
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """Learning rate by step: linear warm-up, then constant, linear or cosine to zero.
-
-    Attributes:
-        peak: The rate after the warm-up.
-        warmup_steps: Steps of the warm-up.
-        total_steps: Steps of the run, where a decaying schedule ends.
-        kind: "constant", "linear" or "cosine".
-    """
-
-    peak: float
-    warmup_steps: int
-    total_steps: int
-    kind: str
-
-    def rate(self, step: int) -> float:
-        """Return the rate of step `step`, counted from 0."""
-        if step < self.warmup_steps:
-            return self.peak * (step + 1) / self.warmup_steps
-        progress = min(1.0, (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
-        if self.kind == "linear":
-            return self.peak * (1.0 - progress)
-        if self.kind == "cosine":
-            return self.peak * 0.5 * (1.0 + math.cos(math.pi * progress))
-        return self.peak
 
 
 class TorchBackend:
@@ -78,16 +50,10 @@ class TorchBackend:
         self._schedule = schedule
         self._steps = 0
         self._masters = MasterWeights(head.model, dtype)
-        self._pass = ForwardPass(head, optimizer.tokens_per_micro_batch)
-        self._optimizer = torch.optim.AdamW(
-            self._masters.trained,
-            lr=schedule.rate(0),
-            betas=optimizer.betas,
-            weight_decay=optimizer.weight_decay,
-        )
-        self._checkpointed = [body for body in _bodies(head.model) if gradient_checkpointing]
-        for body in self._checkpointed:
-            body.gradient_checkpointing_enable({"use_reentrant": False})
+        costs = sharing_costs(head, optimizer.shared_prefixes, head.body.device)
+        self._pass = ForwardPass(head, optimizer.tokens_per_micro_batch, costs)
+        self._optimizer = make_optimizer(optimizer, self._masters.trained, schedule.rate(0))
+        self._checkpointing = GradientCheckpointing(head.model, enabled=gradient_checkpointing)
 
     @property
     def learning_rate(self) -> float:
@@ -99,7 +65,12 @@ class TorchBackend:
         return self._pass.outputs(rows)
 
     def step(
-        self, rows: Sequence[TrainRow], loss: LossFunction, *, entropy: EntropyMode = "none"
+        self,
+        rows: Sequence[TrainRow],
+        loss: LossFunction,
+        *,
+        entropy: EntropyMode = "none",
+        keep_outputs: bool = False,
     ) -> StepReport:
         """Take one optimizer step, and leave the weights as they are where loss or gradient is not finite.
 
@@ -108,10 +79,15 @@ class TorchBackend:
         """
         self._optimizer.zero_grad(set_to_none=True)
         parts: list[Metrics] = []
+        kept = KeptOutputs(rows) if keep_outputs else None
         finite = torch.ones((), dtype=torch.bool, device=self._pass.device)
-        with self._checkpointing():
-            for bucket in self._pass.buckets(rows):
-                share, metrics = loss(self._pass.run(rows, bucket, entropy))
+        with self._checkpointing.active():
+            buckets = self._pass.buckets(rows)
+            for bucket in buckets:
+                micro = self._pass.run(rows, bucket, entropy)
+                if kept is not None:
+                    kept.add(micro)
+                share, metrics = loss(micro)
                 finite &= share.detach().isfinite()
                 share.backward()
                 parts.append(metrics)
@@ -119,24 +95,15 @@ class TorchBackend:
         for group in self._optimizer.param_groups:
             group["lr"] = self.learning_rate
         self._steps += 1
+        outputs = None if kept is None else kept.by_row()
+        tokens = self._pass.tokens(rows, buckets)
         if not bool(finite & norm.isfinite()):
             self._optimizer.zero_grad(set_to_none=True)
-            return StepReport({}, float(norm), applied=False)
+            return StepReport({}, float(norm), applied=False, outputs=outputs, tokens=tokens)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._masters.publish()
-        return StepReport(merge(parts), float(norm), applied=True)
-
-    @contextmanager
-    def _checkpointing(self) -> Iterator[None]:
-        """Let the library compute activations again while inside: it does so in training mode only."""
-        for body in self._checkpointed:
-            body.train()
-        try:
-            yield
-        finally:
-            for body in self._checkpointed:
-                body.eval()
+        return StepReport(merge(parts), float(norm), applied=True, outputs=outputs, tokens=tokens)
 
     def export(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights by their Hugging Face names, in the type that the model computes in; tied weights once.
@@ -161,6 +128,11 @@ class TorchBackend:
         if not isinstance(model, PreTrainedModel):
             raise ValueError("a critic is saved in checkpoints only: no other tool has a use for it")
         save_weights(model, directory)
+
+    @property
+    def why_not_shared(self) -> str | None:
+        """Why rows that begin alike do not share what they begin with; None if they do, or are not meant to."""
+        return self._pass.why_not_shared
 
     @property
     def has_adapter(self) -> bool:
@@ -201,10 +173,3 @@ class TorchBackend:
         self._masters.publish()
         self._optimizer.load_state_dict(state["optimizer"])
         self._steps = state["steps"]
-
-
-def _bodies(model: nn.Module) -> list[PreTrainedModel]:
-    """The language models in what is trained: the policy itself, or a critic's body."""
-    if isinstance(model, PreTrainedModel):
-        return [model]
-    return [module for module in model.children() if isinstance(module, PreTrainedModel)]

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from trainer.config.agents import agent_kind
 from trainer.config.load import dump_settings, load_settings
 from trainer.config.run import RunSettings
 from trainer.core.errors import ConfigError
@@ -26,6 +27,7 @@ _FREE_TO_CHANGE = (
     "name",
     "model.device",
     "model.gradient_checkpointing",
+    "backend",
     "rollout.server_timeout_s",
     "rollout.episode_timeout_s",
     "rollout.max_failed_groups",
@@ -42,12 +44,23 @@ _FREE_TO_CHANGE = (
     "inference.api_key_variable",
     "inference.admin_key_variable",
     "weights",
+    "cluster",
+    "threads",
+    "tasks.*.url",
+    "datasets.*.url",
+    "agents.host",
+    "agents.port",
+    "agents.public_url",
+    "agents.concurrency",
+    "agents.grace_s",
+    "agents.max_body_mb",
 )
-"""Settings that a resumed run may change, with all below them: they do not touch what is learnt.
+"""Settings that a resumed run may change, with all below them: they do not touch what is learnt. A star is any number.
 
 How long a run waits, and after how many failures it ends: who comes back to a run that ended so raises just these. And
-where the servers are, and how weights reach them: a run goes on with other servers than it began with. Another machine
-may have another device, or less memory: sums are rounded otherwise there, and are the same sums.
+where the servers and the roles are, and how weights reach them: a run goes on with other servers, on other machines,
+than it began with. Another machine may have another device, less memory or more threads: sums are rounded otherwise
+there, and are the same sums.
 """
 
 _RECORDS = (*RECORD_FILES, LEDGER_FILE, BOARDS_FILE)
@@ -209,7 +222,23 @@ def changed_settings(settings: RunSettings, directory: Path) -> list[str]:
         ) from error
     changes = _changes(before.model_dump(mode="json"), settings.model_dump(mode="json"))
     free = [key for key in _FREE_TO_CHANGE if key != "steps" or before.optimizer.schedule == "constant"]
-    return [key for key in changes if not any(f"{key}.".startswith(f"{each}.") for each in free)]
+    if _is_service(before) and _is_service(settings):
+        free.append("rollout.agent")
+    return [key for key in changes if not any(_is_below(key, each) for each in free)]
+
+
+def _is_service(settings: RunSettings) -> bool:
+    """Whether the agent is a service, which may move to another address."""
+    agent = settings.rollout.agent
+    return agent is not None and agent_kind(agent) == "service"
+
+
+def _is_below(key: str, free: str) -> bool:
+    """Whether a key is one of those that may change, or below it."""
+    wanted, parts = free.split("."), key.split(".")
+    return len(parts) >= len(wanted) and all(
+        part == each or (each == "*" and part.isdecimal()) for part, each in zip(parts, wanted, strict=False)
+    )
 
 
 def _changes(before: object, now: object, prefix: str = "") -> list[str]:
@@ -219,5 +248,10 @@ def _changes(before: object, now: object, prefix: str = "") -> list[str]:
             change
             for key in keys
             for change in _changes(before.get(key), now.get(key), f"{prefix}.{key}" if prefix else str(key))
+        ]
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        pairs = enumerate(zip(before, now, strict=True))
+        return [
+            change for place, (one, other) in pairs for change in _changes(one, other, f"{prefix}.{place}")
         ]
     return [] if before == now else [prefix]

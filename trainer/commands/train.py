@@ -1,6 +1,7 @@
 """`roll-train`: the parts of a run, put together and set going."""
 
 import asyncio
+import difflib
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -14,18 +15,19 @@ from trainer.assembly.build import (
     Players,
     Policy,
     build_policy,
-    critic_backend,
     model_actor,
     open_environments,
     open_players,
-    policy_backend,
-    reference_model,
     task_source,
-    warm_start_backend,
 )
 from trainer.assembly.data_check import check_streams, keep_digests
 from trainer.assembly.inference import check_inference
+from trainer.assembly.judges import open_judges
+from trainer.assembly.models import ModelSource, open_models
 from trainer.backends.base import TrainBackend
+from trainer.cluster.cluster import open_cluster
+from trainer.cluster.placement import picture, place_roles
+from trainer.cluster.supervision import Restarts, death_in
 from trainer.commands.plots import plot_run
 from trainer.commands.policy import ADAPTER_FOLDER, MODEL_FOLDER
 from trainer.commands.resume import (
@@ -36,12 +38,13 @@ from trainer.commands.resume import (
     keep_settings,
 )
 from trainer.config.checks import check_settings
+from trainer.config.cluster import ClusterSettings
 from trainer.config.load import public_settings
 from trainer.config.run import RunSettings, WarmStartSettings
 from trainer.core.console import RunConsole
 from trainer.core.embedded_server import embedded_server
 from trainer.core.ending import Ending, to_its_end
-from trainer.core.errors import RunError, TrainerError
+from trainer.core.errors import RoleDiedError, RunError, TrainerError
 from trainer.core.plugins import Plugin, load_plugin
 from trainer.core.run_files import WriteError, write_errors
 from trainer.core.run_lock import run_lock
@@ -52,7 +55,9 @@ from trainer.learn.boards import RunIdentity, open_boards
 from trainer.learn.learner import Learner, Models
 from trainer.learn.rows import row_builder
 from trainer.learn.tracking import Tracker
+from trainer.learn.utilisation import training_work
 from trainer.pipelines import rl
+from trainer.pipelines.saving import Saver
 from trainer.pipelines.sft import supervised_rows, train_supervised
 from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, RunState
 from trainer.records.ledger import LEDGER_FILE, Ledger
@@ -84,21 +89,21 @@ async def train(settings: RunSettings, ending: Ending) -> int:
         settings: The run.
         ending: Ends the run before its time, in order.
 
+    Where a process of one of its roles dies, the roles are started again, and the run goes on from its last checkpoint.
+
     Raises:
-        RunStoppedError: If it was interrupted, lost its environments or its disk, or cannot go on, once what was learnt
-            is saved.
+        RunStoppedError: If it was interrupted, lost its environments or its disk, lost roles too often, or cannot go
+            on, once what was learnt is saved.
     """
     check_settings(settings)
     check_inference(settings)
+    place_roles(settings)
     directory = Path(settings.output_dir)
-    store = CheckpointStore(directory / "checkpoints", settings.checkpoint.keep)
+    kept = settings.checkpoint
+    store = CheckpointStore(directory / "checkpoints", kept.keep, kept.keep_best, kept.best_is)
     with run_lock(directory):
         try:
-            async with AsyncExitStack() as stack:
-                console = RunConsole(settings.steps, live=settings.tracking.console)
-                stack.callback(console.close)
-                ending.say = console.say
-                await _train(settings, store, console, ending, stack)
+            await _supervised(settings, store, ending)
         except asyncio.CancelledError:
             if ending.reason is None:
                 raise
@@ -106,6 +111,37 @@ async def train(settings: RunSettings, ending: Ending) -> int:
         except (ConnectionError, TimeoutError, WriteError, RunError) as error:
             raise _stopped(error, store, directory) from error
     return 0
+
+
+async def _supervised(settings: RunSettings, store: CheckpointStore, ending: Ending) -> None:
+    """Train to the end, however often roles die on the way, within the bounds that the settings name."""
+    restarts = Restarts(settings.cluster.restarts, settings.cluster.restart_after_s)
+    while True:
+        try:
+            async with AsyncExitStack() as stack:
+                console = RunConsole(settings.steps, live=settings.tracking.console)
+                stack.callback(console.close)
+                ending.say = console.say
+                await _train(settings, store, console, ending, stack)
+            return
+        except (Exception, asyncio.CancelledError) as error:
+            died = death_in(ending.reason or error)
+            wait_s = None if died is None else restarts.wait_s(store.highest_step())
+            if died is None or wait_s is None:
+                raise
+            ending.take_back()
+            say = RunConsole(settings.steps, live=False).explain
+            say(f"{died}")
+            say(_goes_on(store, restarts, settings.cluster.restarts, wait_s))
+        await asyncio.sleep(wait_s)
+        resumed = settings.checkpoint.model_copy(update={"resume": "auto"})
+        settings = settings.model_copy(update={"checkpoint": resumed})
+
+
+def _goes_on(store: CheckpointStore, restarts: Restarts, limit: int, wait_s: float) -> str:
+    newest = store.latest()
+    where = "from its beginning, there being no checkpoint yet" if newest is None else f"from {newest}"
+    return f"its roles are started again in {wait_s:g} s ({restarts.in_a_row} of {limit}), and the run goes on {where}"
 
 
 def _stopped(error: Exception, store: CheckpointStore, directory: Path) -> RunStoppedError:
@@ -127,6 +163,15 @@ async def _train(
     ours = checkpoint is not None and store.holds(checkpoint.folder)
     clear_rollout_log(settings, directory, resuming=ours)
     keep_settings(settings, directory, resuming=ours)
+    placement = place_roles(settings)
+    if settings.cluster != ClusterSettings():
+        console.say(picture(placement))
+    cluster = await stack.enter_async_context(open_cluster(settings, placement, ending.end, console.say))
+    serve_judge = partial(embedded_server, on_end=partial(_environments_died, ending))
+    settings = await open_judges(
+        settings, cluster, lambda served, words: serve_judge(served, words=words), stack, console.say
+    )
+    serve = partial(serve_judge, words=cluster.server_arguments())
     source = task_source(settings)
     streams = row_streams(source)
     keep_digests(streams, directory, resuming=ours)
@@ -137,25 +182,36 @@ async def _train(
         store.go_back_to(checkpoint.folder, checkpoint.state.step)
     elif clear_records(directory):
         console.say(f"the run in {directory} left no checkpoint: it begins again, and its records with it")
-    policy = build_policy(settings, trained=True)
+    trains_here = settings.backend.kind == "torch"
+    # Where ranks train and servers sample, the one that is here is there to be asked for names and shapes.
+    computes = trains_here or settings.inference.embedded or settings.warm_start is not None
+    policy = build_policy(settings, trained=trains_here, computes=computes)
     policy.renderer.template.say = console.say
     keep_tokenizer(policy.tokenizer, directory)
-    serve = partial(embedded_server, on_end=ending.end)
     pool = await stack.enter_async_context(open_environments(settings, console, serve))
     await check_streams(streams, pool)
     panels = await build_panels(settings, pool)
-    models, state = await _start(settings, store, checkpoint, policy, pool, source, console)
+    made = await stack.enter_async_context(open_models(settings, policy, directory, console, cluster))
+    models, state = await _start(settings, store, checkpoint, policy, pool, source, console, made)
+    if (reason := models.policy.why_not_shared) is not None:
+        console.say(
+            f"shared prefixes: {reason}; tokens of rows that begin alike go through the model once only where a row is "
+            "the beginning of another one"
+        )
     recall = _recall(settings, directory, state, console)
     if recall is not None:
         stack.callback(recall.log.close)
-    trains_meanwhile = settings.rollout.max_staleness > 0
+    # An engine that shares its weights with nobody may draw while others change.
+    trains_meanwhile = settings.rollout.max_staleness > 0 or not trains_here
     players = await stack.enter_async_context(
-        open_players(settings, policy, pool, console, recall, trains_meanwhile=trains_meanwhile)
+        open_players(
+            settings, policy, pool, console, recall, trains_meanwhile=trains_meanwhile, cluster=cluster
+        )
     )
     await players.publisher.publish(models.policy, state.version)
     run = RunIdentity(directory, settings.name, public_settings(settings))
     boards = open_boards(settings.tracking, run, console.say)
-    tracker = Tracker(directory, settings.tracking, state.step, boards)
+    tracker = Tracker(directory, settings.tracking, state.step, boards, settings.checkpoint.best_metric)
     stack.push_async_callback(asyncio.to_thread, tracker.close)
     ledger = Ledger(directory / LEDGER_FILE)
     stack.callback(ledger.close)
@@ -168,6 +224,8 @@ async def _train(
             scores = await evaluator.measure(whole=settings.evaluation.interim_episodes is None)
             tracker.metrics(step, as_metrics(scores))
             evaluator.say(f"step {step}", scores)
+        if step == state.step + 1 and (named := settings.checkpoint.best_metric) is not None:
+            _say_if_unmeasured(named, tracker.names, console)
 
     before = None
     if not tracker.evaluated(state.step):  # by a process that was killed before it could
@@ -195,9 +253,9 @@ async def _train(
         ledger=ledger,
         tracker=tracker,
         console=console,
-        checkpoints=store,
+        saver=Saver(models, store, tracker, ledger, recall, asynchronous=settings.checkpoint.asynchronous),
         updating=players.updating,
-        recall=recall,
+        work=training_work(settings, policy.model.config.to_dict()),
     )
     console.begin_training(state.step)
     await rl.train(parts, state, settings.steps, settings.checkpoint.every, evaluate, ending)
@@ -212,6 +270,21 @@ async def _train(
     with write_errors(directory):
         console.say(await asyncio.to_thread(_save_policy, models.policy, policy, directory))
         console.say(f"curves: {plot_run(directory, settings.name)}")
+
+
+def _environments_died(ending: Ending, error: Exception) -> None:
+    """End this try at the run: the environment server that was started for it is gone."""
+    ending.end(RoleDiedError("environment", str(error)))
+
+
+def _say_if_unmeasured(named: str, measured: set[str], console: RunConsole) -> None:
+    """Say that nothing measures the metric that checkpoints are chosen by."""
+    if named not in measured:
+        near = difflib.get_close_matches(named, measured, n=3)
+        console.say(
+            f"checkpoint.best_metric: this run does not measure '{named}', so checkpoints are kept by age alone; "
+            + (f"did you mean {' or '.join(near)}?" if near else "metrics.jsonl has the names")
+        )
 
 
 def _save_policy(backend: TrainBackend, policy: Policy, directory: Path) -> str:
@@ -236,20 +309,21 @@ async def _start(
     pool: EnvironmentPool,
     source: TaskSource,
     console: RunConsole,
+    made: ModelSource,
 ) -> tuple[Models, RunState]:
     """Return the models as they go on or begin; a warm start is made where one is wanted, and saved."""
     if checkpoint is not None:
-        models = _models(settings, policy)
+        models = await asyncio.to_thread(made.models)
         try:
-            models.load_state_dicts(checkpoint.parts)
+            await asyncio.to_thread(models.load_state_dicts, checkpoint.parts)
         except ValueError as error:
             raise CheckpointError(f"cannot resume from {checkpoint.folder}: {error}") from error
         return models, checkpoint.state
     if settings.warm_start is not None:
-        await _warm_start(settings, settings.warm_start, policy, pool, source, console)
-    models, state = _models(settings, policy), RunState(0, 0, 0, ())
+        await _warm_start(settings, settings.warm_start, policy, pool, source, console, made)
+    models, state = await asyncio.to_thread(made.models), RunState(0, 0, 0, ())
     if settings.warm_start is not None:
-        await to_its_end(asyncio.to_thread(store.save, state, models.state_dicts()))
+        await to_its_end(asyncio.to_thread(lambda: store.save(state, models.state_dicts())))
     return models, state
 
 
@@ -260,6 +334,7 @@ async def _warm_start(
     pool: EnvironmentPool,
     source: TaskSource,
     console: RunConsole,
+    made: ModelSource,
 ) -> None:
     context = context_policy(settings.prompt)
     console.begin("expert demonstrations", warm.demonstrations)
@@ -275,7 +350,7 @@ async def _warm_start(
     console.say(
         f"warm start on {len(shown)} expert demonstrations ({len(rows)} rows); none are used after it"
     )
-    backend = warm_start_backend(settings, policy.model, warm.learning_rate)
+    backend = await asyncio.to_thread(made.warm_start, warm.learning_rate)
     work = train_supervised(
         backend,
         rows,
@@ -291,14 +366,7 @@ async def _warm_start(
         console.advance(progress.batches)
         if progress.epoch is not None:
             console.say(f"warm start, epoch {progress.epoch + 1}/{warm.epochs}: loss {progress.loss:.4f}")
-    backend.release()
-
-
-def _models(settings: RunSettings, policy: Policy) -> Models:
-    # The others first: the policy's own backend may round the weights that they start with.
-    critic = critic_backend(settings, policy.model) if settings.algorithm.critic is not None else None
-    reference = reference_model(settings, policy.model) if settings.algorithm.needs_reference else None
-    return Models(policy_backend(settings, policy.model), critic, reference)
+    await asyncio.to_thread(made.end_warm_start, backend)
 
 
 def _scheduler(
@@ -320,6 +388,8 @@ def _scheduler(
         rollout_settings.window_fraction,
         start=state.next_task,
         reissue=state.untrained,
+        aside=state.aside,
+        long_round=state.long_round,
         extra=rollout_settings.extra_groups,
     )
     chosen = settings.algorithm.filter
@@ -372,7 +442,7 @@ def _recall(settings: RunSettings, directory: Path, state: RunState, console: Ru
         return None
     durable = settings.rollout.log == "machine"
     log = RolloutLog(directory / ROLLOUT_LOG_FOLDER, durable=durable, say=console.say)
-    log.settle(state.next_task, state.untrained)
+    log.settle(state.next_task, state.untrained)()  # nothing is written yet: what is settled is not read
     recall = Recall(log)
     episodes, replies, tokens = recall.found
     if episodes:

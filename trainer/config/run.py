@@ -9,6 +9,8 @@ from trainer.algorithms.advantage_settings import compares_members
 from trainer.algorithms.presets import lay_over_preset, resolve_preset
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.config.agents import AgentsSettings, agent_kind
+from trainer.config.backend import BackendSettings
+from trainer.config.cluster import ClusterSettings
 from trainer.config.data import DatasetSettings
 from trainer.config.inference import InferenceSettings, WeightSettings, disagreement
 from trainer.config.model import ModelSettings
@@ -205,11 +207,17 @@ _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class OptimizerSettings(Settings):
-    """AdamW and its schedule."""
+    """The optimizer and its schedule."""
 
+    kind: Literal["adamw", "sgd"] = Field(
+        "adamw",
+        description="adamw (Loshchilov and Hutter 2019), or plain gradient descent, which holds no averages: betas "
+        "and epsilon mean nothing to it.",
+    )
     learning_rate: LearningRate = 1e-3
     critic_learning_rate: LearningRate = Field(2e-3, description="Used where the algorithm has a critic.")
     betas: tuple[_Beta, _Beta] = Field((0.9, 0.95), description="Decay of AdamW's two averages.")
+    epsilon: float = Field(1e-8, gt=0.0, le=1.0, description="Added to the divisor of AdamW's steps.")
     weight_decay: float = Field(0.0, ge=0.0, le=100.0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
@@ -220,6 +228,19 @@ class OptimizerSettings(Settings):
         "ends the run.",
     )
     tokens_per_micro_batch: PositiveInt = 16384
+    shared_prefixes: Literal["auto", "off"] = Field(
+        "auto",
+        description="Whether tokens of rows that begin alike go through the model once: where that is exact and costs "
+        "less, or never.",
+    )
+
+    @model_validator(mode="after")
+    def _numbers_are_read(self) -> Self:
+        own = {name: getattr(self, name) for name in ("betas", "epsilon")}
+        unread = [name for name, value in own.items() if value != type(self).model_fields[name].default]
+        if self.kind == "sgd" and unread:
+            raise ValueError(f"{', '.join(unread)}: read by kind 'adamw' only, not by 'sgd': leave it out")
+        return self
 
 
 class PanelSettings(Settings):
@@ -278,13 +299,37 @@ class CheckpointSettings(Settings):
     """What is kept so that a killed run goes on."""
 
     every: int = Field(10, ge=0, description="Training steps between checkpoints; 0 keeps only the last.")
-    keep: PositiveInt = 2
+    keep: PositiveInt = Field(2, description="How many of the newest stay.")
+    keep_best: int = Field(
+        0, ge=0, le=1_000_000, description="How many of those with the best `best_metric` stay beside them."
+    )
+    best_metric: str | None = Field(
+        None,
+        min_length=1,
+        description="A name in metrics.jsonl, such as rollout/success or evaluate/PANEL/greedy/success. A checkpoint's "
+        "score is its value at that very step: evaluate where checkpoints are written.",
+    )
+    best_is: Literal["highest", "lowest"] = Field("highest", description="Which values of it are the best.")
+    asynchronous: bool = Field(
+        False,
+        description="Go on training while a checkpoint is written, from a copy of it in the host's memory.",
+    )
     resume: str = Field(
         "never",
         min_length=1,
         description="'auto' (the newest in output_dir, if any), 'never' (output_dir must hold no run), or a "
         "checkpoint's folder.",
     )
+
+    @model_validator(mode="after")
+    def _best_is_named(self) -> Self:
+        if self.keep_best and self.best_metric is None:
+            raise ValueError("keep_best needs best_metric: name the metric that checkpoints are chosen by")
+        if self.best_metric is not None and not self.keep_best:
+            raise ValueError(
+                "best_metric is read by keep_best only: set keep_best to 1 or more, or leave it out"
+            )
+        return self
 
 
 class RunSettings(Settings):
@@ -321,11 +366,13 @@ class RunSettings(Settings):
         "where there are data sets; each drawn by weight, where there are none), or in the tasks of every step.",
     )
     model: ModelSettings = ModelSettings()
+    backend: BackendSettings = BackendSettings()
     prompt: PromptSettings = PromptSettings()
     rollout: RolloutSettings = RolloutSettings()
     agents: AgentsSettings = AgentsSettings()
     inference: InferenceSettings = InferenceSettings()
     weights: WeightSettings = WeightSettings()
+    cluster: ClusterSettings = ClusterSettings()
     rows: Literal["trajectory", "step"] = Field(
         "trajectory", description="A training row per segment or per turn."
     )

@@ -92,6 +92,12 @@ class Ending:
         if self._task is not None and not self._deferred:
             self._task.cancel()
 
+    def take_back(self) -> None:
+        """Let the command go on, where the reason of its end was mended; its cancellation has been caught."""
+        if self.reason is not None and self._task is not None:
+            self._task.uncancel()
+        self.reason = None
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._signalled or self._loop is None:
             _die(number)

@@ -51,13 +51,22 @@ class Settings(BaseModel):
     def _suggest_near_keys(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
+        values = dict(values)
         for key in values:
             if key not in cls.model_fields:
                 near = difflib.get_close_matches(str(key), cls.model_fields, n=1)
                 hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(cls.model_fields)}"
                 raise ValueError(f"unknown key '{key}'; {hint}")
-            _refuse_what_only_looks_like_it(key, values[key], cls.model_fields[key].annotation)
+            annotation = cls.model_fields[key].annotation
+            if values[key] is False and _names(annotation, "off"):
+                values[key] = "off"  # YAML takes the word for a truth value
+            _refuse_what_only_looks_like_it(key, values[key], annotation)
         return values
+
+
+def _names(annotation: Any, word: str) -> bool:
+    """Whether a word is one of those that an annotation lists."""
+    return annotation == word or any(_names(part, word) for part in typing.get_args(annotation))
 
 
 def _refuse_what_only_looks_like_it(key: str, value: Any, annotation: Any) -> None:

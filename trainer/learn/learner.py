@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from trainer.algorithms.batch import LossInputs, RowBatch
 from trainer.algorithms.corrections import mismatch_metrics
 from trainer.algorithms.metrics import Metrics, means, merge
 from trainer.algorithms.objective import compute_advantages, critic_loss, policy_loss
+from trainer.algorithms.ratio import elsewhere
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.backends.base import Digest, MicroBatch, Scorer, StepReport, TrainBackend, TrainRow
 from trainer.backends.skipping import SkippedSteps
@@ -22,6 +23,9 @@ from trainer.core.errors import InvalidNumberError
 from trainer.core.numbers import not_finite
 from trainer.core.seeding import generator
 from trainer.learn.batches import EpisodeBatch, padded, padded_tensors
+
+_LAGS = ("lag_0", "lag_1", "lag_2_up")
+"""Names of parts of the mismatch: tokens of the version that is trained, of the one before it, and of all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +103,14 @@ class Learner:
         self._models = models
         self._seed = seed
 
-    async def update(self, batch: EpisodeBatch, step: int) -> dict[str, float]:
+    async def update(self, batch: EpisodeBatch, step: int, version: int | None = None) -> dict[str, float]:
         """Take the optimizer steps of one batch and return their metrics, while the event loop goes on.
 
         Args:
             batch: Episodes and their rows.
             step: Training step, which names the stream that minibatches are drawn from.
+            version: The policy version that is trained, by which tokens are told apart that older ones sampled; the
+                step if absent.
 
         Returns:
             The metrics. `policy/optimizer_steps` says how many steps were taken, `policy/skipped_steps` how many were
@@ -114,9 +120,9 @@ class Learner:
             RunError: If too many in a row were left out.
             PluginError: If code of the user's fails.
         """
-        return await asyncio.to_thread(self._update, batch, step)
+        return await asyncio.to_thread(self._update, batch, step, step if version is None else version)
 
-    def _update(self, batch: EpisodeBatch, step: int) -> dict[str, float]:
+    def _update(self, batch: EpisodeBatch, step: int, version: int) -> dict[str, float]:
         if not batch.rows:
             return {"batch/rows": 0.0}
         settings = self._settings
@@ -156,7 +162,7 @@ class Learner:
             for place, row in enumerate(rows)
         ]
         batch.note_advantages(result.advantages)
-        metrics = self._optimize(complete, batch, result.scores, step)
+        metrics = self._optimize(complete, batch, result.scores, step, version)
         return metrics | result.metrics | {"batch/rows": float(len(rows))}
 
     def _left_out(self, why: str) -> dict[str, float]:
@@ -166,21 +172,22 @@ class Learner:
         return {"policy/optimizer_steps": 0.0, "policy/skipped_steps": float(self._settings.updates)}
 
     def _optimize(
-        self, rows: list[TrainRow], batch: EpisodeBatch, scores: Tensor, step: int
+        self, rows: list[TrainRow], batch: EpisodeBatch, scores: Tensor, step: int, version: int
     ) -> dict[str, float]:
         settings = self._settings
         sequences = [row.sequence for row in batch.rows]
+        episodes = [row.trajectory for row in batch.rows]
+        # What a ratio is taken over stays in one optimizer step.
+        units: Sequence[Hashable] = episodes if settings.ratio.level == "sequence" else sequences
         lengths = _lengths(rows, sequences)
         updates = 0
         policy_steps: list[StepReport] = []
         critic_steps: list[StepReport] = []
-        mismatch = _Mismatch([])
+        mismatch: dict[str, float] = {}
         for epoch in range(settings.epochs):
-            for places in self._minibatches(sequences, step, epoch):
+            for places in self._minibatches(units, step, epoch):
                 chosen = [rows[place] for place in places]
-                if updates == 0:
-                    # Only before the first step is the policy still the one that the update began with.
-                    mismatch = _Mismatch([batch.domains[place] for place in places])
+                rest = self._elsewhere(chosen, [episodes[place] for place in places], updates)
                 counts = Denominators.from_lengths(
                     lengths[each] for each in {sequences[place] for place in places}
                 )
@@ -192,11 +199,15 @@ class Learner:
                         settings=settings,
                         scores=scores[places],
                         lengths=totals,
+                        rest=rest,
                         counts=counts,
-                        mismatch=mismatch if updates == 0 else None,
                     ),
                     entropy="gradient" if settings.needs_entropy else "metric",
+                    # Only before the first step is the policy still the one that the update began with.
+                    keep_outputs=updates == 0 and not self._truncated,
                 )
+                if taken.outputs is not None:
+                    mismatch = _mismatch(chosen, taken.outputs, places, batch, version)
                 updates += 1
                 self._policy_steps.note(applied=taken.applied)
                 policy_steps.append(taken)
@@ -209,19 +220,44 @@ class Learner:
         numbers = means(merge(taken.metrics for taken in [*policy_steps, *critic_steps]))
         numbers |= _step_metrics("policy", policy_steps) | _step_metrics("critic", critic_steps)
         numbers["policy/learning_rate"] = self._models.policy.learning_rate
-        if not self._truncated:
-            numbers |= mismatch.metrics()
-        return numbers
+        return numbers | mismatch
 
-    def _minibatches(self, sequences: Sequence[tuple[int, int]], step: int, epoch: int) -> list[list[int]]:
-        """Cut the rows at random into as many parts as the algorithm takes optimizer steps, sequences left whole."""
-        places: dict[tuple[int, int], list[int]] = {}
-        for place, sequence in enumerate(sequences):
-            places.setdefault(sequence, []).append(place)
+    def _elsewhere(self, rows: Sequence[TrainRow], episodes: Sequence[int], updates: int) -> Tensor | None:
+        """Return what the other rows of each row's episode add to a ratio of sequences, `[2, rows]`.
+
+        That is the sum of their log ratios, and the number of their tokens. Such rows may be in other micro-batches,
+        whose losses do not know of each other, so they are computed once more for it. None where no ratio reads it, or
+        every row is a whole episode.
+
+        Args:
+            rows: All rows of an optimizer step.
+            episodes: The episode of each.
+            updates: Optimizer steps of the batch before this one.
+        """
+        number = Counter(episodes)
+        cut = [place for place, episode in enumerate(episodes) if number[episode] > 1]
+        if self._settings.ratio.level != "sequence" or not cut:
+            return None
+        difference = torch.zeros(len(rows), dtype=torch.float64)
+        start = "behaviour" if self._settings.proximal == "behaviour" else "old"
+        if start == "behaviour" or updates:  # else the policy is the one that ratios start from: all are 1
+            outputs = self._models.policy.forward([rows[place] for place in cut])
+            for place, logprobs in zip(cut, outputs, strict=True):
+                row = rows[place]
+                difference[place] = (logprobs - row.fields[start])[row.mask].double().sum()
+        tokens = torch.tensor([float(row.mask.sum()) for row in rows], dtype=torch.float64)
+        episode = torch.tensor(episodes)
+        return torch.stack([elsewhere(difference, episode), elsewhere(tokens, episode)]).float()
+
+    def _minibatches(self, units: Sequence[Hashable], step: int, epoch: int) -> list[list[int]]:
+        """Cut the rows at random into as many parts as the algorithm takes optimizer steps, units left whole."""
+        places: dict[Hashable, list[int]] = {}
+        for place, unit in enumerate(units):
+            places.setdefault(unit, []).append(place)
         whole = list(places.values())
         count = min(self._settings.minibatches, len(whole))
         if count == 1:
-            return [list(range(len(sequences)))]
+            return [list(range(len(units)))]
         order = generator(self._seed, "minibatches", step, epoch).permutation(len(whole)).tolist()
         return [
             sorted(place for number in order[part::count] for place in whole[number]) for part in range(count)
@@ -258,41 +294,51 @@ def _step_metrics(name: str, steps: Sequence[StepReport]) -> dict[str, float]:
         f"{name}/optimizer_steps": float(len(norms)),
         f"{name}/skipped_steps": float(len(steps) - len(norms)),
     }
+    tokens = sum(taken.tokens.rows for taken in steps)
+    if tokens:
+        computed = sum(taken.tokens.computed for taken in steps)
+        numbers[f"{name}/shared_prefixes"] = 1.0 - computed / tokens
     return numbers | ({f"{name}/gradient_norm": sum(norms) / len(norms)} if norms else {})
 
 
-class _Mismatch:
-    """Log-probabilities at the start of an update and at sampling, of the rows of its first optimizer step.
+def _mismatch(
+    rows: Sequence[TrainRow],
+    outputs: Sequence[Tensor],
+    places: Sequence[int],
+    batch: EpisodeBatch,
+    version: int,
+) -> dict[str, float]:
+    """Describe how far log-probabilities at the start of an update are from those at sampling.
+
+    In all, by domain, and, where some tokens are of older versions, by how many updates they are behind.
 
     Args:
-        domains: The domain of each of those rows.
+        rows: Rows of the update's first optimizer step.
+        outputs: The log-probabilities of each.
+        places: Their places in the batch.
+        batch: The batch.
+        version: The policy version that is trained.
     """
-
-    def __init__(self, domains: Sequence[str]) -> None:
-        self._names = sorted(set(domains))
-        self._of_row = torch.tensor([self._names.index(domain) for domain in domains], dtype=torch.int64)
-        self._domain: list[Tensor] = []
-        self._old: list[Tensor] = []
-        self._behaviour: list[Tensor] = []
-
-    def add(self, micro: MicroBatch) -> None:
-        """Take in a micro-batch."""
-        self._old.append(micro.outputs.detach()[micro.mask])
-        self._behaviour.append(micro.fields["behaviour"][micro.mask])
-        device = micro.mask.device
-        domain = self._of_row.to(device)[micro.rows.to(device)]
-        self._domain.append(domain.repeat_interleave(micro.mask.sum(dim=1)))
-
-    def metrics(self) -> dict[str, float]:
-        """Describe how far the two are apart, in all and in each domain."""
-        old, behaviour, domain = torch.cat(self._old), torch.cat(self._behaviour), torch.cat(self._domain)
-        if not bool((old - behaviour).isfinite().all()):
-            return {}
-        metrics = mismatch_metrics(old, behaviour, torch.ones_like(old, dtype=torch.bool))
-        for place, name in enumerate(self._names):
-            of_domain = mismatch_metrics(old, behaviour, domain == place)
-            metrics |= {f"domain/{name}/{key}": value for key, value in of_domain.items()}
-        return metrics
+    old = torch.cat([line[row.mask] for row, line in zip(rows, outputs, strict=True)])
+    behaviour = torch.cat([row.fields["behaviour"][row.mask] for row in rows])
+    if not bool((old - behaviour).isfinite().all()):
+        return {}
+    metrics = mismatch_metrics(old, behaviour, torch.ones_like(old, dtype=torch.bool))
+    tokens = torch.tensor([int(row.mask.sum()) for row in rows])
+    of_rows = batch.domains
+    domains = [of_rows[place] for place in places]
+    names = sorted(set(domains))
+    domain = torch.tensor([names.index(each) for each in domains]).repeat_interleave(tokens)
+    parts = {f"domain/{name}": domain == place for place, name in enumerate(names)}
+    sampled_by = [
+        torch.tensor(batch.rows[place].versions)[row.mask] for row, place in zip(rows, places, strict=True)
+    ]
+    behind = (version - torch.cat(sampled_by)).clamp(0, len(_LAGS) - 1)
+    if bool(behind.any()):
+        parts |= {name: behind == lag for lag, name in enumerate(_LAGS)}
+    for name, part in parts.items():
+        metrics |= {f"{name}/{key}": value for key, value in mismatch_metrics(old, behaviour, part).items()}
+    return metrics
 
 
 def _policy_share(
@@ -300,11 +346,12 @@ def _policy_share(
     settings: AlgorithmSettings,
     scores: Tensor,
     lengths: Tensor,
+    rest: Tensor | None,
     counts: Denominators,
-    mismatch: _Mismatch | None,
 ) -> tuple[Tensor, Metrics]:
-    if mismatch is not None:
-        mismatch.add(micro)
+    elsewhere_difference, elsewhere_tokens = (
+        (None, None) if rest is None else rest.to(micro.rows.device)[:, micro.rows]
+    )
     inputs = LossInputs(
         logprobs=micro.outputs,
         behaviour_logprobs=micro.fields["behaviour"],
@@ -316,6 +363,8 @@ def _policy_share(
         entropy=micro.entropy,
         scores=scores.to(micro.rows.device)[micro.rows],
         lengths=lengths.to(micro.rows.device)[micro.rows],
+        elsewhere_difference=elsewhere_difference,
+        elsewhere_tokens=elsewhere_tokens,
     )
     return policy_loss(settings, inputs, counts)
 

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer.config.tracking import TrackingSettings
 from trainer.core.run_files import LineFile, lines_and_sizes, read_lines, write_errors
@@ -32,6 +32,11 @@ class Tracker:
         resume_step: The step that the run begins with. What earlier processes wrote of it and later steps is void
             and cut; it will be written again.
         boards: Trackers of others that are told too.
+        watched: A metric whose values are kept by step, in `scores`.
+
+    Attributes:
+        scores: The values of the watched metric, those of earlier processes among them.
+        names: All metrics that were recorded.
     """
 
     def __init__(
@@ -40,6 +45,7 @@ class Tracker:
         settings: TrackingSettings,
         resume_step: int,
         boards: Sequence[GuardedBoard] = (),
+        watched: str | None = None,
     ) -> None:
         self._boards = boards
         self._patience_s = settings.patience_s
@@ -47,6 +53,12 @@ class Tracker:
         # Metrics are filed under the number of updates behind them: those of step k under k + 1.
         self._metrics = _open_from(directory / METRICS_FILE, resume_step + 1)
         self._evaluated = _evaluated_steps(directory / METRICS_FILE)
+        self._watched = watched
+        self.scores: dict[int, float] = {}
+        self.names: set[str] = set()
+        if watched is not None:
+            for line in read_lines(directory / METRICS_FILE, "step"):
+                self._note(line["step"], line)
         self._episodes = _open_from(directory / EPISODES_FILE, resume_step) if settings.episodes else None
         self._digests = _open_from(directory / _DIGESTS, resume_step) if settings.digests else None
         self._board: SummaryWriter | None = None
@@ -61,12 +73,19 @@ class Tracker:
         """Record numbers of a step; one that is not finite is null, since JSON has no name for it."""
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         self._metrics.write({"step": step, **dict.fromkeys(values), **finite})
+        self._note(step, finite)
         self._metrics.flush()
         if self._board is not None:
             for name, value in finite.items():
                 self._board.add_scalar(name, value, step)
         for board in self._boards if finite else ():  # some trackers take nothing for a mistake
             board.log(step, finite)
+
+    def _note(self, step: int, values: Mapping[str, Any]) -> None:
+        self.names.update(values)
+        value = values.get(self._watched or "")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            self.scores[step] = float(value)
 
     def episodes(self, step: int, groups: Iterable[Group]) -> None:
         """Record the episodes of the groups that a step trained on or dropped, in the order of its batch."""

@@ -1,6 +1,7 @@
 """Models and tokenizers in Hugging Face layout: on disk, or fetched from the hub once."""
 
 import copy
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from trainer.core.errors import ConfigError
@@ -129,15 +130,34 @@ def save_weights(model: PreTrainedModel, directory: Path, shard_bytes: int = SHA
         directory: Where to; it is made if need be, and what it holds of another model's weights is removed.
         shard_bytes: Size from which on another file is begun.
     """
+    write_model(model, hub_tensors(model), model.dtype, directory, shard_bytes)
+
+
+def write_model(
+    model: PreTrainedModel,
+    tensors: Iterable[tuple[str, Tensor]],
+    dtype: torch.dtype,
+    directory: Path,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write weights that are given one after the other, with a model's configuration.
+
+    Args:
+        model: Whose configuration is written.
+        tensors: The weights, by the names that they have on the hub.
+        dtype: Type of their numbers.
+        directory: Where to; it is made if need be, and what it holds of another model's weights is removed.
+        shard_bytes: Size from which on another file is begun.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     for old in [*directory.glob("model*.safetensors"), directory / "model.safetensors.index.json"]:
         old.unlink(missing_ok=True)
     shards = ShardWriter(directory, shard_bytes)
-    for name, tensor in hub_tensors(model):
+    for name, tensor in tensors:
         shards.add(name, tensor)
     shards.close()
     config = copy.deepcopy(model.config)
-    config.dtype = model.dtype
+    config.dtype = dtype
     config.architectures = [type(model).__name__]
     config.save_pretrained(directory)
     if model.generation_config is not None:

@@ -120,14 +120,19 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 def adapters_as(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     """While inside, the adapters are other ones, which are given by the names that peft saves them with."""
     own = {saved_name(name): each for name, each in model.named_parameters() if is_adapter(name)}
-    before = {name: parameter.data for name, parameter in own.items()}
-    for name, parameter in own.items():
-        parameter.data = tensors[name]
+    before = {name: parameter.detach().clone() for name, parameter in own.items()}
+    _copy_into(own, tensors)
     try:
         yield
     finally:
-        for name, parameter in own.items():
-            parameter.data = before[name]
+        _copy_into(own, before)
+
+
+@torch.no_grad()
+def _copy_into(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    # In place: where weights are sharded, others read the memory that these lie in.
+    for name, parameter in own.items():
+        parameter.copy_(tensors[name])
 
 
 def adapter_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -152,11 +157,24 @@ def save_adapter(model: nn.Module, directory: Path) -> None:
     Raises:
         ValueError: If it has none.
     """
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in adapter_tensors(model)}
+    write_adapter(model, {name: tensor.cpu() for name, tensor in adapter_tensors(model)}, directory)
+
+
+def write_adapter(model: nn.Module, tensors: Mapping[str, Tensor], directory: Path) -> None:
+    """Write adapters that are given, with the configuration of a model's.
+
+    Args:
+        model: A model with adapters.
+        tensors: Adapters by the names that peft saves them with, on the processor.
+        directory: Where to; it is made if need be.
+
+    Raises:
+        ValueError: If there are none.
+    """
     if not tensors:
         raise ValueError("there are no adapters to save")
     directory.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, directory / _ADAPTER_WEIGHTS)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / _ADAPTER_WEIGHTS)
     layer = next(module for module in model.modules() if hasattr(module, "lora_A"))
     config: dict[str, Any] = {
         "peft_type": "LORA",

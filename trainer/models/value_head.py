@@ -29,4 +29,6 @@ class ValueModel(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return values `[...]` of hidden states `[..., hidden]`."""
-        return torch.squeeze(self.head(hidden.float()), -1)
+        # A sum of one, and no view of it: what leaves a module that is sharded must be a tensor of its own.
+        values: Tensor = self.head(hidden.float()).sum(dim=-1)
+        return values

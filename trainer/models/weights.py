@@ -29,14 +29,19 @@ def hub_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     one for each; a layer's experts are copied for as long as they are read.
     """
     for name, tensor in parameters_of(model):
-        yield from revert_weight_conversion(model, {name: tensor}).items()
+        yield from hub_names(model, name, tensor)
+
+
+def hub_names(model: PreTrainedModel, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield one of the weights as the hub has it: mostly itself, but a layer's experts one by one."""
+    yield from revert_weight_conversion(model, {name: tensor}).items()
 
 
 def base_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights beside which adapters lie, without them, by the names that they have on the hub."""
     for name, parameter in model.named_parameters():
         if not is_adapter(name):
-            yield from revert_weight_conversion(model, {plain_name(name): parameter.detach()}).items()
+            yield from hub_names(model, plain_name(name), parameter.detach())
 
 
 def load_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:

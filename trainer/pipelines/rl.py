@@ -12,9 +12,7 @@ from trainer.algorithms.filters import refills
 from trainer.algorithms.objective import select_groups
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.core.console import RunConsole
-from trainer.core.ending import Ending, to_its_end
-from trainer.core.errors import RunError
-from trainer.core.numbers import not_finite
+from trainer.core.ending import Ending
 from trainer.inference.base import InferenceClient
 from trainer.learn.batches import episode_batch, turns_of
 from trainer.learn.learner import Learner, Models
@@ -31,10 +29,11 @@ from trainer.learn.step_metrics import (
     token_rates,
 )
 from trainer.learn.tracking import Tracker
-from trainer.records.checkpoint import CheckpointStore, RunState
+from trainer.learn.utilisation import TrainingWork
+from trainer.pipelines.saving import Saver
+from trainer.records.checkpoint import RunState
 from trainer.records.ledger import Ledger
 from trainer.records.trajectory import KEPT, Group
-from trainer.rollout.recall import Recall
 from trainer.rollout.scheduler import LeaveOut, RolloutScheduler, StepGroups
 from trainer.weights.publisher import WeightPublisher
 
@@ -48,6 +47,7 @@ class Parts:
 
     Attributes:
         updating: Entered for as long as weights change: who samples with these very weights stands still.
+        work: What an update computes, for the numbers of a step; None where that is not known.
     """
 
     algorithm: AlgorithmSettings
@@ -60,9 +60,9 @@ class Parts:
     ledger: Ledger
     tracker: Tracker
     console: RunConsole
-    checkpoints: CheckpointStore
+    saver: Saver
     updating: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
-    recall: Recall | None = None
+    work: TrainingWork | None = None
 
 
 async def train(
@@ -85,16 +85,25 @@ async def train(
                 metrics = await _update(parts, groups, step, state.version, clock)
                 last_ended = await _record(parts, groups, step, metrics, clock)
                 window = parts.scheduler.window
-                state = RunState(step + 1, state.version + 1, window.next_index, window.untrained)
+                state = RunState(
+                    step + 1,
+                    state.version + 1,
+                    window.next_index,
+                    window.untrained,
+                    window.aside,
+                    window.long_round,
+                )
                 whole = True
             if checkpoint_every and state.step % checkpoint_every == 0:
                 with ending.deferred():
-                    await save(parts, state)
+                    await parts.saver.save(state)
                     saved = state.step
             await evaluate(state.step)
+            parts.saver.raise_if_failed()
     finally:
         if whole and state.step > saved:
-            await save(parts, state)
+            await parts.saver.save(state)
+        await parts.saver.settled()
     return state
 
 
@@ -110,7 +119,7 @@ class _StepClock:
         self.last_ended = last_ended
         self.tokens_before = tokens_before
         self.began = self.waited = self.trained = self.synced = time.monotonic()
-        self.trained_tokens = 0
+        self.rows: list[tuple[int, int]] = []
 
     def ended(self) -> StepTimes:
         """Read it for the last time."""
@@ -128,8 +137,11 @@ async def _update(
 
     # Episodes of later steps, if any are allowed, go on meanwhile.
     async with parts.updating():
-        updated = await parts.learner.update(batch, step)
-        clock.trained, clock.trained_tokens = time.monotonic(), int(batch.mask.sum())
+        updated = await parts.learner.update(batch, step, version)
+        clock.trained = time.monotonic()
+        clock.rows = list(
+            zip([len(row.ids) for row in batch.rows], batch.mask.sum(dim=1).tolist(), strict=True)
+        )
         sent = await parts.publisher.publish(parts.models.policy, version + 1)
     clock.synced = time.monotonic()
 
@@ -156,7 +168,9 @@ async def _record(
     generated = parts.client.counters.tokens_generated - clock.tokens_before
     times = clock.ended()
     metrics |= step_times(times, [trajectory.timeline for trajectory in trajectories])
-    metrics |= token_rates(generated, clock.trained_tokens, times)
+    metrics |= token_rates(generated, sum(sampled for _, sampled in clock.rows), times)
+    if parts.work is not None:
+        metrics |= parts.work.metrics(clock.rows, times.train_s)
     parts.tracker.metrics(step + 1, metrics)
     parts.console.step(step, metrics)
     return times.ended
@@ -194,31 +208,6 @@ def account_for(ledger: Ledger, groups: Sequence[Group], updated: Mapping[str, f
             ledger.dropped(group.index, "update:not_finite")
     else:
         ledger.trained([group.index for group in groups], step)
-
-
-async def save(parts: Parts, state: RunState) -> None:
-    """Write a checkpoint, and everything that belongs to the steps before it, while the event loop goes on.
-
-    Whatever is cancelled meanwhile, it is written to its end.
-
-    Raises:
-        RunError: If a weight, or a number of an optimizer, is not finite: then nothing is written.
-    """
-    parts.tracker.flush()
-    parts.ledger.flush()
-    await to_its_end(asyncio.to_thread(_save, parts, state))
-    if parts.recall is not None:
-        parts.recall.settle(state.next_task, state.untrained)
-
-
-def _save(parts: Parts, state: RunState) -> None:
-    saved = parts.models.state_dicts()
-    if broken := list(not_finite(saved)):
-        raise RunError(
-            f"no checkpoint of step {state.step} is written, because {broken[0]} is not finite (of {len(broken)} such "
-            "tensors): lower optimizer.learning_rate"
-        )
-    parts.checkpoints.save(state, saved)
 
 
 def digests(groups: Sequence[Group], models: Models) -> dict[str, str]:

@@ -11,13 +11,14 @@ it until then. So there is a whole checkpoint at every moment after the first on
 
 import hashlib
 import json
+import math
 import os
 import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -30,6 +31,10 @@ _LATEST = "latest"
 _STEP = "step_"
 _ASIDE = "aside_"
 _PART = ".pt"
+
+
+Best = Literal["highest", "lowest"]
+"""Which scores are the best."""
 
 
 class CheckpointError(TrainerError):
@@ -45,12 +50,16 @@ class RunState:
         version: Policy version; counts weight updates and never goes back within a run's lineage.
         next_task: First task of the stream that was never admitted.
         untrained: Tasks admitted and not trained; they are issued again.
+        aside: Those of them that were put aside and wait for a long round; see `AdmissionWindow`.
+        long_round: Those of them that are of a long round that has begun.
     """
 
     step: int
     version: int
     next_task: int
     untrained: tuple[int, ...]
+    aside: tuple[int, ...] = ()
+    long_round: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +83,29 @@ class CheckpointStore:
     Args:
         directory: Where they are kept, one folder each.
         keep: How many of the newest stay.
+        keep_best: How many of those with the best scores stay beside them.
+        best_is: Whether the best score is the highest or the lowest.
     """
 
-    def __init__(self, directory: Path, keep: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        keep: int,
+        keep_best: int = 0,
+        best_is: Best = "highest",
+    ) -> None:
         self._directory = directory
         self._keep = keep
+        self._keep_best = keep_best
+        self._best_is = best_is
 
-    def save(self, state: RunState, parts: dict[str, Any]) -> Path:
+    def save(self, state: RunState, parts: dict[str, Any], scores: Mapping[int, float] = {}) -> Path:
         """Write a checkpoint: whole or not at all.
 
         Args:
             state: Where the run stands.
             parts: State dictionaries by name, such as `policy` and `critic`.
+            scores: What checkpoints are chosen by, by their steps; one without a score is kept for its age alone.
 
         Returns:
             Its folder.
@@ -106,7 +126,7 @@ class CheckpointStore:
             raise
         with write_errors(self._directory):
             self._take_place(scratch, final)
-            self._remove_old(state.step)
+            self._remove_old(state.step, scores)
         return final
 
     def latest(self) -> Path | None:
@@ -202,13 +222,12 @@ class CheckpointStore:
         pointer.rename(self._directory / _LATEST)
         _sync(self._directory)
 
-    def _remove_old(self, newest: int) -> None:
-        """Keep the checkpoint of step `newest` and those next below it; nothing above it is touched."""
-        older = sorted(
-            ((step, folder) for step, folder in self._steps().items() if step < newest), reverse=True
-        )
-        for _, folder in older[self._keep - 1 :]:
-            _remove(folder)
+    def _remove_old(self, newest: int, scores: Mapping[int, float]) -> None:
+        """Keep the checkpoint of step `newest`, those next below it and the best; nothing above it is touched."""
+        steps = self._steps()
+        below = [step for step in steps if step <= newest]
+        for step in set(below) - kept_steps(below, scores, self._keep, self._keep_best, self._best_is):
+            _remove(steps[step])
         kept = set(self._steps().values())
         for leftover in self._directory.glob(f".{_STEP}*"):  # of processes that were killed
             if leftover not in kept:
@@ -227,6 +246,25 @@ class CheckpointStore:
             if (step := _step_of(folder.name)) is not None
         }
         return stand_ins | named
+
+
+def kept_steps(
+    steps: Iterable[int], scores: Mapping[int, float], keep: int, keep_best: int, best_is: Best
+) -> set[int]:
+    """Return which checkpoints stay: the newest, and those with the best scores. Pure.
+
+    Args:
+        steps: The steps of all that there are.
+        scores: Their scores, as far as they have one; one that is not finite is none.
+        keep: How many of the newest stay.
+        keep_best: How many of the best stay; of equal ones the newest.
+        best_is: Which scores are the best.
+    """
+    newest = sorted(steps, reverse=True)
+    sign = 1.0 if best_is == "highest" else -1.0
+    scored = [step for step in newest if math.isfinite(scores.get(step, math.nan))]
+    best = sorted(scored, key=lambda step: (sign * scores[step], step), reverse=True)
+    return {*newest[:keep], *best[:keep_best]}
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
@@ -284,11 +322,19 @@ def _read_json(path: Path) -> Any:
 def _read_state(path: Path) -> RunState:
     raw = _read_json(path)
     try:
-        numbers = [raw["step"], raw["version"], raw["next_task"], *raw["untrained"]]
+        aside, long_round = raw.get("aside", []), raw.get("long_round", [])  # an older release wrote neither
+        numbers = [raw["step"], raw["version"], raw["next_task"], *raw["untrained"], *aside, *long_round]
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError("a number is none")
-        return RunState(raw["step"], raw["version"], raw["next_task"], tuple(raw["untrained"]))
-    except (KeyError, TypeError, ValueError) as error:
+        return RunState(
+            raw["step"],
+            raw["version"],
+            raw["next_task"],
+            tuple(raw["untrained"]),
+            tuple(aside),
+            tuple(long_round),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} does not say where the run stands") from error
 
 

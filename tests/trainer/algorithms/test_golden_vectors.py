@@ -17,7 +17,7 @@ from trainer.algorithms.filters import filter_groups
 from trainer.algorithms.gigpo import anchor_groups, gigpo_advantages
 from trainer.algorithms.kl import kl_estimate
 from trainer.algorithms.losses import ppo_surrogate, weighted_surrogate
-from trainer.algorithms.ratio import log_ratio, segment_mean
+from trainer.algorithms.ratio import log_ratio, sequence_mean
 from trainer.algorithms.rewards import overlong_penalty
 from trainer.algorithms.settings import TopPFilter
 
@@ -210,7 +210,7 @@ def test_correction_weights():
     weights = importance_weights(torch.tensor([[0.0, 1.0, -1.0]]), torch.zeros(1, 3), mask)
     assert_numbers(truncated(weights, 2.0), [[1, 2, 0.367879]], 1e-6)
     assert_numbers(banded(weights, 0.5, 5.0), [[1, 2.718282, 0]], 1e-6)
-    geometric = segment_mean(weights.log(), mask, torch.zeros(1, 3, dtype=torch.int64), "sequence").exp()
+    geometric = sequence_mean(weights.log(), mask).exp()
     assert_numbers(geometric, [[1, 1, 1]], 1e-6)
 
 

@@ -16,25 +16,12 @@ from trainer.algorithms.presets import PRESETS, resolve_preset
 # Compositions that together reach every part of the loss.
 ALGORITHMS = {
     **PRESETS,
-    "gspo": resolve_preset(
-        "grpo",
-        {
-            "ratio": {"level": "sequence"},
-            "surrogate": {"clip_low": 3e-4, "clip_high": 4e-4},
-            "minibatches": 4,
-        },
-    ),
+    "gspo_off_policy": resolve_preset("gspo", {"proximal": "behaviour", "surrogate": {"clip_high": 0.1}}),
     "turn_ratio": resolve_preset("gigpo", {"ratio": {"level": "turn"}, "minibatches": 2}),
-    "dr_grpo": resolve_preset(
-        "grpo",
-        {
-            "advantage": {"scale": "none"},
-            "aggregation": {"mode": "seq-mean-token-sum-norm", "horizon": 64},
-            "surrogate": {"dual_clip": 3.0},
-            "epochs": 2,
-        },
+    "dual_clip": resolve_preset(
+        "dr_grpo", {"aggregation": {"horizon": 64}, "surrogate": {"dual_clip": 3.0}, "epochs": 2}
     ),
-    "cispo": resolve_preset(
+    "weighted": resolve_preset(
         "grpo",
         {
             "surrogate": {"kind": "weighted", "applies_to": "negative_scores"},
@@ -61,14 +48,9 @@ ALGORITHMS = {
             "kl": {"coefficient": 0.1, "placement": "reward", "estimator": "k1"},
         },
     ),
-    "bi_level": resolve_preset("ppo", {"advantage": {"kind": "bi_level_gae"}}),
-    "reinforce_pp_baseline": resolve_preset(
-        "grpo", {"advantage": {"scale": "none", "whiten": True, "clip": 1.0}}
-    ),
+    "clipped_advantage": resolve_preset("reinforce_pp_baseline", {"advantage": {"clip": 1.0}}),
 }
 BY_NAME = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
-# Where the ratio's unit is a row, another cut into rows is another algorithm.
-ROW_FREE = {name: algorithm for name, algorithm in ALGORITHMS.items() if algorithm.ratio.level != "sequence"}
 SEEDS = st.integers(0, 2**32 - 1)
 FEW = settings(max_examples=8, deadline=None)
 
@@ -79,11 +61,15 @@ def advantages_of(algorithm, case, rows):
 
 def losses(algorithm, rows, result, parts=None):
     """Return loss, metrics, and the gradients by log-probability and by value, taken part by part."""
-    denominators = Denominators.from_mask(rows.mask)
+    lengths = rows.lengths()
+    first = [int((rows.trajectory == each).nonzero()[0]) for each in rows.trajectory.unique()]
+    denominators = Denominators.from_lengths(lengths[first].tolist())
     logprobs = rows.numbers["logprobs"].clone().requires_grad_()
     entropy = rows.numbers["entropy"].clone().requires_grad_()
     values = rows.numbers["values"].clone().add(0.3).requires_grad_()
-    inputs = replace(rows.inputs(result.advantages, result.scores), logprobs=logprobs, entropy=entropy)
+    inputs = replace(
+        rows.inputs(result.advantages, result.scores, algorithm=algorithm), logprobs=logprobs, entropy=entropy
+    )
     total, metrics = 0.0, []
     for part in parts or [torch.arange(len(rows.mask))]:
         loss, numbers = policy_loss(algorithm, inputs.select(part), denominators)
@@ -96,6 +82,7 @@ def losses(algorithm, rows, result, parts=None):
                 result.returns[part],
                 rows.mask[part],
                 denominators,
+                lengths[part],
             )
             loss = loss + error
             metrics.append(numbers)
@@ -194,22 +181,23 @@ def test_rows_per_turn_get_the_advantages_of_rows_per_trajectory(algorithm, seed
         assert not left.returns[~whole.mask].any()
 
 
-@pytest.mark.parametrize("algorithm", ROW_FREE.values(), ids=ROW_FREE)
+@BY_NAME
 @FEW
-@given(seed=SEEDS)
-def test_token_mean_is_the_same_update_for_both_layouts(algorithm, seed):
-    algorithm = algorithm.model_copy(
-        update={
-            "aggregation": algorithm.aggregation.model_copy(update={"mode": "token-mean", "horizon": None})
-        }
-    )
+@given(seed=SEEDS, cut=SEEDS)
+def test_the_cut_of_an_episode_into_rows_does_not_matter(algorithm, seed, cut):
+    # Rows of one episode lie in any micro-batch, in any order; a row per turn is one of the cuts.
     case = random_case(seed)
-    results = []
-    for layout in ("trajectory", "step"):
+    whole = case.rows("trajectory")
+    expected = losses(algorithm, whole, advantages_of(algorithm, case, whole))
+    for layout in (cut, "step"):
         rows = case.rows(layout)
-        loss, metrics, gradients = losses(algorithm, rows, advantages_of(algorithm, case, rows))
-        results.append((loss, metrics, [gradient[rows.mask] for gradient in gradients]))
-    assert_same(*results)
+        order = torch.randperm(len(rows.mask), generator=torch.Generator().manual_seed(seed))
+        parts = list(order.chunk(1 + seed % 4))
+        loss, metrics, gradients = losses(algorithm, rows, advantages_of(algorithm, case, rows), parts)
+        assert_same(
+            (expected[0], expected[1], [gradient[whole.mask] for gradient in expected[2]]),
+            (loss, metrics, [gradient[rows.mask] for gradient in gradients]),
+        )
 
 
 @BY_NAME

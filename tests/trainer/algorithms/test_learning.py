@@ -61,6 +61,8 @@ def test_preset_learns(name):
         ids = [index // MEMBERS for index in range(len(actions))]
         kept = set(select_groups(algorithm, as_batch(ids, rewards)).kept)
         chosen = [index for index, group in enumerate(ids) if group in kept]
+        if not chosen:
+            continue
         group = torch.tensor([ids[index] for index in chosen])[:, None]
         turn = torch.arange(TURNS)[None].expand(len(chosen), TURNS)
         taken = torch.tensor([actions[index] + [0] * (TURNS - len(actions[index])) for index in chosen])
@@ -70,7 +72,14 @@ def test_preset_learns(name):
         result = compute_advantages(
             algorithm,
             as_batch([ids[index] for index in chosen], [rewards[index] for index in chosen]),
-            RowBatch(torch.arange(len(chosen)), mask, turn, values=old_values),
+            RowBatch(
+                torch.arange(len(chosen)),
+                mask,
+                turn,
+                values=old_values,
+                old_logprobs=old,
+                reference_logprobs=reference[group, turn, taken],
+            ),
         )
         for part in torch.randperm(len(chosen), generator=generator).chunk(algorithm.minibatches):
             here = (group[part], turn[part])
@@ -84,6 +93,7 @@ def test_preset_learns(name):
                 old_logprobs=old[part],
                 reference_logprobs=reference[(*here, taken[part])],
                 entropy=-(table.exp() * table).sum(-1),
+                scores=result.scores[part],
             )
             denominators = Denominators.from_mask(mask[part])
             loss, _ = policy_loss(algorithm, inputs, denominators)

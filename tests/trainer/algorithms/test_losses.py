@@ -11,7 +11,7 @@ from trainer.algorithms.kl import kl_estimate
 from trainer.algorithms.losses import value_surrogate, weighted_surrogate
 from trainer.algorithms.objective import critic_loss, policy_loss
 from trainer.algorithms.presets import PRESETS, resolve_preset
-from trainer.algorithms.ratio import log_ratio, segment_mean
+from trainer.algorithms.ratio import log_ratio, turn_mean
 
 
 def gradient(function, at):
@@ -52,9 +52,9 @@ def test_turn_ratio_is_the_sequence_ratio_of_rows_cut_by_turn():
     torch.testing.assert_close(by_turn[whole.mask], by_row[cut.mask])
 
 
-def test_segment_mean_of_nothing():
+def test_turn_mean_of_nothing():
     empty = torch.zeros(0, 3)
-    assert segment_mean(empty, empty.bool(), empty.long(), "turn").shape == (0, 3)
+    assert turn_mean(empty, empty.bool(), empty.long()).shape == (0, 3)
 
 
 @pytest.mark.parametrize("level", ["token", "turn", "sequence"])

@@ -46,6 +46,13 @@ def test_paper_numbers():
     assert PRESETS["gigpo"].kl.coefficient == 0.01
     assert PRESETS["ppo"].entropy_coefficient == 0.001
     assert PRESETS["grpo"].aggregation.mode == "seq-mean-token-mean"
+    dapo = PRESETS["dapo"]
+    assert (dapo.surrogate.clip_low, dapo.surrogate.clip_high, dapo.filter.refill) == (0.2, 0.28, True)
+    assert (dapo.reward.overlong.max_tokens, dapo.reward.overlong.buffer_tokens) == (20480, 4096)
+    assert (dapo.aggregation.mode, dapo.kl.coefficient) == ("token-mean", 0.0)
+    gspo = PRESETS["gspo"]
+    assert (gspo.ratio.level, gspo.surrogate.clip_low, gspo.surrogate.clip_high) == ("sequence", 3e-4, 4e-4)
+    assert PRESETS["areal_decoupled"].correction.cap == 5.0
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def logprobs_and_gradient(model, entropy, logits_at_once):
     row, column = (torch.arange(1, 20).repeat(2) < 0).long(), torch.arange(1, 20).repeat(2)
     row[19:] = 1
     model.zero_grad(set_to_none=True)
-    chosen, spread = head.outputs(ids, row, column, entropy)
+    chosen, spread = head(ids, row, column, entropy)
     loss = chosen.sum() + (0.0 if spread is None else 0.3 * spread.sum())
     loss.backward()
     return chosen.detach(), spread, [parameter.grad.clone() for parameter in model.parameters()]

@@ -1,0 +1,380 @@
+"""Optimizer steps in which tokens of rows that begin alike go through the model once, beside the same steps without.
+
+    python benchmarks/training/shared_prefixes.py [--rounds 7] [--out benchmarks/results/shared_prefixes.json]
+    python benchmarks/training/shared_prefixes.py --calibrate [--device cuda --dtype bf16]
+
+Tiny models of Qwen3's, Llama's and Gemma-2's shape (4 layers, 128 wide, fp32), 8 episodes of 5 turns. First the
+gradients of both forms are compared, in every preset; then they take turns. Processor time of whole optimizer steps,
+forward, backward and AdamW: medians over the rounds, and the ratio. `held_mib` is what a micro-batch's forward pass
+holds for its backward pass, at most. `--calibrate` measures the constants of `trainer/backends/prefix_costs.py`.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PretrainedConfig, Qwen3Config
+
+from trainer.algorithms.metrics import collect
+from trainer.algorithms.presets import PRESETS, resolve_preset
+from trainer.algorithms.settings import AlgorithmSettings
+from trainer.backends.base import MicroBatch, TrainRow
+from trainer.backends.forward_pass import ForwardPass
+from trainer.backends.heads import PolicyHead, ValueHead
+from trainer.backends.optimizer import Schedule
+from trainer.backends.prefix_cache import hidden_states
+from trainer.backends.prefix_costs import Kernels, costs_of_calls
+from trainer.backends.prefix_layout import SharedTokens
+from trainer.backends.prefix_tree import CallCosts, finest_tree, paths_of
+from trainer.backends.torch_backend import TorchBackend
+from trainer.config.run import OptimizerSettings
+from trainer.learn.batches import episode_batch
+from trainer.learn.learner import Learner, Models
+from trainer.learn.rows import row_builder
+from trainer.models.load import without_chance
+from trainer.models.value_head import ValueModel
+from trainer.records.trajectory import Group, Outcome, Segment, Trajectory, Turn
+from trainer.tasks.task import Task
+
+VOCABULARY = 512
+_SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "max_position_embeddings": 2048,
+    "pad_token_id": 0,
+}
+MODELS: dict[str, PretrainedConfig] = {
+    "qwen3": Qwen3Config(**_SHAPE, tie_word_embeddings=True),
+    "llama": LlamaConfig(**_SHAPE),
+    "gemma2": Gemma2Config(**_SHAPE, sliding_window=64, query_pre_attn_scalar=32),
+}
+SCHEDULE = Schedule(1e-4, 0, 10, "constant")
+
+
+def model_of(config: PretrainedConfig, dtype: torch.dtype = torch.float32, seed: int = 0):
+    torch.manual_seed(seed)
+    return without_chance(AutoModelForCausalLM.from_config(config, dtype=dtype))
+
+
+def optimizer(mode: str, budget: int = 16384) -> OptimizerSettings:
+    return OptimizerSettings(tokens_per_micro_batch=budget, gradient_clip=1e9, shared_prefixes=mode)
+
+
+# Batches
+
+
+def episodes(
+    prompts: list[int], *, group_size: int, turns: int, seed: int = 0, instruction: int = 0
+) -> list[Group]:
+    """Groups of episodes of random tokens: prompts of `prompts` tokens, then turns of 20 read and 20 sampled ones.
+
+    Args:
+        prompts: Length of each group's prompt.
+        group_size: Episodes of a group.
+        turns: Turns of an episode.
+        seed: Of the tokens.
+        instruction: Tokens that all prompts begin with.
+    """
+    draws = np.random.default_rng(seed)
+
+    def tokens(count: int) -> list[int]:
+        return draws.integers(2, VOCABULARY, count).tolist()
+
+    groups = []
+    common = tokens(instruction)
+    for index, length in enumerate(prompts):
+        task = Task(index, "Any-v0", seed=index)
+        group, prompt = Group(index, task, 0), [*common, *tokens(length)]
+        for member in range(group_size):
+            trajectory, segment = Trajectory(task, member, outcome=Outcome.FAILED), Segment()
+            for turn in range(turns):
+                segment.append_context(prompt if turn == 0 else tokens(20))
+                start = len(segment.ids)
+                segment.append_action(tokens(20), (-6.0 - draws.random(20)).tolist(), [0] * 20, turn)
+                reward = float(draws.integers(2))
+                trajectory.turns.append(
+                    Turn(0, start, len(segment.ids), "", "", reward=reward, anchor=str(draws.integers(2)))
+                )
+            trajectory.segments.append(segment)
+            group.trajectories.append(trajectory)
+        groups.append(group)
+    return groups
+
+
+def batches() -> dict[str, list[TrainRow]]:
+    """The batches of the benchmark, as rows."""
+    grouped, apart = episodes([300], group_size=8, turns=5), episodes([300] * 8, group_size=1, turns=5)
+    lengths = np.random.default_rng(1).lognormal(4.6, 0.9, 64)
+    uneven = episodes([16 + int(min(length, 900)) for length in lengths], group_size=1, turns=1)
+    instructed = episodes([20] * 8, group_size=8, turns=2, instruction=200)
+    return {
+        "row per turn": rows_of(grouped, "step"),
+        "row per episode": rows_of(grouped, "trajectory"),
+        "8 groups of 8 behind one instruction": rows_of(instructed, "trajectory"),
+        "nothing shared": rows_of(apart, "trajectory"),
+        "nothing shared, uneven": rows_of(uneven, "trajectory"),
+        "a little shared": rows_of(episodes([12] * 8, group_size=8, turns=5), "trajectory"),
+    }
+
+
+def rows_of(groups: list[Group], layout: str) -> list[TrainRow]:
+    draws = np.random.default_rng(3)
+    rows = []
+    for row in episode_batch(groups, row_builder(layout)).rows:
+        weight = torch.from_numpy(draws.normal(size=len(row.ids)).astype("float32"))
+        rows.append(TrainRow(torch.tensor(row.ids), torch.tensor(row.mask), {"weight": weight}))
+    return rows
+
+
+def weighted(micro: MicroBatch):
+    """A loss that every wanted token has a weight of its own in."""
+    loss = -(micro.outputs * micro.fields["weight"] * micro.mask).sum() / 1000
+    return loss, collect({"loss": (loss, torch.ones(()))})
+
+
+# What is compared
+
+
+def gradients(backends: list[TorchBackend], run: Callable[[], object]) -> list[torch.Tensor]:
+    """Return the gradient of the first optimizer step of each backend in what is run."""
+    found: dict[torch.optim.Optimizer, torch.Tensor] = {}
+
+    def take(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        each = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
+        # Later steps of an update start from other weights.
+        found.setdefault(optimizer, torch.cat([grad.flatten().clone() for grad in each if grad is not None]))
+
+    handles = [backend._optimizer.register_step_pre_hook(take) for backend in backends]
+    run()
+    for handle in handles:
+        handle.remove()
+    return [found[backend._optimizer] for backend in backends]
+
+
+def error(one: torch.Tensor, two: torch.Tensor) -> float:
+    return float((one - two).norm() / two.norm())
+
+
+def preset_errors(name: str) -> dict[str, float]:
+    """Return the relative L2 error of the gradients of policy and critic, the larger, by preset and layout."""
+    errors = {}
+    for preset in sorted(PRESETS):
+        settings = resolve_preset(preset, {})
+        for layout in ("step", "trajectory"):
+            batch = episode_batch(episodes([60], group_size=4, turns=2), row_builder(layout))
+            found = {}
+            for mode in ("auto", "off"):
+                models = models_of(name, settings, mode)
+                backends = [each for each in (models.policy, models.critic) if each is not None]
+                learner = Learner(settings, models, seed=0)
+                found[mode] = gradients(backends, lambda: asyncio.run(learner.update(batch, 0)))  # noqa: B023
+            errors[f"{preset}, {layout} rows"] = max(
+                error(one, two) for one, two in zip(found["auto"], found["off"], strict=True)
+            )
+    return errors
+
+
+def models_of(name: str, settings: AlgorithmSettings, mode: str) -> Models:
+    model, other = model_of(MODELS[name]), model_of(MODELS[name], seed=1)
+    critic = None
+    if settings.critic is not None:
+        values = ValueModel(model)
+        torch.nn.init.normal_(values.head.weight, generator=torch.Generator().manual_seed(1))
+        critic = TorchBackend(ValueHead(values), optimizer(mode), SCHEDULE)
+    reference = TorchBackend(PolicyHead(other, 1.0), optimizer(mode), SCHEDULE)
+    return Models(TorchBackend(PolicyHead(model, 1.0), optimizer(mode), SCHEDULE), critic, reference)
+
+
+def held_mib(backend: TorchBackend, rows: list[TrainRow]) -> float:
+    """Return what a micro-batch's forward pass holds for its backward pass, at most."""
+    forward: ForwardPass = backend._pass
+    weights = {parameter.untyped_storage().data_ptr() for parameter in forward.model.parameters()}
+    most = 0
+    for bucket in forward.buckets(rows):
+        storages: dict[int, int] = {}
+
+        def note(tensor: torch.Tensor, storages=storages) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            micro = forward.run(rows, bucket, "metric")
+        most = max(most, sum(size for place, size in storages.items() if place not in weights))
+        del micro
+    return most / 2**20
+
+
+def compared(name: str, rows: list[TrainRow], rounds: int) -> dict[str, object]:
+    """Return how much faster steps and forward passes on rows are, and whether they are the same."""
+    backends = {
+        mode: TorchBackend(PolicyHead(model_of(MODELS[name]), 1.0), optimizer(mode), SCHEDULE)
+        for mode in ("off", "auto")
+    }
+    found = {
+        mode: gradients([backend], lambda backend=backend: backend.step(rows, weighted))
+        for mode, backend in backends.items()
+    }
+    times: dict[str, list[float]] = {"off": [], "auto": [], "off forward": [], "auto forward": []}
+    for number in range(rounds + 1):
+        for mode, backend in list(backends.items())[:: 1 if number % 2 else -1]:
+            begun = time.process_time()
+            backend.step(rows, weighted, entropy="metric")
+            stepped = time.process_time()
+            backend.forward(rows)
+            if number:  # the first round warms up
+                times[mode].append(stepped - begun)
+                times[f"{mode} forward"].append(time.process_time() - stepped)
+    medians = {mode: statistics.median(each) for mode, each in times.items()}
+    buckets = backends["auto"]._pass.buckets(rows)
+    trees = [bucket.shared.tree for bucket in buckets if bucket.shared is not None]
+    return {
+        "rows": len(rows),
+        "tokens": sum(len(row.ids) for row in rows),
+        "computed": sum(tree.tokens for tree in trees) if trees else sum(len(row.ids) for row in rows),
+        "calls": sum(len(tree.calls) for tree in trees) if trees else len(buckets),
+        "gradient_error": error(*found["auto"], *found["off"]),
+        "step_s": {mode: round(medians[mode], 4) for mode in ("off", "auto")},
+        "speedup": round(medians["off"] / medians["auto"], 3),
+        "forward_speedup": round(medians["off forward"] / medians["auto forward"], 3),
+        "held_mib": {mode: round(held_mib(backend, rows), 1) for mode, backend in backends.items()},
+    }
+
+
+# Calibration
+
+
+_CALLS = [(1, 64), (1, 512), (4, 256), (16, 24), (16, 128), (64, 24), (64, 64), (8, 512), (2, 1500)]
+_TREES = [
+    (rows, width, prefix)
+    for rows, width in [(2, 16), (8, 24), (8, 200), (32, 24), (32, 100)]
+    for prefix in (50, 300, 1000)
+]
+
+
+def calibrate(device: str, dtype: torch.dtype, shapes: list[dict[str, int]], rounds: int) -> None:
+    """Fit the constants of calls' costs to measured times."""
+    for shape in shapes:
+        config = Qwen3Config(**(_SHAPE | shape))
+        model = model_of(config, dtype).to(device)
+        head, features, seconds = PolicyHead(model, 1.0), [], []
+        unit = costs_of_calls(head.body, Kernels(1.0, 1.0, 1.0, 1.0, 0.0))
+        for rows, width, prefix in [*((*call, 0) for call in _CALLS), *_TREES]:
+            features.append(
+                [rows * width + prefix, prefix**2, rows * width * (prefix + width), rows * prefix, 2.0]
+                if prefix
+                else [rows * width, rows * width**2, 0.0, 0.0, 1.0]
+            )
+            seconds.append(_seconds(head, rows, width, prefix, rounds))
+        found = _nonnegative(np.array(features), np.array(seconds))
+        predicted = np.array(features) @ found
+        ratio = predicted / np.array(seconds)
+        relative = found / found[0]
+        kernels = {
+            "pair": relative[1] / unit.pair,
+            "masked_pair": relative[2] / unit.masked_pair,
+            "copied": relative[3] / unit.copied,
+            "layer, weights included": relative[4] / unit.call,
+        }
+        print(shape, {name: float(f"{value:.3g}") for name, value in kernels.items()})
+        print(
+            f"  {found[0] * 1e6:.3g} us a token; predicted / measured {ratio.min():.2f} to {ratio.max():.2f}"
+        )
+
+
+def _seconds(head: PolicyHead, rows: int, width: int, prefix: int, rounds: int) -> float:
+    draws = np.random.default_rng(0)
+    common = draws.integers(2, 500, prefix)
+    # Rows differ in their first token behind the prefix.
+    ids = [np.concatenate([common, [2 + row], draws.integers(2, 500, width - 1)]) for row in range(rows)]
+    paths = paths_of(ids)
+    shared = finest_tree(paths, [len(each) for each in ids], CallCosts(0.0, 0.0, 0.0, 1e9, 0.0))
+    device = head.body.device
+    wanted = [np.arange(len(each) - 2, len(each)) for each in ids]
+    tokens = SharedTokens.of(shared, [ids[row] for row in shared.paths], wanted, device)
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    taken = []
+    for _ in range(rounds + 1):
+        head.zero_grad(set_to_none=False)
+        begun = clock()
+        hidden_states(head.body, tokens.calls).sum().backward()
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
+        taken.append(clock() - begun)
+    return min(taken[1:])
+
+
+def _nonnegative(features: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Return the coefficients of least relative squares, none below zero."""
+    scaled = features / seconds[:, None]
+    active = list(range(features.shape[1]))
+    while True:
+        found = np.zeros(features.shape[1])
+        found[active] = np.linalg.lstsq(scaled[:, active], np.ones(len(seconds)), rcond=None)[0]
+        if (found >= 0).all():
+            return found
+        active = [each for each in active if found[each] > 0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--calibrate", action="store_true")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"])
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.calibrate:
+        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[options.dtype]
+        shapes = [
+            {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3, "head_dim": 16},
+            {},
+            {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 2, "head_dim": 128},
+        ]
+        if options.device != "cpu":
+            shapes = [
+                {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "head_dim": 64,
+                 "num_attention_heads": 14, "num_key_value_heads": 2},
+            ]  # fmt: skip
+        calibrate(options.device, dtype, shapes, options.rounds)
+        return
+    began = os.getloadavg()[0]
+    results = {}
+    for name in options.models:
+        results[name] = {"gradient_error_by_preset": preset_errors(name)}
+        for kind, rows in batches().items():
+            results[name][kind] = compared(name, rows, options.rounds)
+            print(name, kind, json.dumps(results[name][kind]), flush=True)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    document = {
+        "command": "python benchmarks/training/shared_prefixes.py",
+        "commit": commit.stdout.strip(),
+        "load_average": {"begun": round(began, 2), "ended": round(os.getloadavg()[0], 2)},
+        "threads": 1,
+        "rounds": options.rounds,
+        "results": results,
+    }
+    if options.out is not None:
+        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps({name: each["gradient_error_by_preset"] for name, each in results.items()}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""How often a run goes on by itself after a role has died."""
+
+import pickle
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.cluster.supervision import Restarts, death_in
+from trainer.core.errors import RoleDiedError
+
+
+def test_waits_double_up_to_five_minutes():
+    restarts = Restarts(9, 5.0)
+    assert [restarts.wait_s(0) for _ in range(10)] == [5, 10, 20, 40, 80, 160, 300, 300, 300, None]
+
+
+def test_a_new_checkpoint_begins_the_count_again():
+    restarts = Restarts(2, 1.0)
+    assert [restarts.wait_s(saved) for saved in (0, 0, 5, 5, 5)] == [1, 2, 1, 2, None]
+
+
+def test_without_restarts_the_first_death_ends_the_run():
+    assert Restarts(0, 1.0).wait_s(100) is None
+
+
+@given(st.integers(0, 1000), st.floats(1e-9, 3e7), st.integers(0, 1100))
+def test_waits_are_bounded_however_many_there_were(limit, first_s, deaths):
+    restarts = Restarts(limit, first_s)
+    waits = [restarts.wait_s(3) for _ in range(deaths)]
+    assert all(wait is None or 0 < wait <= 300 for wait in waits)
+    assert sum(wait is not None for wait in waits) == min(limit, deaths)
+
+
+def test_a_death_is_found_behind_what_it_brought_about():
+    died = RoleDiedError("critic", "rank 1 of critic died")
+    try:
+        try:
+            raise died
+        except RoleDiedError:
+            raise ConnectionError("while cleaning up")  # noqa: B904 - as an exit of a context does
+    except ConnectionError as error:
+        found = death_in(ExceptionGroup("several", [ValueError("other"), error]))
+    assert found is died
+    assert death_in(ValueError("alone")) is None
+    assert death_in(None) is None
+
+
+def test_a_death_comes_through_a_pipe_as_itself():
+    died = pickle.loads(pickle.dumps(RoleDiedError("critic", "rank 1 of critic died")))
+    assert (died.role, str(died)) == ("critic", "rank 1 of critic died")

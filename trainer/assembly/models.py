@@ -1,0 +1,297 @@
+"""The models that a run trains and reads: in its own process, or divided over ranks."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+
+from trainer.assembly.build import (
+    Policy,
+    build_policy,
+    critic_backend,
+    critic_head,
+    policy_backend,
+    policy_head,
+    reference_model,
+    run_schedule,
+    warm_start_backend,
+)
+from trainer.backends.base import Scorer, TrainBackend
+from trainer.backends.fsdp2 import fsdp2_backend, fsdp2_model
+from trainer.backends.heads import Head
+from trainer.backends.optimizer import Schedule
+from trainer.backends.prefix_costs import sharing_costs
+from trainer.backends.rank_group import MeshShape, RankGroup
+from trainer.backends.ranked import RankedBackend, Ranks
+from trainer.backends.sharded import ShardedPolicyWithoutAdapters
+from trainer.backends.transport import RankTransport
+from trainer.cluster.cluster import RANKS_FOLDER, Cluster
+from trainer.cluster.placement import ACTOR_TRAIN, CRITIC, REFERENCE, Placement
+from trainer.config.run import RunSettings
+from trainer.core.console import RunConsole
+from trainer.core.device import DTYPES, torch_device
+from trainer.core.ending import to_its_end
+from trainer.core.errors import ConfigError
+from trainer.learn.learner import Models
+
+_START = "start"
+
+Role = Literal["policy", "critic", "reference", "warm_start"]
+
+_PLACED_AS: dict[Role, str] = {
+    "policy": ACTOR_TRAIN,
+    "warm_start": ACTOR_TRAIN,
+    "critic": CRITIC,
+    "reference": REFERENCE,
+}
+
+
+class ModelSource(Protocol):
+    """Makes the models of a run."""
+
+    def warm_start(self, learning_rate: float) -> TrainBackend:
+        """Return the policy to be trained on demonstrations; its optimizer's state ends with that."""
+        ...
+
+    def end_warm_start(self, backend: TrainBackend) -> None:
+        """Keep what was learnt: the models begin with it."""
+        ...
+
+    def models(self) -> Models:
+        """Return what the run trains and reads."""
+        ...
+
+
+class OwnModels:
+    """Models in this process.
+
+    Args:
+        settings: The run.
+        policy: The policy, whose weights are trained where they are.
+    """
+
+    def __init__(self, settings: RunSettings, policy: Policy) -> None:
+        self._settings = settings
+        self._policy = policy
+
+    def warm_start(self, learning_rate: float) -> TrainBackend:
+        """Return the policy to be trained on demonstrations."""
+        self._warm = warm_start_backend(self._settings, self._policy.model, learning_rate)
+        return self._warm
+
+    def end_warm_start(self, backend: TrainBackend) -> None:
+        """Keep what was learnt: it is in the policy's weights."""
+        self._warm.release()
+
+    def models(self) -> Models:
+        """Return what the run trains and reads."""
+        settings, model = self._settings, self._policy.model
+        # The others first: the policy's own backend may round the weights that they start with.
+        critic = critic_backend(settings, model) if settings.algorithm.critic is not None else None
+        reference = reference_model(settings, model) if settings.algorithm.needs_reference else None
+        return Models(policy_backend(settings, model), critic, reference)
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecipe:
+    """How a rank makes its part of a model; it is sent to the rank, and the model is built there.
+
+    Attributes:
+        settings: The run.
+        role: Which model.
+        start: Folder of the weights to begin with; those that the settings name if None.
+        learning_rate: Constant rate of a warm start.
+    """
+
+    settings: RunSettings
+    role: Role
+    start: Path | None = None
+    learning_rate: float = 0.0
+
+    def __call__(self, group: RankGroup, backends: dict[str, Any]) -> Any:
+        """Build the model and divide it.
+
+        Args:
+            group: The rank's group.
+            backends: What this rank made before, by role.
+        """
+        settings = self.settings
+        torch.set_num_threads(settings.threads)
+        if self.role == "reference" and settings.model.lora is not None:
+            return ShardedPolicyWithoutAdapters(backends["policy"], warm=settings.warm_start is not None)
+        # On the processor: only this rank's part of it comes to the device.
+        host = settings.model_copy(update={"model": settings.model.model_copy(update={"device": "cpu"})})
+        policy = build_policy(host, self.start, trained=self.role != "reference")
+        head = critic_head(settings, policy.model) if self.role == "critic" else None
+        temperature = 1.0 if self.role == "warm_start" else settings.rollout.temperature
+        head = head or policy_head(policy.model, temperature)
+        if self.role == "reference":
+            return self._read_only(head, group)
+        return self._trained(head, group)
+
+    def _read_only(self, head: Head, group: RankGroup) -> Any:
+        return fsdp2_model(
+            head,
+            group,
+            dtype=DTYPES[self.settings.model.dtype],
+            tokens_per_micro_batch=self.settings.optimizer.tokens_per_micro_batch,
+            cpu_offload=self.settings.backend.cpu_offload,
+            costs=sharing_costs(head, self.settings.optimizer.shared_prefixes, group.device),
+        )
+
+    def _trained(self, head: Head, group: RankGroup) -> Any:
+        settings = self.settings
+        return fsdp2_backend(
+            head,
+            group,
+            settings.optimizer,
+            self._schedule(),
+            dtype=DTYPES[settings.model.dtype],
+            gradient_checkpointing=settings.model.gradient_checkpointing,
+            cpu_offload=settings.backend.cpu_offload,
+        )
+
+    def _schedule(self) -> Schedule:
+        if self.role == "warm_start":
+            return Schedule(self.learning_rate, 0, 1, "constant")
+        optimizer = self.settings.optimizer
+        peak = optimizer.critic_learning_rate if self.role == "critic" else optimizer.learning_rate
+        return run_schedule(self.settings, peak)
+
+
+class RankedModels:
+    """Models that are divided over ranks.
+
+    Args:
+        settings: The run.
+        policy: The policy as this process has it: its shape, and its tokenizer.
+        ranks_of: The ranks of a role, started.
+        folder: Where a warm start's weights lie until the models have begun with them.
+    """
+
+    def __init__(
+        self, settings: RunSettings, policy: Policy, ranks_of: Callable[[Role], Ranks], folder: Path
+    ) -> None:
+        self._settings = settings
+        self._policy = policy
+        self._ranks_of = ranks_of
+        self._folder = folder
+        self._start: Path | None = None
+
+    def warm_start(self, learning_rate: float) -> RankedBackend:
+        """Return the policy to be trained on demonstrations."""
+        return self._made("warm_start", RankRecipe(self._settings, "warm_start", None, learning_rate))
+
+    def end_warm_start(self, backend: TrainBackend) -> None:
+        """Keep what was learnt, exactly, where the ranks can read it."""
+        assert isinstance(backend, RankedBackend)
+        self._start = self._folder / _START
+        if backend.has_adapter:
+            backend.save_adapter(self._start)
+        else:
+            backend.save(self._start, exact=True)
+        self._policy.tokenizer.save_pretrained(self._start)
+        backend.drop()
+
+    def models(self) -> Models:
+        """Return what the run trains and reads."""
+        algorithm = self._settings.algorithm
+        policy = self._made("policy", self._recipe("policy"))
+        critic = self._made("critic", self._recipe("critic")) if algorithm.critic is not None else None
+        reference: Scorer | None = None
+        if algorithm.needs_reference:
+            reference = self._made("reference", self._recipe("reference"))
+        if self._start is not None:
+            shutil.rmtree(self._start)
+        return Models(policy, critic, reference)
+
+    def _recipe(self, role: Role) -> RankRecipe:
+        return RankRecipe(self._settings, role, self._start)
+
+    def _made(self, role: Role, recipe: RankRecipe) -> RankedBackend:
+        # A reference that is the policy without its adapters is where the policy is.
+        beside = role in ("reference", "warm_start") and self._settings.model.lora is not None
+        width = self._policy.model.config.get_text_config().hidden_size
+        return RankedBackend(self._ranks_of("policy" if beside else role), role, recipe, width)
+
+
+@asynccontextmanager
+async def open_models(
+    settings: RunSettings, policy: Policy, directory: Path, console: RunConsole, cluster: Cluster
+) -> AsyncIterator[ModelSource]:
+    """Open what makes the models of a run: this process, or ranks that are started here and end with the context.
+
+    Args:
+        settings: The run.
+        policy: The policy as this process has it.
+        directory: The run's.
+        console: Told of ranks that were started.
+        cluster: Where they are.
+
+    Raises:
+        ConfigError: If there are fewer devices than ranks.
+        RunError: If a rank does not start.
+    """
+    if settings.backend.kind == "torch":
+        yield OwnModels(settings, policy)
+        return
+    _check_devices(settings, cluster.placement)
+    groups: dict[tuple[int, ...], Ranks] = {}
+    try:
+        for name in (ACTOR_TRAIN, CRITIC, REFERENCE):
+            placed = cluster.placement.role(name)
+            if placed is not None and placed.devices not in groups:
+                ranks = groups[placed.devices] = _ranks(settings, cluster.ranks(name))
+                await to_its_end(asyncio.to_thread(ranks.start))
+        console.say(f"training on {settings.backend.ranks} ranks ({settings.backend.kind})")
+
+        def ranks_of(role: Role) -> Ranks:
+            placed = cluster.placement.role(_PLACED_AS[role])
+            assert placed is not None
+            return groups[placed.devices]
+
+        yield RankedModels(settings, policy, ranks_of, directory / RANKS_FOLDER)
+    finally:
+        await to_its_end(_closed(list(groups.values())))
+
+
+def _ranks(settings: RunSettings, transport: RankTransport) -> Ranks:
+    return Ranks(transport, mesh_shape(settings), settings.model.device, settings.backend.timeout_s)
+
+
+async def _closed(groups: Sequence[Ranks]) -> None:
+    await asyncio.gather(*(asyncio.to_thread(ranks.close) for ranks in groups))
+
+
+def _check_devices(settings: RunSettings, placement: Placement) -> None:
+    """Refuse devices that this machine does not have; those of a cluster are its own to count.
+
+    Raises:
+        ConfigError: If there are fewer devices than ranks.
+    """
+    if placement.kind != "local":
+        return
+    backend = settings.backend
+    device = torch_device(settings.model.device)
+    if device.index is not None:
+        raise ConfigError(
+            f"model.device {settings.model.device} names one device, and backend.ranks {backend.ranks} take one each: "
+            f"set model.device={device.type}"
+        )
+    highest = max(max(role.devices) for role in placement.roles if role.does == "rank")
+    if device.type != "cpu" and (there := torch.accelerator.device_count()) <= highest:
+        raise ConfigError(
+            f"backend.ranks {backend.ranks}: there are {there} devices of type {device.type} here: lower "
+            "backend.ranks, or set model.device=cpu"
+        )
+
+
+def mesh_shape(settings: RunSettings) -> MeshShape:
+    """Return how a run's ranks share the work."""
+    mesh = settings.backend.mesh
+    return MeshShape(settings.backend.data, mesh.tensor, mesh.pipeline, mesh.context)

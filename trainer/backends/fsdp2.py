@@ -1,0 +1,336 @@
+"""Training on several ranks with torch's own sharding: FSDP2, and tensor parallelism where the model has a plan."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+from trainer.backends.gradient_checkpointing import bodies_of
+from trainer.backends.heads import Head
+from trainer.backends.optimizer import Schedule, make_optimizer
+from trainer.backends.prefix_costs import sharing_costs
+from trainer.backends.prefix_tree import CallCosts
+from trainer.backends.rank_group import RankGroup
+from trainer.backends.sharded import Applied, ShardedBackend, ShardedModel
+from trainer.backends.tensor_parallel import divide_layers
+from trainer.config.run import OptimizerSettings
+from trainer.models.lora import has_adapters
+
+_TINY = 1e-6
+"""Added to the norm that gradients are clipped by, as torch's own clipping has it."""
+
+
+class DTensorPieces:
+    """Weights as DTensors: what `fully_shard` leaves of a model's parameters in each rank.
+
+    Args:
+        head: The model and what is read off it, divided already.
+        named: The weights that a checkpoint holds, by name.
+    """
+
+    def __init__(self, head: Head, named: Mapping[str, Tensor]) -> None:
+        self._head = head
+        self._named = named
+
+    def names(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield names and whole shapes of the weights that a checkpoint holds."""
+        for name, parameter in self._named.items():
+            yield name, tuple(parameter.shape)
+
+    def gathered(self, tensor: Tensor) -> Tensor:
+        """Return the whole of a weight."""
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def masters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what a checkpoint holds, whole, gathered one at a time."""
+        for name, parameter in self._named.items():
+            yield name, self.gathered(parameter.detach())
+
+    def take(self, name: str, whole: Tensor) -> None:
+        """Take a weight that all ranks have whole; one that is not ours is left out."""
+        if name in self._named:
+            self.copy(self._named[name], whole)
+
+    @torch.no_grad()
+    def copy(self, piece: Tensor, whole: Tensor) -> None:
+        """Copy of a whole what belongs into a piece."""
+        _local(piece).copy_(_local(divided_like(piece, whole)))
+
+    def readable(self) -> AbstractContextManager[object]:
+        """Entered while the modules' weights are gathered one by one: nothing is to be done."""
+        return nullcontext()
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Take weights apart again afterwards, which a forward without a backward leaves whole."""
+        try:
+            yield
+        finally:
+            for module in self._head.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+    def move(self, device: torch.device) -> None:
+        """Bring this rank's pieces to a device's memory."""
+        # The library moves the memory that it gathers from along with the parameters.
+        self._head.to(device)
+
+
+class Fsdp2Optimizer:
+    """Steps pieces of weights by pieces of gradients.
+
+    Args:
+        group: The ranks.
+        trained: What is trained, by name.
+        partial: Names of weights that every rank of a tensor-parallel group holds whole, but reads for its own heads
+            only.
+        settings: The optimizer's settings and gradient clip.
+        rate: Learning rate of the first step.
+    """
+
+    def __init__(
+        self,
+        group: RankGroup,
+        trained: Mapping[str, Tensor],
+        partial: Sequence[str],
+        settings: OptimizerSettings,
+        rate: float,
+    ) -> None:
+        self._group = group
+        self._trained = list(trained.values())
+        self._partial = [trained[name] for name in partial if name in trained]
+        self._clip = settings.gradient_clip
+        self._optimizer = make_optimizer(settings, self._trained, rate)
+        self._incoming: dict[int, dict[str, Any]] = {}
+        self._param_groups: list[dict[str, Any]] = []
+
+    def backward(self, share: Tensor, *, last: bool) -> None:
+        """Add the gradients of a share of the loss."""
+        # The library averages the ranks' gradients; shares are to be added up.
+        (share * self._group.data.size()).backward()
+
+    def apply(self, finite: Tensor, rate: float) -> Applied:
+        """Clip the gradients, take the step if all is finite in all ranks, and forget the gradients."""
+        self._add_partial_gradients()
+        gradients = [each.grad for each in self._trained if each.grad is not None]
+        norm = total_norm(gradients, self._group.device)
+        taken = self._group.all_true(finite & norm.isfinite())
+        if taken:
+            scale = torch.clamp(self._clip / (norm + _TINY), max=1.0)
+            for gradient in gradients:
+                local = _local(gradient)
+                local.mul_(scale.to(local.device))
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return Applied(float(norm), taken)
+
+    def state(self) -> Iterator[tuple[str, Any]]:
+        """Yield the state by paths, gathered one at a time."""
+        saved = self._optimizer.state_dict()
+        for index, entries in saved["state"].items():
+            for key, value in entries.items():
+                whole = value.full_tensor() if isinstance(value, DTensor) else value
+                yield f"optimizer\tstate\t#{index}\t{key}", whole
+        if not saved["state"]:
+            yield "optimizer\tstate", {}
+        yield "optimizer\tparam_groups", saved["param_groups"]
+
+    def begin_load(self, plain: Mapping[str, Any]) -> None:
+        """Take up what of a state is no tensor.
+
+        Raises:
+            ValueError: If it is of another optimizer.
+        """
+        self._param_groups = plain["optimizer\tparam_groups"]
+        if [len(group["params"]) for group in self._param_groups] != [len(self._trained)]:
+            raise ValueError("its optimizer is of another model")
+        self._incoming = defaultdict(dict)
+
+    def take(self, path: str, whole: Tensor) -> None:
+        """Take up a tensor of a state that all ranks have whole."""
+        _, _, index, key = path.split("\t")
+        number = int(index.removeprefix("#"))
+        parameter = self._trained[number]
+        # Averages have the shape of what they are averages of; the count of steps is one number, held as torch does.
+        own = whole.cpu() if whole.dim() == 0 else divided_like(parameter, whole)
+        self._incoming[number][key] = own
+
+    def end_load(self) -> None:
+        """All of it was given."""
+        self._optimizer.load_state_dict({"state": dict(self._incoming), "param_groups": self._param_groups})
+        self._incoming, self._param_groups = {}, []
+
+    def move(self, parts: Sequence[str], device: torch.device) -> None:
+        """Bring the state and the gradients to a device's memory."""
+        if "gradients" in parts:
+            for parameter in self._trained:
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad.to(device)
+        if "optimizer" in parts:
+            for entries in self._optimizer.state.values():
+                for key, value in entries.items():
+                    if isinstance(value, Tensor) and value.dim():
+                        entries[key] = value.to(device)
+
+    def _add_partial_gradients(self) -> None:
+        """Add up the gradients of weights that a rank holds whole and reads for its own heads only."""
+        for parameter in self._partial:
+            if parameter.grad is not None:
+                dist.all_reduce(_local(parameter.grad), group=self._group.tensor.get_group())
+
+
+def fsdp2_model(
+    head: Head,
+    group: RankGroup,
+    *,
+    dtype: torch.dtype,
+    tokens_per_micro_batch: int,
+    cpu_offload: bool = False,
+    costs: CallCosts | None = None,
+) -> ShardedModel:
+    """Return one rank's part of a model that stays as it is.
+
+    Args:
+        head: The model, whole, on any device, and what is read off it; it is changed in place.
+        group: The ranks.
+        dtype: Type of numbers that the model computes in, and is in.
+        tokens_per_micro_batch: Tokens of a micro-batch, padding included.
+        cpu_offload: Whether weights are held in the processor's memory.
+        costs: Of the model's calls, where tokens of rows that begin alike go through the model once.
+    """
+    for parameter in head.parameters():
+        parameter.requires_grad_(requires_grad=False)
+    divide_layers(head.model, group)
+    shard(head, group, dtype, cpu_offload=cpu_offload)
+    pieces = DTensorPieces(head, dict(head.model.named_parameters()))
+    return ShardedModel(
+        head, group, pieces, dtype=dtype, tokens_per_micro_batch=tokens_per_micro_batch, costs=costs
+    )
+
+
+def fsdp2_backend(
+    head: Head,
+    group: RankGroup,
+    optimizer: OptimizerSettings,
+    schedule: Schedule,
+    *,
+    dtype: torch.dtype = torch.float32,
+    gradient_checkpointing: bool = False,
+    cpu_offload: bool = False,
+) -> ShardedBackend:
+    """Return one rank's part of a model that is trained.
+
+    Weights are held in float32, a piece in each rank. A block's are put together in the type that the model computes in
+    when they are needed, and its gradients are added up in float32.
+
+    Args:
+        head: The model, whole, on any device, and what is read off it; it is changed in place. Its trained weights are
+            in float32.
+        group: The ranks.
+        optimizer: The optimizer's settings, gradient clip and micro-batch size.
+        schedule: The learning rate.
+        dtype: Type of numbers that the model computes in.
+        gradient_checkpointing: Whether activations are computed once more for the gradient in place of being kept.
+        cpu_offload: Whether weights, gradients and the optimizer's state are held in the processor's memory.
+
+    Raises:
+        ConfigError: If the model cannot be divided as the group wants it.
+    """
+    costs = sharing_costs(head, optimizer.shared_prefixes, group.device)
+    partial = divide_layers(head.model, group)
+    shard(head, group, dtype, cpu_offload=cpu_offload)
+    trained = {name: each for name, each in head.model.named_parameters() if each.requires_grad}
+    return ShardedBackend(
+        head,
+        group,
+        DTensorPieces(head, trained),
+        Fsdp2Optimizer(group, trained, partial, optimizer, schedule.rate(0)),
+        schedule,
+        dtype=dtype,
+        tokens_per_micro_batch=optimizer.tokens_per_micro_batch,
+        gradient_checkpointing=gradient_checkpointing,
+        costs=costs,
+    )
+
+
+def shard(head: Head, group: RankGroup, dtype: torch.dtype, *, cpu_offload: bool) -> None:
+    """Divide a model's weights over the data-parallel ranks, block by block.
+
+    Args:
+        head: The model and what is read off it; it is changed in place.
+        group: The ranks.
+        dtype: Type of numbers that the model computes in.
+        cpu_offload: Whether weights are held in the processor's memory.
+    """
+    offload = CPUOffloadPolicy(pin_memory=group.device.type != "cpu") if cpu_offload else OffloadPolicy()
+    # Where adapters are trained, the weights beside them are held in the type that they are computed in.
+    computed = None if dtype == torch.float32 or has_adapters(head.model) else dtype
+    precision = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=torch.float32)
+    whole = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    for body in bodies_of(head.model):
+        for block in blocks_of(body):
+            fully_shard(block, mesh=group.data, mp_policy=precision, offload_policy=offload)
+    for module in head.model.children():
+        # What was put on top of a body stays in float32, as its numbers are compared.
+        if head.model not in bodies_of(head.model) and module not in bodies_of(head.model):
+            fully_shard(module, mesh=group.data, mp_policy=whole, offload_policy=offload)
+    fully_shard(head, mesh=group.data, mp_policy=precision, offload_policy=offload)
+
+
+def blocks_of(body: nn.Module) -> list[nn.Module]:
+    """Return a language model's layers: what the library says must not be cut in two."""
+    names = set(getattr(body, "_no_split_modules", None) or [])
+    return [module for module in body.modules() if type(module).__name__ in names]
+
+
+@torch.no_grad()
+def total_norm(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return the norm of all gradients together, of which each rank holds a piece; the same number in all ranks.
+
+    Pieces that lie on different meshes are added up apart: torch's own function refuses to mix them.
+
+    Args:
+        gradients: DTensors, or tensors that every rank holds whole.
+        device: Where the number is wanted.
+    """
+    sums: dict[Any, Tensor] = {}
+    for gradient in gradients:
+        key = (gradient.device_mesh, gradient.placements) if isinstance(gradient, DTensor) else None
+        square = _local(gradient).to(device, torch.float32).square().sum()
+        sums[key] = sums[key] + square if key in sums else square
+    total = torch.zeros((), device=device)
+    for key, square in sums.items():
+        if key is not None:
+            mesh, placements = key
+            for number, placement in enumerate(placements):
+                if not isinstance(placement, Replicate):
+                    dist.all_reduce(square, group=mesh.get_group(number))
+        total = total + square
+    return total.sqrt()
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def divided_like(parameter: Tensor, whole: Tensor) -> Tensor:
+    """Return this rank's piece of a tensor that is to be divided as `parameter` is."""
+    if not isinstance(parameter, DTensor):
+        return whole.to(parameter.device)
+    return distribute_tensor(
+        whole.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
+    )

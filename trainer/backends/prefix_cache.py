@@ -1,0 +1,191 @@
+"""Segments of a tree through a model: each reads the keys and values of those before it, and gradients flow back.
+
+The model's own code is used as it is. It takes a cache as in decoding; ours gives it what the segments before have
+computed, whole and with its graph, also where attention looks back no further than a window: the mask hides the rest.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from trainer.backends.prefix_layout import CallTensors, SharedTokens
+from trainer.backends.prefix_tree import CallCosts, finest_tree, paths_of
+
+KeysAndValues = tuple[Tensor, Tensor]
+"""Of the tokens of one call in one layer, `[rows, heads, tokens, width]` each."""
+
+
+class _PrefixLayer(CacheLayerMixin):
+    """The cache of one layer for one call.
+
+    It may be asked more than once, with the same keys and values: activations that were not kept are computed again.
+
+    Args:
+        sources: Keys and values that the prefix is taken from.
+        index: Places of each row's prefix among them; None if there is no prefix.
+    """
+
+    is_sliding = False
+
+    def __init__(self, sources: Sequence[KeysAndValues], index: Tensor | None) -> None:
+        super().__init__()
+        self._sources = sources
+        self._index = index
+        self.own: KeysAndValues | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """There is nothing to prepare."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Return the prefix's keys and values with those of the call behind them."""
+        if self.own is None:
+            self.own = key_states, value_states
+        if self._index is None:
+            return key_states, value_states
+        return (
+            torch.cat([_taken([keys for keys, _ in self._sources], self._index), key_states], dim=-2),
+            torch.cat([_taken([values for _, values in self._sources], self._index), value_states], dim=-2),
+        )
+
+    def get_seq_length(self) -> int:
+        """Return the tokens before the call's."""
+        return 0 if self._index is None else self._index.shape[1]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return how many keys there are, and the place of the first."""
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        """There is no bound."""
+        return -1
+
+
+def _taken(sources: Sequence[Tensor], index: Tensor) -> Tensor:
+    """Return tokens of `[rows, heads, tokens, width]` at places among all of them, `[rows, heads, places, width]`."""
+    heads = sources[0].shape[1]
+    table = torch.cat([source.transpose(1, 2).flatten(0, 1).flatten(1) for source in sources])
+    # An embedding's backward adds up the gradients of a token that many rows read faster than an index's does.
+    return functional.embedding(index, table).unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def hidden_states(body: PreTrainedModel, calls: Sequence[CallTensors]) -> Tensor:
+    """Return the last hidden states that are wanted, `[n, width]`, in the order of the calls.
+
+    Raises:
+        RuntimeError: If the model did not read or write the cache that it was given.
+    """
+    wanted: list[Tensor] = []
+    written: list[list[KeysAndValues]] = []
+    for call in calls:
+        cache = _cache(body, call, written) if call.is_read or call.prefix is not None else None
+        states = body(
+            input_ids=call.ids,
+            attention_mask=None if call.prefix is None else call.prefix.mask,
+            position_ids=call.positions,
+            past_key_values=cache,
+            use_cache=False,
+        ).last_hidden_state
+        wanted.append(states.flatten(0, 1)[call.states])
+        written.append([] if cache is None else _written(cache, is_read=call.is_read))
+    return torch.cat(wanted)
+
+
+def _cache(body: PreTrainedModel, call: CallTensors, written: Sequence[Sequence[KeysAndValues]]) -> Cache:
+    """Return the cache of a call."""
+    depth = body.config.get_text_config().num_hidden_layers
+    sources = () if call.prefix is None else call.prefix.sources
+    index = None if call.prefix is None else call.prefix.index
+    return Cache(
+        layers=[_PrefixLayer([written[each][layer] for each in sources], index) for layer in range(depth)]
+    )
+
+
+def _written(cache: Cache, *, is_read: bool) -> list[KeysAndValues]:
+    """Return what a call left in its cache, if later ones read it."""
+    written = [layer.own for layer in cache.layers]
+    if any(own is None for own in written):
+        raise RuntimeError("the model passed over the cache that it was given")
+    return written if is_read else []
+
+
+def take_replays(body: PreTrainedModel) -> None:
+    """Let a model keep our cache where activations are computed again for the gradient: it allows to be asked twice."""
+    for module in body.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module._can_checkpoint_with_cache = True
+
+
+_UNLIKE = (
+    AttributeError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a model's code raises that makes something else of a cache."""
+
+
+@torch.no_grad()
+def why_not_shared(body: PreTrainedModel) -> str | None:
+    """Return why a model cannot compute segments behind a prefix exactly, or None if it can.
+
+    What its settings do not rule out is tried on a few tokens, in a tree of three levels.
+    """
+    config = body.config.get_text_config()
+    if odd := sorted(
+        set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    ):
+        return f"it has layers of the kind {odd[0]}, whose state is more than keys and values"
+    if getattr(config, "num_kv_shared_layers", 0):
+        return "its layers share keys and values with each other"
+    if lengthy := sorted(_rope_types(config) & {"dynamic", "longrope"}):
+        return f"its positions ({lengthy[0]}) depend on how long the row is"
+    if not hasattr(GradientCheckpointingLayer, "_can_checkpoint_with_cache"):
+        return "this version of transformers is too old for it"
+    try:
+        return (
+            None
+            if _is_exact(body)
+            else "what it computes behind a prefix is not what it computes of whole rows"
+        )
+    except _UNLIKE as error:
+        return f"it cannot compute what stands behind a prefix ({error})"
+
+
+def _rope_types(config: Any) -> set[str]:
+    parameters = getattr(config, "rope_parameters", None) or {}
+    by_layer = [each for each in parameters.values() if isinstance(each, dict)] or [parameters]
+    return {str(each.get("rope_type", "default")) for each in by_layer}
+
+
+def _is_exact(body: PreTrainedModel) -> bool:
+    """Whether states behind a prefix are those of whole rows, but for rounding."""
+    size = body.get_input_embeddings().weight.shape[0]
+    rows = [
+        np.array([place * 7 + 3 for place in row]) % size
+        for row in (range(9), [*range(4), 20, 21, 22], [*range(6), 30, 31, 32, 33], [*range(7), 40])
+    ]
+    paths = paths_of(rows)
+    # Where calls are dear, all segments of a level are padded to one: that is tried, too.
+    shared = finest_tree(paths, [len(rows[row]) for row in paths.row], CallCosts(0.0, 0.0, 0.0, 1e6, 0.0))
+    wanted = [np.arange(1, len(row)) for row in rows]
+    tokens = SharedTokens.of(shared, [rows[row] for row in shared.paths], wanted, body.device)
+    states = hidden_states(body, tokens.calls)[tokens.which].float()
+    own = [
+        body(input_ids=torch.from_numpy(row)[None].to(body.device), use_cache=False).last_hidden_state[0, :-1]
+        for row in rows
+    ]
+    expected = torch.cat(own).float()
+    error = ((states - expected).norm(dim=-1) / expected.norm(dim=-1)).median()
+    return bool(error < (5e-2 if body.dtype == torch.bfloat16 else 1e-4))

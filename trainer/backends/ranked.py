@@ -1,0 +1,298 @@
+"""A model that several ranks compute together, as one backend: the driver's end of it."""
+
+import itertools
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.algorithms.metrics import merge
+from trainer.backends.balance import balanced, balanced_trees, row_cost
+from trainer.backends.base import Digest, EntropyMode, LossFunction, StepReport, TokenCounts, TrainRow
+from trainer.backends.rank_group import MeshShape
+from trainer.backends.transport import MakeBackend, RankTransport
+from trainer.core.errors import TrainerError
+
+_STREAM_BYTES = 2**26
+"""What is sent of a model's weights at one time, unless one of them is larger."""
+
+
+class Ranks:
+    """A group of ranks that compute models together, and calls to all of them.
+
+    A call that fails in one rank ends all of them: nobody knows what the others wait for.
+
+    Args:
+        transport: What starts them and carries calls.
+        mesh: How they share the work.
+        device: Type of device to compute on; `auto` is the accelerator that torch finds, else the processor.
+        timeout_s: How long a rank waits for the others in one exchange.
+    """
+
+    def __init__(
+        self, transport: RankTransport, mesh: MeshShape, device: str = "auto", timeout_s: float = 1800.0
+    ) -> None:
+        self.mesh = mesh
+        self._transport = transport
+        self._device = device
+        self._timeout_s = timeout_s
+        self._streams = itertools.count()
+        self._order = threading.Lock()
+
+    def start(self) -> None:
+        """Start the ranks and have them meet.
+
+        Raises:
+            RankDiedError: If one does not start.
+            ConfigError: If one has no device.
+        """
+        self._transport.start(self.mesh.size)
+        try:
+            address = self._transport.call(0, "listen").result()
+            self.everywhere("join", address, self.mesh, self._device, self._timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def everywhere(self, method: str, *arguments: Any) -> list[Any]:
+        """Have all ranks do the same, and return their answers."""
+        return self.each(method, [arguments] * self.mesh.size)
+
+    def each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Have each rank do one thing with arguments of its own, and return their answers.
+
+        Raises:
+            RankDiedError: If a rank is gone.
+            TrainerError: If the call fails in a rank, of the type that it failed with there.
+        """
+        with (
+            self._order
+        ):  # calls of two threads reach all ranks in one order, or they would wait for each other
+            asked = [self._transport.call(rank, method, *given) for rank, given in enumerate(arguments)]
+        return self._answers(asked)
+
+    def stream(self, name: str, method: str) -> Iterator[tuple[str, Any]]:
+        """Yield what a backend yields by names, no more than some of it held at a time."""
+        number = next(self._streams)
+        self.everywhere("open_stream", number, name, method)
+        try:
+            while parts := self.everywhere("read_stream", number, _STREAM_BYTES)[0]:
+                yield from parts
+        finally:
+            with suppress(TrainerError, RuntimeError):  # ranks that are gone hold no stream
+                self.everywhere("close_stream", number)
+
+    def close(self) -> None:
+        """End all ranks. A second call does nothing."""
+        self._transport.close()
+
+    def _answers(self, asked: "Sequence[Future[Any]]") -> list[Any]:
+        done, _ = wait(asked, return_when=FIRST_EXCEPTION)
+        if error := next((each.exception() for each in asked if each in done and each.exception()), None):
+            self.close()
+            raise error
+        return [each.result() for each in asked]
+
+
+class RankedBackend:
+    """A model that is trained by several ranks, each of which holds a part of it.
+
+    Args:
+        ranks: The ranks; several backends may share them.
+        name: What the ranks call this model.
+        make: The recipe by which each rank makes its part; it must be possible to send it.
+        width: Width of the model, from which the cost of a row follows.
+    """
+
+    def __init__(self, ranks: Ranks, name: str, make: MakeBackend, width: int) -> None:
+        self._ranks = ranks
+        self._name = name
+        self._width = width
+        built = ranks.everywhere("build", name, make)[0]
+        self._has_adapter = bool(built["has_adapter"])
+        self._shares = bool(built["shares"])
+        self._why_not_shared: str | None = built["why_not_shared"]
+
+    def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
+        """Return the outputs of each row, float32 `[tokens]`, zero outside its mask, without gradient."""
+        places = self._divided(rows)
+        answers = self._each_part("forward", [(_chosen(rows, part),) for part in places])
+        return _in_order(places, answers, len(rows))
+
+    def step(
+        self,
+        rows: Sequence[TrainRow],
+        loss: LossFunction,
+        *,
+        entropy: EntropyMode = "none",
+        keep_outputs: bool = False,
+    ) -> StepReport:
+        """Take one optimizer step, if loss and gradient are finite in all ranks."""
+        places = self._divided(rows)
+        reports: list[StepReport] = self._each_part(
+            "step", [(_chosen(rows, part), part, loss, entropy, keep_outputs) for part in places]
+        )
+        first = reports[0]
+        outputs = None
+        if keep_outputs:
+            outputs = _in_order(places, [report.outputs or [] for report in reports], len(rows))
+        metrics = merge(report.metrics for report in reports)
+        counts = [sum(each) for each in zip(*(report.tokens for report in reports), strict=True)]
+        return StepReport(metrics, first.gradient_norm, first.applied, outputs, TokenCounts(*counts))
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next step."""
+        return float(self._all("rate")[0])
+
+    @property
+    def why_not_shared(self) -> str | None:
+        """Why rows that begin alike do not share what they begin with; None if they do, or are not meant to."""
+        return self._why_not_shared
+
+    @property
+    def has_adapter(self) -> bool:
+        """Whether adapters are trained, and the model's own weights stay as they are."""
+        return self._has_adapter
+
+    def export(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights by their Hugging Face names, gathered one at a time; tied weights once."""
+        return self._ranks.stream(self._name, "export")
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the same by the names of the model's modules."""
+        return self._ranks.stream(self._name, "parameters")
+
+    def digest(self, into: Digest) -> None:
+        """Add all that is trained to a digest, bit by bit and in float32."""
+        into.update(self._all("digest")[0])
+
+    def save(self, directory: Path, *, exact: bool = False) -> None:
+        """Write the model in Hugging Face layout; the first rank writes, all of them gather.
+
+        Args:
+            directory: Where to; a folder that the ranks' machines share.
+            exact: Whether in float32, as it is trained, and not in the type that it computes in.
+        """
+        self._all("save", directory, exact)
+
+    def save_adapter(self, directory: Path) -> None:
+        """Write the adapters in peft's layout.
+
+        Raises:
+            ValueError: If there are none.
+        """
+        if not self._has_adapter:
+            raise ValueError("there are no adapters to save")
+        self._all("save_adapter", directory)
+
+    def drop(self) -> None:
+        """Have the ranks forget this model; nothing can be asked of it afterwards."""
+        self._ranks.everywhere("drop", self._name)
+
+    def offload(self, parts: Sequence[str] = ("parameters", "optimizer")) -> None:
+        """Bring what a model holds from the accelerator to the processor's memory, so that others find room there.
+
+        Args:
+            parts: Some of "parameters", "gradients" and "optimizer".
+        """
+        self._all("offload", tuple(parts))
+
+    def onload(self, parts: Sequence[str] = ("parameters", "optimizer")) -> None:
+        """Bring it back."""
+        self._all("onload", tuple(parts))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is trained, the optimizer's state and the number of steps, gathered from all ranks.
+
+        It has the layout of a single process's state: the one goes on where the other was saved.
+        """
+        return nested(self._ranks.stream(self._name, "state"))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a state that `state_dict` returned, of whatever number of ranks.
+
+        Raises:
+            ValueError: If it is of another model.
+        """
+        tensors: list[tuple[str, Tensor]] = []
+        plain: dict[str, Any] = {}
+        for path, content in flattened(state):
+            if isinstance(content, Tensor):
+                tensors.append((path, content))
+            else:
+                plain[path] = content
+        shapes = {path: (tuple(tensor.shape), tensor.dtype) for path, tensor in tensors}
+        self._all("begin_load", plain, shapes)
+        for path, tensor in tensors:
+            others = [(path, None)] * (self._ranks.mesh.size - 1)
+            self._asked("load", [(path, tensor), *others])
+        self._all("end_load")
+
+    def _divided(self, rows: Sequence[TrainRow]) -> list[list[int]]:
+        parts = self._ranks.mesh.data
+        if self._shares:
+            return balanced_trees([row.ids.numpy() for row in rows], self._width, parts)
+        return balanced([row_cost(len(row.ids), self._width) for row in rows], parts)
+
+    def _each_part(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Have the ranks of each part of the batch compute it, and return an answer for each part."""
+        mesh = self._ranks.mesh
+        answers = self._asked(method, [arguments[mesh.data_rank(rank)] for rank in range(mesh.size)])
+        return [answers[rank] for rank in range(mesh.size) if mesh.speaks(rank)]
+
+    def _all(self, method: str, *arguments: Any) -> list[Any]:
+        return self._ranks.everywhere("ask", self._name, method, *arguments)
+
+    def _asked(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return self._ranks.each("ask", [(self._name, method, *given) for given in arguments])
+
+
+def _chosen(rows: Sequence[TrainRow], part: Sequence[int]) -> list[TrainRow]:
+    return [rows[place] for place in part]
+
+
+def _in_order(
+    places: Sequence[Sequence[int]], answers: Sequence[Sequence[Tensor]], rows: int
+) -> list[Tensor]:
+    """Put each part's results back where its rows were."""
+    ordered: list[Tensor] = [torch.empty(0)] * rows
+    for part, results in zip(places, answers, strict=True):
+        for place, result in zip(part, results, strict=True):
+            ordered[place] = result
+    return ordered
+
+
+Key = str | int
+_SEPARATOR = "\t"
+
+
+def flattened(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what a tree of dictionaries holds, by paths."""
+    if not isinstance(tree, Mapping) or not tree:
+        yield path, tree
+        return
+    for key, content in tree.items():
+        kind = "#" if isinstance(key, int) else ""
+        yield from flattened(content, f"{path}{_SEPARATOR if path else ''}{kind}{key}")
+
+
+def nested(parts: Iterator[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the tree whose contents are given by paths."""
+    tree: dict[Any, Any] = {}
+    for path, content in parts:
+        *branches, leaf = [_key(part) for part in path.split(_SEPARATOR)]
+        place = tree
+        for branch in branches:
+            place = place.setdefault(branch, {})
+        place[leaf] = content
+    return tree
+
+
+def _key(part: str) -> Key:
+    return int(part[1:]) if part.startswith("#") else part

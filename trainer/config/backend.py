@@ -1,0 +1,110 @@
+"""Settings of what computes the training steps: one process, or several ranks that share a model's weights."""
+
+from typing import Literal, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from trainer.core.strict import Seconds, Settings
+
+BackendKind = Literal["torch", "fsdp2", "deepspeed", "megatron"]
+
+_DIMENSIONS: dict[str, tuple[str, ...]] = {
+    "torch": (),
+    "fsdp2": ("data", "tensor"),
+    "deepspeed": ("data",),
+    "megatron": ("data", "tensor", "pipeline", "context", "expert"),
+}
+"""What each kind can divide."""
+
+
+class MeshSettings(Settings):
+    """How ranks share the work; the product of all but `expert` is their number."""
+
+    data: PositiveInt | None = Field(
+        None, description="Parts of the batch; absent: the ranks that the other dimensions leave."
+    )
+    tensor: PositiveInt = Field(1, description="Parts of each layer's weights.")
+    pipeline: PositiveInt = Field(1, description="Parts of the layers, one after the other.")
+    context: PositiveInt = Field(1, description="Parts of each row.")
+    expert: PositiveInt = Field(1, description="Parts of the experts of a layer, over the ranks of `data`.")
+
+    @property
+    def model_ranks(self) -> int:
+        """Ranks that hold one whole model together, where `data` shares no weights."""
+        return self.tensor * self.pipeline * self.context
+
+
+class BackendSettings(Settings):
+    """What computes the training steps of the policy and the critic."""
+
+    kind: BackendKind = Field(
+        "torch",
+        description="torch: in the run's own process. Several ranks: fsdp2 (torch's own sharding), deepspeed (ZeRO; "
+        "the extra [deepspeed]) or megatron (Megatron-Core; the extra [megatron]).",
+    )
+    ranks: PositiveInt = Field(
+        1, description="Processes that share the model, each with a device of its own."
+    )
+    mesh: MeshSettings = MeshSettings()
+    zero_stage: Literal[1, 2, 3] = Field(
+        3,
+        description="deepspeed: what is divided over the ranks. 1: the optimizer's state; 2: gradients too; 3: weights "
+        "too.",
+    )
+    cpu_offload: bool = Field(
+        False,
+        description="fsdp2, deepspeed: hold weights (fsdp2, and deepspeed at stage 3) and the optimizer's state in the "
+        "processor's memory: less memory of the device, slower steps.",
+    )
+    timeout_s: Seconds = Field(
+        1800.0,
+        description="How long a rank waits for the others in one exchange; a rank that dies is noticed at once.",
+    )
+
+    @property
+    def data(self) -> int:
+        """Parts of the batch."""
+        return self.mesh.data or self.ranks // self.mesh.model_ranks
+
+    @model_validator(mode="after")
+    def _ranks_are_the_mesh(self) -> Self:
+        if self.kind == "torch":
+            if odd := self._set("ranks", "mesh", "zero_stage", "cpu_offload", "timeout_s"):
+                raise ValueError(
+                    f"{', '.join(odd)}: kind 'torch' computes in the run's own process and reads none of it: set kind "
+                    "to fsdp2, deepspeed or megatron, or leave it out"
+                )
+            return self
+        sizes = {name: getattr(self.mesh, name) for name in MeshSettings.model_fields}
+        known = _DIMENSIONS[self.kind]
+        for name, size in sizes.items():
+            if name not in known and size not in (None, 1):
+                kinds = [kind for kind, names in _DIMENSIONS.items() if name in names]
+                raise ValueError(
+                    f"mesh.{name} {size}: kind '{self.kind}' divides {' and '.join(known)} only; {' or '.join(kinds)} "
+                    f"can: set kind, or leave mesh.{name} out"
+                )
+        product = self.data * self.mesh.model_ranks
+        if product != self.ranks:
+            shown = " x ".join(
+                f"{name} {self.data if name == 'data' else sizes[name]}" for name in known if name != "expert"
+            )
+            raise ValueError(
+                f"ranks {self.ranks} is not the mesh's product ({shown} is {product}): set ranks to {product}, or "
+                "another mesh"
+            )
+        if self.data % self.mesh.expert:
+            raise ValueError(
+                f"mesh.expert {self.mesh.expert} does not divide the {self.data} ranks of mesh.data"
+            )
+        if self.kind != "deepspeed" and self._set("zero_stage"):
+            raise ValueError(
+                f"zero_stage is read by kind 'deepspeed' only, not by '{self.kind}': leave it out"
+            )
+        if self.kind == "megatron" and self._set("cpu_offload"):
+            raise ValueError("cpu_offload is read by kinds 'fsdp2' and 'deepspeed' only: leave it out")
+        return self
+
+    def _set(self, *names: str) -> list[str]:
+        """Return those that are not what they are by default."""
+        return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]

@@ -1,0 +1,156 @@
+"""Settings of where the roles of a run are: on which devices, in processes of this machine or on a Ray cluster."""
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, PositiveFloat, model_validator
+
+from trainer.core.strict import Count, Seconds, Settings
+
+_LARGEST_DEVICE = 65_535
+_MOST_SHOWN = 40
+_SPAN = re.compile(r"\s*([0-9]{1,5})\s*(?:-\s*([0-9]{1,5})\s*)?")
+
+
+def parse_devices(value: Any) -> Any:
+    """Return the device numbers that a user wrote as a number, a range such as `0-3`, or a list of both.
+
+    Args:
+        value: `5`, `"0-3"`, `"0-3,6"` or `[0, "2-3"]`; ranges include their ends.
+
+    Raises:
+        ValueError: If it is none of these.
+    """
+    if isinstance(value, bool):
+        raise ValueError("a truth value is no device: write their numbers, such as [0, 1] or 0-3")
+    parts: list[Any] = value.split(",") if isinstance(value, str) else value
+    if not isinstance(value, list | tuple | str):
+        parts = [value]
+    return [number for part in parts for number in _span(part)]
+
+
+def _span(part: Any) -> range:
+    """The devices of one number or range."""
+    found = _SPAN.fullmatch(str(part)) if type(part) in (int, str) else None
+    if found is None:
+        shown = repr(part)[:_MOST_SHOWN]
+        raise ValueError(f"{shown} is no device and no range of them: write [0, 1], 0-3, or [0, 4-7]")
+    first, last = int(found[1]), int(found[2] or found[1])
+    if last < first:
+        raise ValueError(f"the range {part} runs backwards: write {last}-{first}")
+    if last > _LARGEST_DEVICE:
+        raise ValueError(f"device {last} is larger than any that there is")
+    return range(first, last + 1)
+
+
+Devices = Annotated[list[int], BeforeValidator(parse_devices)]
+"""Device numbers: node n of k devices each has those from n * k on."""
+
+
+class RoleSettings(Settings):
+    """Where one role is."""
+
+    devices: Devices = Field(
+        [],
+        description="Devices, numbered over all nodes: [0, 1], 0-3, or both as [0, 4-7]. If absent: those of "
+        "actor_train, and for actor_train itself the first ones, one for each rank.",
+    )
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        if twice := sorted({number for number in self.devices if self.devices.count(number) > 1}):
+            raise ValueError(f"devices names {twice[0]} twice: each device holds one process of a role")
+        return self
+
+
+class JudgeSettings(RoleSettings):
+    """A judge on devices of its own: a server that is started for it, and its own queue of verdicts."""
+
+    model: str = Field(min_length=1, description="Folder or name of the model that judges.")
+    command: list[Annotated[str, Field(min_length=1)]] = Field(
+        min_length=1,
+        description="Program that serves it by OpenAI's API, such as [vllm, serve, '{model}', --port, '{port}']: "
+        "{model}, {host} and {port} are filled in, and /health answers once it is ready.",
+    )
+    verifier: str = Field(
+        "envs.verifiers.judge:JudgeEnv",
+        pattern=r"^[\w.]+:\w+$",
+        description="module:Class of the verifier that asks it, served under the judge's name.",
+    )
+    startup_timeout_s: Seconds = Field(
+        1800.0, description="A judge that does not answer by then is an error."
+    )
+
+
+class EnvironmentRoleSettings(Settings):
+    """Workers of the environment server that the run starts, as actors of its Ray cluster."""
+
+    actors: Count = Field(1, description="Actors at most.")
+    cpus: PositiveFloat = Field(
+        1.0,
+        le=1024.0,
+        description="CPUs that each reserves; it has as many child processes, and at least one.",
+    )
+
+
+class RolesSettings(Settings):
+    """Where each role is."""
+
+    actor_train: RoleSettings = Field(RoleSettings(), description="The ranks that train the policy.")
+    actor_inference: RoleSettings = Field(
+        RoleSettings(), description="Whoever samples: embedded engines, or servers that the run starts."
+    )
+    reference: RoleSettings = Field(RoleSettings(), description="The ranks of the reference policy.")
+    critic: RoleSettings = Field(RoleSettings(), description="The ranks that train the critic.")
+    judges: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")], JudgeSettings] = Field(
+        {}, description="Judges by the environment id under which tasks and data sets name them."
+    )
+    environment: EnvironmentRoleSettings | None = Field(
+        None,
+        description="With kind ray: environments in actors of the cluster; absent: in processes beside the driver.",
+    )
+
+
+class ClusterSettings(Settings):
+    """Which processes a run has, and where they are."""
+
+    kind: Literal["local", "ray"] = Field(
+        "local",
+        description="local: processes of this machine; ray: actors of a Ray cluster (the extra [ray]).",
+    )
+    address: str | None = Field(
+        None,
+        min_length=1,
+        description="With kind ray, the cluster: auto (the one that this machine belongs to) or HOST:PORT; if absent, "
+        "one of this machine is started and ended with the run.",
+    )
+    nodes: Annotated[int, Field(ge=1, le=4096)] = Field(1, description="Machines that the roles are on.")
+    devices_per_node: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        None, description="Devices of each; if absent, as many as the roles name on one node."
+    )
+    working_dir: str | None = Field(
+        None,
+        min_length=1,
+        description="With kind ray: directory that is sent to all nodes, where your own modules lie.",
+    )
+    start_timeout_s: Seconds = Field(
+        600.0, description="Roles that are not there by then, with the devices that they need, end the run."
+    )
+    restarts: Annotated[int, Field(ge=0, le=1000)] = Field(
+        3,
+        description="How often in a row, without a new checkpoint in between, a run whose role has died starts it "
+        "again and goes on from the last checkpoint; 0 ends the run.",
+    )
+    restart_after_s: Seconds = Field(
+        5.0,
+        description="How long the first of these waits; each further one waits twice as long, up to 5 minutes.",
+    )
+    roles: RolesSettings = RolesSettings()
+
+    @model_validator(mode="after")
+    def _local_is_one_machine(self) -> Self:
+        if self.kind == "local" and self.nodes > 1:
+            raise ValueError(
+                f"kind 'local' is this machine, and nodes is {self.nodes}: set kind to ray, or leave nodes out"
+            )
+        return self

@@ -1,0 +1,123 @@
+"""Saves a run's checkpoints while it goes on: what is trained is copied, and written when training has gone on."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from trainer.core.ending import to_its_end
+from trainer.core.errors import RunError
+from trainer.core.numbers import not_finite
+from trainer.learn.learner import Models
+from trainer.learn.tracking import Tracker
+from trainer.records.checkpoint import CheckpointStore, RunState
+from trainer.records.ledger import Ledger
+from trainer.rollout.recall import Recall
+
+
+class Saver:
+    """Writes checkpoints, one at a time, and everything that belongs to the steps before them.
+
+    Args:
+        models: What is saved.
+        checkpoints: Where.
+        tracker: Written out first.
+        ledger: Likewise.
+        recall: Told what is saved, so that the rollout log can let it go.
+        asynchronous: Whether training goes on while a checkpoint is written, from a copy in the host's memory.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        checkpoints: CheckpointStore,
+        tracker: Tracker,
+        ledger: Ledger,
+        recall: Recall | None = None,
+        *,
+        asynchronous: bool = False,
+    ) -> None:
+        self._models = models
+        self._checkpoints = checkpoints
+        self._tracker = tracker
+        self._ledger = ledger
+        self._recall = recall
+        self._asynchronous = asynchronous
+        self._writing: asyncio.Task[None] | None = None
+
+    async def save(self, state: RunState) -> None:
+        """Save a step; returns when it is written, or as soon as training may go on where that is asynchronous.
+
+        The one before is written to its end first. Whatever is cancelled meanwhile, nothing is left half done.
+
+        Raises:
+            RunError: If a weight, or a number of an optimizer, is not finite: then nothing is written.
+            WriteError: If the disk does not take it, or did not take the one before.
+        """
+        await to_its_end(self._save(state))
+
+    async def settled(self) -> None:
+        """Wait until the checkpoint that is being written is whole.
+
+        Raises:
+            RunError: As `save` does.
+            WriteError: Likewise.
+        """
+        if (writing := self._writing) is not None:
+            try:
+                await to_its_end(_result_of(writing))
+            finally:
+                self._writing = None
+
+    def raise_if_failed(self) -> None:
+        """Tell of a checkpoint that could not be written, if there was one.
+
+        Raises:
+            RunError: As `save` does.
+            WriteError: Likewise.
+        """
+        if self._writing is not None and self._writing.done():
+            writing, self._writing = self._writing, None
+            writing.result()
+
+    async def _save(self, state: RunState) -> None:
+        await self.settled()
+        self._tracker.flush()
+        self._ledger.flush()
+        scores = dict(self._tracker.scores)
+        if not self._asynchronous:
+            await self._write(state, await asyncio.to_thread(self._models.state_dicts), scores)
+            return
+        copied = await asyncio.to_thread(lambda: copy_to_host(self._models.state_dicts()))
+        self._writing = asyncio.ensure_future(self._write(state, copied, scores))
+
+    async def _write(self, state: RunState, saved: dict[str, Any], scores: Mapping[int, float]) -> None:
+        await asyncio.to_thread(self._write_now, state, saved, scores)
+        if self._recall is not None:
+            await self._recall.settle(state.next_task, state.untrained)
+
+    def _write_now(self, state: RunState, saved: dict[str, Any], scores: Mapping[int, float]) -> None:
+        if broken := list(not_finite(saved)):
+            raise RunError(
+                f"no checkpoint of step {state.step} is written, because {broken[0]} is not finite (of {len(broken)} "
+                "such tensors): lower optimizer.learning_rate"
+            )
+        self._checkpoints.save(state, saved, scores)
+
+
+async def _result_of(task: asyncio.Task[None]) -> None:
+    """Wait for a task without ending it where the waiting is cancelled."""
+    await asyncio.wait({task})
+    task.result()
+
+
+def copy_to_host(state: Any) -> Any:
+    """Return nested dictionaries and lists with copies of their tensors in the host's memory; the rest is the same."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, dict):
+        return {key: copy_to_host(part) for key, part in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(copy_to_host(part) for part in state)
+    return state
