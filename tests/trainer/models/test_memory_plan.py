@@ -91,7 +91,9 @@ def test_a_family_that_is_not_known_is_refused():
 )
 def test_bytes_a_parameter_are_those_of_the_backends_papers(sharding, per_parameter):
     need = trained_need(SEVEN, Training(number_bytes=2), sharding)
-    assert (need.lasting + need.gradients) / SEVEN.parameters.total == pytest.approx(per_parameter, rel=1e-3, abs=1e-3)
+    assert (need.lasting + need.gradients) / SEVEN.parameters.total == pytest.approx(
+        per_parameter, rel=1e-3, abs=1e-3
+    )
 
 
 def test_devices_share_what_they_can():
