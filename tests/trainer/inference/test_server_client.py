@@ -744,6 +744,18 @@ async def test_weights_that_somebody_else_sent_are_noticed(release, tmp_path):
             assert (await client.generate(request())).policy_versions == [5] * 6
 
 
+@BOTH
+async def test_what_a_server_started_with_is_not_what_it_was_sent_under_the_same_number(dialect, tmp_path):
+    with InferenceServerProcess(dialect) as server:
+        async with ServerClient(server.url, dialect, patience_s=30) as client:
+            await client.sync(Weights(1, tmp_path), 0)
+            server.kill()
+            waiting = asyncio.create_task(client.generate(request()))
+            await asyncio.to_thread(server.start)
+            with pytest.raises(WeightsLostError, match="'default'"):
+                await waiting
+
+
 @pytest.mark.parametrize(
     ("dialect", "release"), [("vllm", "0.32.0"), ("vllm", "0.33.0"), ("sglang", "0.5.23")]
 )
