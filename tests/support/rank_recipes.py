@@ -12,6 +12,7 @@ from tests.support.tiny_models import sharp_model
 from trainer.backends.fsdp2 import fsdp2_backend, fsdp2_model
 from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.optimizer import Schedule
+from trainer.backends.zero import zero_backend
 from trainer.config.run import OptimizerSettings
 from trainer.models.value_head import ValueModel
 
@@ -48,7 +49,8 @@ class Recipe:
         schedule = Schedule(self.rate, 0, 1, "constant")
         if self.kind == "fsdp2":
             return fsdp2_backend(head, group, self.optimizer, schedule, **self.options)
-        raise AssertionError(self.kind)
+        stage = int(self.kind.removeprefix("zero"))
+        return zero_backend(head, group, self.optimizer, schedule, stage=stage, **self.options)
 
 
 class Patient:

@@ -30,6 +30,7 @@ from trainer.backends.prefix_costs import sharing_costs
 from trainer.backends.rank_group import MeshShape, RankGroup
 from trainer.backends.ranked import RankedBackend, Ranks
 from trainer.backends.sharded import ShardedPolicyWithoutAdapters
+from trainer.backends.zero import zero_backend
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.device import DTYPES, torch_device
@@ -138,6 +139,17 @@ class RankRecipe:
 
     def _trained(self, head: Head, group: RankGroup) -> Any:
         settings = self.settings
+        if settings.backend.kind == "deepspeed":
+            return zero_backend(
+                head,
+                group,
+                settings.optimizer,
+                self._schedule(),
+                stage=settings.backend.zero_stage,
+                dtype=DTYPES[settings.model.dtype],
+                gradient_checkpointing=settings.model.gradient_checkpointing,
+                cpu_offload=settings.backend.cpu_offload,
+            )
         return fsdp2_backend(
             head,
             group,
@@ -209,7 +221,13 @@ class RankedModels:
         # A reference that is the policy without its adapters is where the policy is.
         beside = role in ("reference", "warm_start") and self._settings.model.lora is not None
         width = self._policy.model.config.get_text_config().hidden_size
-        return RankedBackend(self._ranks_of("policy" if beside else role), role, recipe, width)
+        return RankedBackend(
+            self._ranks_of("policy" if beside else role),
+            role,
+            recipe,
+            width,
+            in_pieces=self._settings.backend.sharded_checkpoints,
+        )
 
 
 @asynccontextmanager

@@ -18,6 +18,8 @@ from trainer.config.run import OptimizerSettings
 from trainer.learn.batches import episode_batch
 from trainer.learn.learner import Learner, Models
 from trainer.learn.rows import row_builder
+from trainer.records.checkpoint import CheckpointStore, RunState
+from trainer.records.pieces import SavedPieces
 
 WIDTH = 16
 TOKENS = 120
@@ -50,16 +52,18 @@ class Made:
     Args:
         ranks: The ranks; None for models in this process.
         kind: What divides them.
+        in_pieces: Whether the ranks write checkpoints themselves.
     """
 
-    def __init__(self, ranks, kind, optimizer, rate, **options):
+    def __init__(self, ranks, kind, optimizer, rate, *, in_pieces=False, **options):
+        self._in_pieces = in_pieces
         self._ranks, self._kind, self._optimizer, self._rate = ranks, kind, optimizer, rate
         self._options = options
 
     def backend(self, role):
         if self._ranks is not None:
             recipe = Recipe(self._kind, role, self._optimizer, self._rate, self._options)
-            return RankedBackend(self._ranks, role, recipe, WIDTH)
+            return RankedBackend(self._ranks, role, recipe, WIDTH, in_pieces=self._in_pieces)
         if role == "reference":
             return FrozenModel(head_of(role), TOKENS)
         schedule = Schedule(self._rate, 0, 1, "constant")
@@ -106,9 +110,24 @@ def assert_equal_losses(found, expected):
             assert one[name] == pytest.approx(value, rel=1e-5, abs=2e-6), name
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    started = Ranks(LocalRanks(tmp_path_factory.mktemp("alone")), MeshShape(), "cpu", 120.0)
+    started.start()
+    yield started
+    started.close()
+
+
+KINDS = ["fsdp2", "zero1", "zero2", "zero3"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("preset", PRESETS)
-async def test_losses_gradients_and_weights_are_those_of_one_process(ranks, preset):
-    kind = "fsdp2"
+async def test_losses_gradients_and_weights_are_those_of_one_process(ranks, preset, kind):
+    if kind != "fsdp2" and ranks.mesh.tensor > 1:
+        pytest.skip("DeepSpeed divides over data-parallel ranks only")
+    if kind != "fsdp2":
+        pytest.importorskip("deepspeed", reason="the extra [deepspeed] is not installed")
     for optimizer, rate, steps, tolerance in (
         (settings_of(kind="sgd"), GRADIENT_RATE, 1, 1e-5),
         (settings_of(kind="sgd"), 0.01, 5, 1e-6),
@@ -119,3 +138,51 @@ async def test_losses_gradients_and_weights_are_those_of_one_process(ranks, pres
         assert relative(found, expected) < tolerance, (optimizer.kind, rate)
         assert_equal_losses(ranked_metrics[:1], metrics[:1])
         assert metrics[0]["policy/gradient_norm"] > 0
+
+
+async def one_more(models, settings):
+    learner = Learner(settings, models, seed=1)
+    return await learner.update(episode_batch(played_groups(sharp_model()), row_builder("step")), 3)
+
+
+def saved_and_read(models, folder):
+    store = CheckpointStore(folder, keep=1)
+    store.save(RunState(3, 3, 0, ()), models.state_dicts())
+    return store.load_newest(print).parts
+
+
+@pytest.mark.parametrize("in_pieces", [False, True], ids=["whole", "in_pieces"])
+async def test_a_run_goes_on_with_another_number_of_ranks(ranks, alone, in_pieces, tmp_path):
+    settings, optimizer = PRESETS["ppo"], settings_of(epsilon=1e-5)
+    saver = Made(ranks, "fsdp2", optimizer, 1e-3, in_pieces=in_pieces)
+    models = saver.models(settings)
+    learner = Learner(settings, models, seed=1)
+    for step in range(2):
+        await learner.update(episode_batch(played_groups(sharp_model()), row_builder("step")), step)
+    parts = saved_and_read(models, tmp_path / "two")
+    assert isinstance(parts["policy"], SavedPieces) == in_pieces
+    expected = await one_more(models, settings)
+    weights = weights_of(models)
+
+    # Two ranks to one, to this process, and to two others; and from the one back to two.
+    single = Made(alone, "fsdp2", optimizer, 1e-3, in_pieces=in_pieces).models(settings)
+    single.load_state_dicts(parts)
+    back = saved_and_read(single, tmp_path / "one")
+    others = [
+        single,
+        Made(None, "torch", optimizer, 1e-3).models(settings),
+        saver.models(settings),
+        saver.models(settings),
+    ]
+    for number, (resumed, state) in enumerate(zip(others, (parts, parts, parts, back), strict=True)):
+        resumed.load_state_dicts(state)
+        assert_equal_losses([await one_more(resumed, settings)], [expected])
+        assert relative(weights_of(resumed), weights) < 1e-6, number
+
+
+def test_pieces_of_another_model_are_refused(ranks, tmp_path):
+    policy = Made(ranks, "fsdp2", settings_of(), 1e-3, in_pieces=True).backend("policy")
+    critic = Made(ranks, "fsdp2", settings_of(), 1e-3, in_pieces=True).backend("critic")
+    parts = saved_and_read(Models(policy, critic), tmp_path)
+    with pytest.raises(ValueError, match="its policy is of another shape"):
+        Models(policy).load_state_dicts({"policy": parts["critic"]})
