@@ -68,7 +68,7 @@ class RankServer:
         assert self._group is not None
         backend = make(self._group, self._backends)
         self._backends[name] = backend
-        return {name: getattr(backend, name, None) for name in ("has_adapter", "why_not_shared")}
+        return {name: getattr(backend, name, None) for name in ("has_adapter", "shares", "why_not_shared")}
 
     def drop(self, name: str) -> None:
         """Forget a backend, and give its memory back."""

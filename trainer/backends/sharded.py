@@ -200,6 +200,11 @@ class ShardedModel:
         return self._pieces
 
     @property
+    def shares(self) -> bool:
+        """Whether tokens of rows that begin alike go through the model once, where that costs less."""
+        return self._pass.shares
+
+    @property
     def why_not_shared(self) -> str | None:
         """Why rows that begin alike do not share what they begin with; None if they do, or are not meant to."""
         return self._pass.why_not_shared
@@ -246,7 +251,7 @@ class ShardedModel:
         digest = hashlib.blake2b(digest_size=32)
         for _, tensor in self._pieces.masters():
             if self._group.rank == 0:
-                digest.update(tensor.contiguous().cpu().view(-1).view(torch.uint8).numpy())
+                digest.update(tensor.contiguous().cpu().view(-1).view(torch.uint8).numpy().data)
         return digest.digest()
 
     def save(self, directory: Path, exact: bool = False) -> None:

@@ -13,22 +13,22 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from trainer.core.errors import RunError
+from trainer.core.errors import RoleDiedError, RunError
 
 
-class RankDiedError(RunError):
+class RankDiedError(RoleDiedError):
     """A rank ended without being asked to; the message names it and has its last words.
 
     Attributes:
         rank: Which one.
     """
 
-    def __init__(self, message: str, rank: int) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, rank: int, role: str = "actor_train") -> None:
+        super().__init__(role, message)
         self.rank = rank
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.rank)
+        return type(self), (str(self), self.rank, self.role)
 
 
 class RankFailedError(RunError):
