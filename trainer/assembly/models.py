@@ -5,6 +5,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -314,5 +315,22 @@ def _check_devices(settings: RunSettings, placement: Placement) -> None:
 
 def mesh_shape(settings: RunSettings) -> MeshShape:
     """Return how a run's ranks share the work."""
-    mesh = settings.backend.mesh
-    return MeshShape(settings.backend.data, mesh.tensor, mesh.pipeline, mesh.context)
+    return MeshShape(settings.backend.data, settings.backend.mesh.tensor)
+
+
+def check_backend(settings: RunSettings) -> None:
+    """Refuse what no run can train with, before anything is begun.
+
+    Raises:
+        ConfigError: If there is such a setting; the message says what to take in its place.
+    """
+    kind = settings.backend.kind
+    if kind == "megatron":
+        raise ConfigError(
+            "backend.kind megatron: memory is planned for it (--dry-run), and nothing trains with it yet: take fsdp2, "
+            "which divides layers too (backend.mesh.tensor), or deepspeed"
+        )
+    if kind == "deepspeed" and find_spec("deepspeed") is None:
+        raise ConfigError(
+            "backend.kind deepspeed needs a package that is not installed: pip install 'rollgym[deepspeed]'"
+        )

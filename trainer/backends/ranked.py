@@ -17,7 +17,7 @@ from trainer.backends.base import Digest, EntropyMode, LossFunction, StepReport,
 from trainer.backends.rank_group import MeshShape
 from trainer.backends.transport import MakeBackend, RankTransport
 from trainer.core.errors import TrainerError
-from trainer.records.pieces import SavedPieces, flattened, nested
+from trainer.records.pieces import SavedPieces, flattened, nested, whole_state
 
 _STREAM_BYTES = 2**26
 """What is sent of a model's weights at one time, unless one of them is larger."""
@@ -121,6 +121,7 @@ class RankedBackend:
         self._in_pieces = in_pieces
         built = ranks.everywhere("build", name, make)[0]
         self._has_adapter = bool(built["has_adapter"])
+        self._keeps_pieces = bool(built["keeps_pieces"])
         self._shares = bool(built["shares"])
         self._why_not_shared: str | None = built["why_not_shared"]
 
@@ -229,9 +230,10 @@ class RankedBackend:
         Raises:
             ValueError: If it is of another model.
         """
-        if isinstance(state, SavedPieces):
+        if isinstance(state, SavedPieces) and self._keeps_pieces:
             self._all("read_pieces", state.folder)
             return
+        state = whole_state(state)
         tensors: list[tuple[str, Tensor]] = []
         plain: dict[str, Any] = {}
         for path, content in flattened(state):

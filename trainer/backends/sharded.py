@@ -189,6 +189,11 @@ class ShardedModel:
         return self._head.model
 
     @property
+    def keeps_pieces(self) -> bool:
+        """Whether the pieces are tensors of this rank's own, which it can write and read as they are."""
+        return isinstance(self._pieces, StoredPieces)
+
+    @property
     def stored(self) -> StoredPieces:
         """Its weights, where their pieces are tensors of this rank's own.
 
@@ -533,6 +538,11 @@ class ShardedPolicyWithoutAdapters:
             {name: tensor.clone() for name, tensor in adapter_tensors(policy.model)} if warm else None
         )
         self._loading: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+
+    @property
+    def keeps_pieces(self) -> bool:
+        """Whether a checkpoint's pieces can be read as they are."""
+        return self._policy.keeps_pieces
 
     def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the outputs of this rank's rows."""

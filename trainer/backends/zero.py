@@ -279,7 +279,7 @@ def zero_backend(
         cpu_offload: Whether the optimizer's state (at stage 3 weights too) is held in the processor's memory.
 
     Raises:
-        ConfigError: If the package is missing, or cannot do it on this device.
+        ConfigError: If the package cannot do it on this device.
     """
     if cpu_offload and group.device.type == "cpu":
         raise ConfigError("backend.cpu_offload: there is no device to take anything off: leave it out")
@@ -339,12 +339,8 @@ def engine_config(clip: float, stage: int, dtype: torch.dtype, *, cpu_offload: b
 
 def _deepspeed(group: RankGroup) -> Any:
     os.environ.setdefault("DS_BUILD_OPS", "0")
-    try:
-        import deepspeed
-    except ImportError as error:
-        raise ConfigError(
-            "backend.kind deepspeed needs a package that is not installed: pip install 'rollgym[deepspeed]'"
-        ) from error
+    import deepspeed
+
     if group.device.type == "cpu":
         # Its exchange through shared memory would be compiled now, which takes minutes; gloo serves.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -40,7 +40,7 @@ class BackendSettings(Settings):
     kind: BackendKind = Field(
         "torch",
         description="torch: in the run's own process. Several ranks: fsdp2 (torch's own sharding), deepspeed (ZeRO; "
-        "the extra [deepspeed]) or megatron (Megatron-Core; the extra [megatron]).",
+        "the extra [deepspeed]), or megatron (Megatron-Core), for which memory is planned and nothing trains yet.",
     )
     ranks: PositiveInt = Field(
         1, description="Processes that share the model, each with a device of its own."
