@@ -84,6 +84,16 @@ def place_roles(settings: RunSettings) -> Placement:
         ConfigError: If devices are missing, do not divide, or cannot be shared; the message names the remedy.
     """
     cluster = settings.cluster
+    if cluster.kind == "ray" and ":" in settings.model.device:
+        raise ConfigError(
+            f"model.device '{settings.model.device}' names a device of one machine, and with cluster.kind 'ray' each "
+            "process sees its own alone: leave the number out, and say in cluster.roles where roles are"
+        )
+    if cluster.kind == "ray" and settings.backend.kind == "torch":
+        raise ConfigError(
+            "cluster.kind 'ray' trains in actors, and backend.kind 'torch' in the process of the driver: set "
+            "backend.kind=fsdp2, which one rank is enough for, or cluster.kind=local"
+        )
     roles = tuple(_roles(settings))
     largest = max(device for role in roles for device in role.devices)
     per_node = cluster.devices_per_node or -(-(largest + 1) // cluster.nodes)
@@ -91,7 +101,7 @@ def place_roles(settings: RunSettings) -> Placement:
     said = "processes beside the driver"
     if settings.env_url is not None:
         said = "servers that run already"
-    elif workers is not None:
+    elif workers is not None and cluster.kind == "ray":
         cpus = f"{workers.cpus:g} {'CPU' if workers.cpus == 1 else 'CPUs'}"
         said = f"up to {_count(workers.actors, 'actor')} of {cpus}"
     placement = Placement(cluster.kind, cluster.nodes, per_node, roles, said)
@@ -140,7 +150,7 @@ def _trainers(settings: RunSettings, devices: Sequence[int]) -> list[int]:
 
 def ranks_of(settings: RunSettings) -> int:
     """How many ranks train the policy."""
-    return 1
+    return settings.backend.ranks
 
 
 def _beside(settings: RunSettings, name: str, devices: Sequence[int], trains: Sequence[int]) -> Role:
@@ -163,7 +173,9 @@ def _inference(settings: RunSettings, trains: Sequence[int]) -> Iterator[Role]:
         return
     launch = inference.launch
     if launch is None:
-        yield Role(ACTOR_INFERENCE, _engines(settings, devices or trains[:1]), "engine")
+        # With kind 'local' the engine is in the driver's process, whatever the same settings say for a cluster.
+        on_cluster = devices if settings.cluster.kind == "ray" else []
+        yield Role(ACTOR_INFERENCE, _engines(settings, on_cluster or trains[:1]), "engine")
         return
     if not devices:
         if settings.cluster.kind == "ray":
@@ -191,13 +203,7 @@ def _inference(settings: RunSettings, trains: Sequence[int]) -> Iterator[Role]:
 
 
 def _engines(settings: RunSettings, devices: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The devices of the embedded engines: one each on Ray, one in the driver's process else."""
-    if len(devices) > 1 and settings.cluster.kind == "local":
-        raise ConfigError(
-            f"cluster.roles.actor_inference.devices names {len(devices)} devices, and with cluster.kind 'local' the "
-            "embedded engine is in the driver's process, on one: name one, set cluster.kind=ray, or inference.kind to "
-            "vllm or sglang with inference.launch"
-        )
+    """The devices of the embedded engines, one each."""
     if len(devices) > 1 and settings.deterministic:
         raise ConfigError(
             f"deterministic: true samples each batch as a whole, and cluster.roles.actor_inference.devices names "

@@ -22,9 +22,11 @@ from trainer.assembly.build import (
 )
 from trainer.assembly.data_check import check_streams, keep_digests
 from trainer.assembly.inference import check_inference
+from trainer.assembly.judges import open_judges
 from trainer.assembly.models import ModelSource, open_models
 from trainer.backends.base import TrainBackend
-from trainer.cluster.placement import place_roles
+from trainer.cluster.cluster import open_cluster
+from trainer.cluster.placement import picture, place_roles
 from trainer.cluster.supervision import Restarts, death_in
 from trainer.commands.plots import plot_run
 from trainer.commands.policy import ADAPTER_FOLDER, MODEL_FOLDER
@@ -36,6 +38,7 @@ from trainer.commands.resume import (
     keep_settings,
 )
 from trainer.config.checks import check_settings
+from trainer.config.cluster import ClusterSettings
 from trainer.config.load import public_settings
 from trainer.config.run import RunSettings, WarmStartSettings
 from trainer.core.console import RunConsole
@@ -160,6 +163,15 @@ async def _train(
     ours = checkpoint is not None and store.holds(checkpoint.folder)
     clear_rollout_log(settings, directory, resuming=ours)
     keep_settings(settings, directory, resuming=ours)
+    placement = place_roles(settings)
+    if settings.cluster != ClusterSettings():
+        console.say(picture(placement))
+    cluster = await stack.enter_async_context(open_cluster(settings, placement, ending.end, console.say))
+    serve_judge = partial(embedded_server, on_end=partial(_environments_died, ending))
+    settings = await open_judges(
+        settings, cluster, lambda served, words: serve_judge(served, words=words), stack, console.say
+    )
+    serve = partial(serve_judge, words=cluster.server_arguments())
     source = task_source(settings)
     streams = row_streams(source)
     keep_digests(streams, directory, resuming=ours)
@@ -171,14 +183,15 @@ async def _train(
     elif clear_records(directory):
         console.say(f"the run in {directory} left no checkpoint: it begins again, and its records with it")
     trains_here = settings.backend.kind == "torch"
-    policy = build_policy(settings, trained=trains_here)
+    # Where ranks train and servers sample, the one that is here is there to be asked for names and shapes.
+    computes = trains_here or settings.inference.embedded or settings.warm_start is not None
+    policy = build_policy(settings, trained=trains_here, computes=computes)
     policy.renderer.template.say = console.say
     keep_tokenizer(policy.tokenizer, directory)
-    serve = partial(embedded_server, on_end=partial(_environments_died, ending))
     pool = await stack.enter_async_context(open_environments(settings, console, serve))
     await check_streams(streams, pool)
     panels = await build_panels(settings, pool)
-    made = await stack.enter_async_context(open_models(settings, policy, directory, console))
+    made = await stack.enter_async_context(open_models(settings, policy, directory, console, cluster))
     models, state = await _start(settings, store, checkpoint, policy, pool, source, console, made)
     if (reason := models.policy.why_not_shared) is not None:
         console.say(
@@ -191,7 +204,9 @@ async def _train(
     # An engine that shares its weights with nobody may draw while others change.
     trains_meanwhile = settings.rollout.max_staleness > 0 or not trains_here
     players = await stack.enter_async_context(
-        open_players(settings, policy, pool, console, recall, trains_meanwhile=trains_meanwhile)
+        open_players(
+            settings, policy, pool, console, recall, trains_meanwhile=trains_meanwhile, cluster=cluster
+        )
     )
     await players.publisher.publish(models.policy, state.version)
     run = RunIdentity(directory, settings.name, public_settings(settings))
@@ -240,7 +255,7 @@ async def _train(
         console=console,
         saver=Saver(models, store, tracker, ledger, recall, asynchronous=settings.checkpoint.asynchronous),
         updating=players.updating,
-        work=training_work(settings, policy.model.config.to_dict(), policy.model.device),
+        work=training_work(settings, policy.model.config.to_dict()),
     )
     console.begin_training(state.step)
     await rl.train(parts, state, settings.steps, settings.checkpoint.every, evaluate, ending)

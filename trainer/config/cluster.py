@@ -106,7 +106,8 @@ class RolesSettings(Settings):
         {}, description="Judges by the environment id under which tasks and data sets name them."
     )
     environment: EnvironmentRoleSettings | None = Field(
-        None, description="Environments in actors of the Ray cluster; absent: in processes beside the driver."
+        None,
+        description="With kind ray: environments in actors of the cluster; absent: in processes beside the driver.",
     )
 
 
@@ -120,15 +121,17 @@ class ClusterSettings(Settings):
     address: str | None = Field(
         None,
         min_length=1,
-        description="Ray cluster: auto (the one that this machine belongs to) or HOST:PORT; if absent, one of this "
-        "machine is started and ended with the run.",
+        description="With kind ray, the cluster: auto (the one that this machine belongs to) or HOST:PORT; if absent, "
+        "one of this machine is started and ended with the run.",
     )
     nodes: Annotated[int, Field(ge=1, le=4096)] = Field(1, description="Machines that the roles are on.")
     devices_per_node: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="Devices of each; if absent, as many as the roles name on one node."
     )
     working_dir: str | None = Field(
-        None, min_length=1, description="Directory that Ray sends to its nodes, where your own modules lie."
+        None,
+        min_length=1,
+        description="With kind ray: directory that is sent to all nodes, where your own modules lie.",
     )
     start_timeout_s: Seconds = Field(
         600.0, description="Roles that are not there by then, with the devices that they need, end the run."
@@ -145,17 +148,9 @@ class ClusterSettings(Settings):
     roles: RolesSettings = RolesSettings()
 
     @model_validator(mode="after")
-    def _ray_where_asked_for(self) -> Self:
-        if self.kind == "ray":
-            return self
-        rays = {
-            "address": self.address is not None,
-            "working_dir": self.working_dir is not None,
-            "nodes": self.nodes > 1,
-            "roles.environment": self.roles.environment is not None,
-        }
-        if named := [name for name, given in rays.items() if given]:
+    def _local_is_one_machine(self) -> Self:
+        if self.kind == "local" and self.nodes > 1:
             raise ValueError(
-                f"{named[0]} is for kind 'ray', and kind is 'local': set cluster.kind=ray, or leave {named[0]} out"
+                f"kind 'local' is this machine, and nodes is {self.nodes}: set kind to ray, or leave nodes out"
             )
         return self
