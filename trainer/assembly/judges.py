@@ -16,6 +16,10 @@ Serve = Callable[[Sequence[str], Sequence[str]], AbstractAsyncContextManager[str
 """Serves environments, started with further words, while its context is open, and gives the server's URL."""
 
 
+_BUILT_IN = "Judge-v0"
+"""The judge that every server has."""
+
+
 async def open_judges(
     settings: RunSettings,
     cluster: Cluster,
@@ -43,7 +47,8 @@ async def open_judges(
         address = await cluster.judge(name)
         known = {"url": f"{address}/v1", "model": judge.model}
         words = ["--operator-kwargs", f"{name}={json.dumps(known)}"]
-        urls[name] = await stack.enter_async_context(serve([f"{name}={judge.verifier}"], words))
+        served = [] if name == _BUILT_IN else [f"{name}={judge.verifier}"]
+        urls[name] = await stack.enter_async_context(serve(served, words))
         say(f"judge {name} answers on {address}")
     return brought_to_judges(settings, urls)
 

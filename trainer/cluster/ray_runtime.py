@@ -128,7 +128,7 @@ class RayCluster:
             if time.monotonic() > deadline:
                 raise ConfigError(_missing(bundle, len(used), timeout_s))
         self._placement = placement
-        ids = ray.util.placement_group_table(group)["bundles_to_node_id"]  # type: ignore[attr-defined,no-untyped-call]
+        ids = ray.util.placement_group_table(group)["bundles_to_node_id"]
         self._nodes = {node: ids[number] for number, node in enumerate(used)}
         for number, node in enumerate(used):
             found = self._looked(number, each) if accelerators else []
@@ -142,7 +142,8 @@ class RayCluster:
         return [str(each) for each in ray.get(look.remote())]
 
     def _in_bundle(self, bundle: int) -> PlacementGroupSchedulingStrategy:
-        return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)  # type: ignore[no-untyped-call]
+        assert self._group is not None
+        return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
 
     def start(
         self,
@@ -194,14 +195,14 @@ class RayCluster:
         node = self._placement.node_of(device)
         if len(self._nodes) == 1:
             return "127.0.0.1"
-        found = next(each for each in ray.nodes() if each["NodeID"] == self._nodes[node])  # type: ignore[no-untyped-call]
+        found = next(each for each in ray.nodes() if each["NodeID"] == self._nodes[node])
         return str(found["NodeManagerAddress"])
 
     def disconnect(self) -> None:
         """Give the devices back and leave the cluster; what was started here is ended."""
         if self._group is not None:
             with contextlib.suppress(RayError, ConnectionError):
-                remove_placement_group(self._group)  # type: ignore[no-untyped-call]
+                remove_placement_group(self._group)
             self._group = None
         ray.shutdown()
 
@@ -286,7 +287,7 @@ class RayProcess:
 
 def _accelerators() -> list[str]:
     """What Ray calls the accelerators of the task that asks."""
-    return [str(each) for each in ray.get_gpu_ids()]  # type: ignore[no-untyped-call]
+    return [str(each) for each in ray.get_gpu_ids()]
 
 
 def _missing(bundle: Mapping[str, float], nodes: int, timeout_s: float) -> str:
