@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 # What says the same in each process, or is a point in time: a sum would mean nothing.
 _LARGEST = frozenset({"rollgym_max_sessions", "rollgym_build_info", "process_max_fds"})
-_SMALLEST = frozenset({"process_start_time_seconds", "rollgym_ready"})
+_SMALLEST = frozenset({"process_start_time_seconds", "rollgym_ready", "rollgym_shared_journal_up"})
 
 
 def aggregate(texts: Iterable[str]) -> bytes:

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from env_server.faces.openenv_socket import openenv_env_id, serve_openenv_socket
 from env_server.faces.operating import operate
 from env_server.fields import ENVELOPE
 from env_server.lifecycle import Lifecycle, Phase, going_away
-from env_server.negotiation import answer, problem_answer, read_fields, wants_binary
+from env_server.negotiation import answer, problem_answer, read_fields, read_headers, wants_binary
 from env_server.openapi import describe_calls
 from env_server.origins import Origins
 from env_server.program_socket import serve_program_socket
@@ -115,8 +115,9 @@ class App:
 
     async def _respond(self, request: Request) -> Response:
         try:
-            self._origins.check(request.headers)
-            return await self._route(request)
+            headers = read_headers(request)
+            self._origins.check(headers)
+            return await self._route(request, headers)
         except ClientDisconnect:
             raise
         except asyncio.CancelledError:
@@ -127,19 +128,19 @@ class App:
         self._services.metrics.problems[failure.code] += 1
         return problem_answer(failure)
 
-    async def _route(self, request: Request) -> Response:
+    async def _route(self, request: Request, headers: Mapping[str, str]) -> Response:
         method, path = request.scope["method"], request.scope["path"]
         page = self._pages.get(path)
         if page is not None and method in ("GET", "HEAD"):
             return await page(request)
         call = self._static.get((method, path))
         if call is not None:
-            return await self._run(request, call, {})
+            return await self._run(request, headers, call, {})
         if (env_id := mcp_env_id(path)) is not None:
-            return await self._mcp.respond(request, env_id)
+            return await self._mcp.respond(request, headers, env_id)
         for call_method, pattern, call in self._patterns:
             if call_method == method and (found := pattern.fullmatch(path)) is not None:
-                return await self._run(request, call, found.groupdict())
+                return await self._run(request, headers, call, found.groupdict())
         raise ProblemError("not_found", f"there is no call {method} {path[:200]}{self._hint(method, path)}")
 
     def _hint(self, method: str, path: str) -> str:
@@ -151,15 +152,17 @@ class App:
                 return f"; {hint}"
         return ""
 
-    async def _run(self, request: Request, call: Call, parameters: dict[str, str]) -> Response:
+    async def _run(
+        self, request: Request, headers: Mapping[str, str], call: Call, parameters: dict[str, str]
+    ) -> Response:
         services = self._services
-        caller = NOBODY if call.role is None else self._tokens.from_headers(request.headers)
+        caller = NOBODY if call.role is None else self._tokens.from_headers(headers)
         if caller is None:
             raise ProblemError("unauthorized", "this server needs a token")
         if call.role is not None:
             caller.require(call.role)
-        binary = wants_binary(request)
-        fields = await read_fields(request, self._limit)
+        binary = wants_binary(headers)
+        fields = await read_fields(request, headers, self._limit)
         if call.request is None and fields:
             raise invalid(next(iter(fields)), "this call takes no body")
         for name in fields.keys() & ENVELOPE:
@@ -169,7 +172,7 @@ class App:
         elif request.query_params:
             raise invalid(next(iter(request.query_params)), "this call takes no query")
         fields.update(parameters)
-        traceparent = request.headers.get("traceparent") if services.keeps_traces else None
+        traceparent = headers.get("traceparent") if services.keeps_traces else None
         context = Context(caller, binary=binary, traceparent=traceparent)
         if call.handler is not None:
             reply = await call.handler(services.operations, context, fields)

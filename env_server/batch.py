@@ -129,36 +129,38 @@ class _Batch:
     def begin(self) -> None:
         """Begin operations, for no longer than a slice."""
         end = perf_counter() + SLICE_S
-        begin, results = self._begin, self._results
+        call, context, results, chains = self._operations.call, self._context, self._results, self._chains
         for position in range(len(results), len(self._ops)):
             fields = self._ops[position]
-            results.append({})
             try:
-                begin(position, fields)
+                op = fields["op"]
+                if op not in SOCKET_OPS:
+                    raise unknown_op(op)
+                chain = _chain_of(chains, fields) if chains else None
+                reply = None if chain is not None else call(context, op, fields)
             except Exception as error:  # noqa: BLE001 - a defect of ours costs this operation, not the batch
-                results[position] = _failed(fields, error)
+                results.append(_failed(fields, error))
+            else:
+                if type(reply) is dict:
+                    results.append({"ok": reply})
+                elif chain is not None:
+                    results.append({})
+                    chain.append((position, fields, None))
+                else:
+                    results.append({})
+                    self._wait_for(position, fields, reply)
             if perf_counter() >= end:
                 return
 
-    def _begin(self, position: int, fields: Any) -> None:
-        op = fields["op"]
-        if op not in SOCKET_OPS:
-            raise unknown_op(op)
-        if self._chains:
-            chain = _chain_of(self._chains, fields)
-            if chain is not None:
-                chain.append((position, fields, None))
-                return
-        reply = self._operations.call(self._context, op, fields)
-        if type(reply) is dict:
-            self._results[position] = {"ok": reply}
-        elif isinstance(reply, Pending):
+    def _wait_for(self, position: int, fields: Mapping[str, Any], reply: Any) -> None:
+        """Note an operation that is not answered at once."""
+        if isinstance(reply, Pending):
             if self._waiting is None:
                 self._waiting = _Waiting(self._results)
             self._waiting.wait_for(position, reply)
-        else:
-            key = fields.get("session_id")
-            self._chains[key if type(key) is str else f"#{position}"] = [(position, fields, reply)]
+            return
+        key = fields.get("session_id")
+        self._chains[key if type(key) is str else f"#{position}"] = [(position, fields, reply)]
 
     def outcome(self) -> Results | Pending | Awaitable[Results]:
         """The results, or what they are awaited by."""

@@ -1,7 +1,9 @@
 """How long things took, counted in buckets."""
 
+import time
 from bisect import bisect_left
-from collections import defaultdict
+from collections import defaultdict, deque
+from typing import NamedTuple
 
 BOUNDS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
@@ -34,6 +36,28 @@ class Durations:
         self.total += seconds * times
 
 
+LONG_S = 0.1
+"""What takes so long is kept by name: within the event loop, everybody has waited for it."""
+
+_MOST_LONG = 64
+
+
+class LongRun(NamedTuple):
+    """An operation that took long.
+
+    Attributes:
+        op: Which.
+        env_id: Of which environment.
+        seconds: How long.
+        ended: When, on the clock of `time.perf_counter`.
+    """
+
+    op: str
+    env_id: str
+    seconds: float
+    ended: float
+
+
 class OperationTimes:
     """How long the operations of one kind of worker took, by operation.
 
@@ -45,3 +69,14 @@ class OperationTimes:
     def __init__(self) -> None:
         self.ran: defaultdict[str, Durations] = defaultdict(Durations)
         self.waited: defaultdict[str, Durations] = defaultdict(Durations)
+        self._long: deque[LongRun] = deque(maxlen=_MOST_LONG)
+
+    def note_long(self, op: str, env_id: str, seconds: float) -> None:
+        """Keep an operation that took `LONG_S` or more, and has just ended."""
+        self._long.append(LongRun(op, env_id, seconds, time.perf_counter()))
+
+    def taken_long(self) -> list[LongRun]:
+        """The latest operations that took long; each is given once."""
+        found = list(self._long)
+        self._long.clear()
+        return found

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -20,6 +20,9 @@ from env_server.metrics import Metrics
 from env_server.seat import Seat
 from env_server.settings import Isolation, Settings
 from env_server.workplaces import Workplaces
+
+if TYPE_CHECKING:
+    from env_server.gateway.shared_journal import SharedJournal
 
 _LE = (*map(str, BOUNDS), "+Inf")
 _ISOLATIONS: tuple[Isolation, ...] = ("inline", "thread", "process")
@@ -38,6 +41,7 @@ class Exposition(Collector):
         workplaces: The workers.
         registry: The registrations.
         journal_file: Where sessions are written down, if anywhere.
+        shared_journal: Where gateways write down sessions at nodes together, if they do.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class Exposition(Collector):
         workplaces: Workplaces,
         registry: Registry,
         journal_file: JournalFile | None,
+        shared_journal: "SharedJournal | None",
     ) -> None:
         self._settings = settings
         self._seat = seat
@@ -57,6 +62,7 @@ class Exposition(Collector):
         self._workplaces = workplaces
         self._registry = registry
         self._journal_file = journal_file
+        self._shared_journal = shared_journal
         self._ready = False
         self._version = version("rollgym")
         self._prometheus = CollectorRegistry(auto_describe=False)
@@ -81,6 +87,7 @@ class Exposition(Collector):
         yield from self._workers()
         yield from self._journal()
         yield from self._gateway()
+        yield from self._shared()
 
     def _process(self) -> Iterator[Metric]:
         role = "gateway" if self._settings.gateway else "server"
@@ -95,6 +102,12 @@ class Exposition(Collector):
             "How late the event loop came to a timer, twice a second",
             (),
             {(): self._metrics.loop_lag},
+        )
+        yield _counter(
+            "rollgym_event_loop_holds",
+            "Operations of environments that kept the event loop, and everybody, for long",
+            ("env_id", "op", "isolation"),
+            self._metrics.loop_holds,
         )
 
     def _operations(self) -> Iterator[Metric]:
@@ -219,6 +232,52 @@ class Exposition(Collector):
             "Operations tried again on another registered server",
             ("env_id",),
             metrics.failovers,
+        )
+
+    def _shared(self) -> Iterator[Metric]:
+        """The journal that gateways share; names without figures where there is none."""
+        journal = self._shared_journal
+        yield _gauge(
+            "rollgym_shared_journal_up",
+            "Whether the journal that gateways share can be used",
+            (),
+            {} if journal is None else {(): journal.trouble is None},
+        )
+        yield _gauge(
+            "rollgym_shared_journal_waiting",
+            "What was seen of sessions and has not gone to the shared journal",
+            (),
+            {} if journal is None else {(): journal.waiting},
+        )
+        yield _counter(
+            "rollgym_shared_journal_writes",
+            "What was seen of sessions, by what became of it in the shared journal",
+            ("status",),
+            {} if journal is None else journal.writes,
+        )
+        yield _histogram(
+            "rollgym_shared_journal_write_seconds",
+            "From when something was seen of a session until the shared journal had it",
+            (),
+            {} if journal is None else {(): journal.write_seconds},
+        )
+        yield _counter(
+            "rollgym_shared_journal_calls",
+            "Calls to the shared journal's server",
+            ("command", "outcome"),
+            {} if journal is None else journal.calls,
+        )
+        yield _histogram(
+            "rollgym_shared_journal_call_seconds",
+            "Time that the shared journal's server took to answer",
+            ("command",),
+            {} if journal is None else {(name,): each for name, each in journal.call_seconds.items()},
+        )
+        yield _counter(
+            "rollgym_shared_journal_sent_bytes",
+            "Bytes of the records that were sent to the shared journal",
+            (),
+            {} if journal is None else {(): journal.sent_bytes},
         )
 
 

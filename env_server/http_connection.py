@@ -168,11 +168,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 def _wrong_with(version: str, headers: Sequence[tuple[bytes, bytes]]) -> _Refusal | None:
     """What is wrong with the head of a request that another HTTP parser could read otherwise, if anything is."""
-    hosts = [value for name, value in headers if name == b"host"]
-    if len(hosts) > 1 or (not hosts and version != "1.0"):
-        return _NO_REQUEST._replace(detail=f"a request has one Host header, and this one has {len(hosts)}")
-    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
-    if codings not in ([], [b"chunked"]) or (codings and version == "1.0"):
+    hosts = 0
+    codings = []
+    for name, value in headers:
+        if name == b"host":
+            hosts += 1
+        elif name == b"transfer-encoding":
+            codings.append(value.strip().lower())
+    if hosts > 1 or (not hosts and version != "1.0"):
+        return _NO_REQUEST._replace(detail=f"a request has one Host header, and this one has {hosts}")
+    if codings and (codings != [b"chunked"] or version == "1.0"):
         return _NO_REQUEST._replace(detail="the only Transfer-Encoding here is chunked, of HTTP/1.1")
     return None
 

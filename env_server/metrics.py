@@ -50,6 +50,7 @@ class Metrics:
         socket_received: Bytes of frames that came in.
         socket_sent: Bytes of frames that went out.
         loop_lag: How late the event loop came to what it should have done.
+        loop_holds: Operations that kept it, by environment, operation and isolation.
         upstream_seconds: How long registered servers took, by operation and protocol.
         upstream_errors: Calls that they failed, by environment and protocol.
         failovers: Operations tried again on another registered server, by environment.
@@ -78,6 +79,7 @@ class Metrics:
         self.socket_received = 0
         self.socket_sent = 0
         self.loop_lag = Durations()
+        self.loop_holds: Counter[tuple[str, str, str]] = Counter()
         self.upstream_seconds: defaultdict[tuple[str, str], Durations] = defaultdict(Durations)
         self.upstream_errors: Counter[tuple[str, str]] = Counter()
         self.failovers: Counter[str] = Counter()

@@ -1,6 +1,6 @@
 """HTTP bodies: which encoding, how large, and what they hold."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -16,32 +16,49 @@ _MSGPACK = frozenset({"application/msgpack", "application/x-msgpack", "applicati
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 
 
-def wants_binary(request: Request) -> bool:
+def read_headers(request: Request) -> dict[str, str]:
+    """The headers of a request by their names in lower case; the values of one that came twice are joined by commas.
+
+    Once for each request: Starlette goes through all of them for every question.
+    """
+    found: dict[str, str] = {}
+    for raw_name, raw_value in request.scope["headers"]:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        found[name] = f"{found[name]}, {value}" if name in found else value
+    return found
+
+
+def wants_binary(headers: Mapping[str, str]) -> bool:
     """Whether the answer is to be MessagePack: `Accept` says so, or says nothing and the request was."""
-    accept = request.headers.get("accept")
+    accept = headers.get("accept")
     if accept is not None:
         accepted = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
         if any(kind in _MSGPACK for kind in accepted):
             return True
         if any(kind in _JSON for kind in accepted):
             return False
-    return _media_type(request) in _MSGPACK
+    return _media_type(headers) in _MSGPACK
 
 
-async def read_fields(request: Request, limit: int) -> dict[str, Any]:
+async def read_fields(request: Request, headers: Mapping[str, str], limit: int) -> dict[str, Any]:
     """Read a body; an empty one has no fields.
+
+    Args:
+        request: The request.
+        headers: What `read_headers` has read of it.
+        limit: Bytes that the body may have.
 
     Raises:
         ProblemError: `too_large`, `unsupported_media_type` or `invalid_request`.
     """
-    body = await _read(request, limit)
-    coding = ", ".join(request.headers.getlist("content-encoding")).strip().lower() or "identity"
-    if coding != "identity":
+    body = await _read(request, headers, limit)
+    coding = headers.get("content-encoding", "").strip().lower()
+    if coding not in ("", "identity"):
         raise ProblemError(
             "unsupported_media_type",
             f"bodies are not unpacked here, and this one has Content-Encoding {coding[:100]}",
         )
-    media_type = _media_type(request)
+    media_type = _media_type(headers)
     if media_type and media_type not in _JSON and media_type not in _MSGPACK:
         raise ProblemError(
             "unsupported_media_type",
@@ -98,12 +115,12 @@ def problem_answer(problem: ProblemError) -> Response:
     return Response(body, problem.status, headers=headers, media_type=PROBLEM_MEDIA_TYPE)
 
 
-def _media_type(request: Request) -> str:
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+def _media_type(headers: Mapping[str, str]) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-async def _read(request: Request, limit: int) -> bytes:
-    length = request.headers.get("content-length", "")
+async def _read(request: Request, headers: Mapping[str, str], limit: int) -> bytes:
+    length = headers.get("content-length", "")
     if length.isdigit() and int(length) > limit:
         raise too_large_request(int(length), limit)
     chunks = []

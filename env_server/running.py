@@ -1,6 +1,7 @@
 """Operations in workers: one task for each, its failures turned into problems, environments attached again."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
@@ -30,6 +31,7 @@ _ENDINGS = (
     asyncio.CancelledError,
 )
 _Result = TypeVar("_Result")
+_log = logging.getLogger(__name__)
 
 
 class Runner:
@@ -234,6 +236,8 @@ class Runner:
         if isinstance(error, WorkerLost):
             return worker_died(session.entry.env_id)
         if isinstance(error, OperationTimeout):
+            about = {"session_id": session.session_id, "env_id": session.entry.env_id}
+            _log.warning("%s of %s: %s", kind, session.entry.env_id, error, extra=about)
             return ProblemError("step_timeout", f"the {kind} did not finish in time; reset the session")
         return ProblemError("step_timeout", f"the {kind} was cancelled; reset the session", cancelled=True)
 

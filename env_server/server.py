@@ -22,6 +22,7 @@ from env_server.gathering import GatheringProtocol
 from env_server.http_connection import http_protocol
 from env_server.listening import url_of
 from env_server.logs import configure_logs, describe_records
+from env_server.loop_watch import StandstillWatch
 from env_server.seat import Seat
 from env_server.services import Services
 from env_server.settings import Settings
@@ -112,7 +113,8 @@ async def _serve(
     gc.collect()
     gc.freeze()
     announce()
-    await serving
+    with StandstillWatch(services.loop_watch):
+        await serving
     await services.stop()
     return 0
 

@@ -34,7 +34,7 @@ from env_server.information import Information
 from env_server.journal_file import JournalError, JournalFile
 from env_server.labels import EnvironmentLabels
 from env_server.lifecycle import Lifecycle, Phase
-from env_server.loop_lag import LoopLag
+from env_server.loop_watch import LoopWatch
 from env_server.making import Making
 from env_server.metrics import Metrics
 from env_server.neighbours import Neighbours
@@ -87,7 +87,6 @@ class Services:
         self.tokens = tokens
         self.lifecycle = Lifecycle()
         self.metrics = Metrics(EnvironmentLabels(settings.max_env_labels))
-        self._loop_lag = LoopLag(self.metrics.loop_lag)
         self._catalog = catalog
         roster = Roster(None if seat.directory is None else seat.directory / "registrations.json")
         catalog.absence = roster.absence
@@ -96,6 +95,7 @@ class Services:
         lineage = Lineage(registry)
         self._registry = registry
         self._workplaces = Workplaces(settings, RemoteWorker(registry, self.metrics))
+        self.loop_watch = LoopWatch(self.metrics, [self._workplaces.get("inline"), self._workplaces.threads])
         self._census = Census(seat)
         self._claims = Claims(seat)
         self._journal_file = _journal_file(seat)
@@ -111,7 +111,7 @@ class Services:
         )
         self._exposition = Exposition(
             *(settings, seat, self.metrics, self._sessions.by_id),
-            *(self._workplaces, registry, self._journal_file),
+            *(self._workplaces, registry, self._journal_file, shared),
         )
         self._runner = Runner(settings, self.metrics, self._sessions)
         resetting = Resetting(settings, self.metrics, self._runner, self._journal_file)
@@ -194,7 +194,6 @@ class Services:
         Raises:
             ConfigurationError: If an environment cannot be made.
         """
-        self._loop_lag.start()
         if self._shared_journal is not None:
             await self._shared_journal.start()
         needed: set[Isolation] = {entry.isolation for entry in self._catalog}
@@ -204,6 +203,7 @@ class Services:
             await self._served_sandbox.start()
         await self._workplaces.start(sorted(needed))
         await asyncio.gather(*(self._probe(entry) for entry in self._catalog))
+        self.loop_watch.start()
         if self._journal_file is not None:
             self._revival = Revival(
                 *(self._journal_file, self._catalog, self.tokens, self._sessions, self._workplaces.of),
@@ -340,7 +340,7 @@ class Services:
 
     async def stop(self) -> None:
         """End the workers; the sessions stay in their journals."""
-        self._loop_lag.stop()
+        self.loop_watch.stop()
         if self._forwarder is not None:
             await self._forwarder.close()
         for part in (self._running_code, self.programs, self._served_sandbox):

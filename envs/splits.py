@@ -1,7 +1,9 @@
 """Train, valid and test: every task belongs to one of them by its content alone."""
 
 import hashlib
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from envs.kwargs import OneOf
 
@@ -9,6 +11,9 @@ Split = Literal["train", "valid", "test"]
 
 SPLIT = OneOf("train", "valid", "test", None)
 """Marks the kwarg of an environment that is a split, or None for any."""
+
+TaskSplit = Annotated[str | None, SPLIT, Field(description="Only tasks of this split, by content.")]
+"""The kwarg `split` of an environment that draws tasks."""
 
 _SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 # Of 256 values of a digest byte: train below the first bound, valid below the second, test above.

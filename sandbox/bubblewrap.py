@@ -1,10 +1,10 @@
 """The back-end of bubblewrap: namespaces by a program that a distribution may allow what it denies to others."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 from sandbox.base import SandboxUnavailableError
-from sandbox.namespaces import check_linux
-from sandbox.result import Guarantees
+from sandbox.namespaces import NamespaceSandbox, check_linux
 from sandbox.supervised import SupervisedSandbox
 from sandbox.supervisor import bwrap
 from sandbox.supervisor.order import Confinement
@@ -17,17 +17,7 @@ class BubblewrapSandbox(SupervisedSandbox):
 
     name = "bubblewrap"
     confinement: ClassVar[Confinement] = "bubblewrap"
-    claims = Guarantees(
-        backend="bubblewrap",
-        level="namespaces",
-        files=True,
-        network=True,
-        processes=True,
-        privileges=True,
-        system_calls=True,
-        memory="watched",
-        disk=True,
-    )
+    claims = replace(NamespaceSandbox.claims, backend="bubblewrap")
 
     def remedy(self, reason: str) -> str:
         """Return what an operator can do where it does not work for this reason."""

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 from sandbox.base import SandboxUnavailableError
 from sandbox.kernel import landlock
-from sandbox.namespaces import check_linux
-from sandbox.result import Guarantees
+from sandbox.namespaces import NamespaceSandbox, check_linux
 from sandbox.supervised import SupervisedSandbox
 from sandbox.supervisor.order import Confinement
 
@@ -39,17 +38,7 @@ class LandlockSandbox(HostDirectorySandbox):
 
     name = "landlock"
     confinement: ClassVar[Confinement] = "landlock"
-    claims = Guarantees(
-        backend="landlock",
-        level="landlock",
-        files=True,
-        network=True,
-        processes=True,
-        privileges=True,
-        system_calls=True,
-        memory="watched",
-        disk=False,
-    )
+    claims = replace(NamespaceSandbox.claims, backend="landlock", level="landlock", disk=False)
 
     def remedy(self, reason: str) -> str:
         """Return what an operator can do where it does not work for this reason."""

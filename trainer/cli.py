@@ -13,6 +13,7 @@ from clients.protocol.arrays import DecodeError, EncodeError
 from clients.protocol.errors import ProblemError
 from trainer.cluster.placement import picture, place_roles
 from trainer.commands.defects import described, keep_traceback
+from trainer.commands.memory import plan_lines
 from trainer.config.checks import check_settings
 from trainer.config.load import dump_settings, load_settings
 from trainer.config.run import RunSettings
@@ -49,13 +50,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     overrides = list(options.overrides)
     if options.env_url is not None:
         overrides.append(f"env_url={options.env_url}")
+    if options.device_memory is not None and not options.dry_run:
+        print("roll-train: --device-memory belongs to --dry-run, which prints the plan", file=sys.stderr)
+        return 2
     settings = None
     try:
         settings = load_settings(options.config, overrides)
         if options.dry_run:
             print(dump_settings(settings), end="")
             check_settings(settings)
-            print("\n".join(f"# {line}".rstrip() for line in picture(place_roles(settings)).splitlines()))
+            # As comments: what is printed can be read as settings again.
+            lines = [
+                *picture(place_roles(settings)).splitlines(),
+                "",
+                *plan_lines(settings, options.device_memory),
+            ]
+            print("\n".join(f"# {line}".rstrip() for line in lines))
             if not options.probe:
                 return 0
         return asyncio.run(_run(command, settings, options))
@@ -120,6 +130,16 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _gigabytes(text: str) -> float:
+    try:
+        size = float(text)
+    except ValueError:
+        size = 0.0
+    if not 0.0 < size <= 1e6:
+        raise argparse.ArgumentTypeError(f"'{text}' is no size of a memory: give gigabytes, such as 80")
+    return size
+
+
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is no number of episodes: give 1 or more")
@@ -140,9 +160,18 @@ def _parser(command: str) -> argparse.ArgumentParser:
     add_version(parser)
     parser.add_argument("--env-url", help="environment server; without it one is started on loopback")
     parser.add_argument("--config", type=Path, help="YAML file with the run's settings")
-    parser.add_argument("--dry-run", action="store_true", help="print the resolved settings and stop")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the resolved settings and the memory plan, and stop"
+    )
     parser.add_argument(
         "--probe", action="store_true", help="with --dry-run: also ask server, data sets and model"
+    )
+    parser.add_argument(
+        "--device-memory",
+        type=_gigabytes,
+        metavar="GB",
+        help="with --dry-run: memory of a device that the plan is held against; default: 80, or the machine's where "
+        "model.device is cpu",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings laid over the file's")
     if command in ("rollout", "eval", "export"):

@@ -43,7 +43,7 @@ GROUPS, MEMBERS = 8, 8
 TAIL = 3
 """Steps at a run's end that take up what was started before them: their own episodes are not compared."""
 PATIENCE_S = 1200.0
-"""A run that comes no step further for so long is stuck."""
+"""A run that draws no reply for so long is stuck."""
 SHARES = {"given": 0.5, "launched": 0.3, "embedded": 0.2}
 CONFIG = """
 seed: 11
@@ -155,7 +155,7 @@ class Play:
             words, victims = self._start_servers(stack)
             trainer = forks.start(words, self.output, self.beside)
             while len(self.killed) < kills:
-                if not self._lives_for(draw.uniform(0.0, 5.0), draw.choice((0, 0, 1)), forks, trainer):
+                if not self._lives_for(draw.uniform(0.0, 3.0), forks, trainer):
                     break
                 victim = draw.choice(["trainer", *victims])
                 self._note(victim)
@@ -208,18 +208,23 @@ class Play:
             subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
         return folder / "model"
 
-    def _lives_for(self, seconds: float, steps: int, forks: TrainingForks, trainer: int) -> bool:
-        """Wait for a random moment, some of them after the run got on; False if the run ended before."""
-        wanted, until = self._step + steps, time.monotonic() + PATIENCE_S
-        while self._step < wanted and forks.ended(trainer) is None:
+    def _lives_for(self, seconds: float, forks: TrainingForks, trainer: int) -> bool:
+        """Wait until replies are drawn again, and for so long after; False if the run ended before."""
+        drawn, until = self._drawn, time.monotonic() + PATIENCE_S
+        while self._drawn == drawn and forks.ended(trainer) is None:
             if time.monotonic() > until:
-                raise SystemExit(f"no step for {PATIENCE_S:g} s: see {self.output}")
-            time.sleep(0.1)
+                raise SystemExit(f"no reply for {PATIENCE_S:g} s: see {self.output}")
+            time.sleep(0.05)
         time.sleep(seconds)
         code = forks.ended(trainer)
         if code is not None and code != 0:
             raise SystemExit(f"the trainer ended by itself with {code}: see {self.output}")
         return code is None
+
+    @property
+    def _drawn(self) -> int:
+        path = self.beside / ENGINE_LOG
+        return path.stat().st_size if path.exists() else 0
 
     @property
     def _step(self) -> int:

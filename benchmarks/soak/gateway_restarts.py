@@ -2,8 +2,8 @@
 
 Two nodes with all built-in environments register with a gateway, which is killed (SIGKILL) and started again: once in
 the middle, or with `--pause` again and again. Every episode makes a session, plays it and closes it, as a run does.
-What an episode ends in other than its end is counted; afterwards all are played on a server that nobody disturbs, and
-compared by the digest of all that was seen.
+What an episode ends in other than its end is counted, and so are the sessions that are left at the nodes after all were
+closed; afterwards all are played on a server that nobody disturbs, and compared by the digest of all that was seen.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.soak.run import Server, Task, digest_of  # noqa: E402
+from benchmarks.soak.run import LINGER_S, SETTLE_S, Server, Task, digest_of, left_at  # noqa: E402
 from clients.client import EnvClient  # noqa: E402
 from clients.protocol.errors import ProblemError  # noqa: E402
 
@@ -135,7 +135,8 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         journal = () if options.no_journal else ("--state-dir", place)
         gateway = Server(["--gateway", "--allow-network", "loopback", *journal]).start()
-        nodes = [Server(["--register", gateway.url, "--workers", "1"]).start() for _ in range(2)]
+        node = ["--register", gateway.url, "--workers", "1", "--linger-s", str(LINGER_S)]
+        nodes = [Server(node).start() for _ in range(2)]
         try:
             await settled(gateway)
             killing = asyncio.create_task(kill(gateway, options, counts))
@@ -147,6 +148,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
             seconds = time.monotonic() - begun
             killing.cancel()
             await asyncio.gather(killing, return_exceptions=True)
+            left = await left_at(nodes, SETTLE_S)
         finally:
             for server in (gateway, *nodes):
                 server.kill()
@@ -157,6 +159,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         "failed": sum(result.failed.values()),
         "failures": dict(result.failed),
         "different": different,
+        "left_at_nodes": left,
         "seconds": round(seconds, 1),
         "slowest_episode_s": round(result.slowest_s, 1),
         **counts,
@@ -182,7 +185,7 @@ def main() -> None:
         ).stdout.strip()
         about = {"command": "python " + " ".join(sys.argv), "commit": commit, "cores": os.cpu_count()}
         options.out.write_text(json.dumps({"about": about, **result}, indent=1) + "\n")
-    if result["failed"] or result["different"]:
+    if result["failed"] or result["different"] or sum(result["left_at_nodes"]):
         sys.exit(1)
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from run import ACTIONS, LONGEST, ROOT, Server, digest_of
+from run import ACTIONS, LONGEST, ROOT, Server, digest_of, left_at
 from spreading_proxy import SpreadingProxy
 
 from clients.client import EnvClient
@@ -265,11 +265,6 @@ class Fleet:
                             break
                     await asyncio.sleep(0.1)
 
-    async def sessions(self) -> int:
-        async with httpx.AsyncClient() as http:
-            infos = [(await http.get(f"{node.url}/v1/info")).json() for node in self.nodes]
-        return sum(info["capacity"]["sessions"] for info in infos)
-
     async def fire(self, options: argparse.Namespace, progress: Progress) -> None:
         """Kill at random times, evenly spread over the whole run, and start what was killed again."""
         chance = random.Random(progress.seed)
@@ -385,9 +380,7 @@ async def run(options: argparse.Namespace, progress: Progress, about: dict[str, 
                 if server.process is None:
                     await asyncio.to_thread(server.start)
             await fleet.whole()
-            patience = time.monotonic() + options.settle_s
-            while (left := await fleet.sessions()) and time.monotonic() < patience:
-                await asyncio.sleep(0.5)
+            left = sum(await left_at(fleet.nodes, options.settle_s))
             # Of a request that was repeated through another gateway, one session lasts until its idle time-out.
             progress.left_at_nodes = left if options.settle_s > IDLE_S else 0
         finally:

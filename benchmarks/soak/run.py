@@ -2,7 +2,8 @@
 
 A gateway with three nodes serves many players while workers, I/O processes and whole nodes are killed (SIGKILL) one by
 one. Afterwards the same episodes are played on a server that nobody disturbs, and every step is compared by digest.
-What a client's library mends by itself (restoring an episode elsewhere) counts as a loss here.
+What a client's library mends by itself (restoring an episode elsewhere) counts as a loss here, and so does a session
+that is left at the gateway or at a node after all were closed.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import numpy as np
 
 from clients.client import EnvClient
@@ -32,6 +34,9 @@ ACTIONS = ("Left", "Down", "Right", "Up")
 SERVED = ("--env", "Slippery-v0=envs.frozen_lake:FrozenLakeEnv", "--isolation", "Slippery-v0=process")
 KWARGS: dict[str, dict[str, Any]] = {"Slippery-v0": {"is_slippery": True}}
 LONGEST = 40
+# A session whose make was answered to nobody ends so long after the last socket that used it.
+LINGER_S = 15.0
+SETTLE_S = 2 * LINGER_S
 
 
 class Task(NamedTuple):
@@ -90,6 +95,21 @@ class Server:
         found = self.descendants()
         pids = [self.process.pid, *found["I/O process"], *found["worker"]]
         return sum(resident(pid) for pid in pids) / 2**20
+
+
+async def sessions_at(servers: list[Server]) -> list[int]:
+    """How many sessions each server has."""
+    async with httpx.AsyncClient() as http:
+        infos = [(await http.get(f"{server.url}/v1/info")).json() for server in servers]
+    return [info["capacity"]["sessions"] for info in infos]
+
+
+async def left_at(servers: list[Server], settle_s: float) -> list[int]:
+    """How many sessions each server has once none has any, or the time for that is over."""
+    deadline = time.monotonic() + settle_s
+    while any(left := await sessions_at(servers)) and time.monotonic() < deadline:
+        await asyncio.sleep(0.5)
+    return left
 
 
 def children(pid: int) -> list[int]:
@@ -185,8 +205,10 @@ class Soak:
             node = self.random.choice(self.nodes)
             if kind == "node":
                 node.kill()
-                await asyncio.sleep(self.random.uniform(0.0, 5.0))
-                await asyncio.to_thread(node.start)
+                try:
+                    await asyncio.sleep(self.random.uniform(0.0, 5.0))
+                finally:
+                    await asyncio.to_thread(node.start)
             else:
                 victims = node.descendants()[kind]
                 if not victims:
@@ -224,12 +246,13 @@ async def undisturbed(tasks: list[Task]) -> dict[Task, str]:
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
-        gateway = Server(["--gateway", "--allow-network", "loopback"]).start()
+        linger = ("--linger-s", str(LINGER_S))
+        gateway = Server(["--gateway", "--allow-network", "loopback", *linger]).start()
         nodes = [
             Server(
                 [
                     *("--register", gateway.url, "--processes", "2", "--workers", "1"),
-                    *("--state-dir", f"{place}/{number}", *SERVED),
+                    *("--state-dir", f"{place}/{number}", *linger, *SERVED),
                 ]
             ).start()
             for number in range(3)
@@ -252,7 +275,8 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
                 for task in others:
                     task.cancel()
                 await asyncio.gather(*others, return_exceptions=True)
-                left = (await client.info()).capacity.sessions
+            await soak.whole()
+            left = await left_at([gateway, *nodes], SETTLE_S)
         finally:
             for server in (*nodes, gateway):
                 server.kill(signal.SIGTERM)
@@ -267,7 +291,8 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         "lost": soak.lost,
         "mended_by_client": soak.mended_by_client,
         "different": different,
-        "sessions_left_at_the_gateway": left,
+        "left_at_the_gateway": left[0],
+        "left_at_nodes": left[1:],
         "slowest_episode_s": round(soak.slowest_s, 1),
         "memory": soak.memory,
     }
@@ -291,7 +316,8 @@ def main() -> None:
         ).stdout.strip()
         about = {"command": "python " + " ".join(sys.argv), "commit": commit, "cores": os.cpu_count()}
         options.out.write_text(json.dumps({"about": about, **result}, indent=1) + "\n")
-    if result["lost"] or result["different"] or result["mended_by_client"]:
+    left = result["left_at_the_gateway"] + sum(result["left_at_nodes"])
+    if result["lost"] or result["different"] or result["mended_by_client"] or left:
         sys.exit(1)
 
 

@@ -30,7 +30,10 @@ from trainer.backends.base import MicroBatch, TrainRow
 from trainer.backends.forward_pass import ForwardPass
 from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.optimizer import Schedule
+from trainer.backends.prefix_cache import hidden_states
 from trainer.backends.prefix_costs import Kernels, costs_of_calls
+from trainer.backends.prefix_layout import SharedTokens
+from trainer.backends.prefix_tree import CallCosts, finest_tree, paths_of
 from trainer.backends.torch_backend import TorchBackend
 from trainer.config.run import OptimizerSettings
 from trainer.learn.batches import episode_batch
@@ -171,7 +174,7 @@ def preset_errors(name: str) -> dict[str, float]:
     for preset in sorted(PRESETS):
         settings = resolve_preset(preset, {})
         for layout in ("step", "trajectory"):
-            batch = episode_batch(episodes([100] * 2, group_size=4, turns=4), row_builder(layout))
+            batch = episode_batch(episodes([60], group_size=4, turns=2), row_builder(layout))
             found = {}
             for mode in ("auto", "off"):
                 models = models_of(name, settings, mode)
@@ -293,9 +296,6 @@ def calibrate(device: str, dtype: torch.dtype, shapes: list[dict[str, int]], rou
 
 
 def _seconds(head: PolicyHead, rows: int, width: int, prefix: int, rounds: int) -> float:
-    from trainer.backends.prefix_cache import SharedTokens, hidden_states
-    from trainer.backends.prefix_tree import CallCosts, finest_tree, paths_of
-
     draws = np.random.default_rng(0)
     common = draws.integers(2, 500, prefix)
     # Rows differ in their first token behind the prefix.

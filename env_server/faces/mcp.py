@@ -48,7 +48,7 @@ from env_server.validation import invalid, validate
 
 _PATH = re.compile(r"/mcp/([^/]+)")
 _SESSION = "Mcp-Session-Id"
-_VERSION = "Mcp-Protocol-Version"
+_VERSION = "mcp-protocol-version"
 _QUERY = frozenset({"kwargs", "seed"})
 
 
@@ -69,44 +69,51 @@ class McpFace:
         self._services = services
         self._limit = services.settings.max_reply_bytes
 
-    async def respond(self, request: Request, env_id: str) -> Response:
+    async def respond(self, request: Request, headers: Mapping[str, str], env_id: str) -> Response:
         """Answer one HTTP request.
+
+        Args:
+            request: The request.
+            headers: By their names in lower case.
+            env_id: The environment at its path.
 
         Raises:
             ProblemError: It is not allowed, or no message can be read from it.
         """
-        caller = self._services.tokens.from_headers(request.headers)
+        caller = self._services.tokens.from_headers(headers)
         if caller is None:
             raise ProblemError("unauthorized", "this server needs a token, in the Authorization header")
         caller.require("play")
-        traceparent = request.headers.get("traceparent") if self._services.keeps_traces else None
+        traceparent = headers.get("traceparent") if self._services.keeps_traces else None
         context = Context(caller, binary=False, traceparent=traceparent)
         # Answers are looked into here.
         context.fragments = False
         method = request.scope["method"]
         if method == "DELETE":
-            return await self._delete(context, request)
+            return await self._delete(context, headers)
         if method != "POST":
             # A client may ask for a stream of what the server says unasked, which is nothing.
             return Response(status_code=405, headers={"Allow": "POST, DELETE"})
-        return await self._post(context, request, env_id)
+        return await self._post(context, request, headers, env_id)
 
-    async def _delete(self, context: Context, request: Request) -> Response:
-        session_id = request.headers.get(_SESSION)
+    async def _delete(self, context: Context, headers: Mapping[str, str]) -> Response:
+        session_id = headers.get(_SESSION.lower())
         if session_id is None:
             raise invalid(_SESSION, "the header says which session ends")
         await operate(self._services.operations, context, "close", {"session_ids": [session_id]})
         return Response(status_code=204)
 
-    async def _post(self, context: Context, request: Request, env_id: str) -> Response:
+    async def _post(
+        self, context: Context, request: Request, headers: Mapping[str, str], env_id: str
+    ) -> Response:
         try:
-            message = await read_fields(request, self._services.settings.max_request_bytes)
+            message = await read_fields(request, headers, self._services.settings.max_request_bytes)
         except ProblemError as problem:
             if problem.code != "invalid_request":
                 raise
             return self._say(error_message(None, PARSE_ERROR, problem.detail), 400)
         message_id, method = message.get("id"), message.get("method")
-        asked = request.headers.get(_VERSION)
+        asked = headers.get(_VERSION)
         if asked is not None and asked not in VERSIONS:
             return self._say(version_message(message_id, asked), 400)
         if method is None and ("result" in message or "error" in message):
@@ -123,7 +130,7 @@ class McpFace:
         if not isinstance(params, dict):
             return self._say(error_message(message_id, INVALID_PARAMS, "params must be an object"), 400)
         try:
-            return await self._answer(context, request, env_id, message_id, method, params)
+            return await self._answer(context, request, headers, env_id, message_id, method, params)
         except Exception as error:  # noqa: BLE001 - a defect of ours costs this message, not the server
             failure = as_problem(error)
         self._services.metrics.problems[failure.code] += 1
@@ -138,6 +145,7 @@ class McpFace:
         self,
         context: Context,
         request: Request,
+        headers: Mapping[str, str],
         env_id: str,
         message_id: str | int,
         method: str,
@@ -157,7 +165,7 @@ class McpFace:
             return response
         if method not in ("tools/list", "tools/call"):
             return self._say(error_message(message_id, METHOD_NOT_FOUND, "there is no such method here"))
-        session_id = request.headers.get(_SESSION, "")
+        session_id = headers.get(_SESSION.lower(), "")
         if not session_id:
             text = f"the header {_SESSION} is missing: initialize first"
             return self._say(error_message(message_id, INVALID_REQUEST, text), 400)

@@ -220,9 +220,7 @@ class OpenEnvSocket:
         request = validate(OpenEnvResetRequest, data)
         kwargs = self._kwargs if request.kwargs is None else request.kwargs
         if not self._session or kwargs != self._kwargs:
-            # First the end, so that a session that is made anew needs no second place.
-            self._end_session()
-            await self._make(kwargs)
+            await self._make_anew(kwargs)
         begin = {"seed": request.seed, "options": request.options}
         reply = await self._operate("reset", {"session_id": self._session_id(), **begin})
         self._episode_id = request.episode_id
@@ -250,6 +248,21 @@ class OpenEnvSocket:
             making.add_done_callback(self._end_made)
             raise
         self._kwargs = kwargs
+
+    async def _make_anew(self, kwargs: dict[str, Any]) -> None:
+        """Make the session with other kwargs; where it cannot be made with these, the one that there is goes on."""
+        before = self._session
+        try:
+            await self._make(kwargs)
+        except ProblemError as problem:
+            if not before or problem.code != "at_capacity":
+                raise
+            # There is no room for two, not even for a moment.
+            self._end_session()
+            await self._make(kwargs)
+        else:
+            if before:
+                self._services.operations.end(self._context, before["session_id"])
 
     def _end_made(self, making: "asyncio.Task[Reply]") -> None:
         if not making.cancelled() and making.exception() is None:

@@ -1,7 +1,6 @@
 """The protocol `gem`: GEM over HTTP, as ROCK's admin serves it under `/apis/v1/envs/gem`."""
 
-import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,16 +9,16 @@ from env_server.gateway.http_client import TargetClient, TargetLimits, detail_of
 from env_server.gateway.http_upstream import read_outcome
 from env_server.gateway.reading import as_text, read_foreign_info
 from env_server.gateway.targets import Target
-from env_server.gateway.upstream import EnvironmentSpec, Upstream, UpstreamError
-from env_server.workers.base import EnvironmentRaised, OperationTimeout, Spaces, StepOutcome, Verdict
+from env_server.gateway.upstream import LATER, EnvironmentSpec, SessionUnknownError, Upstream, UpstreamError
+from env_server.workers.base import EnvironmentRaised, Spaces, StepOutcome, Verdict
 
 PREFIX = "/apis/v1/envs/gem"
 
 _CLOSE_TIMEOUT_S = 30.0
-_LAST_WORD_S = 5.0
 _FULL_RETRY_S = 5
 # GEM seeds NumPy's global generator, which takes no larger ones.
 _SEEDS = 2**32
+_NO_SUCH_SANDBOX = frozenset({404, 410})
 
 
 @dataclass(slots=True)
@@ -39,6 +38,8 @@ class GemUpstream(Upstream):
         token: Bearer token.
         limits: How large a reply, and how many connections.
     """
+
+    keeps_sessions = True
 
     def __init__(self, target: Target, env_id: str, token: str | None, limits: TargetLimits) -> None:
         self._env_id = env_id
@@ -71,17 +72,15 @@ class GemUpstream(Upstream):
         body: dict[str, Any] = {"sandbox_id": sandbox.sandbox_id}
         if seed is not None:
             body["seed"] = seed % _SEEDS
-        async with self._given_up_if_unusable(key):
-            reply = await self._run(sandbox, "/reset", body, timeout)
-            return _observation(reply), _info(reply)
+        reply = await self._run(key, sandbox, "/reset", body, timeout)
+        return _observation(reply), _info(reply)
 
     async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
         """Take a step."""
         sandbox = self._sandbox(key)
         body = {"sandbox_id": sandbox.sandbox_id, "action": action}
-        async with self._given_up_if_unusable(key):
-            reply = await self._run(sandbox, "/step", body, timeout)
-            return read_outcome(_observation(reply), _info(reply), reply)
+        reply = await self._run(key, sandbox, "/step", body, timeout)
+        return read_outcome(_observation(reply), _info(reply), reply)
 
     async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
         """Not part of this protocol."""
@@ -101,27 +100,17 @@ class GemUpstream(Upstream):
         """Close the connections."""
         await self._client.close()
 
-    @contextlib.asynccontextmanager
-    async def _given_up_if_unusable(self, key: str) -> AsyncIterator[None]:
-        """A session that the gateway gives up must not stay there, if the server can still be told so."""
-        try:
-            yield
-        except UpstreamError:
-            with contextlib.suppress(UpstreamError, OperationTimeout):
-                await self._close(self._sandboxes.pop(key), timeout=_LAST_WORD_S)
-            raise
-
     def _sandbox(self, key: str) -> _Sandbox:
         sandbox = self._sandboxes.get(key)
         if sandbox is None:
-            raise UpstreamError(f"there is no session for {key}")
+            raise SessionUnknownError(f"there is no session for {key}")
         return sandbox
 
     async def _make(self, timeout: float | None) -> _Sandbox:
         status, reply = await self._client.call(
             "POST", f"{self._prefix}/make", {"env_id": self._env_id}, timeout=timeout
         )
-        if status in (429, 503):
+        if status in LATER:
             raise ProblemError(
                 "at_capacity",
                 f"the server has no room: {detail_of(reply)}",
@@ -134,13 +123,16 @@ class GemUpstream(Upstream):
         return _Sandbox(made)
 
     async def _run(
-        self, sandbox: _Sandbox, path: str, body: dict[str, Any], timeout: float | None
+        self, key: str, sandbox: _Sandbox, path: str, body: dict[str, Any], timeout: float | None
     ) -> dict[str, Any]:
         """Call what runs the environment. Any failure within is a 500, and what it leaves behind is not known."""
         status, reply = await self._client.call("POST", self._prefix + path, body, timeout=timeout)
         if status == 500:
             sandbox.failed = True
             raise EnvironmentRaised("GemError", detail_of(reply))
+        if status in _NO_SUCH_SANDBOX:
+            self._sandboxes.pop(key, None)
+            raise SessionUnknownError(f"{path} answered {status}: {detail_of(reply)}")
         return _answer(path, status, reply)
 
     async def _close(self, sandbox: _Sandbox, *, timeout: float = _CLOSE_TIMEOUT_S) -> None:
@@ -152,7 +144,7 @@ class GemUpstream(Upstream):
 
 def _answer(path: str, status: int, reply: Any) -> dict[str, Any]:
     if status != 200:
-        raise UpstreamError(f"{path} answered {status}: {detail_of(reply)}")
+        raise UpstreamError(f"{path} answered {status}: {detail_of(reply)}", unsent=status in LATER)
     if not isinstance(reply, dict):
         raise UpstreamError(f"{path} answered with {type(reply).__name__}, not with an object")
     if reply.get("status") == "Failed":

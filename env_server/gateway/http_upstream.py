@@ -17,14 +17,13 @@ from env_server.gateway.http_client import TargetClient, TargetLimits, detail_of
 from env_server.gateway.reading import read_info, read_number
 from env_server.gateway.spec import read_spec
 from env_server.gateway.targets import Target
-from env_server.gateway.upstream import EnvironmentSpec, SessionUnknownError, Upstream, UpstreamError
+from env_server.gateway.upstream import LATER, EnvironmentSpec, SessionUnknownError, Upstream, UpstreamError
 from env_server.workers.base import EnvironmentRaised, Spaces, StepOutcome, Verdict
 
 _SPEC_TIMEOUT_S = 20.0
 _CLOSE_TIMEOUT_S = 10.0
 _NO_SUCH_CALL = frozenset({404, 405, 501})
 _NO_SUCH_SESSION = frozenset({404, 410})
-_LATER = frozenset({429, 503})
 
 
 class HttpUpstream(Upstream):
@@ -115,7 +114,7 @@ def _answer(call: str, status: int, reply: Any, *, empty: bool = False) -> dict[
     if not 200 <= status < 300:
         if isinstance(reply, dict) and reply.get("code") == "env_error":
             raise EnvironmentRaised(str(reply.get("error_class", "Error")), detail_of(reply))
-        raise UpstreamError(f"{call} answered {status}: {detail_of(reply)}", unsent=status in _LATER)
+        raise UpstreamError(f"{call} answered {status}: {detail_of(reply)}", unsent=status in LATER)
     if isinstance(reply, dict):
         return reply
     if empty and reply is None:

@@ -14,7 +14,7 @@ from env_server.gateway.dialogue import Dialogue
 from env_server.gateway.http_client import TargetClient, TargetLimits, detail_of
 from env_server.gateway.openenv_messages import CLOSE, STATE, OpenEnvMessages, OpenEnvRefused, read_data
 from env_server.gateway.targets import Target
-from env_server.gateway.upstream import EnvironmentSpec, Upstream, UpstreamError
+from env_server.gateway.upstream import EnvironmentSpec, SessionUnknownError, Upstream, UpstreamError
 from env_server.workers.base import EnvironmentRaised, Spaces, StepOutcome, Verdict
 
 _SPEC_TIMEOUT_S = 20.0
@@ -33,6 +33,8 @@ class OpenEnvUpstream(Upstream):
         action_field: The field of an action that a text is for, where the schema leaves that open.
         observation_field: The field of an observation that is the text, likewise.
     """
+
+    keeps_sessions = True
 
     def __init__(
         self,
@@ -140,14 +142,14 @@ class OpenEnvUpstream(Upstream):
     ) -> _Answer:
         dialogue = self._sessions.get(key)
         if dialogue is None:
-            raise UpstreamError(f"there is no session for {key}")
+            raise SessionUnknownError(f"there is no session for {key}")
         try:
-            return read(await dialogue.ask(question, timeout=timeout))
-        except UpstreamError:
-            # The gateway gives this session up, so it must not stay open there.
-            dialogue.abort()
+            answer = await dialogue.ask(question, timeout=timeout)
+        except UpstreamError as error:
+            # The session has ended with its socket.
             del self._sessions[key]
-            raise
+            raise SessionUnknownError(str(error), away=error.away) from error
+        return read(answer)
 
     async def _get(self, path: str) -> dict[str, Any]:
         status, reply = await self._client.call("GET", path, timeout=_SPEC_TIMEOUT_S)

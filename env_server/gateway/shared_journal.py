@@ -10,6 +10,8 @@ import asyncio
 import hashlib
 import logging
 import secrets
+import time
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from importlib.resources import files
 from typing import Any, cast
@@ -21,6 +23,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
 
 from env_server.configuration import ConfigurationError
+from env_server.durations import Durations
 from env_server.gateway.journal_entries import (
     LEASE_S,
     About,
@@ -65,6 +68,13 @@ class SharedJournal:
     Args:
         url: Where it is: `redis://`, `rediss://` or `unix://`.
 
+    Attributes:
+        calls: Calls to its server, by command and outcome: `ok`, or `away` where no good answer came.
+        call_seconds: How long those took that were answered, by command.
+        sent_bytes: Bytes of the records that they held.
+        writes: What was seen of sessions, by what became of it: see `Write.done`.
+        write_seconds: From when it was seen until that was known, which is what a step waits for.
+
     Raises:
         ConfigurationError: The URL is none.
     """
@@ -87,15 +97,25 @@ class SharedJournal:
         self._script = files("env_server.gateway").joinpath(_SCRIPT).read_text("utf-8")
         self._digest = hashlib.sha1(self._script.encode(), usedforsecurity=False).hexdigest()
         self._loop = asyncio.get_running_loop()
-        self._queue: list[Write] = []
+        self._queue: list[tuple[Write, float]] = []
         self._flushing: asyncio.Task[None] | None = None
         self._reaching: asyncio.Task[None] | None = None
         self._trouble: str | None = "it was not reached yet"
+        self.calls: Counter[tuple[str, str]] = Counter()
+        self.call_seconds: defaultdict[str, Durations] = defaultdict(Durations)
+        self.sent_bytes = 0
+        self.writes: Counter[str] = Counter()
+        self.write_seconds = Durations()
 
     @property
     def trouble(self) -> str | None:
         """Why the journal cannot be used at present, if it cannot."""
         return self._trouble
+
+    @property
+    def waiting(self) -> int:
+        """How many writes have not gone out yet."""
+        return len(self._queue)
 
     async def start(self) -> None:
         """Look whether the journal is there; one that is not yet is waited for in the background."""
@@ -128,7 +148,7 @@ class SharedJournal:
 
     def write(self, write: Write) -> None:
         """Write down what was seen of a session, at the end of this turn of the loop."""
-        self._queue.append(write)
+        self._queue.append((write, time.perf_counter()))
         if self._flushing is None:
             self._flushing = self._loop.create_task(self._flush())
 
@@ -143,21 +163,24 @@ class SharedJournal:
     async def _flush(self) -> None:
         try:
             while self._queue:
-                writes = self._next_writes()
+                waited = self._next_writes()
                 try:
-                    arguments = [argument for write in writes for argument in write.arguments]
-                    statuses = await self._run("write", [write.session_id for write in writes], arguments)
+                    arguments = [argument for write, _ in waited for argument in write.arguments]
+                    statuses = await self._run("write", [write.session_id for write, _ in waited], arguments)
                 except JournalAway as away:
-                    statuses = [f"away: {away}".encode()] * len(writes)
-                for write, status in zip(writes, statuses, strict=True):
+                    statuses = [f"away: {away}".encode()] * len(waited)
+                now = time.perf_counter()
+                for (write, since), status in zip(waited, statuses, strict=True):
+                    self.write_seconds.add(now - since)
+                    self.writes[status.partition(b":")[0].decode()] += 1
                     write.done(status.decode())
         finally:
             self._flushing = None
 
-    def _next_writes(self) -> list[Write]:
+    def _next_writes(self) -> list[tuple[Write, float]]:
         """What goes out together: no more than the server takes in one call without keeping others waiting."""
         count = size = 0
-        for write in self._queue[:_MOST_WRITES]:
+        for write, _ in self._queue[:_MOST_WRITES]:
             size += sum(len(each) for each in write.arguments if isinstance(each, bytes))
             if count and size > _MOST_BYTES:
                 break
@@ -261,11 +284,17 @@ class SharedJournal:
         if self._trouble is not None:
             raise JournalAway(self._trouble)
         keys = [_PREFIX + session_id for session_id in session_ids]
+        self.sent_bytes += sum(len(each) for each in arguments if type(each) is bytes)
+        began = time.perf_counter()
         try:
-            return await self._evaluate(command, keys, arguments)
+            answer = await self._evaluate(command, keys, arguments)
         except _BROKEN as error:
+            self.calls[command, "away"] += 1
             self._lost(str(error) or type(error).__name__)
             raise JournalAway(self._trouble or "it does not answer") from error
+        self.calls[command, "ok"] += 1
+        self.call_seconds[command].add(time.perf_counter() - began)
+        return answer
 
     async def _evaluate(self, command: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         evaluate: Callable[..., Awaitable[Any]] = self._redis.execute_command

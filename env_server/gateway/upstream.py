@@ -12,6 +12,9 @@ from clients.protocol.spaces import UnicodeText
 from env_server.kwargs_rules import NO_KWARGS
 from env_server.workers.base import Spaces, StepOutcome, Verdict
 
+LATER = frozenset({429, 503})
+"""The statuses of HTTP that say that nothing was done, and may be at another time."""
+
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec:

@@ -49,13 +49,16 @@ class RemoteWorker(Worker):
         self._registry = registry
         self._metrics = metrics
         self._homes: dict[str, Registration] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[str, asyncio.Task[None]] = {}
 
     async def make(
         self, key: str, source: EnvSource, kwargs: Mapping[str, Any], *, timeout: float | None
     ) -> Spaces:
         """Make a session on the least loaded server."""
         await self.close(key)
+        if (closing := self._closing.get(key)) is not None:
+            # Some servers know sessions by our keys, and some have room for one only: first the end, then a new begin.
+            await asyncio.wait([closing])
         home = await self._place(source.target)
         self._homes[key] = home
         return await self._run("make", key, home, lambda: home.upstream.make(key, kwargs, timeout=timeout))
@@ -109,7 +112,7 @@ class RemoteWorker(Worker):
 
     async def shutdown(self) -> None:
         """Let go of all servers."""
-        await asyncio.gather(*self._closing)
+        await asyncio.gather(*self._closing.values())
         await self._registry.shutdown()
 
     async def _place(self, env_id: str) -> Registration:
@@ -173,9 +176,8 @@ class RemoteWorker(Worker):
             self._metrics.upstream_seconds[op, home.protocol].add(time.perf_counter() - began)
 
     def _close_later(self, key: str, home: Registration) -> None:
-        task = asyncio.get_running_loop().create_task(self._end(key, home))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        task = self._closing[key] = asyncio.get_running_loop().create_task(self._end(key, home))
+        task.add_done_callback(lambda _: self._closing.pop(key))
 
     async def _end(self, key: str, home: Registration) -> None:
         try:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from env_server.durations import TIMED_STEPS
+from env_server.durations import LONG_S, TIMED_STEPS
 from env_server.workers import boundary
 from env_server.workers.base import (
     EnvironmentRaised,
@@ -31,11 +31,17 @@ class InlineWorker(Worker):
         self._steps = 0
         self._step_times = self.times.ran["step"]
         self._environments: dict[str, boundary.Environment] = {}
+        self._names: dict[str, str] = {}
 
     def make_now(self, key: str, source: EnvSource, kwargs: Mapping[str, Any]) -> Spaces:
         """Build an environment under a key, in place of the one there, if any."""
         self.close_now(key)
-        environment = self._environments[key] = self._timed(key, "make", boundary.build, source, kwargs)
+        self._names[key] = source.env_id
+        try:
+            environment = self._environments[key] = self._timed(key, "make", boundary.build, source, kwargs)
+        except EnvironmentRaised:
+            del self._names[key]
+            raise
         return environment.action_space, environment.observation_space
 
     def reset_now(
@@ -51,16 +57,18 @@ class InlineWorker(Worker):
         """Take a step."""
         environment = self._find(key)
         self._steps += 1
+        began = time.perf_counter()
         try:
-            if self._steps % TIMED_STEPS:
-                return boundary.step(environment, action)
-            began = time.perf_counter()
-            outcome = boundary.step(environment, action)
+            return boundary.step(environment, action)
         except EnvironmentRaised as error:
             boundary.report(error, session_id=key)
             raise
-        self._step_times.add(time.perf_counter() - began, TIMED_STEPS)
-        return outcome
+        finally:
+            seconds = time.perf_counter() - began
+            if seconds >= LONG_S:
+                self.times.note_long("step", self._names[key], seconds)
+            if not self._steps % TIMED_STEPS:
+                self._step_times.add(seconds, TIMED_STEPS)
 
     def render_now(self, key: str, mode: str | None) -> Any:
         """Draw the state."""
@@ -74,6 +82,7 @@ class InlineWorker(Worker):
         """Let an environment go, if there is one."""
         environment = self._environments.pop(key, None)
         if environment is not None:
+            del self._names[key]
             boundary.close(environment)
 
     def _timed(self, key: str, op: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -84,7 +93,10 @@ class InlineWorker(Worker):
             boundary.report(error, session_id=key)
             raise
         finally:
-            self.times.ran[op].add(time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            self.times.ran[op].add(seconds)
+            if seconds >= LONG_S:
+                self.times.note_long(op, self._names[key], seconds)
 
     def _find(self, key: str) -> boundary.Environment:
         environment = self._environments.get(key)
@@ -123,9 +135,13 @@ class InlineWorker(Worker):
     ) -> list[Verdict]:
         """Score responses one after another."""
         environment = boundary.build(source, {})
+        began = time.perf_counter()
         try:
             return [_verdict(environment, item) for item in items]
         finally:
+            seconds = time.perf_counter() - began
+            if seconds >= LONG_S:
+                self.times.note_long("verify", source.env_id, seconds)
             boundary.close(environment)
 
     async def close(self, key: str) -> None:

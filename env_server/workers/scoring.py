@@ -6,6 +6,7 @@ sessions come in between, and so that what takes too long is one response and no
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -26,14 +27,16 @@ _NEWEST = 0.2
 _SHORTEST_S = 1e-6
 
 _Items = Sequence[Mapping[str, Any]]
+_log = logging.getLogger(__name__)
 
 
 class _Call:
     """What one caller wants scored."""
 
-    __slots__ = ("items", "left", "scored", "shares", "verdicts")
+    __slots__ = ("env_id", "items", "left", "scored", "shares", "verdicts")
 
-    def __init__(self, items: _Items) -> None:
+    def __init__(self, env_id: str, items: _Items) -> None:
+        self.env_id = env_id
         self.items = items
         self.scored: list[Verdict] = [{}] * len(items)
         self.left = len(items)
@@ -77,7 +80,7 @@ class Scoring:
         if not items:
             return []
         key = self._content(source), timeout
-        call = _Call(items)
+        call = _Call(source.env_id, items)
         waiting = self._waiting.get(key)
         if waiting is None:
             waiting = self._waiting[key] = []
@@ -149,7 +152,7 @@ class Scoring:
         items = [call.items[place] for call, place in members]
         async with self._places:
             if len(items) == 1:
-                return [await self._score_one(source, items[0], timeout)]
+                return [await self._score_one(source, members[0], timeout)]
             try:
                 limit = _TOGETHER_TIMEOUT_S if timeout is None else min(timeout, _TOGETHER_TIMEOUT_S)
                 return await self._ask(source, items, limit)
@@ -161,12 +164,14 @@ class Scoring:
                 self._begin(source, [member], timeout)
         return []
 
-    async def _score_one(self, source: bytes, item: Mapping[str, Any], timeout: float | None) -> Verdict:
+    async def _score_one(self, source: bytes, member: tuple[_Call, int], timeout: float | None) -> Verdict:
+        call, place = member
         faults = 0
         for _ in range(_TRIES):
             try:
-                return (await self._ask(source, [item], timeout))[0]
+                return (await self._ask(source, [call.items[place]], timeout))[0]
             except OperationTimeout as error:
+                _log.warning("verify of %s: %s", call.env_id, error, extra={"env_id": call.env_id})
                 return {"score": 0.0, "outcome": "timeout", "detail": str(error)}
             except WorkerLost as lost:
                 faults += lost.at_fault

@@ -1,10 +1,12 @@
 """Environments in threads of this process: for those that mostly wait for disks, networks or other processes."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from env_server.durations import LONG_S
 from env_server.pending import is_given_up
 from env_server.workers import boundary
 from env_server.workers.base import (
@@ -20,14 +22,16 @@ from env_server.workers.base import (
 from env_server.workers.threads import ThreadPool
 
 _CLOSE_TIMEOUT_S = 10.0
+_log = logging.getLogger(__name__)
 
 
 class _Home:
     """Where one environment lives, and what runs on it."""
 
-    __slots__ = ("environment", "own", "pool", "running")
+    __slots__ = ("env_id", "environment", "own", "pool", "running")
 
-    def __init__(self, pool: ThreadPool, *, own: bool = False) -> None:
+    def __init__(self, env_id: str, pool: ThreadPool, *, own: bool = False) -> None:
+        self.env_id = env_id
         self.environment: boundary.Environment | None = None
         self.pool = pool
         self.own = own
@@ -90,7 +94,9 @@ class ThreadWorker(Worker):
         """Build an environment under a key."""
         await self.close(key)
         home = self._homes[key] = (
-            _Home(ThreadPool(1), own=True) if source.pinned_thread else _Home(self._pool)
+            _Home(source.env_id, ThreadPool(1), own=True)
+            if source.pinned_thread
+            else _Home(source.env_id, self._pool)
         )
         try:
             spaces: Spaces = await self._run(key, "make", home.build, source, kwargs, timeout=timeout)
@@ -132,7 +138,11 @@ class ThreadWorker(Worker):
     ) -> Any:
         home = self._homes[key]
         running = home.running = home.pool.call(
-            function, *arguments, timeout=timeout, given_up=home.clear, timed=partial(self._took, op)
+            function,
+            *arguments,
+            timeout=timeout,
+            given_up=home.clear,
+            timed=partial(self._took, op, home.env_id),
         )
         try:
             return await running
@@ -168,9 +178,11 @@ class ThreadWorker(Worker):
         closing.add_done_callback(home.closed)
         return closing
 
-    def _took(self, op: str, waited: float, ran: float) -> None:
+    def _took(self, op: str, env_id: str, waited: float, ran: float) -> None:
         self.times.waited[op].add(waited)
         self.times.ran[op].add(ran)
+        if ran >= LONG_S:
+            self.times.note_long(op, env_id, ran)
 
     async def verify(
         self, source: EnvSource, items: Sequence[Mapping[str, Any]], *, timeout: float | None
@@ -179,20 +191,21 @@ class ThreadWorker(Worker):
         return await asyncio.gather(*(self._score(source, item, timeout) for item in items))
 
     async def _score(self, source: EnvSource, item: Mapping[str, Any], timeout: float | None) -> Verdict:
-        home = _Home(self._pool)
+        home = _Home(source.env_id, self._pool)
         try:
             verdict: Verdict = await self._pool.call(
                 home.score,
                 *(source, item),
                 timeout=timeout,
                 given_up=home.clear,
-                timed=partial(self._took, "verify"),
+                timed=partial(self._took, "verify", source.env_id),
             )
             return verdict
         except EnvironmentRaised as error:
             boundary.report(error, env_id=source.env_id)
             return boundary.error_verdict(error)
         except OperationTimeout as error:
+            _log.warning("verify of %s: %s", source.env_id, error, extra={"env_id": source.env_id})
             return {"score": 0.0, "outcome": "timeout", "detail": str(error)}
 
     async def close(self, key: str) -> None:

@@ -2,6 +2,19 @@
 
 import time
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+TestSeconds = Annotated[
+    float,
+    Field(
+        gt=0,
+        le=60,
+        description="Processor time of one test; an item's own limit counts where it is longer.",
+    ),
+]
+"""The kwarg `seconds` of an environment that grades programs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,17 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from envs.code.bounds import Bounds
+from envs.code.bounds import Bounds, TestSeconds
 from envs.code.boxes import operator_sandbox
 from envs.code.extraction import extract
 from envs.code.forms import read_question
 from envs.code.grader import Grader
 from envs.code.item import Item
-from envs.code.tasks import TaskSource
+from envs.code.tasks import TaskData, TaskSource
 from envs.code.turns import Turn, TurnEnv, cut
 from envs.code.verdicts import NOT_RUN, Checked
-from envs.kwargs import OPERATOR, OneOf, RenderMode
-from envs.splits import SPLIT, checked_split
+from envs.kwargs import OneOf, RenderMode
+from envs.splits import TaskSplit, checked_split
 
 SCORINGS = ("fraction", "all")
 _SHOWN_CHARACTERS = 400
@@ -68,27 +68,9 @@ class CodeEnv(TurnEnv):
         format_penalty: Annotated[
             float, Field(description="Added to the reward of a reply without a program.")
         ] = 0.0,
-        seconds: Annotated[
-            float,
-            Field(
-                gt=0,
-                le=60,
-                description="Processor time of one test; an item's own limit counts where it is longer.",
-            ),
-        ] = 6.0,
-        split: Annotated[
-            str | None, SPLIT, Field(description="Only tasks of this split, by content.")
-        ] = None,
-        data: Annotated[
-            str | None,
-            OPERATOR,
-            Field(
-                description=(
-                    "A file of items, `.jsonl` or `.parquet`; only an operator sets it. Without it, "
-                    "problems of our own."
-                )
-            ),
-        ] = None,
+        seconds: TestSeconds = 6.0,
+        split: TaskSplit = None,
+        data: TaskData = None,
         render_mode: RenderMode = None,
     ) -> None:
         super().__init__(max_turns=max_turns, format_penalty=format_penalty, render_mode=render_mode)

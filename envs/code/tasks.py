@@ -2,13 +2,26 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from envs.code.item_files import ItemFile, item_file
 from envs.code.problems.catalogue import problems_of
+from envs.kwargs import OPERATOR
 from envs.splits import Split
+
+TaskData = Annotated[
+    str | None,
+    OPERATOR,
+    Field(
+        description=(
+            "A file of items, `.jsonl` or `.parquet`; only an operator sets it. Without it, problems of our own."
+        )
+    ),
+]
+"""The kwarg `data` of an environment that has tasks from a `TaskSource`."""
 
 
 class TaskSource:

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from envs.games.countdown_numbers import ExpressionError, draw_sum, evaluate, solve, take_apart
-from envs.splits import SPLIT, Split, checked_split, split_of_text
+from envs.splits import Split, TaskSplit, checked_split, split_of_text
 from envs.text_game import GameKwargs, Move, Refusal, TextGame
 
 # About twenty milliseconds: whoever shares the process waits.
@@ -49,9 +49,7 @@ class CountdownEnv(TextGame[str]):
         use_all: Annotated[
             bool, Field(description="Whether each number has to be used, or some may be left.")
         ] = True,
-        split: Annotated[
-            str | None, SPLIT, Field(description="Only tasks of this split, by content.")
-        ] = None,
+        split: TaskSplit = None,
         max_episode_steps: Annotated[int, Field(ge=1, description="Attempts.")] = 5,
         **common: Unpack[GameKwargs],
     ) -> None:

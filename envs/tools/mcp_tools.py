@@ -10,7 +10,7 @@ from pydantic import Field
 
 from envs.kwargs import OPERATOR
 from envs.replies import last_tagged
-from envs.splits import SPLIT, checked_split, split_of_text
+from envs.splits import TaskSplit, checked_split, split_of_text
 from envs.tools.base import CallsPerTurn, Heard, StepLimit, ToolEnv, ToolKwargs, digest
 from envs.tools.calls import ToolCall
 from envs.tools.mcp_server import McpServer, McpServerError, chosen_tools, parse_address
@@ -104,9 +104,7 @@ class McpToolsEnv(ToolEnv):
             OPERATOR,
             Field(gt=0, description="How long a start of the server, and each call, may take."),
         ] = 30.0,
-        split: Annotated[
-            str | None, SPLIT, Field(description="Only tasks of this split, by content.")
-        ] = None,
+        split: TaskSplit = None,
         max_calls_per_turn: CallsPerTurn = 8,
         max_episode_steps: StepLimit = 16,
         **common: Unpack[ToolKwargs],

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from envs.kwargs import SomeOf
 from envs.replies import last_tagged
-from envs.splits import SPLIT, checked_split, split_of_text
+from envs.splits import TaskSplit, checked_split, split_of_text
 from envs.tools.base import CallsPerTurn, Heard, StepLimit, ToolEnv, ToolKwargs, digest
 from envs.tools.calculator import CALCULATOR
 from envs.tools.calls import ToolCall
@@ -63,9 +63,7 @@ class ToolUseEnv(ToolEnv):
             SomeOf(*[name for name, kind in KINDS.items() if kind.needs <= set(TOOL_GROUPS)]),
             Field(description="Kinds of tasks that are drawn; null for all that the tools are enough for."),
         ] = None,
-        split: Annotated[
-            str | None, SPLIT, Field(description="Only tasks of this split, by content.")
-        ] = None,
+        split: TaskSplit = None,
         max_calls_per_turn: CallsPerTurn = 8,
         max_episode_steps: StepLimit = 16,
         **common: Unpack[ToolKwargs],

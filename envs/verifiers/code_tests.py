@@ -5,17 +5,17 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from envs.code.bounds import Bounds
+from envs.code.bounds import Bounds, TestSeconds
 from envs.code.boxes import operator_sandbox
 from envs.code.extraction import extract
 from envs.code.faults import GraderFaultError
 from envs.code.forms import read_item, read_question
 from envs.code.grader import Grader
 from envs.code.item import ItemError
-from envs.code.tasks import TaskSource
+from envs.code.tasks import TaskData, TaskSource
 from envs.code.verdicts import NOT_RUN, Checked
-from envs.kwargs import OPERATOR, OneOf, RenderMode
-from envs.splits import SPLIT, checked_split
+from envs.kwargs import OneOf, RenderMode
+from envs.splits import TaskSplit, checked_split
 from envs.verifiers.base import Verdict, VerifierEnv
 from sandbox.base import SandboxUnavailableError
 
@@ -54,30 +54,12 @@ class CodeTestsEnv(VerifierEnv):
                 )
             ),
         ] = "fraction",
-        seconds: Annotated[
-            float,
-            Field(
-                gt=0,
-                le=60,
-                description="Processor time of one test; an item's own limit counts where it is longer.",
-            ),
-        ] = 6.0,
+        seconds: TestSeconds = 6.0,
         max_tests: Annotated[
             int, Field(ge=1, le=1000, description="Of an item with more tests, only the first so many count.")
         ] = 100,
-        split: Annotated[
-            str | None, SPLIT, Field(description="Only tasks of this split, by content.")
-        ] = None,
-        data: Annotated[
-            str | None,
-            OPERATOR,
-            Field(
-                description=(
-                    "A file of items, `.jsonl` or `.parquet`; only an operator sets it. Without it, "
-                    "problems of our own."
-                )
-            ),
-        ] = None,
+        split: TaskSplit = None,
+        data: TaskData = None,
         render_mode: RenderMode = None,
     ) -> None:
         super().__init__(render_mode=render_mode)

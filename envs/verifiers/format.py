@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from envs.kwargs import OneOf, RenderMode, SomeOf
-from envs.splits import SPLIT, checked_split, split_of_text
+from envs.splits import TaskSplit, checked_split, split_of_text
 from envs.verifiers.arguments import count
 from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.formats.prompts import FAMILIES, draw_form
@@ -62,9 +62,7 @@ class FormatEnv(VerifierEnv):
                 )
             ),
         ] = tuple(FAMILIES),
-        split: Annotated[
-            str | None, SPLIT, Field(description="Only tasks of this split, by content.")
-        ] = None,
+        split: TaskSplit = None,
         render_mode: RenderMode = None,
     ) -> None:
         super().__init__(render_mode=render_mode)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from envs.kwargs import OneOf, RenderMode, SomeOf
 from envs.replies import tagged
-from envs.splits import SPLIT, checked_split, split_of_text
+from envs.splits import TaskSplit, checked_split, split_of_text
 from envs.tools.bfcl import KNOWN_TYPES, grade_calls
 from envs.tools.calls import Schemas, ToolCall, read_calls
 from envs.tools.formats.table import FORMATS, format_named
@@ -53,9 +53,7 @@ class FunctionCallsEnv(VerifierEnv):
         call_format: Annotated[
             str, OneOf(*FORMATS), Field(description="How the policy writes calls.")
         ] = "hermes",
-        split: Annotated[
-            str | None, SPLIT, Field(description="Only tasks of this split, by content.")
-        ] = None,
+        split: TaskSplit = None,
         render_mode: RenderMode = None,
     ) -> None:
         super().__init__(render_mode=render_mode)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from envs.kwargs import RenderMode
-from envs.splits import SPLIT, checked_split, split_of_text
+from envs.splits import TaskSplit, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.extraction import last_box, last_tag, spoken
 from envs.verifiers.pool import CallFailed, CallTimeout, PoolShare
@@ -53,9 +53,7 @@ class ReasoningGymEnv(VerifierEnv):
             Mapping[str, Any] | None,
             Field(max_length=32, description="Its settings, as reasoning-gym names them."),
         ] = None,
-        split: Annotated[
-            str | None, SPLIT, Field(description="Only tasks of this split, by content.")
-        ] = None,
+        split: TaskSplit = None,
         timeout_s: Annotated[
             float, Field(ge=0.1, le=30, description="Wall clock of one generated task or one scored answer.")
         ] = 10.0,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,9 +32,14 @@ def patient() -> Iterator[Server]:
 
 
 @asynccontextmanager
-async def raw(server: Server) -> AsyncIterator[Raw]:
-    """A bare connection."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+async def raw(server: Server, unread_bytes: int | None = None) -> AsyncIterator[Raw]:
+    """A bare connection, whose kernel keeps about so many bytes that nobody has read."""
+    connection = socket.socket()
+    if unread_bytes is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, unread_bytes)
+    connection.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", server.port))
+    reader, writer = await asyncio.open_connection(sock=connection)
     try:
         yield reader, writer
     finally:
@@ -244,7 +250,8 @@ def resident_mib(pid: int) -> float:
 
 @pytest.mark.parametrize("kind", ["answers", "problems", "pings"])
 async def test_a_peer_that_does_not_read_is_not_answered_without_end(patient: Server, kind: str) -> None:
-    async with raw(patient) as (reader, writer):
+    # As small as can be: what kernels take in is answered, and that takes a while.
+    async with raw(patient, unread_bytes=8192) as (reader, writer):
         writer.write(
             b"GET /v1/ws HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
             b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"

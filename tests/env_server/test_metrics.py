@@ -22,6 +22,7 @@ NAMES = {
     "rollgym_process_restarts_total": ("counter", set()),
     "rollgym_ready": ("gauge", set()),
     "rollgym_event_loop_lag_seconds": ("histogram", set()),
+    "rollgym_event_loop_holds_total": ("counter", {"env_id", "op", "isolation"}),
     "rollgym_operations_total": ("counter", {"op", "code"}),
     "rollgym_problems_total": ("counter", {"code"}),
     "rollgym_refusals_total": ("counter", {"reason"}),
@@ -54,6 +55,13 @@ NAMES = {
     "rollgym_upstream_seconds": ("histogram", {"op", "protocol"}),
     "rollgym_upstream_errors_total": ("counter", {"env_id", "protocol"}),
     "rollgym_failovers_total": ("counter", {"env_id"}),
+    "rollgym_shared_journal_up": ("gauge", set()),
+    "rollgym_shared_journal_waiting": ("gauge", set()),
+    "rollgym_shared_journal_writes_total": ("counter", {"status"}),
+    "rollgym_shared_journal_write_seconds": ("histogram", set()),
+    "rollgym_shared_journal_calls_total": ("counter", {"command", "outcome"}),
+    "rollgym_shared_journal_call_seconds": ("histogram", {"command"}),
+    "rollgym_shared_journal_sent_bytes_total": ("counter", set()),
 }
 """What dashboards and alerts of others are written against: changing a line here breaks them."""
 
@@ -109,9 +117,11 @@ async def test_names_types_and_labels_are_these(server: Server, gateway: ServerP
             assert found_kind == kind, name
             assert found_labels in (None, labels), name
     unseen = {name for name in NAMES if one[name][1] is None and other[name][1] is None}
-    troubles = {"worker_restarts", "registrations_ended", "upstream_errors", "failovers"}
-    # Programs are counted by servers with a sandbox (test_run_code.py).
-    assert unseen == {f"rollgym_{name}_total" for name in troubles | {"runs"}}
+    troubles = {"worker_restarts", "registrations_ended", "upstream_errors", "failovers", "event_loop_holds"}
+    # Programs are counted by servers with a sandbox (test_run_code.py), and what gateways share by those that do
+    # (test_shared_journal.py).
+    shared = {name for name in NAMES if name.startswith("rollgym_shared_journal_")}
+    assert unseen == {f"rollgym_{name}_total" for name in troubles | {"runs"}} | shared
 
 
 def test_the_documentation_lists_them() -> None:

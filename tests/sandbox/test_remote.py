@@ -26,14 +26,16 @@ def answering(*answers: bytes) -> Iterator[tuple[str, list[bytes]]]:
     asked: list[bytes] = []
 
     def serve() -> None:
-        for answer in answers:
-            connection, _ = listening.accept()
-            with connection:
-                asked.append(connection.recv(65536))
-                connection.sendall(answer)
+        # Closed after the last answer: who asks once more is refused, and does not wait for an answer.
+        with listening:
+            for answer in answers:
+                connection, _ = listening.accept()
+                with connection:
+                    asked.append(connection.recv(65536))
+                    connection.sendall(answer)
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=serve)
+        thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}", asked
         thread.join()
@@ -79,10 +81,13 @@ def test_a_full_server_is_not_waited_for_for_ever() -> None:
 
 
 def test_a_connection_that_breaks_is_tried_once_more_and_no_more() -> None:
-    with answering(b"", b"") as (url, asked), closing(RemoteSandbox(url)) as sandbox:
+    with answering(b"", b"") as (url, asked), closing(RemoteSandbox(url, patience_s=0)) as sandbox:
         assert sandbox.run(PROGRAM).outcome is Outcome.SANDBOX_ERROR
         assert len(asked) == 2
-    with answering(b"", http("200 OK", GOOD)) as (url, _), closing(RemoteSandbox(url)) as sandbox:
+    with (
+        answering(b"", http("200 OK", GOOD)) as (url, _),
+        closing(RemoteSandbox(url, patience_s=0)) as sandbox,
+    ):
         assert sandbox.run(PROGRAM).outcome is Outcome.TIME_LIMIT
 
 

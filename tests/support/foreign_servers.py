@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -58,7 +59,8 @@ class ForeignServer:
         self.kill()
 
 
-Answer = Callable[[str, dict[str, Any]], "tuple[int, dict[str, str], bytes]"]
+Said = tuple[int, dict[str, str], bytes]
+Answer = Callable[[str, dict[str, Any]], "Said | Awaitable[Said]"]
 
 
 def plain(content: Any, status: int = 200, **headers: str) -> tuple[int, dict[str, str], bytes]:
@@ -74,7 +76,8 @@ async def scripted(answer: Answer, port: int = 0) -> AsyncIterator[str]:
         path = head[0].split()[1]
         length = next((int(line[15:]) for line in head if line.lower().startswith("content-length:")), 0)
         body = json.loads(await reader.readexactly(length)) if length else {}
-        status, headers, content = answer(path, body)
+        said = answer(path, body)
+        status, headers, content = await said if inspect.isawaitable(said) else said
         lines = [f"HTTP/1.1 {status} Status", f"Content-Length: {len(content)}", "Connection: close"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + content)

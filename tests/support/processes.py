@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-Text = TypeVar("Text", str, bytes)
+from tests.support.preloaded import Forked, can_be_forked, fork
+
+Process = TypeVar("Process", "subprocess.Popen[str]", "subprocess.Popen[bytes]", Forked)
 ROOT = Path(__file__).parents[2]
 
 
-def end(process: subprocess.Popen[Any], patience_s: float = 30.0) -> int:
+def end(process: "subprocess.Popen[Any] | Forked", patience_s: float = 30.0) -> int:
     """End a process as an operator would, and for good where that does not help; gives its exit code."""
     if process.poll() is None:
         process.terminate()
@@ -25,6 +27,7 @@ def end(process: subprocess.Popen[Any], patience_s: float = 30.0) -> int:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    assert process.returncode is not None
     return process.returncode
 
 
@@ -35,7 +38,7 @@ def end_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def running(process: subprocess.Popen[Text]) -> Iterator[subprocess.Popen[Text]]:
+def running(process: Process) -> Iterator[Process]:
     """End a process with the block, however the block ends.
 
     `with Popen(...)` alone waits for it: after a failed assertion inside, for ever.
@@ -61,9 +64,16 @@ def env_server(*arguments: str) -> Iterator[str]:
             raise RuntimeError("the server ended before it was ready")
 
 
-def start_training(*arguments: str) -> subprocess.Popen[str]:
-    """Start `roll-train` with its output captured."""
+def start_training(*arguments: str, fresh: bool = False) -> "Forked | subprocess.Popen[str]":
+    """Start `roll-train` with its output captured.
+
+    Args:
+        arguments: Its arguments.
+        fresh: Whether it has to import all that it needs by itself, and to have a hash seed of its own.
+    """
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    if not fresh and can_be_forked(environment):
+        return fork(arguments, environment)
     return subprocess.Popen(
         [sys.executable, "-m", "trainer.cli", *arguments],
         stdout=subprocess.PIPE,
@@ -74,9 +84,9 @@ def start_training(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def train(*arguments: str) -> str:
+def train(*arguments: str, fresh: bool = False) -> str:
     """Run `roll-train` to its end and return what it printed."""
-    with running(start_training(*arguments)) as process:
+    with running(start_training(*arguments, fresh=fresh)) as process:
         output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
     return output

@@ -1,5 +1,6 @@
 """Environments that the server's tests serve: each does one thing that a server has to bear."""
 
+import ctypes
 import math
 import os
 import time
@@ -155,6 +156,9 @@ class Equal(SlowCount):
             raise RuntimeError("cannot score")
         if response.startswith("sleep "):
             time.sleep(float(response.removeprefix("sleep ")))
+        if response.startswith("hold "):
+            # As a regular expression does, it lets no other thread run.
+            ctypes.PyDLL(None).usleep(int(1e6 * float(response.removeprefix("hold "))))
         good = response == task["answer"]
         return {"score": float(good), "outcome": "correct" if good else "wrong", "detail": None}
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -139,13 +140,13 @@ def _keep(beside: Path) -> None:
     archive = beside / ARCHIVE
     archive.mkdir(exist_ok=True)
 
-    def settle_and_keep(log: RolloutLog, *arguments: Any) -> None:
+    def settle_and_keep(log: RolloutLog, *arguments: Any) -> Callable[[], None]:
         for path in log._folder.glob("*.log"):
             # A number is given again once all files are gone and the process is another.
             kept = archive / f"{path.name}-{path.stat().st_ino}-{path.stat().st_ctime_ns}"
             if path.stat().st_nlink == 1:
                 os.link(path, kept)
-        settle(log, *arguments)
+        return settle(log, *arguments)
 
     def make_listening(logged: LoggedClient, client: Any, recall: Any) -> None:
         make(logged, _Listening(client, beside / ENGINE_LOG), recall)

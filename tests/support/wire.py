@@ -64,10 +64,11 @@ class Server:
             lines.append(self._errors.get())
         return "".join(lines)
 
-    def wait_for(self, said: str) -> None:
-        """Take what it has written to its log until a line has this text; `queue.Empty` if none comes for a minute."""
-        while said not in self._errors.get(timeout=60):
+    def wait_for(self, said: str) -> str:
+        """The next line of its log that has this text; `queue.Empty` if none comes for a minute."""
+        while said not in (line := self._errors.get(timeout=60)):
             pass
+        return line
 
     def stop(self) -> int:
         """End it as an operator would; gives its exit code."""

@@ -25,7 +25,7 @@ def parts_of(value: float) -> dict:
 
 def test_what_was_saved_comes_back(tmp_path):
     store = CheckpointStore(tmp_path, keep=2)
-    state = RunState(step=4, version=4, next_task=40, untrained=(32, 35))
+    state = RunState(4, 4, next_task=40, untrained=(32, 33, 35), aside=(35,), long_round=(33,))
     store.save(state, parts_of(1.5))
     loaded = load_checkpoint(store.latest())
     assert loaded.state == state

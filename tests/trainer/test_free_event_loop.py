@@ -1,6 +1,7 @@
 """Training, hashing and saving leave the event loop free: each of them here waits for something the loop must do."""
 
 import asyncio
+import os
 import threading
 from types import SimpleNamespace
 
@@ -18,6 +19,8 @@ from trainer.pipelines import rl
 from trainer.pipelines.saving import Saver
 from trainer.records.checkpoint import CheckpointStore, RunState, load_checkpoint
 from trainer.records.ledger import Ledger
+from trainer.records.rollout_log import Entry, EpisodeKey, RolloutLog
+from trainer.rollout.recall import Recall
 from trainer.weights.publisher import WeightPublisher
 
 PATIENCE_S = 60
@@ -91,6 +94,24 @@ async def test_the_loop_turns_meanwhile(parts, work):
     }[work]
     async with asyncio.timeout(2 * PATIENCE_S):
         await asyncio.gather(doing(), gate.open())
+
+
+async def test_the_loop_turns_while_the_rollout_log_is_settled(tmp_path, monkeypatch):
+    """A disk may take seconds to sync a file or to delete one: what is sampled meanwhile goes into the next one."""
+    gate = Gate()
+    log = RolloutLog(tmp_path, durable=True, say=pytest.fail)
+    recall = Recall(log)
+    log.append(Entry("reply", EpisodeKey(0, 0, 0), ("settled",)))
+    monkeypatch.setattr(os, "fdatasync", lambda _: gate.wait())
+    async with asyncio.timeout(2 * PATIENCE_S):
+        settling = asyncio.create_task(recall.settle(1, []))
+        await gate.reached.wait()
+        log.append(Entry("reply", EpisodeKey(1, 0, 0), ("meanwhile",)))
+        await gate.open()
+        await settling
+    log.close()
+    left = RolloutLog(tmp_path, durable=False, say=pytest.fail)
+    assert [entry.fields for entry in left.read()] == [("meanwhile",)]
 
 
 async def test_a_cancelled_save_is_written_to_its_end(parts):

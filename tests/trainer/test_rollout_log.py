@@ -87,21 +87,21 @@ def test_files_go_when_a_checkpoint_holds_all_their_tasks(tmp_path):
     log = log_of(tmp_path)
     log.append(entry(0, "a"))
     log.append(entry(1, "b"))
-    log.settle(2, untrained=[1])
+    log.settle(2, untrained=[1])()
     log.append(entry(2, "c"))
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["000001.log", "000002.log"]
-    log.settle(3, untrained=[2])
+    log.settle(3, untrained=[2])()
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["000002.log"], (
         "task 1 was settled, 2 was not"
     )
-    log.settle(3, untrained=[])
+    log.settle(3, untrained=[])()
     assert list(tmp_path.iterdir()) == []
     log.append(entry(3, "d"))
     log.close()
     again = log_of(tmp_path)
-    again.settle(4, untrained=[])
+    again.settle(4, untrained=[])()
     assert list(again.read()) == [], "settled by a checkpoint whose process was killed before it could delete"
-    again.settle(5, untrained=[])
+    again.settle(5, untrained=[])()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -176,8 +176,8 @@ def test_a_kill_at_any_point_leaves_what_was_appended_before(tmp_path):
             log.append(each)
             (folder / f"appended_{number}").touch()
             if number == 1:
-                log.settle(1, untrained=[])
-        log.settle(4, untrained=[3])
+                log.settle(1, untrained=[])()
+        log.settle(4, untrained=[3])()
 
     for point in range(200):
         folder = tmp_path / str(point)

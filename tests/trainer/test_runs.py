@@ -70,13 +70,13 @@ def test_deterministic_runs_are_equal_embedded_remote_and_killed(tmp_path, confi
     check_times(tmp_path / "embedded")
 
     with env_server("--allow-expert") as url:
-        train(*common, "--env-url", url, f"output_dir={tmp_path}/remote")
+        train(*common, "--env-url", url, f"output_dir={tmp_path}/remote", fresh=True)
         assert digests(tmp_path / "remote") == expected
 
         killed = [*common, "--env-url", url, f"output_dir={tmp_path}/killed"]
         train_until("step 3:", *killed)
         assert len(digests(tmp_path / "killed")) < 5
-        assert "resuming" in train(*killed)
+        assert "resuming" in train(*killed, fresh=True)
         assert digests(tmp_path / "killed") == expected
 
 
@@ -87,7 +87,7 @@ def test_batches_that_are_filled_where_a_filter_drops_groups_are_equal_after_a_k
         train(*common, f"output_dir={tmp_path}/whole")
         killed = [*common, f"output_dir={tmp_path}/killed"]
         train_until("step 3:", *killed)
-        assert "resuming" in train(*killed)
+        assert "resuming" in train(*killed, fresh=True)
     assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
     events = read_lines(tmp_path / "whole" / "ledger.jsonl")
     trained = [event for event in events if event["fate"] == "trained"]

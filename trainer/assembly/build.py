@@ -86,18 +86,23 @@ class Players:
     updating: Callable[[], AbstractAsyncContextManager[None]]
 
 
-def build_policy(settings: RunSettings, directory: Path | None = None, *, trained: bool = False) -> Policy:
+def build_policy(
+    settings: RunSettings, directory: Path | None = None, *, trained: bool = False, computes: bool = True
+) -> Policy:
     """Load the policy from `directory` (or the path in the settings), or build the tiny one, and add its adapters.
 
     Args:
         settings: The run.
         directory: A model's folder, or one with adapters only.
         trained: Whether all its weights will be trained. Then they are kept in float32 until a backend has them.
+        computes: Whether anybody computes with it in this process. If not, it stays in the host's memory.
 
     Raises:
         ConfigError: If there is no such model, device or attention.
     """
     device = torch_device(settings.model.device)
+    if not computes:
+        device = torch.device("cpu")
     dtype = torch.float32 if trained and settings.model.lora is None else DTYPES[settings.model.dtype]
     adapter = directory if directory is not None and (directory / ADAPTER_CONFIG).exists() else None
     path = directory if adapter is None else None

@@ -18,6 +18,7 @@ from trainer.cluster.server_host import InferenceProgram
 from trainer.config.inference import LaunchSettings
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
+from trainer.core.device import torch_device
 from trainer.core.errors import ConfigError
 from trainer.inference.base import InferenceClient, SamplingParams
 from trainer.inference.dialect import Capabilities
@@ -157,11 +158,12 @@ async def open_inference(
         layout = ModelLayout(model, tokenizer, separate_head=settings.weights.separate_head)
         folders = stack.enter_context(_folders(settings, layout))
         check = _check(settings, model, tokenizer, prompt)
+        device = torch_device(settings.model.device)
         urls = settings.inference.urls
         if settings.inference.launch is not None:
             urls = await _launch(settings, settings.inference.launch, model, folders, console, stack, cluster)
         pool = ServerPool(
-            {url: _server_client(settings, url, model.device, layout) for url in urls},
+            {url: _server_client(settings, url, device, layout) for url in urls},
             max_concurrent=settings.inference.max_concurrent_requests,
             patience_s=settings.inference.patience_s,
             check=check,

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from trainer.backends.transport import RankDiedError, pack, unpack
+from trainer.backends.transport import Failure, RankDiedError, RankFailedError, pack, unpack
 
 _LAST_LINES = 12
 _LINE_WIDTH = 300
@@ -144,8 +144,7 @@ class LocalRanks:
         """Hand a rank's answers on, until its end of the pipe closes."""
         with suppress(EOFError, OSError):
             while True:
-                done, content = unpack(rank.pipe.recv_bytes())
-                self._answer(rank, done, content)
+                self._answer(rank, *_read_answer(rank, rank.pipe.recv_bytes()))
         rank.process.wait()
         with self._state:
             if not self._closed and self._death is None:
@@ -186,6 +185,16 @@ class LocalRanks:
         for rank in self._ranks:
             while rank.asked:
                 rank.asked.popleft().set_exception(error)
+
+
+def _read_answer(rank: _Rank, data: bytes) -> tuple[bool, Any]:
+    """Return whether a call did not fail, and what it returned or its failure."""
+    try:
+        done, content = unpack(data)
+    except Exception as error:  # noqa: BLE001 - whatever a class of the answer raises when it is made again
+        unread = f"the answer of rank {rank.number} cannot be read: {type(error).__name__}: {error}"
+        return False, Failure(RankFailedError(unread), of_the_group=False)
+    return done, content
 
 
 def _environment(number: int, world_size: int, threads: int, device: int) -> dict[str, str]:

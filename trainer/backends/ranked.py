@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trainer.algorithms.metrics import merge
-from trainer.backends.balance import balanced, row_cost
+from trainer.backends.balance import balanced, balanced_trees, row_cost
 from trainer.backends.base import Digest, EntropyMode, LossFunction, StepReport, TokenCounts, TrainRow
 from trainer.backends.rank_group import MeshShape
 from trainer.backends.transport import MakeBackend, RankTransport
@@ -115,6 +115,7 @@ class RankedBackend:
         self._width = width
         built = ranks.everywhere("build", name, make)[0]
         self._has_adapter = bool(built["has_adapter"])
+        self._shares = bool(built["shares"])
         self._why_not_shared: str | None = built["why_not_shared"]
 
     def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
@@ -234,8 +235,10 @@ class RankedBackend:
         self._all("end_load")
 
     def _divided(self, rows: Sequence[TrainRow]) -> list[list[int]]:
-        costs = [row_cost(len(row.ids), self._width) for row in rows]
-        return balanced(costs, self._ranks.mesh.data)
+        parts = self._ranks.mesh.data
+        if self._shares:
+            return balanced_trees([row.ids.numpy() for row in rows], self._width, parts)
+        return balanced([row_cost(len(row.ids), self._width) for row in rows], parts)
 
     def _each_part(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Have the ranks of each part of the batch compute it, and return an answer for each part."""

@@ -162,6 +162,11 @@ class ShardedModel:
         return self._pieces
 
     @property
+    def shares(self) -> bool:
+        """Whether tokens of rows that begin alike go through the model once, where that costs less."""
+        return self._pass.shares
+
+    @property
     def why_not_shared(self) -> str | None:
         """Why rows that begin alike do not share what they begin with; None if they do, or are not meant to."""
         return self._pass.why_not_shared

@@ -6,6 +6,7 @@
 import pickle
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Protocol
 
@@ -32,6 +33,19 @@ class RankDiedError(RoleDiedError):
 
 class RankFailedError(RunError):
     """A call failed in a rank; the message names it and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a call came to that raised.
+
+    Attributes:
+        error: What it raised, or what stands for it where that cannot be sent.
+        of_the_group: Whether it may be the consequence of another rank's end.
+    """
+
+    error: Exception
+    of_the_group: bool
 
 
 class RankTransport(Protocol):

@@ -55,6 +55,7 @@ from trainer.learn.boards import RunIdentity, open_boards
 from trainer.learn.learner import Learner, Models
 from trainer.learn.rows import row_builder
 from trainer.learn.tracking import Tracker
+from trainer.learn.utilisation import training_work
 from trainer.pipelines import rl
 from trainer.pipelines.saving import Saver
 from trainer.pipelines.sft import supervised_rows, train_supervised
@@ -182,7 +183,9 @@ async def _train(
     elif clear_records(directory):
         console.say(f"the run in {directory} left no checkpoint: it begins again, and its records with it")
     trains_here = settings.backend.kind == "torch"
-    policy = build_policy(settings, trained=trains_here)
+    # Where ranks train and servers sample, the one that is here is there to be asked for names and shapes.
+    computes = trains_here or settings.inference.embedded or settings.warm_start is not None
+    policy = build_policy(settings, trained=trains_here, computes=computes)
     policy.renderer.template.say = console.say
     keep_tokenizer(policy.tokenizer, directory)
     pool = await stack.enter_async_context(open_environments(settings, console, serve))
@@ -252,6 +255,7 @@ async def _train(
         console=console,
         saver=Saver(models, store, tracker, ledger, recall, asynchronous=settings.checkpoint.asynchronous),
         updating=players.updating,
+        work=training_work(settings, policy.model.config.to_dict()),
     )
     console.begin_training(state.step)
     await rl.train(parts, state, settings.steps, settings.checkpoint.every, evaluate, ending)
@@ -384,6 +388,8 @@ def _scheduler(
         rollout_settings.window_fraction,
         start=state.next_task,
         reissue=state.untrained,
+        aside=state.aside,
+        long_round=state.long_round,
         extra=rollout_settings.extra_groups,
     )
     chosen = settings.algorithm.filter
@@ -436,7 +442,7 @@ def _recall(settings: RunSettings, directory: Path, state: RunState, console: Ru
         return None
     durable = settings.rollout.log == "machine"
     log = RolloutLog(directory / ROLLOUT_LOG_FOLDER, durable=durable, say=console.say)
-    log.settle(state.next_task, state.untrained)
+    log.settle(state.next_task, state.untrained)()  # nothing is written yet: what is settled is not read
     recall = Recall(log)
     episodes, replies, tokens = recall.found
     if episodes:

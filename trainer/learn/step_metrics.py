@@ -45,6 +45,11 @@ class StepTimes:
         """Seconds of the whole step."""
         return self.ended - self.waiting
 
+    @property
+    def train_s(self) -> float:
+        """Seconds of the update."""
+        return self.syncing - self.training
+
 
 def rollout_metrics(groups: Sequence[Group], kept: Sequence[Group], version: int) -> dict[str, float]:
     """Return what the episodes of a step were like: means over episodes, never over turns.
@@ -152,7 +157,7 @@ def step_times(times: StepTimes, timelines: Sequence[Timeline]) -> dict[str, flo
     metrics = {f"time/{phase.value}_s": seconds for phase, seconds in named.items()}
     metrics |= {
         "time/wait_s": rollout_s - sum(named.values()),
-        "time/train_s": times.syncing - times.training,
+        "time/train_s": times.train_s,
         "time/sync_s": times.recording - times.syncing,
         "time/record_s": times.ended - times.recording,
         "time/rollout_s": rollout_s,
@@ -201,10 +206,9 @@ def token_rates(generated: int, trained: int, times: StepTimes) -> dict[str, flo
         trained: Sampled tokens of the rows that it trained on.
         times: Of the step.
     """
-    train_s = times.syncing - times.training
     return {
         "time/tokens_per_s": generated / times.step_s if times.step_s > 0 else 0.0,
-        "time/trained_tokens_per_s": trained / train_s if train_s > 0 else 0.0,
+        "time/trained_tokens_per_s": trained / times.train_s if times.train_s > 0 else 0.0,
     }
 
 

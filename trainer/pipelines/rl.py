@@ -29,6 +29,7 @@ from trainer.learn.step_metrics import (
     token_rates,
 )
 from trainer.learn.tracking import Tracker
+from trainer.learn.utilisation import TrainingWork
 from trainer.pipelines.saving import Saver
 from trainer.records.checkpoint import RunState
 from trainer.records.ledger import Ledger
@@ -46,6 +47,7 @@ class Parts:
 
     Attributes:
         updating: Entered for as long as weights change: who samples with these very weights stands still.
+        work: What an update computes, for the numbers of a step; None where that is not known.
     """
 
     algorithm: AlgorithmSettings
@@ -60,6 +62,7 @@ class Parts:
     console: RunConsole
     saver: Saver
     updating: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    work: TrainingWork | None = None
 
 
 async def train(
@@ -82,7 +85,14 @@ async def train(
                 metrics = await _update(parts, groups, step, state.version, clock)
                 last_ended = await _record(parts, groups, step, metrics, clock)
                 window = parts.scheduler.window
-                state = RunState(step + 1, state.version + 1, window.next_index, window.untrained)
+                state = RunState(
+                    step + 1,
+                    state.version + 1,
+                    window.next_index,
+                    window.untrained,
+                    window.aside,
+                    window.long_round,
+                )
                 whole = True
             if checkpoint_every and state.step % checkpoint_every == 0:
                 with ending.deferred():
@@ -109,7 +119,7 @@ class _StepClock:
         self.last_ended = last_ended
         self.tokens_before = tokens_before
         self.began = self.waited = self.trained = self.synced = time.monotonic()
-        self.trained_tokens = 0
+        self.rows: list[tuple[int, int]] = []
 
     def ended(self) -> StepTimes:
         """Read it for the last time."""
@@ -127,8 +137,11 @@ async def _update(
 
     # Episodes of later steps, if any are allowed, go on meanwhile.
     async with parts.updating():
-        updated = await parts.learner.update(batch, step)
-        clock.trained, clock.trained_tokens = time.monotonic(), int(batch.mask.sum())
+        updated = await parts.learner.update(batch, step, version)
+        clock.trained = time.monotonic()
+        clock.rows = list(
+            zip([len(row.ids) for row in batch.rows], batch.mask.sum(dim=1).tolist(), strict=True)
+        )
         sent = await parts.publisher.publish(parts.models.policy, version + 1)
     clock.synced = time.monotonic()
 
@@ -155,7 +168,9 @@ async def _record(
     generated = parts.client.counters.tokens_generated - clock.tokens_before
     times = clock.ended()
     metrics |= step_times(times, [trajectory.timeline for trajectory in trajectories])
-    metrics |= token_rates(generated, clock.trained_tokens, times)
+    metrics |= token_rates(generated, sum(sampled for _, sampled in clock.rows), times)
+    if parts.work is not None:
+        metrics |= parts.work.metrics(clock.rows, times.train_s)
     parts.tracker.metrics(step + 1, metrics)
     parts.console.step(step, metrics)
     return times.ended

@@ -95,7 +95,7 @@ class Saver:
     async def _write(self, state: RunState, saved: dict[str, Any], scores: Mapping[int, float]) -> None:
         await asyncio.to_thread(self._write_now, state, saved, scores)
         if self._recall is not None:
-            self._recall.settle(state.next_task, state.untrained)
+            await self._recall.settle(state.next_task, state.untrained)
 
     def _write_now(self, state: RunState, saved: dict[str, Any], scores: Mapping[int, float]) -> None:
         if broken := list(not_finite(saved)):

@@ -50,12 +50,16 @@ class RunState:
         version: Policy version; counts weight updates and never goes back within a run's lineage.
         next_task: First task of the stream that was never admitted.
         untrained: Tasks admitted and not trained; they are issued again.
+        aside: Those of them that were put aside and wait for a long round; see `AdmissionWindow`.
+        long_round: Those of them that are of a long round that has begun.
     """
 
     step: int
     version: int
     next_task: int
     untrained: tuple[int, ...]
+    aside: tuple[int, ...] = ()
+    long_round: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,11 +322,19 @@ def _read_json(path: Path) -> Any:
 def _read_state(path: Path) -> RunState:
     raw = _read_json(path)
     try:
-        numbers = [raw["step"], raw["version"], raw["next_task"], *raw["untrained"]]
+        aside, long_round = raw.get("aside", []), raw.get("long_round", [])  # an older release wrote neither
+        numbers = [raw["step"], raw["version"], raw["next_task"], *raw["untrained"], *aside, *long_round]
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError("a number is none")
-        return RunState(raw["step"], raw["version"], raw["next_task"], tuple(raw["untrained"]))
-    except (KeyError, TypeError, ValueError) as error:
+        return RunState(
+            raw["step"],
+            raw["version"],
+            raw["next_task"],
+            tuple(raw["untrained"]),
+            tuple(aside),
+            tuple(long_round),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} does not say where the run stands") from error
 
 

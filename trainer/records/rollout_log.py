@@ -121,37 +121,61 @@ class RolloutLog:
             self._syncing = asyncio.get_running_loop().create_task(self._sync(self._descriptor))
         await asyncio.shield(self._syncing)
 
-    def settle(self, next_task: int, untrained: Iterable[int]) -> None:
-        """Note what a checkpoint holds: files are deleted in which every task was trained or dropped before it.
+    def settle(self, next_task: int, untrained: Iterable[int]) -> Callable[[], None]:
+        """Note what a checkpoint holds: files can go in which every task was trained or dropped before it.
+
+        Entries to come are of later tasks, and belong to another file.
 
         Args:
             next_task: First task that the checkpoint had never admitted.
             untrained: Tasks that it had admitted and not trained.
 
-        Raises:
-            WriteError: If a file cannot be deleted.
+        Returns:
+            What is left to do on the disk: bring the newest file to it, delete those that can go. It may be called in
+            a thread, while entries are appended. It raises `WriteError` where the disk fails.
         """
         waiting = frozenset(untrained)
         self._settled = lambda task: task < next_task and task not in waiting
-        self.close()  # entries to come are of later tasks, and belong to another file
+        gone = []
         for path, tasks in list(self._tasks.items()):
             tasks -= {task for task in tasks if self._settled(task)}
             if not tasks:
                 del self._tasks[path]
+                gone.append(path)
+        finish = self._finished()
+
+        def work() -> None:
+            finish()
+            for path in gone:
                 with write_errors(path):
                     path.unlink(missing_ok=True)
 
+        return work
+
     def close(self) -> None:
         """Close the newest file; another entry begins another one."""
-        if self._descriptor is not None:
-            descriptor, self._descriptor = self._descriptor, None
-            if self._durable:
-                with write_errors(self._path):
-                    os.fdatasync(descriptor)
-            if self._syncing is not None and not self._syncing.done():
-                self._syncing.add_done_callback(lambda _: os.close(descriptor))
-            else:
-                os.close(descriptor)
+        self._finished()()
+
+    def _finished(self) -> Callable[[], None]:
+        """Let go of the newest file, and return what brings it to the disk and closes it."""
+        if self._descriptor is None:
+            return lambda: None
+        descriptor, path, self._descriptor = self._descriptor, self._path, None
+        syncing = self._syncing is not None and not self._syncing.done()
+        if syncing and self._syncing is not None:
+            self._syncing.add_done_callback(lambda _: os.close(descriptor))
+        # Its own, since that one may be closed as soon as the loop goes on.
+        held = os.dup(descriptor) if syncing else descriptor
+
+        def work() -> None:
+            try:
+                if self._durable:
+                    with write_errors(path):
+                        os.fdatasync(held)
+            finally:
+                os.close(held)
+
+        return work
 
     def _files(self) -> list[Path]:
         numbered = [

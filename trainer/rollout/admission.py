@@ -49,6 +49,8 @@ class AdmissionWindow:
             extra groups: those that would be overtaken too often are put aside.
         start: Index of the first group.
         reissue: Indices that were admitted before a restart and never trained; they are admitted again first.
+        aside: Those among them that were put aside and wait for a long round.
+        long_round: Those among them that were of a long round that had begun: it goes on.
         extra: Groups that are started beyond the budget, and put aside where they are not ready when they are due (E).
     """
 
@@ -60,6 +62,8 @@ class AdmissionWindow:
         *,
         start: int = 0,
         reissue: tuple[int, ...] = (),
+        aside: tuple[int, ...] = (),
+        long_round: tuple[int, ...] = (),
         extra: int = 0,
     ) -> None:
         if groups_per_step < 1 or max_staleness < 0 or extra < 0 or not 0.0 <= window_fraction <= 1.0:
@@ -72,9 +76,9 @@ class AdmissionWindow:
         self.extra = extra
         self.window = max(1, math.floor(window_fraction * self.budget))
         self._next = start
-        self._reissue = deque(sorted(reissue))
-        self._aside: deque[int] = deque()
-        self._round: deque[int] = deque()
+        self._reissue = deque(sorted(set(reissue) - {*aside, *long_round}))
+        self._aside = deque(aside)
+        self._round = deque(sorted(long_round))
         self._long: set[int] = set()
         self._active: dict[int, _State] = {}
         self._admitted_version: dict[int, int] = {}
@@ -90,6 +94,16 @@ class AdmissionWindow:
     def untrained(self) -> tuple[int, ...]:
         """Indices admitted (or to be issued again) and not trained, in order: what a checkpoint must keep."""
         return tuple(sorted([*self._active, *self._reissue, *self._aside, *self._round]))
+
+    @property
+    def aside(self) -> tuple[int, ...]:
+        """Those of the untrained that were put aside and wait for a long round, in their order."""
+        return tuple(self._aside)
+
+    @property
+    def long_round(self) -> tuple[int, ...]:
+        """Those of the untrained that are of a long round that has begun, in order."""
+        return tuple(sorted([*self._round, *self._long]))
 
     @property
     def waits(self) -> bool:

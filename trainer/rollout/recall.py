@@ -6,6 +6,7 @@ no token is sampled, no step is taken twice. Where the log ends, the environment
 and the episode goes on. What is asked anew is on disk before it is answered.
 """
 
+import asyncio
 from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -117,11 +118,16 @@ class Recall:
         """Return the tape of the episode that inference clients know by this name, if it is logged."""
         return self._playing.get(name)
 
-    def settle(self, next_task: int, untrained: Sequence[int]) -> None:
-        """Forget what a checkpoint holds; see `RolloutLog.settle`."""
-        self.log.settle(next_task, untrained)
+    async def settle(self, next_task: int, untrained: Sequence[int]) -> None:
+        """Forget what a checkpoint holds; see `RolloutLog.settle`. Files go in a thread.
+
+        Raises:
+            WriteError: If the disk fails.
+        """
+        work = self.log.settle(next_task, untrained)
         waiting = set(untrained)
         self._begun = {key for key in self._begun if key.task >= next_task or key.task in waiting}
+        await asyncio.to_thread(work)
 
 
 class EpisodeTape:

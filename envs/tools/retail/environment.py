@@ -9,7 +9,7 @@ import orjson
 from pydantic import Field
 
 from envs.kwargs import SomeOf
-from envs.splits import SPLIT, checked_split, split_of_text
+from envs.splits import TaskSplit, checked_split, split_of_text
 from envs.tools.base import CallsPerTurn, Heard, StepLimit, ToolEnv, ToolKwargs, digest
 from envs.tools.calls import ToolCall
 from envs.tools.retail.customer import MOST_HEARD, Customer, Identity
@@ -72,9 +72,7 @@ class RetailEnv(ToolEnv):
                 )
             ),
         ] = False,
-        split: Annotated[
-            str | None, SPLIT, Field(description="Only tasks of this split, by content.")
-        ] = None,
+        split: TaskSplit = None,
         max_calls_per_turn: CallsPerTurn = 4,
         max_episode_steps: StepLimit = 40,
         **common: Unpack[ToolKwargs],

@@ -155,9 +155,19 @@ async def test_kwargs_make_the_environment_anew(plain: Server) -> None:
         second = await env.good("state")
         assert second["session_id"] != first["session_id"]
         assert [each["session_id"] for each in await sessions(plain)] == [second["session_id"]]
+        await env.good("reset", {"kwargs": {"length": 2}})
         assert await env.code("reset", {"kwargs": {"length": 1000}}) == "VALIDATION_ERROR"
-        assert await env.code("step", {"action": "a"}) == "EXECUTION_ERROR"
+        assert (await env.good("step", {"action": "a"}))["done"] is False
+        assert (await env.good("step", {"action": "a"}))["done"] is True, "its episode goes on unharmed"
+
+
+async def test_kwargs_make_the_environment_anew_where_there_is_room_for_one(
+    guarded: tuple[Server, dict[str, str]],
+) -> None:
+    server, tokens = guarded
+    async with openenv(server, "Count", tokens["bob"]), openenv(server, "Count", tokens["alice"]) as env:
         await env.good("reset", {})
+        await env.good("reset", {"kwargs": {"length": 1}})
         assert (await env.good("step", {"action": "a"}))["done"] is True
 
 

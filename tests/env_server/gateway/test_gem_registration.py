@@ -124,11 +124,106 @@ async def test_a_sandbox_that_failed_is_not_used_again(
             assert [body["sandbox_id"] for body in answer.named("reset")[-2:]] == ["box-3", "box-4"]
             assert answer.named("close")[-1] == {"sandbox_id": "box-3"}
             assert (await session.step("a")).observation == "on"
-            answer.paths["step"] = {**STEP, "reward": None}
+        await unregister(http, registered)
+
+
+BAD = [
+    plain(b"<html>"),
+    plain({}, 502),
+    plain({"detail": "unknown field"}, 422),
+    {"status": "Failed", "message": "invalid parameter", "error": "action"},
+    {"observation": "on"},
+    {**STEP, "reward": None},
+    {**STEP, "info": 3},
+    [],
+    plain(b"[" * 100_000),
+    plain(b"x" * 9_000_000),
+]
+
+
+async def test_bad_answers_to_steps_cost_no_session(gateway: ServerProcess, http: httpx.AsyncClient) -> None:
+    answer: Any = Gem()
+    async with scripted(answer) as url:
+        registered = await register(http, url)
+        async with EnvClient(gateway.url, timeout_s=40) as client:
+            session = await client.make("Box")
+            await session.reset(seed=1)
+            answer.calls.clear()
+            for bad in BAD:
+                answer.paths["step"] = bad
+                with pytest.raises(ProblemError) as caught:
+                    await session.step("a")
+                assert caught.value.code == "upstream_error", bad
+                assert "may have been taken" in caught.value.detail
+                answer.paths.clear()
+                assert (await session.step("a")).observation == "on"
+            assert answer.calls == [("step", {"sandbox_id": "box-3", "action": "a"})] * 2 * len(BAD)
+            await session.close()
+        await unregister(http, registered)
+
+
+async def test_a_reset_that_is_answered_badly_leaves_nothing_behind(
+    gateway: ServerProcess, http: httpx.AsyncClient
+) -> None:
+    answer: Any = Gem()
+    async with scripted(answer) as url:
+        registered = await register(http, url)
+        async with EnvClient(gateway.url, timeout_s=40) as client:
+            session = await client.make("Box")
+            answer.paths["reset"] = {"no": "observation"}
+            with pytest.raises(ProblemError, match="upstream_error"):
+                await session.reset(seed=1)
+            answer.paths.clear()
+            await session.reset(seed=1)
+            assert answer.named("close")[-1] == {"sandbox_id": "box-3"}
+            assert (await session.step("a")).observation == "on"
+            await session.close()
+        await unregister(http, registered)
+
+
+@pytest.mark.parametrize("status", [404, 410])
+async def test_a_server_without_the_sandbox_has_lost_it(
+    gateway: ServerProcess, http: httpx.AsyncClient, status: int
+) -> None:
+    answer: Any = Gem()
+    async with scripted(answer) as url:
+        registered = await register(http, url)
+        async with EnvClient(gateway.url, timeout_s=40) as client:
+            session = await client.make("Box")
+            answer.paths["reset"] = plain({"detail": "no such sandbox"}, status)
+            beginning = asyncio.create_task(session.reset(seed=1))
+            async with asyncio.timeout(20):
+                while len(answer.named("reset")) < 3:
+                    await asyncio.sleep(0.01)
+            del answer.paths["reset"]
+            assert (await beginning).observation == "begin", "between episodes it is made anew"
+            answer.paths["step"] = plain({"detail": "no such sandbox"}, status)
             with pytest.raises(ProblemError) as caught:
                 await session.step("a")
-            assert caught.value.code == "session_gone"
-            assert answer.named("close")[-1] == {"sandbox_id": "box-4"}, "it is not left behind there"
+            assert (caught.value.code, caught.value.extra["reason"]) == ("session_gone", "lost")
+        await unregister(http, registered)
+
+
+async def test_a_server_that_says_later_is_asked_later(
+    gateway: ServerProcess, http: httpx.AsyncClient
+) -> None:
+    gem: Any = Gem()
+    refusals = [429, 503]
+
+    def answer(path: str, body: dict[str, Any]) -> Any:
+        if path.endswith("/step") and "later" in body.values() and refusals:
+            return plain({"detail": "busy"}, refusals.pop())
+        return gem(path, body)
+
+    async with scripted(answer) as url:
+        registered = await register(http, url)
+        async with EnvClient(gateway.url, timeout_s=40) as client:
+            session = await client.make("Box")
+            await session.reset(seed=1)
+            assert (await session.step("later")).observation == "on"
+            assert not refusals
+            assert len(gem.named("make")) == 3
+            await session.close()
         await unregister(http, registered)
 
 

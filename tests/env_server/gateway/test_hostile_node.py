@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -17,8 +17,16 @@ from tests.support.wire import Socket
 _GATEWAY = ("--gateway", "--allow-network", "loopback", "--log-level", "error", "--step-timeout-s", "3")
 
 
+class Servers(NamedTuple):
+    """A gateway, a node of its that twists what it answers, and the path of that node's heartbeat."""
+
+    gateway: ServerProcess
+    twisting: TwistingNode
+    heartbeat: str
+
+
 @pytest.fixture(scope="module")
-def servers() -> Iterator[tuple[ServerProcess, TwistingNode]]:
+def servers() -> Iterator[Servers]:
     """A gateway with an honest node for FrozenLake-v0, and a twisting one for Walk-v0."""
     with (
         ServerProcess(("--log-level", "error", *ENVS)) as node,
@@ -30,7 +38,8 @@ def servers() -> Iterator[tuple[ServerProcess, TwistingNode]]:
             body = {"env_id": env_id, "url": url, "protocol": "rollgym", "ttl_s": 600}
             answer = http.post("/v1/envs", json=body)
             assert answer.status_code == 201, answer.text
-        yield gateway, twisting
+        heartbeat = f"/v1/registrations/{answer.json()['registration_id']}/heartbeat"
+        yield Servers(gateway, twisting, heartbeat)
 
 
 def _replaced(**fields: Any) -> Any:
@@ -83,12 +92,12 @@ TWISTS: dict[str, Any] = {
 
 @pytest.mark.parametrize("moment", ["make", "reset", "step", "fork", "episode"])
 @pytest.mark.parametrize("kind", TWISTS)
-async def test_an_answer_of_another_form(
-    servers: tuple[ServerProcess, TwistingNode], moment: str, kind: str
-) -> None:
-    gateway, node = servers
+async def test_an_answer_of_another_form(servers: Servers, moment: str, kind: str) -> None:
+    gateway, node, heartbeat = servers
     node.twist = None
     async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as http:
+        # A node whose connection broke gets no sessions for five seconds, or until it says that it is there.
+        assert (await http.post(heartbeat, json={})).status_code == 200
 
         async def ask(path: str, **body: Any) -> dict[str, Any]:
             answer = await http.post(path, json=body)
@@ -115,7 +124,7 @@ async def test_an_answer_of_another_form(
         elif moment == "reset":
             await ask(f"{place}/reset", seed=3)
         elif moment == "step":
-            await ask(f"{place}/step", action=1, step=0, episode=0)
+            await ask(f"{place}/step", action="a", step=0, episode=0)
         elif moment == "fork":
             await ask(f"{place}/fork", count=2)
         else:
@@ -133,10 +142,8 @@ async def test_an_answer_of_another_form(
 
 
 @pytest.mark.parametrize("op", ["step", "reset", "render", "batch"])
-async def test_a_call_that_cannot_be_passed_on_costs_only_itself(
-    servers: tuple[ServerProcess, TwistingNode], op: str
-) -> None:
-    gateway, _ = servers
+async def test_a_call_that_cannot_be_passed_on_costs_only_itself(servers: Servers, op: str) -> None:
+    gateway = servers.gateway
     async with (
         asyncio.timeout(30),
         websockets.connect(f"ws://127.0.0.1:{gateway.port}/v1/ws", compression=None) as connection,

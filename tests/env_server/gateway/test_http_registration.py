@@ -16,7 +16,7 @@ import pytest
 from clients.client import EnvClient
 from clients.protocol.errors import ProblemError
 from tests.support.client_server import ServerProcess
-from tests.support.foreign_servers import COMMANDS, Answer, ForeignServer, plain, scripted
+from tests.support.foreign_servers import COMMANDS, Answer, ForeignServer, Said, plain, scripted
 
 ARGUMENTS = (
     *("--gateway", "--allow-network", "loopback", "--log-level", "error", "--step-timeout-s", "2"),
@@ -400,6 +400,37 @@ async def test_a_server_without_the_session_has_lost_it(gateway: ServerProcess, 
             with pytest.raises(ProblemError) as caught:
                 await session.step("a")
             assert (caught.value.code, caught.value.extra["reason"]) == ("session_gone", "lost")
+
+
+async def test_what_is_given_up_has_ended_there_before_it_begins_anew(http: httpx.AsyncClient) -> None:
+    """The server knows the session by the same name before and after: an end that came late would be that of both."""
+    flaky = Flaky(deterministic=False)
+    begun: asyncio.Queue[None] = asyncio.Queue()
+    stepping = asyncio.Event()
+
+    async def answer(path: str, body: dict[str, Any]) -> Said:
+        if path == "/step" and body["action"] == "hang":
+            stepping.set()
+            await asyncio.Event().wait()
+        if path == "/close" and stepping.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(begun.get(), 0.3)
+        if path == "/reset" and stepping.is_set():
+            begun.put_nowait(None)
+        return flaky(path, body)
+
+    async with scripted(answer) as url:
+        registered = await register(http, "Slow", url)
+        made = (await http.post("/v1/sessions", json={"env_id": "Slow", "reset": {"seed": 1}})).json()
+        session = f"/v1/sessions/{made['session_id']}"
+        hanging = asyncio.create_task(http.post(f"{session}/step", json={"action": "hang"}))
+        await asyncio.wait_for(stepping.wait(), 20)
+        assert (await http.post(f"{session}/cancel")).status_code == 202
+        assert (await hanging).json()["code"] == "step_timeout"
+        assert (await http.post(f"{session}/reset", json={"seed": 1})).json()["observation"] == "0"
+        assert (await http.post(f"{session}/step", json={"action": "a"})).json()["observation"] == "1"
+        await http.delete(session)
+        await unregister(http, registered)
 
 
 async def test_a_session_waits_for_its_server_to_be_back(

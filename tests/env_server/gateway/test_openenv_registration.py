@@ -201,6 +201,36 @@ async def test_what_was_not_asked_for_is_not_listened_to(
     await unregister(http, registered)
 
 
+async def test_bad_answers_cost_no_session(
+    gateway: ServerProcess, http: httpx.AsyncClient, scripted: ScriptedOpenEnv
+) -> None:
+    """Each is the answer to one question, so the socket can be gone on with."""
+    registered = await register(http, scripted.url)
+    async with EnvClient(gateway.url, timeout_s=40) as client:
+        session = await client.make("Scripted")
+        await session.reset(seed=1)
+        opened = scripted.seen.count("open")
+        bad = ["not JSON", "[" * 100_000, "[]", "{}", BAD, observation("on", reward="much")]
+        for place, said in enumerate((*bad, observation("on", done=1)), start=1):
+            scripted.scripts["step"] = saying(said)
+            with pytest.raises(ProblemError) as caught:
+                await session.step("a")
+            assert caught.value.code == "upstream_error", said
+            assert "may have been taken" in caught.value.detail
+            del scripted.scripts["step"]
+            assert (await session.step("a")).observation == str(2 * place)
+        assert scripted.seen.count("open") == opened
+        scripted.scripts["reset"] = saying(BAD)
+        with pytest.raises(ProblemError, match="upstream_error"):
+            await session.reset(seed=1)
+        del scripted.scripts["reset"]
+        assert (await session.reset(seed=1)).observation == "0"
+        assert (await session.step("a")).observation == "1"
+        await session.close()
+        await scripted.until_seen("lost", scripted.seen.count("open"))
+    await unregister(http, registered)
+
+
 async def test_a_socket_that_breaks_between_episodes_costs_nothing(
     gateway: ServerProcess, http: httpx.AsyncClient, scripted: ScriptedOpenEnv
 ) -> None:

@@ -27,6 +27,7 @@ from env_server.gateway.journal_entries import (
 from env_server.gateway.shared_journal import SharedJournal
 from tests.env_server.gateway.test_relay import Player, sessions_at, undisturbed
 from tests.support.client_server import ServerProcess
+from tests.support.metrics import scrape, value
 from tests.support.redis_server import RedisServer
 
 QUIET = ("--log-level", "error")
@@ -309,6 +310,32 @@ async def test_a_gateway_dies_and_another_one_goes_on(fleet: Fleet, players: lis
     assert await close_all(fleet, both) == 4
 
 
+async def test_an_operator_sees_what_the_journal_takes_and_how_long(
+    fleet: Fleet, players: list[Player]
+) -> None:
+    url = fleet.gateways[0].url
+    before = await scrape(url)
+    [player] = await begin(fleet, players, 1)
+    for action in "abc":
+        await player.step(action)
+    await close_all(fleet, [player])
+    after = await scrape(url)
+
+    def grown(name: str, **labels: str) -> float:
+        name = f"rollgym_shared_journal_{name}"
+        return value(after, name, labels) - value(before, name, labels)
+
+    assert value(after, "rollgym_shared_journal_up") == 1
+    assert value(after, "rollgym_shared_journal_waiting") == 0
+    assert grown("writes_total", status="ok") == grown("write_seconds_count") >= 3
+    assert 0 < grown("write_seconds_sum") < 60
+    for command in ("open", "write"):
+        calls = grown("calls_total", command=command, outcome="ok")
+        assert calls == grown("call_seconds_count", command=command) >= 1
+    assert grown("sent_bytes_total") > 0
+    assert grown("calls_total", command="write", outcome="away") == 0
+
+
 async def test_nothing_is_left_of_all_of_this(fleet: Fleet) -> None:
     async with asyncio.timeout(30):
         while await sessions_at(fleet.nodes) > 1:
@@ -421,6 +448,7 @@ async def test_a_journal_that_is_away_is_tried_no_further_until_it_is_back(
     server.kill()
     statuses = await asyncio.gather(*(write(one, *check(1)) for _ in range(50)))
     assert all(status.startswith("away: ") for status in statuses)
+    assert (one.writes["away"], one.calls["write", "away"], one.waiting) == (50, 1, 0)
     with pytest.raises(JournalAway):
         await one.load("S")
     with pytest.raises(ProblemError, match="draining"):

@@ -1,0 +1,226 @@
+"""`roll-train` in processes of its own that are forked from one which has imported all that it needs.
+
+Torch and transformers take seconds of CPU to import, and the tests start the command some seventy times. A process that
+is forked has its own memory, files, signals and end like any other; only the imports are not made again. What is forked
+has the hash seed of the others, so that a run which must be equal to one of these is better started afresh, as is what
+depends on variables that are read while modules are imported (`can_be_forked`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import io
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+ROOT = Path(__file__).parents[2]
+_PRELOADED = (
+    "trainer.commands.train",
+    "trainer.commands.evaluate",
+    "trainer.commands.rollout",
+    "trainer.cli",
+)
+# Read when the command runs, and not while modules are imported.
+_READ_LATE = ("ROLLGYM_TOKEN", "PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED")
+
+
+class Forked:
+    """A forked process: what tests use of `subprocess.Popen`, with standard output and error in one text pipe."""
+
+    def __init__(self, address: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.args = list(arguments)
+        self.returncode: int | None = None
+        self._told = b""
+        readable, writable = os.pipe()
+        self.stdout = open(readable, encoding="utf-8", errors="replace")  # noqa: SIM115 - closed with the process
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(address)
+        order = json.dumps({"arguments": self.args, "environment": dict(environment)}).encode() + b"\n"
+        try:
+            sent = socket.send_fds(self._socket, [order], [writable])
+            self._socket.sendall(order[sent:])
+        finally:
+            os.close(writable)
+        self.pid = int(self._line(30.0))
+
+    def poll(self) -> int | None:
+        """The exit code, if it has ended; the number of the signal that ended it, negated."""
+        if self.returncode is None:
+            with contextlib.suppress(TimeoutError):
+                self.returncode = int(self._line(0.0))
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; gives the exit code."""
+        if self.returncode is None:
+            try:
+                self.returncode = int(self._line(timeout))
+            except TimeoutError:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0) from None
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for its end, and for that of all who write to its output; gives what it wrote."""
+        found: list[str] = []
+        began = time.monotonic()
+        reading = threading.Thread(target=lambda: found.append(self.stdout.read()), daemon=True)
+        reading.start()
+        reading.join(timeout)
+        if reading.is_alive():
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        self.wait(None if timeout is None else max(0.0, timeout - (time.monotonic() - began)))
+        return "".join(found), ""
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it."""
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stdout.close()
+        self.wait()
+        self._socket.close()
+
+    def _line(self, timeout: float | None) -> bytes:
+        """The next line that is told of it."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while b"\n" not in self._told:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([self._socket], [], [], left)[0]:
+                raise TimeoutError
+            told = self._socket.recv(4096)
+            if not told:
+                raise EOFError("the process that it was forked from has ended")
+            self._told += told
+        line, _, self._told = self._told.partition(b"\n")
+        return line
+
+
+@functools.cache
+def _preloaded() -> tuple[str, dict[str, str], subprocess.Popen[str]]:
+    """The process to fork from, its address and its environment. It ends with this one, whose pipe it reads."""
+    address = f"{tempfile.mkdtemp(prefix='rollgym-tests-')}/socket"
+    environment = dict(os.environ)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.preloaded", address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n", "the trainer cannot be imported"
+    return address, environment, process
+
+
+def can_be_forked(environment: Mapping[str, str]) -> bool:
+    """Whether nothing that modules may have read when they were imported is different."""
+    _, preloaded, _ = _preloaded()
+    names = (preloaded.keys() | environment.keys()) - set(_READ_LATE)
+    return all(preloaded.get(name) == environment.get(name) for name in names)
+
+
+def fork(arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
+    """Run `roll-train` with these arguments."""
+    address, _, _ = _preloaded()
+    return Forked(address, arguments, environment)
+
+
+# -- in the process to fork from ---------------------------------------------------------------------------------------
+
+
+def _serve(address: str) -> Callable[[], int]:
+    """Fork a process for each connection until standard input ends; returns in the forked ones: what they are to do."""
+    for name in _PRELOADED:
+        __import__(name)
+    # What is there is shared with all that are forked; a collection would copy it into each.
+    gc.collect()
+    gc.freeze()
+    # Nobody waits for those that wait for the commands.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(address)
+        listening.listen(64)
+        print("ready", flush=True)
+        while True:
+            readable = select.select([listening, 0], [], [])[0]
+            if 0 in readable:
+                Path(address).unlink()
+                Path(address).parent.rmdir()
+                os._exit(0)
+            connection, _ = listening.accept()
+            if os.fork():
+                connection.close()
+                continue
+            listening.close()
+            return _ordered(connection)
+
+
+def _ordered(connection: socket.socket) -> Callable[[], int]:
+    """Fork the command, and tell its process id and its exit code; returns in the command's process."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    content, (output,), _, _ = socket.recv_fds(connection, 65536, 1)
+    while not content.endswith(b"\n"):
+        content += connection.recv(65536)
+    order = json.loads(content)
+    command = os.fork()
+    if command:
+        os.close(output)
+        with contextlib.suppress(BrokenPipeError):
+            connection.sendall(b"%d\n" % command)
+            code = os.waitstatus_to_exitcode(os.waitpid(command, 0)[1])
+            connection.sendall(b"%d\n" % code)
+        os._exit(0)
+    connection.close()
+    return functools.partial(_run, order, output)
+
+
+def _run(order: dict[str, Any], output: int) -> int:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    for descriptor in (nothing, output):
+        os.close(descriptor)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - for as long as the process lives
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(os.fdopen(number, "wb", 0, closefd=False), encoding="utf-8", write_through=True)
+        for number in (1, 2)
+    )
+    sys.argv = ["roll-train", *order["arguments"]]
+    from trainer.cli import main
+
+    return main()
+
+
+if __name__ == "__main__":
+    sys.exit(_serve(sys.argv[1])())

@@ -1,0 +1,218 @@
+"""The memory plan: sizes of models, bytes on devices, and a measurement beside the reckoning."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.trainer.models.test_families import FAMILIES
+from trainer.assembly.memory import adapter_parameters, memory_plan, model_shape, remedies
+from trainer.cli import main
+from trainer.commands.memory import plan_lines
+from trainer.config.load import load_settings
+from trainer.config.model import LoraSettings
+from trainer.core.errors import ConfigError
+from trainer.models.known_shapes import KNOWN, TINY_VOCABULARY
+from trainer.models.memory_plan import (
+    GIB,
+    Sharding,
+    Training,
+    activation_bytes,
+    parameters_per_device,
+    trained_need,
+)
+from trainer.models.shape import ModelShape
+from trainer.models.tokenizer import build_tiny_tokenizer
+
+ROOT = Path(__file__).parents[3]
+TASKS = "tasks=[{env_id: FrozenLake-v0}]"
+SEVEN = ModelShape.from_config(KNOWN["Qwen/Qwen2.5-7B"])
+MIXTURE = ModelShape.from_config(KNOWN["Qwen/Qwen3-30B-A3B"])
+COUNTED = {name: config for name, config in FAMILIES.items() if name not in ("cohere",)}
+
+
+@pytest.mark.parametrize("family", sorted(COUNTED))
+def test_parameters_are_those_of_the_model(family):
+    config = COUNTED[family]
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    assert ModelShape.from_config(config.to_dict()).parameters.total == counted
+
+
+@pytest.mark.parametrize(
+    ("name", "total"),
+    [  # as their pages on the hub have it: "Number of Parameters", and safetensors' own count
+        ("Qwen/Qwen2.5-0.5B", 494_032_768),
+        ("Qwen/Qwen2.5-1.5B", 1_543_714_304),
+        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
+        ("Qwen/Qwen2.5-32B", 32_763_876_352),
+        ("Qwen/Qwen3-30B-A3B", 30_532_122_624),
+    ],
+)
+def test_known_models_have_as_many_parameters_as_on_the_hub(name, total):
+    assert ModelShape.from_config(KNOWN[name]).parameters.total == total
+
+
+def test_a_token_takes_a_tenth_of_a_mixture():
+    assert MIXTURE.matrices_per_token == pytest.approx(2.7e9, rel=0.05), "3.3 billion with the embeddings"
+    assert SEVEN.matrices_per_token == pytest.approx(6.5e9, rel=0.01), "6.53 billion without the embeddings"
+
+
+def test_the_tiny_policy_has_as_many_tokens_as_the_plan_says():
+    assert len(build_tiny_tokenizer()) == TINY_VOCABULARY
+
+
+def test_a_family_that_is_not_known_is_refused():
+    with pytest.raises(ConfigError, match="type 'mamba' are not known"):
+        ModelShape.from_config({"model_type": "mamba"})
+    with pytest.raises(ConfigError, match="lacks a size: 'hidden_size'"):
+        ModelShape.from_config({"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 2})
+
+
+@pytest.mark.parametrize(
+    ("sharding", "per_parameter"),
+    [  # bf16; ZeRO section 3.1: 2 + 2 + 12 bytes a parameter, of which stage 1, 2, 3 cut 12, 14, 16
+        (Sharding("torch"), 2 + 4 + 4 + 8),
+        (Sharding("fsdp2", data=8), (4 + 4 + 8) / 8),
+        (Sharding("deepspeed", data=8, zero_stage=1), 2 + 2 + 12 / 8),
+        (Sharding("deepspeed", data=8, zero_stage=2), 2 + 14 / 8),
+        (Sharding("deepspeed", data=8, zero_stage=3), 16 / 8),
+        (Sharding("megatron", data=8), 2 + 4 + 12 / 8),
+        (Sharding("deepspeed", data=8, zero_stage=2, offload=True), 2 + 2 / 8),
+        (Sharding("deepspeed", data=8, zero_stage=3, offload=True), 2 / 8),
+        (Sharding("fsdp2", data=8, offload=True), 0),
+    ],
+)
+def test_bytes_a_parameter_are_those_of_the_backends_papers(sharding, per_parameter):
+    need = trained_need(SEVEN, Training(number_bytes=2), sharding)
+    assert (need.lasting + need.gradients) / SEVEN.parameters.total == pytest.approx(
+        per_parameter, rel=1e-3, abs=1e-3
+    )
+
+
+def test_devices_share_what_they_can():
+    whole = SEVEN.parameters.total
+    assert parameters_per_device(SEVEN, Sharding("megatron", tensor=4)) == pytest.approx(whole / 4, rel=1e-6)
+    staged = parameters_per_device(SEVEN, Sharding("megatron", pipeline=2))
+    assert 0.49 < staged / whole < 0.6, "one of the embeddings lies on each end"
+    assert MIXTURE.parameters.experts > 0.9 * MIXTURE.parameters.total
+    alone = parameters_per_device(MIXTURE, Sharding("megatron", data=8, expert=8))
+    assert alone == MIXTURE.parameters.dense + MIXTURE.parameters.experts // 8
+    long = Training(number_bytes=2, micro_batch_tokens=65_536)
+    assert (
+        activation_bytes(SEVEN, long, Sharding("megatron", context=4))
+        < activation_bytes(SEVEN, long, Sharding("megatron")) * 0.3
+    )
+    assert activation_bytes(
+        SEVEN, Training(2, 65_536, checkpointing=True), Sharding("torch")
+    ) < 0.2 * activation_bytes(SEVEN, long, Sharding("torch"))
+
+
+def plan_of(*words, gb=80.0):
+    settings = load_settings(None, [TASKS, "model.max_length=2048", *words])
+    return memory_plan(settings, model_shape(settings.model), int(gb * 1e9)), settings
+
+
+def test_models_and_who_samples_add_up():
+    plan, _ = plan_of("model.path=Qwen/Qwen2.5-0.5B", "algorithm={preset: ppo, kl: {coefficient: 0.1}}")
+    names = [part.name for part in plan.parts]
+    assert names == ["policy", "critic", "reference", "engine"]
+    policy, critic, reference, engine = (part.need for part in plan.parts)
+    assert reference.weights == 4 * 494_032_768
+    assert critic.weights == policy.weights, "the head is tied to the embedding, which a critic has"
+    assert engine.weights == 0, "on-policy, the engine reads the weights in training"
+    assert engine.cache == 64 * 2048 * (2 * 24 * 128) * 4, "64 episodes, each as long as may be"
+    ahead, _ = plan_of("model.path=Qwen/Qwen2.5-0.5B", "rollout.max_staleness=1")
+    assert ahead.parts[-1].need.weights == 4 * 494_032_768
+    assert ahead.parts[-1].need.cache == 2 * engine.cache
+
+
+def test_servers_that_sleep_take_turns_with_training():
+    words = ["model={path: Qwen/Qwen2.5-1.5B, dtype: bf16, gradient_checkpointing: true}"]
+    awake, _ = plan_of(*words, "inference={kind: vllm, launch: {}}")
+    asleep, _ = plan_of(*words, "inference={kind: vllm, launch: {}, sleep_level: 1}")
+    apart, _ = plan_of(*words, "inference={kind: vllm, launch: {devices: ['1']}}")
+    assert not awake.fits
+    assert awake.peak > asleep.peak > apart.peak
+    assert apart.fits
+    assert apart.peak_alone == int(0.9 * 80e9) + GIB
+
+
+def test_what_does_not_fit_is_named_with_what_makes_it_fit():
+    plan, settings = plan_of("model.path=Qwen/Qwen2.5-7B", "model.dtype=bf16")
+    assert not plan.fits
+    found = remedies(settings, SEVEN, plan.device_bytes)
+    assert found[-1].fits
+    assert [remedy.peak for remedy in found] == sorted((remedy.peak for remedy in found), reverse=True)
+    lines = plan_lines(settings, 80.0)
+    assert any("DOES NOT FIT; largest: policy," in line for line in " ".join(lines).split("\n"))
+    assert any(line.startswith("+ model.lora={}") and line.endswith("fits") for line in lines)
+    assert max(map(len, lines)) <= 78
+
+
+def test_adapters_are_counted_as_peft_makes_them():
+    shape = ModelShape.from_config(FAMILIES["llama-3"].to_dict())
+    # Two layers of 32 wide, one head of keys of 16, feed-forward 64: in + out of each matrix, times the rank.
+    by_layer = {
+        "q_proj": 64,
+        "k_proj": 48,
+        "v_proj": 48,
+        "o_proj": 64,
+        "gate_proj": 96,
+        "up_proj": 96,
+        "down_proj": 96,
+    }
+    assert adapter_parameters(shape, LoraSettings(rank=4)) == 2 * 4 * sum(by_layer.values())
+    assert adapter_parameters(shape, LoraSettings(rank=4, target_modules=["q_proj"])) == 2 * 4 * 64
+
+
+def test_a_dry_run_prints_the_plan_behind_settings_that_can_be_read_back(capsys, tmp_path):
+    words = [TASKS, "model.path=Qwen/Qwen2.5-0.5B", "model.max_length=2048"]
+    assert main(["--dry-run", "--device-memory", "24", *words]) == 0
+    printed = capsys.readouterr().out
+    file = tmp_path / "printed.yaml"
+    file.write_text(printed)
+    assert load_settings(file) == load_settings(None, words)
+    plan = [line for line in printed.splitlines() if line.startswith("#")]
+    assert max(map(len, plan)) <= 80
+    del plan[: next(place for place, line in enumerate(plan) if "memory plan" in line)]
+    assert plan[0] == "# memory plan: Qwen/Qwen2.5-0.5B, 0.49 billion parameters"
+    assert "24 GB" in plan[1]
+
+
+def test_a_model_whose_sizes_nobody_knows_has_no_plan_and_a_remedy(capsys):
+    assert main(["--dry-run", TASKS, "model.path=nobody/nothing"]) == 0
+    assert "`hf download nobody/nothing config.json`" in capsys.readouterr().out.replace("\n# ", " ")
+
+
+def test_device_memory_belongs_to_a_dry_run(capsys):
+    assert main(["--device-memory", "80", TASKS]) == 2
+    assert "--device-memory belongs to --dry-run" in capsys.readouterr().err
+
+
+MEASURED = ROOT / "tests" / "support" / "measure_training_memory.py"
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_plan_is_within_a_tenth_of_measured_memory(checkpointing):
+    """Two steps of 113 million random weights in a process of its own; peak memory above that of its imports."""
+    run = subprocess.run(
+        [sys.executable, str(MEASURED), json.dumps({"checkpointing": checkpointing})],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
+    measured = json.loads(run.stdout.splitlines()[-1])
+    shape = ModelShape.from_config(measured["config"])
+    training = Training(4, measured["micro_batch_tokens"], checkpointing, accelerator=False)
+    need = trained_need(shape, training, Sharding("torch"))
+    assert need.lasting + need.moment == pytest.approx(measured["peak_bytes"], rel=0.10)

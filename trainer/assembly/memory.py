@@ -1,0 +1,236 @@
+"""A run's memory plan from its settings, before anything is built; and what would make it fit."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trainer.config.backend import BackendSettings
+from trainer.config.model import LoraSettings, ModelSettings
+from trainer.config.run import RunSettings
+from trainer.core.errors import ConfigError
+from trainer.models.known_shapes import KNOWN, tiny_config
+from trainer.models.memory_plan import (
+    Engine,
+    MemoryPlan,
+    Need,
+    Part,
+    Sharding,
+    Training,
+    engine_need,
+    frozen_need,
+    trained_need,
+)
+from trainer.models.shape import ModelShape
+
+_LAUNCHED_SHARE = 0.9
+"""What a server takes of its device's memory where nobody says (vLLM's own choice)."""
+_FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A setting that makes a plan smaller.
+
+    Attributes:
+        setting: As a user writes it.
+        peak: Bytes of a device with it, and with those before it.
+        fits: Whether that is little enough.
+    """
+
+    setting: str
+    peak: int
+    fits: bool
+
+
+def model_shape(model: ModelSettings) -> ModelShape:
+    """Return the sizes of the run's model; nothing is fetched for it.
+
+    Raises:
+        ConfigError: If nothing here says what they are; the message has a remedy.
+    """
+    if model.path is None:
+        return ModelShape.from_config(tiny_config(model.hidden_size, model.layers, model.heads))
+    if model.path in KNOWN:
+        return ModelShape.from_config(KNOWN[model.path])
+    file = Path(model.path) / "config.json"
+    if not file.exists():
+        from huggingface_hub import try_to_load_from_cache  # Imported late: few plans need it.
+
+        cached = try_to_load_from_cache(model.path, "config.json")
+        if not isinstance(cached, str):
+            raise ConfigError(
+                f"the sizes of {model.path} are not known here: fetch them with `hf download {model.path} config.json`"
+            )
+        file = Path(cached)
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file} holds no configuration of a model")
+    return ModelShape.from_config(config)
+
+
+def sharding(settings: RunSettings) -> Sharding:
+    """Return how the backend lays a model on devices."""
+    backend = settings.backend
+    return Sharding(
+        backend.kind,
+        data=backend.data,
+        tensor=backend.mesh.tensor,
+        pipeline=backend.mesh.pipeline,
+        context=backend.mesh.context,
+        expert=backend.mesh.expert,
+        zero_stage=backend.zero_stage if backend.kind == "deepspeed" else 0,
+        offload=backend.cpu_offload,
+    )
+
+
+def memory_plan(settings: RunSettings, shape: ModelShape, device_bytes: int) -> MemoryPlan:
+    """Return what the run needs of each device.
+
+    Args:
+        settings: The run.
+        shape: Its model's sizes.
+        device_bytes: Memory of a device.
+    """
+    laid = sharding(settings)
+    number = 2 if settings.model.dtype == "bf16" else 4
+    adapters = 0 if settings.model.lora is None else adapter_parameters(shape, settings.model.lora)
+    training = Training(
+        number_bytes=number,
+        micro_batch_tokens=max(settings.optimizer.tokens_per_micro_batch, settings.model.max_length),
+        checkpointing=settings.model.gradient_checkpointing,
+        adapters=adapters,
+        accelerator=settings.model.device != "cpu",
+    )
+    roles = settings.cluster.roles
+    parts = [Part("policy", trained_need(shape, training, laid))]
+    if settings.algorithm.critic is not None:
+        need = trained_need(shape, replace(training, vocabulary_head=False), laid)
+        parts.append(Part("critic", need, alone=_apart(settings, roles.critic.devices)))
+    if settings.algorithm.needs_reference:
+        # Beside adapters the reference is the policy with them off.
+        need = frozen_need(shape, training, laid)
+        need = Need(activations=need.activations) if adapters else need
+        parts.append(Part("reference", need, alone=_apart(settings, roles.reference.devices)))
+    engine = _engine(settings, shape, number, device_bytes)
+    return MemoryPlan(tuple(parts if engine is None else [*parts, engine]), device_bytes)
+
+
+def _apart(settings: RunSettings, devices: Sequence[int]) -> bool:
+    """Whether a role is on devices on which the policy is not trained."""
+    trains = settings.cluster.roles.actor_train.devices or range(settings.backend.ranks)
+    return bool(devices) and not set(devices) & set(trains)
+
+
+def _engine(settings: RunSettings, shape: ModelShape, number: int, device_bytes: int) -> Part | None:
+    """Return who samples; None where servers run elsewhere already."""
+    rollout, launch = settings.rollout, settings.inference.launch
+    devices = settings.cluster.roles.actor_inference.devices
+    if settings.inference.embedded:
+        episodes = rollout.groups_per_step * (rollout.group_size + rollout.extra_members)
+        episodes *= rollout.max_staleness + 1
+        rows = min(rollout.max_concurrent_sequences, episodes)
+        # Beside ranks, the driver's process has the policy once to speak of, and the engine once to draw from.
+        copies = int(rollout.max_staleness > 0) if settings.backend.kind == "torch" else 2
+        engine = Engine(number, copies, rows * settings.model.max_length)
+        return Part("engine", engine_need(shape, engine), alone=_apart(settings, devices))
+    if launch is None:
+        return None
+    share = launch.memory_fraction or _LAUNCHED_SHARE
+    size = {"float32": 4, "auto": number}.get(settings.inference.dtype, 2)
+    size = 1 if settings.inference.quantization == "fp8" else size
+    server = Engine(size, 1, reserved_bytes=int(share * device_bytes), tensor=launch.tensor_parallel)
+    sleeps = settings.inference.sleep_level > 0
+    alone = _apart(settings, devices) or (bool(launch.devices) and not sleeps)
+    return Part("engine", engine_need(shape, server), alone=alone, sleeps=sleeps and not alone)
+
+
+def adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
+    """Return how many parameters LoRA's adapters have; where layers are named by an expression, at most."""
+    sizes = {
+        "q_proj": shape.hidden + shape.query_width,
+        "k_proj": shape.hidden + shape.key_width,
+        "v_proj": shape.hidden + shape.key_width,
+        "o_proj": shape.query_width + shape.hidden,
+        **dict.fromkeys(_FEED_FORWARD, shape.hidden + shape.feed_forward),
+    }
+    every = isinstance(lora.target_modules, str)
+    named = sizes if every else [name for name in lora.target_modules if name in sizes]
+    dense = shape.layers - shape.sparse_layers  # experts lie in one tensor, which has no adapters
+    return lora.rank * sum(sizes[name] * (dense if name in _FEED_FORWARD else shape.layers) for name in named)
+
+
+def remedies(settings: RunSettings, shape: ModelShape, device_bytes: int) -> list[Remedy]:
+    """Return settings that together make a plan fit, each with what it comes to; the dearest ones last."""
+    found: list[Remedy] = []
+    before = memory_plan(settings, shape, device_bytes)
+    for setting, changed in _changes(settings):
+        settings = changed(settings)
+        plan = memory_plan(settings, shape, device_bytes)
+        if max(plan.peak, plan.peak_alone) < max(before.peak, before.peak_alone):
+            found.append(Remedy(setting, max(plan.peak, plan.peak_alone), plan.fits))
+            before = plan
+        if plan.fits:
+            break
+    return found
+
+
+Change = Callable[[RunSettings], RunSettings]
+
+
+def _changes(settings: RunSettings) -> Iterator[tuple[str, Change]]:
+    """Yield what makes a run smaller, cheap things first."""
+    least = settings.model.max_length
+    if not settings.model.gradient_checkpointing:
+        yield "model.gradient_checkpointing=true", _with("model", gradient_checkpointing=True)
+    if settings.optimizer.tokens_per_micro_batch > least:
+        yield f"optimizer.tokens_per_micro_batch={least}", _with("optimizer", tokens_per_micro_batch=least)
+    if settings.inference.embedded:
+        for rows in (64, 16):
+            if settings.rollout.max_concurrent_sequences > rows:
+                yield (
+                    f"rollout.max_concurrent_sequences={rows}",
+                    _with("rollout", max_concurrent_sequences=rows),
+                )
+    elif (
+        settings.inference.launch is not None
+        and not settings.inference.sleep_level
+        and not settings.rollout.max_staleness
+    ):
+        yield "inference.sleep_level=1", _with("inference", sleep_level=1)
+    if settings.model.dtype == "fp32":
+        yield "model.dtype=bf16", _with("model", dtype="bf16")
+    kind = settings.backend.kind
+    if kind in ("fsdp2", "deepspeed") and not settings.backend.cpu_offload:
+        yield "backend.cpu_offload=true", _with("backend", cpu_offload=True)
+    if settings.model.lora is None and kind != "megatron":
+        yield "model.lora={}", _with("model", lora=LoraSettings())
+    if kind == "torch":
+        for ranks in (2, 4, 8):
+            backend = BackendSettings(kind="fsdp2", ranks=ranks)
+            yield f"backend={{kind: fsdp2, ranks: {ranks}}}", _replaced(backend)
+
+
+def _replaced(backend: BackendSettings) -> Change:
+    return lambda settings: settings.model_copy(update={"backend": backend})
+
+
+def _with(section: str, **values: object) -> Change:
+    def change(settings: RunSettings) -> RunSettings:
+        part = getattr(settings, section).model_copy(update=values)
+        return settings.model_copy(update={section: part})
+
+    return change
+
+
+def device_memory(settings: RunSettings, given_gb: float | None) -> int:
+    """Return the bytes of a device: those given, the machine's where models are computed on its processor, or 80 GB."""
+    if given_gb is not None:
+        return int(given_gb * 1e9)
+    if settings.model.device == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(80e9)

@@ -1,0 +1,332 @@
+"""How much memory a run takes on each device, reckoned before anything is built. Pure arithmetic, no torch.
+
+Bytes of what is trained follow from how the backends hold it:
+
+- `torch`: all of it on one device. In bf16 the optimizer has weights of its own in fp32 (4 bytes beside 2); gradients
+  are kept in fp32, and AdamW has two numbers for each weight.
+- `fsdp2`: weights, gradients and the optimizer's numbers in fp32, cut over the ranks; the weights of a layer and of the
+  one that comes next are gathered in the type that is computed in.
+- `deepspeed`: stage 1 cuts the optimizer's numbers and its fp32 weights, stage 2 gradients too, stage 3 weights too
+  (ZeRO, arXiv:1910.02054, section 3).
+- `megatron`: layers cut by tensor and pipeline, experts by expert parallelism; 2 bytes for weights, 4 for gradients,
+  and 12 over the data-parallel ranks (distributed optimizer).
+
+Activations are what autograd keeps of a micro-batch in the layers of transformers' models, with flash or SDPA
+attention, which keeps no scores. `tests/trainer/models/test_memory_plan.py` checks the reckoning against a measurement.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from trainer.models.shape import ModelShape
+
+GIB = 2**30
+LOGITS_AT_ONCE = 2**26
+"""Numbers of logits that a policy holds at one time; more are computed in parts."""
+RUNTIME_BYTES = 1 * GIB
+"""What an accelerator's runtime, its kernels and the allocator's gaps take beside tensors."""
+
+BackendKind = Literal["torch", "fsdp2", "deepspeed", "megatron"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """How a model in training lies on devices.
+
+    Attributes:
+        kind: The backend.
+        data: Data-parallel ranks, over which what can be is cut.
+        tensor: Devices that share every matrix.
+        pipeline: Devices that share the layers.
+        context: Devices that share the tokens of a row.
+        expert: Devices that share the experts; they are part of `data`.
+        zero_stage: DeepSpeed's stage.
+        offload: Whether the optimizer's numbers lie in the host's memory, and the weights where these are cut.
+    """
+
+    kind: BackendKind = "torch"
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    zero_stage: int = 0
+    offload: bool = False
+
+    @property
+    def devices(self) -> int:
+        """Devices of one model in training."""
+        return self.data * self.tensor * self.pipeline * self.context
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How a model is trained.
+
+    Attributes:
+        number_bytes: Of the type that is computed in: 4 or 2.
+        micro_batch_tokens: Tokens of a micro-batch, padding included.
+        checkpointing: Whether activations are computed once more for the gradient.
+        adapters: Parameters of LoRA's adapters; 0 where all weights are trained.
+        vocabulary_head: Whether it has logits (a policy) or one number for each token (a critic).
+        accelerator: Whether it is on an accelerator: AdamW works on all weights at once there, which takes room.
+    """
+
+    number_bytes: int = 4
+    micro_batch_tokens: int = 16384
+    checkpointing: bool = False
+    adapters: int = 0
+    vocabulary_head: bool = True
+    accelerator: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Who samples.
+
+    Attributes:
+        number_bytes: Of weights and of keys and values.
+        copies: How often it has the weights for itself: 0 where it reads those in training.
+        cached_tokens: Tokens whose keys and values are kept at most.
+        reserved_bytes: What a server takes of the device whatever it needs; None: what it needs.
+        tensor: Devices that share its model.
+    """
+
+    number_bytes: int
+    copies: int
+    cached_tokens: int = 0
+    reserved_bytes: int | None = None
+    tensor: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes on each device, by what they are for.
+
+    Attributes:
+        weights: Weights, as they are computed with and as the optimizer has them.
+        gradients: Gradients.
+        optimizer: AdamW's two averages.
+        activations: What a micro-batch keeps, logits included.
+        workspace: What is there for a moment: gathered layers, the optimizer's intermediate numbers.
+        cache: Keys and values of what is being sampled.
+        host: In the memory of the host, and not of a device.
+    """
+
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    workspace: int = 0
+    cache: int = 0
+    host: int = 0
+
+    @property
+    def lasting(self) -> int:
+        """What stays between steps."""
+        return self.weights + self.optimizer + self.cache
+
+    @property
+    def moment(self) -> int:
+        """What a step takes on top: a micro-batch and the optimizer's own work are not at the same time."""
+        return self.gradients + max(self.activations, self.workspace)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One model of a run, or who samples from it.
+
+    Attributes:
+        name: What it is: policy, critic, reference, engine.
+        need: What it needs of each of its devices.
+        alone: Whether these are devices of its own.
+        sleeps: Whether it leaves its memory to the others while they train.
+    """
+
+    name: str
+    need: Need
+    alone: bool = False
+    sleeps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What the parts of a run need of a device.
+
+    Attributes:
+        parts: The parts.
+        device_bytes: Memory of a device.
+    """
+
+    parts: tuple[Part, ...]
+    device_bytes: int
+
+    @property
+    def peak(self) -> int:
+        """The most that is used of the devices that parts share, at any time of a step."""
+        together = [part for part in self.parts if not part.alone]
+        stays = sum(part.need.lasting for part in together if not part.sleeps)
+        sleepers = sum(part.need.lasting for part in together if part.sleeps)
+        # Models compute in turns.
+        moment = max((part.need.moment for part in together), default=0)
+        return stays + max(moment, sleepers) + RUNTIME_BYTES
+
+    @property
+    def peak_alone(self) -> int:
+        """The most that a part uses that has devices of its own; 0 where none has."""
+        return max(
+            (part.need.lasting + part.need.moment + RUNTIME_BYTES for part in self.parts if part.alone),
+            default=0,
+        )
+
+    @property
+    def fits(self) -> bool:
+        """Whether the devices have room for everything."""
+        return max(self.peak, self.peak_alone) <= self.device_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Parameters that are held alike: `held` on each device, cut further over `ranks` where the backend cuts."""
+
+    held: int
+    ranks: int
+
+
+def trained_need(shape: ModelShape, training: Training, sharding: Sharding) -> Need:
+    """Return what a model in training needs of each of its devices."""
+    groups = _groups(shape, sharding, training.vocabulary_head)
+    states = [_states(group, training, sharding) for group in groups]
+    if training.adapters:
+        states.append(_adapters(training.adapters, sharding))
+    need = Need(
+        weights=sum(each.weights for each in states),
+        gradients=sum(each.gradients for each in states),
+        optimizer=sum(each.optimizer for each in states),
+        host=sum(each.host for each in states),
+    )
+    # On an accelerator torch's AdamW goes over all weights at once, with one more number for each.
+    workspace = need.optimizer // 2 if training.accelerator and sharding.kind in ("torch", "fsdp2") else 0
+    gathered = _gathered_bytes(shape, training, sharding)
+    activations = activation_bytes(shape, training, sharding) + gathered
+    return replace(need, activations=activations, workspace=workspace)
+
+
+def frozen_need(shape: ModelShape, training: Training, sharding: Sharding) -> Need:
+    """Return what a model needs that is only read: a reference policy."""
+    groups = _groups(shape, sharding, head=True)
+    cut = sharding.kind == "fsdp2" or sharding.zero_stage == 3
+    held = sum(group.held // (group.ranks if cut else 1) for group in groups) * training.number_bytes
+    tokens = training.micro_batch_tokens // sharding.context
+    # Without gradient a layer's tensors are freed as soon as the next one has what it needs.
+    layer = _kept_per_token(shape, training) * tokens // sharding.tensor
+    logits = _logit_bytes(shape, training, sharding, training.micro_batch_tokens)
+    return Need(weights=held, activations=max(layer, logits) + _gathered_bytes(shape, training, sharding))
+
+
+def engine_need(shape: ModelShape, engine: Engine) -> Need:
+    """Return what whoever samples needs of each of its devices."""
+    weights = engine.copies * shape.parameters.total * engine.number_bytes // engine.tensor
+    cache = shape.cache_numbers_per_token * engine.number_bytes * engine.cached_tokens // engine.tensor
+    if engine.reserved_bytes is not None:
+        cache = max(engine.reserved_bytes - weights, 0)
+    return Need(weights=weights, cache=cache)
+
+
+def parameters_per_device(shape: ModelShape, sharding: Sharding) -> int:
+    """Return the parameters that a device computes with: those that tensor, pipeline and experts leave it."""
+    return sum(group.held for group in _groups(shape, sharding, head=True))
+
+
+def activation_bytes(shape: ModelShape, training: Training, sharding: Sharding) -> int:
+    """Return what autograd keeps of a micro-batch on a device, its logits included."""
+    tokens = -(-training.micro_batch_tokens // sharding.context)
+    layers = -(-shape.layers // sharding.pipeline)
+    # With sequence parallelism, tensor parallelism cuts all of a layer.
+    layer = _kept_per_token(shape, training) * tokens // sharding.tensor
+    logits = _logit_bytes(shape, training, sharding, tokens) if training.vocabulary_head else 0
+    if training.checkpointing:
+        kept = layers * shape.hidden * training.number_bytes * tokens // sharding.tensor
+        # Layers are computed once more one at a time, when the logits are gone.
+        return kept * sharding.pipeline + max(layer, logits)
+    # A pipeline's first stage has a micro-batch under way for each stage.
+    return layers * layer * sharding.pipeline + logits
+
+
+def _groups(shape: ModelShape, sharding: Sharding, head: bool) -> list[_Group]:
+    """Divide what a device holds: what every data-parallel rank has, and experts, of which each has some."""
+    parts = shape.parameters
+    output = parts.head if head else 0
+    # The first stage has the embedding and the last one the head: the larger of them counts.
+    ends = parts.embedding + output if sharding.pipeline == 1 else max(parts.embedding, output)
+    layers = parts.dense - parts.embedding - parts.head
+    ranks = sharding.data * sharding.context
+    dense = (layers // sharding.pipeline + ends) // sharding.tensor
+    experts = parts.experts // (sharding.pipeline * sharding.tensor * sharding.expert)
+    return [_Group(dense, ranks), _Group(experts, max(1, ranks // sharding.expert))]
+
+
+def _states(group: _Group, training: Training, sharding: Sharding) -> Need:
+    """Return what a group takes between micro-batches: in full where it is trained, else the weights alone."""
+    number, held, ranks = training.number_bytes, group.held, group.ranks
+    stage = {"fsdp2": 3, "megatron": 1, "torch": 0}.get(sharding.kind, sharding.zero_stage)
+    cut = [1, *(ranks if stage >= least else 1 for least in (1, 2, 3))]
+    if training.adapters:
+        return Need(weights=number * held // cut[3])
+    # Weights in fp32 beside those that are computed with. FSDP2 gathers the latter out of the former; DeepSpeed has
+    # fp32 copies of its own even of fp32 weights.
+    masters = 0 if sharding.kind == "fsdp2" or (number == 4 and sharding.kind != "deepspeed") else 4 * held
+    weights = (4 if sharding.kind == "fsdp2" else number) * held // cut[3]
+    gradients = (number if sharding.kind == "deepspeed" else 4) * held // cut[2]
+    optimizer = 8 * held // cut[1]
+    if sharding.offload and sharding.kind == "fsdp2":
+        return Need(host=weights + gradients + optimizer)
+    if sharding.offload:
+        cut_weights = weights if cut[3] > 1 else 0
+        return Need(weights - cut_weights, gradients, 0, host=optimizer + masters // cut[1] + cut_weights)
+    return Need(weights + masters // cut[1], gradients, optimizer)
+
+
+def _adapters(parameters: int, sharding: Sharding) -> Need:
+    """Return what adapters take, which are in fp32 and trained."""
+    ranks = sharding.data * sharding.context if sharding.kind in ("fsdp2", "deepspeed") else 1
+    return Need(4 * parameters // ranks, 4 * parameters // ranks, 8 * parameters // ranks)
+
+
+def _gathered_bytes(shape: ModelShape, training: Training, sharding: Sharding) -> int:
+    """Return what weights take that are gathered from all ranks: a layer, the next one, and the embeddings."""
+    cuts = sharding.kind == "fsdp2" or (sharding.kind == "deepspeed" and sharding.zero_stage == 3)
+    if not cuts or sharding.data * sharding.context == 1:
+        return 0
+    parts = shape.parameters
+    ends = parts.embedding + (parts.head if training.vocabulary_head else 0)
+    layer = (parts.total - parts.embedding - parts.head) // shape.layers
+    gradients = 0 if training.adapters else ends + layer
+    return training.number_bytes * (ends + 2 * layer + gradients) // sharding.tensor
+
+
+def _kept_per_token(shape: ModelShape, training: Training) -> int:
+    """Return the bytes that autograd keeps of a token in one layer; the mean over layers where they differ.
+
+    Norms compute in fp32: they keep their input so, what they made of it, and their result, which the next projection
+    keeps. Attention keeps queries, keys, values and its output, once as it is and once in the order that the output
+    projection reads. A gated feed-forward keeps four tensors of its width: gate, its activation, up, their product.
+    """
+    number, hidden = training.number_bytes, shape.hidden
+    norms = shape.norms_per_layer * hidden * (4 + 2 * number)
+    attention = number * (3 * shape.query_width + 2 * shape.key_width)
+    if shape.norms_of_heads:
+        attention += (4 + number) * (shape.query_width + shape.key_width)
+    dense = 4 * number * shape.feed_forward
+    # Each token is there once for each of its experts: what goes in, what comes out, and what lies between.
+    routed = number * shape.experts_per_token * (4 * shape.expert_width + 2 * hidden) + 12 * shape.experts
+    feed_forward = (
+        dense * (shape.layers - shape.sparse_layers) + routed * shape.sparse_layers
+    ) // shape.layers
+    return norms + attention + feed_forward
+
+
+def _logit_bytes(shape: ModelShape, training: Training, sharding: Sharding, tokens: int) -> int:
+    """Return what logits take: as many as are held at once, as they are, and four times in fp32 on the way back."""
+    vocabulary = shape.vocabulary // sharding.tensor
+    return min(tokens * vocabulary, LOGITS_AT_ONCE) * (training.number_bytes + 16)

@@ -1,0 +1,181 @@
+"""What a causal language model is made of, read off its config.json: no weights, no torch.
+
+Counts hold for decoders of the families that are trained here (Llama, Mistral and Mixtral, Qwen2, Qwen3 and its
+mixtures of experts, Gemma-2 and 3, Granite): gated feed-forward layers, grouped-query attention, RMS norms.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from trainer.core.errors import ConfigError
+
+_FOUR_NORMS = frozenset({"gemma2", "gemma3", "gemma3_text"})
+_NORMS_OF_HEADS = frozenset({"qwen3", "qwen3_moe", "gemma3", "gemma3_text"})
+_FAMILIES = _FOUR_NORMS | _NORMS_OF_HEADS | {"qwen2", "llama", "mistral", "mixtral", "granite"}
+_TIED_BY_DEFAULT = frozenset({"gemma2", "gemma3", "gemma3_text"})
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Numbers of parameters by what they do.
+
+    Attributes:
+        embedding: The input embedding; with a tied head it is the output's too.
+        head: The output embedding; 0 where it is tied.
+        attention: Projections of all layers.
+        feed_forward: Dense feed-forward layers.
+        experts: Experts of which each token takes some.
+        router: What chooses them.
+        norms: Norms and their like.
+    """
+
+    embedding: int
+    head: int
+    attention: int
+    feed_forward: int
+    experts: int
+    router: int
+    norms: int
+
+    @property
+    def total(self) -> int:
+        """All of them; tied weights count once."""
+        return (
+            self.embedding
+            + self.head
+            + self.attention
+            + self.feed_forward
+            + self.experts
+            + self.router
+            + self.norms
+        )
+
+    @property
+    def dense(self) -> int:
+        """All but the experts."""
+        return self.total - self.experts
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A model's sizes.
+
+    Attributes:
+        vocabulary: Rows of the embedding.
+        hidden: Width.
+        layers: Depth.
+        heads: Attention heads.
+        key_value_heads: Heads of keys and values.
+        head_size: Width of a head.
+        feed_forward: Width of a dense feed-forward layer.
+        tied: Whether input and output embedding are one.
+        sparse_layers: Layers that have experts in place of a dense feed-forward.
+        experts: Experts of such a layer.
+        experts_per_token: How many of them a token takes.
+        expert_width: Width of an expert.
+        biased: Whether queries, keys and values have biases.
+        output_biased: Whether the attention's output has one.
+        norms_of_heads: Whether queries and keys are normalised.
+        norms_per_layer: Norms over the width in a layer.
+    """
+
+    vocabulary: int
+    hidden: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    head_size: int
+    feed_forward: int
+    tied: bool
+    sparse_layers: int = 0
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_width: int = 0
+    biased: bool = False
+    output_biased: bool = False
+    norms_of_heads: bool = False
+    norms_per_layer: int = 2
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Read a config.json.
+
+        Raises:
+            ConfigError: If it is of a family that is not known here, or lacks a size.
+        """
+        config = config.get("text_config") or config
+        family = config.get("model_type", "")
+        if family not in _FAMILIES:
+            raise ConfigError(f"the sizes of a model of type '{family}' are not known here")
+        try:
+            return cls._read(config, family)
+        except (KeyError, TypeError, ZeroDivisionError) as error:
+            raise ConfigError(f"the model's config.json lacks a size: {error}") from error
+
+    @classmethod
+    def _read(cls, config: Mapping[str, Any], family: str) -> Self:
+        layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
+        experts = config.get("num_experts") or config.get("num_local_experts") or 0
+        step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+        sparse = [layer for layer in range(layers) if layer not in dense and (layer + 1) % step == 0]
+        bias = bool(config.get("attention_bias")) and family != "qwen2"
+        return cls(
+            vocabulary=config["vocab_size"],
+            hidden=config["hidden_size"],
+            layers=layers,
+            heads=heads,
+            key_value_heads=config.get("num_key_value_heads") or heads,
+            head_size=config.get("head_dim") or config["hidden_size"] // heads,
+            feed_forward=config["intermediate_size"],
+            tied=bool(config.get("tie_word_embeddings", family in _TIED_BY_DEFAULT)),
+            sparse_layers=len(sparse) if experts else 0,
+            experts=experts,
+            experts_per_token=config.get("num_experts_per_tok") or 0 if experts else 0,
+            expert_width=(config.get("moe_intermediate_size") or config["intermediate_size"])
+            if experts
+            else 0,
+            biased=family == "qwen2" or bias,
+            output_biased=bias,
+            norms_of_heads=family in _NORMS_OF_HEADS,
+            norms_per_layer=4 if family in _FOUR_NORMS else 2,
+        )
+
+    @property
+    def query_width(self) -> int:
+        """Width of all heads together."""
+        return self.heads * self.head_size
+
+    @property
+    def key_width(self) -> int:
+        """Width of all heads of keys (or values) together."""
+        return self.key_value_heads * self.head_size
+
+    @property
+    def parameters(self) -> Parameters:
+        """How many parameters there are, by what they do."""
+        attention = self.hidden * (2 * self.query_width + 2 * self.key_width)
+        attention += (self.query_width + 2 * self.key_width) * self.biased + self.hidden * self.output_biased
+        norms = self.norms_per_layer * self.hidden + 2 * self.head_size * self.norms_of_heads
+        dense_layers = self.layers - self.sparse_layers
+        return Parameters(
+            embedding=self.vocabulary * self.hidden,
+            head=0 if self.tied else self.vocabulary * self.hidden,
+            attention=self.layers * attention,
+            feed_forward=dense_layers * 3 * self.hidden * self.feed_forward,
+            experts=self.sparse_layers * self.experts * 3 * self.hidden * self.expert_width,
+            router=self.sparse_layers * self.hidden * self.experts,
+            norms=self.layers * norms + self.hidden,
+        )
+
+    @property
+    def cache_numbers_per_token(self) -> int:
+        """Keys and values that an engine keeps of a token, as numbers."""
+        return 2 * self.layers * self.key_width
+
+    @property
+    def matrices_per_token(self) -> int:
+        """Weights that a token is multiplied with on its way through the layers: of experts, those that it takes."""
+        parts = self.parameters
+        taken = parts.experts * self.experts_per_token // self.experts if self.experts else 0
+        return parts.attention + parts.feed_forward + parts.router + taken
