@@ -109,7 +109,7 @@ async def train(settings: RunSettings, ending: Ending) -> int:
                 raise
             raise _stopped(ending.reason, store, directory) from None
         except (ConnectionError, TimeoutError, WriteError, RunError) as error:
-            raise _stopped(error, store, directory) from error
+            raise _stopped(ending.reason or error, store, directory) from error
     return 0
 
 
@@ -127,9 +127,8 @@ async def _supervised(settings: RunSettings, store: CheckpointStore, ending: End
         except (Exception, asyncio.CancelledError) as error:
             died = death_in(ending.reason or error)
             wait_s = None if died is None else restarts.wait_s(store.highest_step())
-            if died is None or wait_s is None:
+            if died is None or wait_s is None or not await ending.take_back():
                 raise
-            ending.take_back()
             say = RunConsole(settings.steps, live=False).explain
             say(f"{died}")
             say(_goes_on(store, restarts, settings.cluster.restarts, wait_s))

@@ -85,13 +85,8 @@ async def test_a_call_that_nobody_understands_holds_no_other_one_up():
 
 
 async def test_a_death_fails_every_call_of_every_rank():
-    started = []
-
-    def start(number, world_size):
-        started.append(Here(Ready()))
-        return started[-1]
-
-    ranks = ActorRanks("critic", start)
+    started = [Here(Ready()), Here(Ready())]
+    ranks = ActorRanks("critic", lambda number, world_size: started[number])
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.to_thread(ranks.start, 2)
         waiting = [ranks.call(rank, "hold") for rank in (0, 1)]
