@@ -127,9 +127,12 @@ class RankRecipe:
         # On the processor: only this rank's part of it comes to the device.
         host = settings.model_copy(update={"model": settings.model.model_copy(update={"device": "cpu"})})
         policy = build_policy(host, self.start, trained=self.role != "reference")
-        head = critic_head(settings, policy.model) if self.role == "critic" else None
-        temperature = 1.0 if self.role == "warm_start" else settings.rollout.temperature
-        head = head or policy_head(policy.model, temperature)
+        head: Head
+        if self.role == "critic":
+            head = critic_head(settings, policy.model)
+        else:
+            temperature = 1.0 if self.role == "warm_start" else settings.rollout.temperature
+            head = policy_head(policy.model, temperature)
         if self.role == "reference":
             return self._read_only(head, group)
         return self._trained(head, group)
@@ -278,7 +281,7 @@ def _check_devices(settings: RunSettings, placement: Placement) -> None:
         return
     backend = settings.backend
     device = torch_device(settings.model.device)
-    if device.index is not None:
+    if ":" in settings.model.device:
         raise ConfigError(
             f"model.device {settings.model.device} names one device, and backend.ranks {backend.ranks} take one each: "
             f"set model.device={device.type}"

@@ -213,7 +213,7 @@ def fsdp2_model(
         costs: Of the model's calls, where tokens of rows that begin alike go through the model once.
     """
     for parameter in head.parameters():
-        parameter.requires_grad_(requires_grad=False)
+        parameter.requires_grad = False
     divide_layers(head.model, group)
     shard(head, group, dtype, cpu_offload=cpu_offload)
     pieces = DTensorPieces(head, dict(head.model.named_parameters()))

@@ -111,8 +111,10 @@ def _cache(body: PreTrainedModel, call: CallTensors, written: Sequence[Sequence[
 
 def _written(cache: Cache, *, is_read: bool) -> list[KeysAndValues]:
     """Return what a call left in its cache, if later ones read it."""
-    written = [layer.own for layer in cache.layers]
-    if any(own is None for own in written):
+    written = [
+        layer.own for layer in cache.layers if isinstance(layer, _PrefixLayer) and layer.own is not None
+    ]
+    if len(written) != len(cache.layers):
         raise RuntimeError("the model passed over the cache that it was given")
     return written if is_read else []
 
@@ -171,7 +173,7 @@ def _rope_types(config: Any) -> set[str]:
 
 def _is_exact(body: PreTrainedModel) -> bool:
     """Whether states behind a prefix are those of whole rows, but for rounding."""
-    size = body.get_input_embeddings().weight.shape[0]
+    size = body.config.get_text_config().vocab_size
     rows = [
         np.array([place * 7 + 3 for place in row]) % size
         for row in (range(9), [*range(4), 20, 21, 22], [*range(6), 30, 31, 32, 33], [*range(7), 40])

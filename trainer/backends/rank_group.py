@@ -47,7 +47,7 @@ class MeshShape:
 
 def listen(host: str, world_size: int) -> tuple[Any, str]:
     """Open the store where ranks meet, on a free port of `host`, and return it with its address."""
-    store = dist.TCPStore(host, 0, world_size, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore(host, 0, world_size, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     return store, f"{host}:{store.port}"
 
 
@@ -83,7 +83,7 @@ class RankGroup:
         timeout = timedelta(seconds=timeout_s)
         if store is None:
             host, _, port = address.rpartition(":")
-            store = dist.TCPStore(host, int(port), mesh.size, is_master=False, timeout=timeout)
+            store = dist.TCPStore(host, int(port), mesh.size, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
         dist.init_process_group(
             _communication(self.device),
             store=store,

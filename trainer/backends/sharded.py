@@ -209,7 +209,7 @@ class ShardedModel:
         digest = hashlib.blake2b(digest_size=32)
         for _, tensor in self._pieces.masters():
             if self._group.rank == 0:
-                digest.update(tensor.contiguous().cpu().view(-1).view(torch.uint8).numpy())
+                digest.update(tensor.contiguous().cpu().view(-1).view(torch.uint8).numpy().data)
         return digest.digest()
 
     def save(self, directory: Path, exact: bool = False) -> None:
