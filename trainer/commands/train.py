@@ -24,6 +24,7 @@ from trainer.assembly.data_check import check_streams, keep_digests
 from trainer.assembly.inference import check_inference
 from trainer.assembly.judges import open_judges
 from trainer.assembly.models import ModelSource, open_models
+from trainer.assembly.turns import device_turns
 from trainer.backends.base import TrainBackend
 from trainer.cluster.cluster import open_cluster
 from trainer.cluster.placement import picture, place_roles
@@ -208,6 +209,8 @@ async def _train(
         )
     )
     await players.publisher.publish(models.policy, state.version)
+    turns = device_turns(settings, models)
+    await turns.leave()
     run = RunIdentity(directory, settings.name, public_settings(settings))
     boards = open_boards(settings.tracking, run, console.say)
     tracker = Tracker(directory, settings.tracking, state.step, boards, settings.checkpoint.best_metric)
@@ -252,7 +255,16 @@ async def _train(
         ledger=ledger,
         tracker=tracker,
         console=console,
-        saver=Saver(models, store, tracker, ledger, recall, asynchronous=settings.checkpoint.asynchronous),
+        saver=Saver(
+            models,
+            store,
+            tracker,
+            ledger,
+            recall,
+            asynchronous=settings.checkpoint.asynchronous,
+            resident=turns.resident,
+        ),
+        resident=turns.resident,
         updating=players.updating,
         work=training_work(settings, policy.model.config.to_dict()),
     )
@@ -267,7 +279,8 @@ async def _train(
     if before is not None:
         evaluator.say_gain(before, after)
     with write_errors(directory):
-        console.say(await asyncio.to_thread(_save_policy, models.policy, policy, directory))
+        async with turns.resident():
+            console.say(await asyncio.to_thread(_save_policy, models.policy, policy, directory))
         console.say(f"curves: {plot_run(directory, settings.name)}")
 
 

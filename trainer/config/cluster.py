@@ -133,6 +133,11 @@ class ClusterSettings(Settings):
         min_length=1,
         description="With kind ray: directory that is sent to all nodes, where your own modules lie.",
     )
+    offload: bool = Field(
+        False,
+        description="Ranks on devices of actor_inference bring their models to the processor's memory while replies "
+        "are sampled.",
+    )
     start_timeout_s: Seconds = Field(
         600.0, description="Roles that are not there by then, with the devices that they need, end the run."
     )

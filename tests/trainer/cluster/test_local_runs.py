@@ -22,7 +22,7 @@ evaluation: {every: 0, panels: {}}
 checkpoint: {every: 1, asynchronous: true}
 tracking: {tensorboard: false}
 backend: {kind: fsdp2, ranks: 2}
-cluster: {restart_after_s: 0.01}
+cluster: {restart_after_s: 0.01, offload: true}
 """
 
 

@@ -128,6 +128,15 @@ def test_a_device_of_a_role_is_named_once():
             [RAY, "model.device=cuda:1"],
             "names a device of one machine, and with cluster.kind 'ray' each process",
         ),
+        (
+            ["cluster.offload=true"],
+            "moves the models of ranks, and backend.kind 'torch' has none: leave it out",
+        ),
+        ([RAY, f"{SAMPLES}=1", "cluster.offload=true"], "who has devices of its own: leave it out, or give"),
+        (
+            [RAY, "cluster.offload=true", "rollout.max_staleness=1"],
+            "take turns, and rollout.max_staleness 1 has them",
+        ),
         ([RAY, JUDGE % "[]"], "names no devices: a judge has devices of its own"),
         ([RAY, JUDGE % "0"], "judges.Math.devices shares device 0 with cluster.roles.actor_train.devices"),
     ],
