@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from clients.client import EnvClient
-from trainer.assembly.judges import brought_to_judges, open_judges
+from trainer.assembly.judges import apart_from_judges, brought_to_judges, open_judges
 from trainer.cluster.cluster import LocalCluster
 from trainer.cluster.placement import place_roles
 from trainer.config.load import load_settings
@@ -65,6 +65,18 @@ def test_what_names_a_judge_is_played_on_its_server():
     assert [dataset.url for dataset in brought.datasets] == ["http://b:1", "http://b:1"]
     panels = brought.evaluation.panels
     assert (panels["p"].url, panels["q"].url, panels["q"].dataset.url) == ("http://a:1", None, "http://b:1")
+
+
+def test_a_probe_asks_only_what_runs_without_judges():
+    settings = settings_of(
+        "tasks=[{env_id: A}, {env_id: FrozenLake-v0}]",
+        "datasets=[{path: x, verifier: B}, {path: y, verifier: Math-v0}]",
+        "evaluation.panels={p: {env_id: A}, q: {dataset: {path: z, verifier: B}}, r: {env_id: FrozenLake-v0}}",
+    )
+    left = apart_from_judges(settings)
+    assert [task.env_id for task in left.tasks] == ["FrozenLake-v0"]
+    assert [dataset.path for dataset in left.datasets] == ["y"]
+    assert list(left.evaluation.panels) == ["r"]
 
 
 @pytest.mark.parametrize(

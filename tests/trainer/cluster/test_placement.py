@@ -137,6 +137,10 @@ def test_a_device_of_a_role_is_named_once():
             [RAY, "cluster.offload=true", "rollout.max_staleness=1"],
             "take turns, and rollout.max_staleness 1 has them",
         ),
+        (
+            [RAY, servers(), "cluster.nodes=2", "weights.transport=broadcast", f"{SAMPLES}=1"],
+            "meets servers of 2 nodes at an address of this machine: set weights.address",
+        ),
         ([RAY, JUDGE % "[]"], "names no devices: a judge has devices of its own"),
         ([RAY, JUDGE % "0"], "judges.Math.devices shares device 0 with cluster.roles.actor_train.devices"),
     ],
