@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveFloat, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, field_validator, model_validator
 
 from trainer.core.strict import Count, Seconds, Settings
 
@@ -151,6 +151,19 @@ class ClusterSettings(Settings):
         description="How long the first of these waits; each further one waits twice as long, up to 5 minutes.",
     )
     roles: RolesSettings = RolesSettings()
+
+    @field_validator("address")
+    @classmethod
+    def _address_is_a_clusters(cls, value: str | None) -> str | None:
+        if value is None or value == "auto":
+            return value
+        host, _, port = value.rpartition(":")
+        if "://" in value or not host or not (port.isdecimal() and 0 < int(port) < 65_536):
+            raise ValueError(
+                f"'{value}' is neither auto nor HOST:PORT of a cluster's head, such as head.example:6379; from outside "
+                "of a cluster a run is sent there by `ray job submit`"
+            )
+        return value
 
     @model_validator(mode="after")
     def _local_is_one_machine(self) -> Self:

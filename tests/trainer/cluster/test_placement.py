@@ -65,6 +65,14 @@ def test_what_is_no_device_is_refused(written):
         load_settings(None, [*MINIMAL, f"{TRAINS}={written!r}"])
 
 
+@pytest.mark.parametrize(
+    "address", ["ray://head:10001", "head", "head:", ":6379", "head:port", "head:99999", "http://h:1"]
+)
+def test_what_is_no_address_of_a_cluster_is_refused(address):
+    with pytest.raises(ConfigError, match=r"cluster\.address: .*is neither auto nor HOST:PORT"):
+        load_settings(None, [*MINIMAL, f"cluster.address='{address}'"])
+
+
 def test_a_device_of_a_role_is_named_once():
     with pytest.raises(ConfigError, match="devices names 2 twice"):
         placed(f"{SAMPLES}=[0-2, 2]")
