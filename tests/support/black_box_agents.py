@@ -62,6 +62,9 @@ def main(what):
             with open(os.environ["PIDS"], "a", encoding="ascii") as file:
                 file.write(f"{os.getpid()}\n{child.pid}\n")
             time.sleep(600)
+        case "flood":
+            while True:
+                sys.stdout.write("x" * 1_000_000)
         case "chatty":
             print("x" * 5_000_000)
 
