@@ -80,7 +80,7 @@ class ChoiceStream:
 
     def add(self, ids: Sequence[int]) -> None:
         """Take tokens that were sampled."""
-        self.told += ids
+        self.told.extend(ids)
         if deltas := self.stream.add(ids):
             self.listener.says(self.choice, deltas)
 

@@ -113,8 +113,9 @@ def as_api_error(error: BaseException) -> ApiError:
 
 
 def refusal(error: ApiError) -> Response:
-    """Return a refusal as an answer."""
-    return JSONResponse(error.as_body(), error.status)
+    """Return a refusal as an answer. Who sends too much may never stop sending: the connection ends with it."""
+    headers = {"connection": "close"} if error.status == 413 else None
+    return JSONResponse(error.as_body(), error.status, headers)
 
 
 class _Endpoint:

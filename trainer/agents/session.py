@@ -11,7 +11,7 @@ from trainer.agents.answers import Answer, AnswerListener, Choice, ChoiceStream
 from trainer.agents.calls import AgentCall, Message, Wishes, last_text
 from trainer.agents.errors import ApiError, unsupported
 from trainer.agents.replies import Reply, ToolFormat, read_reply
-from trainer.agents.splicing import Conversation, Found, ReplyBook, SampledReply, SplicingRenderer
+from trainer.agents.splicing import Conversation, Found, Prompt, ReplyBook, SampledReply, SplicingRenderer
 from trainer.agents.streaming import ReplyStream
 from trainer.core.seeding import derive_seed
 from trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient, SamplingParams
@@ -170,25 +170,10 @@ class AgentSession:
         conversation = Conversation.of(call.messages, call.tools)
         # Of requests that come together the first has the lower number, whichever is rendered first.
         number, self._numbers = self._numbers, self._numbers + 1
-        found = self._book.found(conversation)
-        stored = self._stored(found)
-        render = (conversation, found, stored)
-        if conversation.size > _LARGE:
-            prompt = await asyncio.to_thread(self.service.renderer.prompt, *render)
-        else:
-            prompt = self.service.renderer.prompt(*render)
-        if prompt.ids[: len(stored)] != stored:
-            self.counts.rewritten += 1
-            self.service.renderer.renderer.template.note(
-                "it writes earlier turns of agents' conversations in another way than they were sampled, which costs "
-                "segments; prompt.chat_template can take one that does not"
-            )
+        prompt = await self._prompt(conversation)
         sampling = self._fitting(sampling, len(prompt.ids), call.wishes.max_tokens)
         answer = Answer(number, self._name(number, "answer", 24), int(self._clock()), prompt.ids, (), ignored)
-        streams = []
-        if listener is not None:
-            listener.begins(answer)
-            streams = self._streams(call, listener, thinks=prompt.thinks)
+        streams = self._streams(call, listener, answer, thinks=prompt.thinks)
         places = [self._recorder.place(prompt.ids) for _ in range(call.wishes.choices)]
         try:
             told: list[_Told | None] = [stream.add for stream in streams]
@@ -208,6 +193,22 @@ class AgentSession:
         for stream, choice in zip(streams, choices, strict=False):
             stream.end(choice.sampled.reply)
         return replace(answer, choices=choices)
+
+    async def _prompt(self, conversation: Conversation) -> Prompt:
+        """Return what the policy reads; where the template writes what it read before otherwise, that is counted."""
+        found = self._book.found(conversation)
+        stored = self._stored(found)
+        if conversation.size > _LARGE:
+            prompt = await asyncio.to_thread(self.service.renderer.prompt, conversation, found, stored)
+        else:
+            prompt = self.service.renderer.prompt(conversation, found, stored)
+        if prompt.ids[: len(stored)] != stored:
+            self.counts.rewritten += 1
+            self.service.renderer.renderer.template.note(
+                "it writes earlier turns of agents' conversations in another way than they were sampled, which costs "
+                "segments; prompt.chat_template can take one that does not"
+            )
+        return prompt
 
     def _stored(self, found: Found) -> list[int]:
         """Return the ids of a conversation up to and with the latest reply that stands in it where it was given."""
@@ -292,15 +293,19 @@ class AgentSession:
         finally:
             self._under_way.discard(task)
 
-    def _streams(self, call: AgentCall, listener: AnswerListener, *, thinks: bool) -> list[ChoiceStream]:
-        """Return what hands the choices to a listener."""
+    def _streams(
+        self, call: AgentCall, listener: AnswerListener | None, answer: Answer, *, thinks: bool
+    ) -> list[ChoiceStream]:
+        """Return what hands the choices to a listener; nothing where nobody listens."""
+        if listener is None:
+            return []
+        listener.begins(answer)
         renderer = self.service.renderer.renderer
         tool_format = self.service.tool_format if call.reads_tools else None
+        stops, special = call.wishes.stop, renderer.special_ids
         return [
             ChoiceStream(
-                choice,
-                ReplyStream(renderer.text, renderer.special_ids, call.wishes.stop, tool_format, begun=thinks),
-                listener,
+                choice, ReplyStream(renderer.text, special, stops, tool_format, begun=thinks), listener
             )
             for choice in range(call.wishes.choices)
         ]
