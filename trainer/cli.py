@@ -60,11 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(dump_settings(settings), end="")
             check_settings(settings)
             # As comments: what is printed can be read as settings again.
-            said = [
+            lines = [
                 *picture(place_roles(settings)).splitlines(),
+                "",
                 *plan_lines(settings, options.device_memory),
             ]
-            print(*(f"# {line}".rstrip() for line in said), sep="\n")
+            print("\n".join(f"# {line}".rstrip() for line in lines))
             if not options.probe:
                 return 0
         return asyncio.run(_run(command, settings, options))

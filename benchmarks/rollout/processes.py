@@ -10,6 +10,10 @@ sampled tokens of what was trained over that rate, or the training of all steps.
 begins, and what is under way when it ends was sampled for nothing: over few steps that costs more than over many, so
 beside each row stands what the virtual clock says of as many steps.
 
+The engine's rate is measured before and after every run, and the faster one counts. Schedules take turns over
+`--rounds`, and the median of each is told with all its runs. A run beside which the engine's two rates are more than
+5 % apart had a machine that was not quiet: it is told, and left out of the median where others are there.
+
     python benchmarks/rollout/processes.py --output benchmarks/results/rollout_processes.json
 """
 
@@ -82,7 +86,7 @@ async def rate_when_full(bench: Bench, seconds: float) -> float:
     return tokens / (time.monotonic() - began)
 
 
-async def play_steps(bench: Bench, schedule: Schedule, steps: int, rate: float) -> dict[str, float]:
+async def play_steps(bench: Bench, schedule: Schedule, steps: int) -> dict[str, float]:
     """Play and train so many steps; gives what they took."""
     queue = GenerationQueue(bench.client, PROFILE.slots)
 
@@ -113,11 +117,11 @@ async def play_steps(bench: Bench, schedule: Schedule, steps: int, rate: float) 
             scheduler.release(group)
     total_s = time.monotonic() - began
     await scheduler.close()
-    bound_s = max(turns * TOKENS / rate, steps * PROFILE.train_s * bench.speed)
     return {
         "steps": steps,
+        "total_s": total_s,
         "step_s": total_s / steps,
-        "of_bound": bound_s / total_s,
+        "tokens": turns * TOKENS,
         "turns_a_second": turns / total_s,
     }
 
@@ -133,22 +137,49 @@ async def measure(
     ):
         bench = Bench(client, pool, options.speed)
         fastest = PROFILE.slots / options.step_s
-        for staleness, ideal in ideals.items():
-            rate = await rate_when_full(bench, 20 * options.speed)
-            print(f"engine alone, kept full: {rate:.0f} of at most {fastest:.0f} tokens/s", flush=True)
-            row = await play_steps(bench, Schedule("", staleness), options.steps, rate)
-            row |= {
-                "tokens_per_s_alone": rate,
-                "of_bound_on_the_virtual_clock": ideal,
-                "load": os.getloadavg()[0],
-            }
-            results[f"staleness {staleness}"] = row
-            print(
-                f"staleness {staleness}: {row['step_s']:.1f} s a step, {row['of_bound']:.1%} of the bound "
-                f"(virtual clock: {ideal:.1%}), load {row['load']:.1f}",
-                flush=True,
-            )
+        runs: dict[int, list[dict[str, float]]] = {staleness: [] for staleness in ideals}
+        for number in range(options.rounds):
+            for staleness, ideal in ideals.items():
+                row = await measure_run(bench, staleness, options)
+                runs[staleness].append(row)
+                print(
+                    f"round {number + 1}, staleness {staleness}: {row['step_s']:.1f} s a step, {row['of_bound']:.1%} "
+                    f"of the bound (virtual clock: {ideal:.1%}); engine alone {row['tokens_per_s_alone']:.0f} of at "
+                    f"most {fastest:.0f} tokens/s, load {row['load']:.1f}{'' if is_quiet(row) else ', NOT QUIET'}",
+                    flush=True,
+                )
+    for staleness, rows in runs.items():
+        quiet = [row for row in rows if is_quiet(row)] or rows
+        middle = sorted(quiet, key=lambda row: row["of_bound"])[len(quiet) // 2]
+        results[f"staleness {staleness}"] = {
+            **middle,
+            "of_bound_on_the_virtual_clock": ideals[staleness],
+            "quiet_runs": sum(map(is_quiet, rows)),
+            "runs": rows,
+        }
     return results
+
+
+async def measure_run(bench: Bench, staleness: int, options: argparse.Namespace) -> dict[str, float]:
+    """Take the steps of one schedule, between two measurements of the engine alone."""
+    load = os.getloadavg()[0]
+    before = await rate_when_full(bench, 10 * options.speed)
+    row = await play_steps(bench, Schedule("", staleness), options.steps)
+    after = await rate_when_full(bench, 10 * options.speed)
+    rate = max(before, after)
+    bound_s = max(row["tokens"] / rate, options.steps * PROFILE.train_s * bench.speed)
+    return row | {
+        "of_bound": bound_s / row["total_s"],
+        "tokens_per_s_alone": rate,
+        "rate_before": before,
+        "rate_after": after,
+        "load": load,
+    }
+
+
+def is_quiet(row: dict[str, float]) -> bool:
+    """Whether the engine was equally fast before and after a run."""
+    return min(row["rate_before"], row["rate_after"]) >= 0.95 * row["tokens_per_s_alone"]
 
 
 def main() -> None:
@@ -159,6 +190,7 @@ def main() -> None:
         "--speed", type=float, default=0.5, help="times of the profile are multiplied by this"
     )
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     options.step_s = 0.5 * options.speed / TOKENS

@@ -4,6 +4,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from trainer.backends.optimizer import Schedule
 from trainer.backends.prefix_costs import sharing_costs
 from trainer.backends.reference import FrozenModel, PolicyWithoutAdapters
 from trainer.backends.torch_backend import TorchBackend
+from trainer.cluster.cluster import Cluster
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.device import DTYPES, torch_device
@@ -84,18 +86,23 @@ class Players:
     updating: Callable[[], AbstractAsyncContextManager[None]]
 
 
-def build_policy(settings: RunSettings, directory: Path | None = None, *, trained: bool = False) -> Policy:
+def build_policy(
+    settings: RunSettings, directory: Path | None = None, *, trained: bool = False, computes: bool = True
+) -> Policy:
     """Load the policy from `directory` (or the path in the settings), or build the tiny one, and add its adapters.
 
     Args:
         settings: The run.
         directory: A model's folder, or one with adapters only.
         trained: Whether all its weights will be trained. Then they are kept in float32 until a backend has them.
+        computes: Whether anybody computes with it in this process. If not, it stays in the host's memory.
 
     Raises:
         ConfigError: If there is no such model, device or attention.
     """
     device = torch_device(settings.model.device)
+    if not computes:
+        device = torch.device("cpu")
     dtype = torch.float32 if trained and settings.model.lora is None else DTYPES[settings.model.dtype]
     adapter = directory if directory is not None and (directory / ADAPTER_CONFIG).exists() else None
     path = directory if adapter is None else None
@@ -115,6 +122,12 @@ def build_policy(settings: RunSettings, directory: Path | None = None, *, traine
     if adapter is not None:
         load_adapter(model, adapter)
     return Policy(model, tokenizer, chat_renderer(settings, tokenizer, stop_ids(model)))
+
+
+def _sampled_model(settings: RunSettings) -> PreTrainedModel:
+    """Build a model that the policy's weights are brought to, with adapters added where those are trained."""
+    model = settings.model.model_copy(update={"lora": None})
+    return build_policy(settings.model_copy(update={"model": model})).model
 
 
 def _tiny_model(settings: RunSettings, tokenizer: Any) -> PreTrainedModel:
@@ -293,6 +306,7 @@ async def open_players(
     recall: Recall | None = None,
     *,
     trains_meanwhile: bool = False,
+    cluster: Cluster | None = None,
 ) -> AsyncIterator[Players]:
     """Open whoever samples, and what leads to it.
 
@@ -303,6 +317,7 @@ async def open_players(
         console: Where it is said in what way the chat template needs other conversations.
         recall: What the rollout log has, and where training's replies are written.
         trains_meanwhile: Whether the policy is trained while it plays. Only then the engine needs weights of its own.
+        cluster: Where the processes of roles are; without it, all of them are this process.
 
     Raises:
         ConfigError: If engine and training do not agree on log-probabilities.
@@ -318,7 +333,14 @@ async def open_players(
 
     prompt = policy.renderer.prompt([{"role": "user", "content": "Which way?"}])
     opening = open_inference(
-        settings, policy.model, policy.tokenizer, prompt, console, trains_meanwhile=trains_meanwhile
+        settings,
+        policy.model,
+        policy.tokenizer,
+        prompt,
+        console,
+        trains_meanwhile=trains_meanwhile,
+        cluster=cluster,
+        build=partial(_sampled_model, settings),
     )
     async with opening as inference:
         logged = inference.client if recall is None else LoggedClient(inference.client, recall)

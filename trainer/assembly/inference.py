@@ -12,9 +12,13 @@ import torch
 from transformers import PreTrainedModel
 
 from trainer.assembly.probe import probe_log_probabilities
+from trainer.cluster.cluster import Cluster
+from trainer.cluster.placement import ACTOR_INFERENCE
+from trainer.cluster.server_host import InferenceProgram
 from trainer.config.inference import LaunchSettings
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
+from trainer.core.device import torch_device
 from trainer.core.errors import ConfigError
 from trainer.inference.base import InferenceClient, SamplingParams
 from trainer.inference.dialect import Capabilities
@@ -27,6 +31,7 @@ from trainer.models.load import model_folder
 from trainer.models.weights import base_tensors
 from trainer.weights.broadcast import TensorBroadcast
 from trainer.weights.folders import ModelLayout, WeightFolders
+from trainer.weights.source import ModelWeights
 from trainer.weights.verification import WeightCheck, probe_prompts, tolerance_for
 
 _MEGABYTE = 2**20
@@ -107,6 +112,8 @@ async def open_inference(
     console: RunConsole,
     *,
     trains_meanwhile: bool = False,
+    cluster: Cluster | None = None,
+    build: Callable[[], PreTrainedModel] | None = None,
 ) -> AsyncIterator[Inference]:
     """Open whoever samples.
 
@@ -119,6 +126,8 @@ async def open_inference(
         prompt: Token ids of a conversation to try with.
         console: Told of servers that start, go and come back.
         trains_meanwhile: Whether the policy is trained while replies are sampled.
+        cluster: Where the processes of roles are; without it, the embedded engine is in this process.
+        build: Builds the policy in another process, whatever its weights; needed where engines are processes.
 
     Raises:
         ConfigError: If the embedded engine and training do not agree on log-probabilities, or a server lacks something.
@@ -126,6 +135,15 @@ async def open_inference(
         ConnectionError: If no server answers.
     """
     async with AsyncExitStack() as stack:
+        temperature, longest = settings.rollout.temperature, settings.model.max_length
+        if settings.inference.embedded and cluster is not None and build is not None:
+            engines = await cluster.engines(build)
+            if engines is not None:
+                stack.push_async_callback(engines.close)
+                await engines.sync(ModelWeights(model), engines.version)
+                await probe_log_probabilities(model, engines, prompt, temperature, longest)
+                yield Inference(engines)
+                return
         if settings.inference.embedded:
             engine = TorchEngine(
                 model,
@@ -134,18 +152,18 @@ async def open_inference(
                 shares_weights=not trains_meanwhile,
             )
             await stack.enter_async_context(engine)
-            temperature, longest = settings.rollout.temperature, settings.model.max_length
             await probe_log_probabilities(model, engine, prompt, temperature, longest)
             yield Inference(engine, updating=engine.standing_still)
             return
         layout = ModelLayout(model, tokenizer, separate_head=settings.weights.separate_head)
         folders = stack.enter_context(_folders(settings, layout))
         check = _check(settings, model, tokenizer, prompt)
+        device = torch_device(settings.model.device)
         urls = settings.inference.urls
         if settings.inference.launch is not None:
-            urls = await _launch(settings, settings.inference.launch, model, folders, console, stack)
+            urls = await _launch(settings, settings.inference.launch, model, folders, console, stack, cluster)
         pool = ServerPool(
-            {url: _server_client(settings, url, model.device, layout) for url in urls},
+            {url: _server_client(settings, url, device, layout) for url in urls},
             max_concurrent=settings.inference.max_concurrent_requests,
             patience_s=settings.inference.patience_s,
             check=check,
@@ -188,6 +206,7 @@ def _check(
         settings.rollout.temperature,
         settings.weights.tolerance or tolerance_for(dtype, inference.quantization),
         settings.seed,
+        quantised=inference.quantization is not None,
     )
 
 
@@ -198,6 +217,7 @@ async def _launch(
     folders: WeightFolders,
     console: RunConsole,
     stack: AsyncExitStack,
+    cluster: Cluster | None,
 ) -> list[str]:
     """Start the servers and return their addresses."""
     adapters = settings.weights.transport == "adapter"
@@ -209,6 +229,13 @@ async def _launch(
         adapters=settings.rollout.max_staleness + 2,
         broadcast=settings.weights.collective if settings.weights.transport == "broadcast" else "",
     )
+    if cluster is not None:
+        urls = await cluster.servers(InferenceProgram(settings.inference, launch, served))
+        if urls is not None:
+            return urls
+        if (role := cluster.placement.role(ACTOR_INFERENCE)) is not None:
+            seen = [",".join(map(str, process)) for process in role.processes]
+            launch = launch.model_copy(update={"devices": seen})
     logs = Path(settings.output_dir) / "inference"
     processes = server_processes(settings.inference, launch, served, choose_ports(launch), logs)
     return await stack.enter_async_context(

@@ -2,10 +2,11 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from trainer.config.backend import BackendSettings
 from trainer.config.model import LoraSettings, ModelSettings
 from trainer.config.run import RunSettings
 from trainer.core.errors import ConfigError
@@ -15,7 +16,7 @@ from trainer.models.memory_plan import (
     MemoryPlan,
     Need,
     Part,
-    Placement,
+    Sharding,
     Training,
     engine_need,
     frozen_need,
@@ -72,9 +73,19 @@ def model_shape(model: ModelSettings) -> ModelShape:
     return ModelShape.from_config(config)
 
 
-def placement(settings: RunSettings) -> Placement:
+def sharding(settings: RunSettings) -> Sharding:
     """Return how the backend lays a model on devices."""
-    return Placement()
+    backend = settings.backend
+    return Sharding(
+        backend.kind,
+        data=backend.data,
+        tensor=backend.mesh.tensor,
+        pipeline=backend.mesh.pipeline,
+        context=backend.mesh.context,
+        expert=backend.mesh.expert,
+        zero_stage=backend.zero_stage if backend.kind == "deepspeed" else 0,
+        offload=backend.cpu_offload,
+    )
 
 
 def memory_plan(settings: RunSettings, shape: ModelShape, device_bytes: int) -> MemoryPlan:
@@ -85,7 +96,7 @@ def memory_plan(settings: RunSettings, shape: ModelShape, device_bytes: int) -> 
         shape: Its model's sizes.
         device_bytes: Memory of a device.
     """
-    laid = placement(settings)
+    laid = sharding(settings)
     number = 2 if settings.model.dtype == "bf16" else 4
     adapters = 0 if settings.model.lora is None else adapter_parameters(shape, settings.model.lora)
     training = Training(
@@ -95,36 +106,47 @@ def memory_plan(settings: RunSettings, shape: ModelShape, device_bytes: int) -> 
         adapters=adapters,
         accelerator=settings.model.device != "cpu",
     )
+    roles = settings.cluster.roles
     parts = [Part("policy", trained_need(shape, training, laid))]
     if settings.algorithm.critic is not None:
-        parts.append(Part("critic", trained_need(shape, replace(training, vocabulary_head=False), laid)))
+        need = trained_need(shape, replace(training, vocabulary_head=False), laid)
+        parts.append(Part("critic", need, alone=_apart(settings, roles.critic.devices)))
     if settings.algorithm.needs_reference:
         # Beside adapters the reference is the policy with them off.
         need = frozen_need(shape, training, laid)
-        parts.append(Part("reference", Need(activations=need.activations) if adapters else need))
+        need = Need(activations=need.activations) if adapters else need
+        parts.append(Part("reference", need, alone=_apart(settings, roles.reference.devices)))
     engine = _engine(settings, shape, number, device_bytes)
     return MemoryPlan(tuple(parts if engine is None else [*parts, engine]), device_bytes)
+
+
+def _apart(settings: RunSettings, devices: Sequence[int]) -> bool:
+    """Whether a role is on devices on which the policy is not trained."""
+    trains = settings.cluster.roles.actor_train.devices or range(settings.backend.ranks)
+    return bool(devices) and not set(devices) & set(trains)
 
 
 def _engine(settings: RunSettings, shape: ModelShape, number: int, device_bytes: int) -> Part | None:
     """Return who samples; None where servers run elsewhere already."""
     rollout, launch = settings.rollout, settings.inference.launch
+    devices = settings.cluster.roles.actor_inference.devices
     if settings.inference.embedded:
         episodes = rollout.groups_per_step * (rollout.group_size + rollout.extra_members)
         episodes *= rollout.max_staleness + 1
         rows = min(rollout.max_concurrent_sequences, episodes)
-        engine = Engine(number, rollout.max_staleness > 0, rows * settings.model.max_length)
-        return Part("engine", engine_need(shape, engine))
+        # Beside ranks, the driver's process has the policy once to speak of, and the engine once to draw from.
+        copies = int(rollout.max_staleness > 0) if settings.backend.kind == "torch" else 2
+        engine = Engine(number, copies, rows * settings.model.max_length)
+        return Part("engine", engine_need(shape, engine), alone=_apart(settings, devices))
     if launch is None:
         return None
     share = launch.memory_fraction or _LAUNCHED_SHARE
     size = {"float32": 4, "auto": number}.get(settings.inference.dtype, 2)
     size = 1 if settings.inference.quantization == "fp8" else size
-    server = Engine(size, True, reserved_bytes=int(share * device_bytes), tensor=launch.tensor_parallel)
+    server = Engine(size, 1, reserved_bytes=int(share * device_bytes), tensor=launch.tensor_parallel)
     sleeps = settings.inference.sleep_level > 0
-    return Part(
-        "engine", engine_need(shape, server), alone=bool(launch.devices) and not sleeps, sleeps=sleeps
-    )
+    alone = _apart(settings, devices) or (bool(launch.devices) and not sleeps)
+    return Part("engine", engine_need(shape, server), alone=alone, sleeps=sleeps and not alone)
 
 
 def adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
@@ -182,8 +204,19 @@ def _changes(settings: RunSettings) -> Iterator[tuple[str, Change]]:
         yield "inference.sleep_level=1", _with("inference", sleep_level=1)
     if settings.model.dtype == "fp32":
         yield "model.dtype=bf16", _with("model", dtype="bf16")
-    if settings.model.lora is None:
+    kind = settings.backend.kind
+    if kind in ("fsdp2", "deepspeed") and not settings.backend.cpu_offload:
+        yield "backend.cpu_offload=true", _with("backend", cpu_offload=True)
+    if settings.model.lora is None and kind != "megatron":
         yield "model.lora={}", _with("model", lora=LoraSettings())
+    if kind == "torch":
+        for ranks in (2, 4, 8):
+            backend = BackendSettings(kind="fsdp2", ranks=ranks)
+            yield f"backend={{kind: fsdp2, ranks: {ranks}}}", _replaced(backend)
+
+
+def _replaced(backend: BackendSettings) -> Change:
+    return lambda settings: settings.model_copy(update={"backend": backend})
 
 
 def _with(section: str, **values: object) -> Change:

@@ -2,9 +2,10 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -24,23 +25,32 @@ from trainer.assembly.build import (
 from trainer.backends.base import Scorer, TrainBackend
 from trainer.backends.fsdp2 import fsdp2_backend, fsdp2_model
 from trainer.backends.heads import Head
-from trainer.backends.local_ranks import LocalRanks
 from trainer.backends.optimizer import Schedule
 from trainer.backends.prefix_costs import sharing_costs
 from trainer.backends.rank_group import MeshShape, RankGroup
 from trainer.backends.ranked import RankedBackend, Ranks
 from trainer.backends.sharded import ShardedPolicyWithoutAdapters
+from trainer.backends.transport import RankTransport
+from trainer.backends.zero import zero_backend
+from trainer.cluster.cluster import RANKS_FOLDER, Cluster
+from trainer.cluster.placement import ACTOR_TRAIN, CRITIC, REFERENCE, Placement
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.device import DTYPES, torch_device
+from trainer.core.ending import to_its_end
 from trainer.core.errors import ConfigError
 from trainer.learn.learner import Models
 
-RANKS_FOLDER = "ranks"
-"""Name of the folder in a run's directory where its ranks say what they do, a file each."""
 _START = "start"
 
 Role = Literal["policy", "critic", "reference", "warm_start"]
+
+_PLACED_AS: dict[Role, str] = {
+    "policy": ACTOR_TRAIN,
+    "warm_start": ACTOR_TRAIN,
+    "critic": CRITIC,
+    "reference": REFERENCE,
+}
 
 
 class ModelSource(Protocol):
@@ -119,9 +129,12 @@ class RankRecipe:
         # On the processor: only this rank's part of it comes to the device.
         host = settings.model_copy(update={"model": settings.model.model_copy(update={"device": "cpu"})})
         policy = build_policy(host, self.start, trained=self.role != "reference")
-        head = critic_head(settings, policy.model) if self.role == "critic" else None
-        temperature = 1.0 if self.role == "warm_start" else settings.rollout.temperature
-        head = head or policy_head(policy.model, temperature)
+        head: Head
+        if self.role == "critic":
+            head = critic_head(settings, policy.model)
+        else:
+            temperature = 1.0 if self.role == "warm_start" else settings.rollout.temperature
+            head = policy_head(policy.model, temperature)
         if self.role == "reference":
             return self._read_only(head, group)
         return self._trained(head, group)
@@ -138,6 +151,17 @@ class RankRecipe:
 
     def _trained(self, head: Head, group: RankGroup) -> Any:
         settings = self.settings
+        if settings.backend.kind == "deepspeed":
+            return zero_backend(
+                head,
+                group,
+                settings.optimizer,
+                self._schedule(),
+                stage=settings.backend.zero_stage,
+                dtype=DTYPES[settings.model.dtype],
+                gradient_checkpointing=settings.model.gradient_checkpointing,
+                cpu_offload=settings.backend.cpu_offload,
+            )
         return fsdp2_backend(
             head,
             group,
@@ -209,12 +233,18 @@ class RankedModels:
         # A reference that is the policy without its adapters is where the policy is.
         beside = role in ("reference", "warm_start") and self._settings.model.lora is not None
         width = self._policy.model.config.get_text_config().hidden_size
-        return RankedBackend(self._ranks_of("policy" if beside else role), role, recipe, width)
+        return RankedBackend(
+            self._ranks_of("policy" if beside else role),
+            role,
+            recipe,
+            width,
+            in_pieces=self._settings.backend.sharded_checkpoints,
+        )
 
 
 @asynccontextmanager
 async def open_models(
-    settings: RunSettings, policy: Policy, directory: Path, console: RunConsole
+    settings: RunSettings, policy: Policy, directory: Path, console: RunConsole, cluster: Cluster
 ) -> AsyncIterator[ModelSource]:
     """Open what makes the models of a run: this process, or ranks that are started here and end with the context.
 
@@ -223,6 +253,7 @@ async def open_models(
         policy: The policy as this process has it.
         directory: The run's.
         console: Told of ranks that were started.
+        cluster: Where they are.
 
     Raises:
         ConfigError: If there are fewer devices than ranks.
@@ -231,38 +262,75 @@ async def open_models(
     if settings.backend.kind == "torch":
         yield OwnModels(settings, policy)
         return
-    ranks = local_ranks(settings, directory)
+    _check_devices(settings, cluster.placement)
+    groups: dict[tuple[int, ...], Ranks] = {}
     try:
-        await asyncio.to_thread(ranks.start)
+        for name in (ACTOR_TRAIN, CRITIC, REFERENCE):
+            placed = cluster.placement.role(name)
+            if placed is not None and placed.devices not in groups:
+                ranks = groups[placed.devices] = _ranks(settings, cluster.ranks(name))
+                await to_its_end(asyncio.to_thread(ranks.start))
         console.say(f"training on {settings.backend.ranks} ranks ({settings.backend.kind})")
-        yield RankedModels(settings, policy, lambda role: ranks, directory / RANKS_FOLDER)
+
+        def ranks_of(role: Role) -> Ranks:
+            placed = cluster.placement.role(_PLACED_AS[role])
+            assert placed is not None
+            return groups[placed.devices]
+
+        yield RankedModels(settings, policy, ranks_of, directory / RANKS_FOLDER)
     finally:
-        await asyncio.to_thread(ranks.close)
+        await to_its_end(_closed(list(groups.values())))
 
 
-def local_ranks(settings: RunSettings, directory: Path) -> Ranks:
-    """Return the ranks of a run on this machine, not started yet.
+def _ranks(settings: RunSettings, transport: RankTransport) -> Ranks:
+    return Ranks(transport, mesh_shape(settings), settings.model.device, settings.backend.timeout_s)
+
+
+async def _closed(groups: Sequence[Ranks]) -> None:
+    await asyncio.gather(*(asyncio.to_thread(ranks.close) for ranks in groups))
+
+
+def _check_devices(settings: RunSettings, placement: Placement) -> None:
+    """Refuse devices that this machine does not have; those of a cluster are its own to count.
 
     Raises:
         ConfigError: If there are fewer devices than ranks.
     """
+    if placement.kind != "local":
+        return
     backend = settings.backend
     device = torch_device(settings.model.device)
-    if device.index is not None:
+    if ":" in settings.model.device:
         raise ConfigError(
             f"model.device {settings.model.device} names one device, and backend.ranks {backend.ranks} take one each: "
             f"set model.device={device.type}"
         )
-    if device.type != "cpu" and (there := torch.accelerator.device_count()) < backend.ranks:
+    highest = max(max(role.devices) for role in placement.roles if role.does == "rank")
+    if device.type != "cpu" and (there := torch.accelerator.device_count()) <= highest:
         raise ConfigError(
             f"backend.ranks {backend.ranks}: there are {there} devices of type {device.type} here: lower "
             "backend.ranks, or set model.device=cpu"
         )
-    transport = LocalRanks(directory / RANKS_FOLDER, settings.threads)
-    return Ranks(transport, mesh_shape(settings), device.type, backend.timeout_s)
 
 
 def mesh_shape(settings: RunSettings) -> MeshShape:
     """Return how a run's ranks share the work."""
-    mesh = settings.backend.mesh
-    return MeshShape(settings.backend.data, mesh.tensor, mesh.pipeline, mesh.context)
+    return MeshShape(settings.backend.data, settings.backend.mesh.tensor)
+
+
+def check_backend(settings: RunSettings) -> None:
+    """Refuse what no run can train with, before anything is begun.
+
+    Raises:
+        ConfigError: If there is such a setting; the message says what to take in its place.
+    """
+    kind = settings.backend.kind
+    if kind == "megatron":
+        raise ConfigError(
+            "backend.kind megatron: memory is planned for it (--dry-run), and nothing trains with it yet: take fsdp2, "
+            "which divides layers too (backend.mesh.tensor), or deepspeed"
+        )
+    if kind == "deepspeed" and find_spec("deepspeed") is None:
+        raise ConfigError(
+            "backend.kind deepspeed needs a package that is not installed: pip install 'rollgym[deepspeed]'"
+        )

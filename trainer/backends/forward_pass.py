@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from trainer.backends.base import EntropyMode, MicroBatch, TokenCounts, TrainRow
 from trainer.backends.batching import length_buckets, pad_rows
 from trainer.backends.heads import Head
-from trainer.backends.prefix_cache import SharedTokens
+from trainer.backends.prefix_layout import SharedTokens
 from trainer.backends.prefix_tree import Bucket, CallCosts, plan, rows_apart
 
 

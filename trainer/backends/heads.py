@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from trainer.backends.base import EntropyMode
-from trainer.backends.prefix_cache import SharedTokens, hidden_states, why_not_shared
+from trainer.backends.prefix_cache import hidden_states, why_not_shared
+from trainer.backends.prefix_layout import SharedTokens
 from trainer.models.language_head import LanguageHead, own_logits
 from trainer.models.value_head import ValueModel
 

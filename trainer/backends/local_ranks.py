@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from trainer.backends.transport import RankDiedError, pack, unpack
+from trainer.backends.transport import Failure, RankDiedError, RankFailedError, pack, unpack
 
 _LAST_LINES = 12
 _LINE_WIDTH = 300
@@ -42,10 +43,12 @@ class LocalRanks:
     Args:
         logs: Folder of what the ranks say, a file each.
         threads: Threads of each rank's operators.
+        devices: The accelerator of each rank, by its number on this machine; that of the rank if none are named.
     """
 
-    def __init__(self, logs: Path, threads: int = 1) -> None:
+    def __init__(self, logs: Path, threads: int = 1, devices: Sequence[int] = ()) -> None:
         self._logs = logs
+        self._devices = devices
         self._threads = threads
         self._ranks: list[_Rank] = []
         self._readers: list[threading.Thread] = []
@@ -128,18 +131,20 @@ class LocalRanks:
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
-                env=_environment(number, world_size, self._threads),
+                env=_environment(number, world_size, self._threads, self._device_of(number)),
                 # An interruption from the keyboard is the driver's: it ends the ranks in order.
                 start_new_session=True,
             )
         return _Rank(number, process, Connection(ours.detach()), log)
 
+    def _device_of(self, number: int) -> int:
+        return self._devices[number] if self._devices else number
+
     def _read(self, rank: _Rank) -> None:
         """Hand a rank's answers on, until its end of the pipe closes."""
         with suppress(EOFError, OSError):
             while True:
-                done, content = unpack(rank.pipe.recv_bytes())
-                self._answer(rank, done, content)
+                self._answer(rank, *_read_answer(rank, rank.pipe.recv_bytes()))
         rank.process.wait()
         with self._state:
             if not self._closed and self._death is None:
@@ -182,12 +187,22 @@ class LocalRanks:
                 rank.asked.popleft().set_exception(error)
 
 
-def _environment(number: int, world_size: int, threads: int) -> dict[str, str]:
+def _read_answer(rank: _Rank, data: bytes) -> tuple[bool, Any]:
+    """Return whether a call did not fail, and what it returned or its failure."""
+    try:
+        done, content = unpack(data)
+    except Exception as error:  # noqa: BLE001 - whatever a class of the answer raises when it is made again
+        unread = f"the answer of rank {rank.number} cannot be read: {type(error).__name__}: {error}"
+        return False, Failure(RankFailedError(unread), of_the_group=False)
+    return done, content
+
+
+def _environment(number: int, world_size: int, threads: int, device: int) -> dict[str, str]:
     """The variables of a rank: torch's usual ones, and modules found where this process finds them."""
     ours = {
         "RANK": str(number),
         "WORLD_SIZE": str(world_size),
-        "LOCAL_RANK": str(number),
+        "LOCAL_RANK": str(device),
         "OMP_NUM_THREADS": str(threads),
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
         "PYTHONUNBUFFERED": "1",

@@ -5,8 +5,7 @@ computed, whole and with its graph, also where attention looks back no further t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,176 +15,11 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from trainer.backends.prefix_tree import CallCosts, Ids, SharedRows, Tree, finest_tree, paths_of
+from trainer.backends.prefix_layout import CallTensors, SharedTokens
+from trainer.backends.prefix_tree import CallCosts, finest_tree, paths_of
 
 KeysAndValues = tuple[Tensor, Tensor]
 """Of the tokens of one call in one layer, `[rows, heads, tokens, width]` each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """What the rows of a call stand behind.
-
-    Attributes:
-        sources: Numbers of the calls that computed it.
-        index: Places of each row's prefix among the tokens of those calls, int64 `[rows, longest]`, padded on the left.
-        mask: False where prefixes are padded, bool `[rows, longest + width]`; None if nothing is.
-    """
-
-    sources: Sequence[int]
-    index: Tensor
-    mask: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class CallTensors:
-    """One call of the model.
-
-    Attributes:
-        ids: Token ids, int64 `[rows, width]`.
-        positions: Their positions in their rows; None if there is no prefix.
-        prefix: What they stand behind.
-        is_read: Whether later calls read its keys and values.
-        states: Places of the states that are wanted, among its tokens, int64 `[n]`.
-    """
-
-    ids: Tensor
-    positions: Tensor | None
-    prefix: Prefix | None
-    is_read: bool
-    states: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class SharedTokens:
-    """The tokens of a micro-batch that are computed once, and those of its rows that they stand for.
-
-    Attributes:
-        calls: Calls of the model.
-        targets: The distinct tokens that are wanted, in the order of the calls' states, int64 `[n]`.
-        which: The distinct token that each wanted token of the rows is, int64 `[wanted]`.
-    """
-
-    calls: Sequence[CallTensors]
-    targets: Tensor
-    which: Tensor
-
-    @classmethod
-    def of(
-        cls,
-        shared: SharedRows,
-        paths: Sequence[Ids],
-        wanted: Sequence[Ids],
-        device: torch.device,
-        count: int = 1,
-    ) -> Self:
-        """Lay out a micro-batch.
-
-        Args:
-            shared: What its rows share.
-            paths: Token ids of each path.
-            wanted: Columns of each row's tokens that are wanted, never 0.
-            device: Where the model is.
-            count: Calls to make at least; those that are not needed compute a token that nobody asked for.
-        """
-        layout = _Layout(shared.tree)
-        places = [layout.places(path) for path in range(len(paths))]
-        tokens = [places[path][columns] for path, columns in zip(shared.path_of, wanted, strict=True)]
-        states = [places[path][columns - 1] for path, columns in zip(shared.path_of, wanted, strict=True)]
-        # Tokens of several rows are one if they are one in the tree. Ordered by the state that each is drawn from.
-        keys = np.concatenate(states) * layout.size + np.concatenate(tokens)
-        distinct, which = np.unique(keys, return_inverse=True)
-        ids = layout.padded_ids(paths)
-        state = distinct // layout.size
-        bounds = np.searchsorted(state, [*layout.base, layout.size])
-
-        def tensor(array: np.ndarray) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(device)
-
-        calls = [
-            CallTensors(
-                ids=tensor(ids[number]),
-                positions=tensor(layout.positions(number)) if call.prefix else None,
-                prefix=layout.prefix(number, tensor) if call.prefix else None,
-                is_read=not shared.tree.parents.isdisjoint(call.segments),
-                states=tensor(state[bounds[number] : bounds[number + 1]] - layout.base[number]),
-            )
-            for number, call in enumerate(shared.tree.calls)
-        ]
-        flat = np.concatenate([each.ravel() for each in ids])
-        one, none = np.zeros((1, 1), dtype=np.int64), np.zeros(0, dtype=np.int64)
-        empty = CallTensors(tensor(one), None, None, is_read=False, states=tensor(none))
-        calls += [empty] * (count - len(calls))
-        return cls(calls, tensor(flat[distinct % layout.size]), tensor(which.ravel()))
-
-
-class _Layout:
-    """Where the tokens of a tree's segments lie in its calls, one call behind the other, padding included."""
-
-    def __init__(self, tree: Tree) -> None:
-        self._tree = tree
-        sizes = [len(call.segments) * call.width for call in tree.calls]
-        self.base = np.cumsum([0, *sizes])[:-1]
-        self.size = sum(sizes)
-        self._call = [0] * len(tree.segments)
-        self._first = [0] * len(tree.segments)
-        for number, call in enumerate(tree.calls):
-            for row, segment in enumerate(call.segments):
-                self._call[segment] = number
-                self._first[segment] = int(self.base[number]) + row * call.width
-
-    def places(self, path: int) -> Ids:
-        """Return where each token of a path is computed."""
-        return np.concatenate([self._of(segment) for segment in self._tree.chain(path)])
-
-    def _of(self, segment: int) -> Ids:
-        of_tree = self._tree.segments[segment]
-        return np.arange(self._first[segment], self._first[segment] + of_tree.stop - of_tree.start)
-
-    def padded_ids(self, paths: Sequence[Ids]) -> list[Ids]:
-        """Return the token ids of each call."""
-        tables = []
-        for call in self._tree.calls:
-            table = np.zeros((len(call.segments), call.width), dtype=np.int64)
-            for row, number in enumerate(call.segments):
-                segment = self._tree.segments[number]
-                table[row, : segment.stop - segment.start] = paths[segment.path][segment.start : segment.stop]
-            tables.append(table)
-        return tables
-
-    def positions(self, number: int) -> Ids:
-        """Return the positions of a call's tokens; padding stands where its row ends, which every model can place."""
-        call = self._tree.calls[number]
-        segments = [self._tree.segments[segment] for segment in call.segments]
-        starts = np.array([segment.start for segment in segments])[:, None]
-        stops = np.array([segment.stop for segment in segments])[:, None]
-        return np.minimum(starts + np.arange(call.width), stops - 1)
-
-    def prefix(self, number: int, tensor: Any) -> Prefix:
-        """Return what a call's rows stand behind."""
-        call = self._tree.calls[number]
-        before = [self._before(segment) for segment in call.segments]
-        sources = sorted({self._call[segment] for chain in before for segment in chain})
-        sizes = [
-            len(self._tree.calls[source].segments) * self._tree.calls[source].width for source in sources
-        ]
-        moved = {
-            source: int(start - self.base[source])
-            for source, start in zip(sources, np.cumsum([0, *sizes]), strict=False)
-        }
-        index = np.zeros((len(call.segments), call.prefix), dtype=np.int64)
-        mask = np.ones((len(call.segments), call.prefix + call.width), dtype=bool)
-        for row, chain in enumerate(before):
-            places = np.concatenate([self._of(segment) + moved[self._call[segment]] for segment in chain])
-            index[row, call.prefix - len(places) :] = places
-            mask[row, : call.prefix - len(places)] = False
-        return Prefix(sources, tensor(index), None if mask.all() else tensor(mask))
-
-    def _before(self, segment: int) -> list[int]:
-        chain: list[int] = []
-        while (segment := self._tree.segments[segment].parent) >= 0:
-            chain.append(segment)
-        return chain[::-1]
 
 
 class _PrefixLayer(CacheLayerMixin):
@@ -277,9 +111,11 @@ def _cache(body: PreTrainedModel, call: CallTensors, written: Sequence[Sequence[
 
 def _written(cache: Cache, *, is_read: bool) -> list[KeysAndValues]:
     """Return what a call left in its cache, if later ones read it."""
-    written = [layer.own for layer in cache.layers]
-    if any(own is None for own in written):
-        raise RuntimeError("the model has passed over its cache: set optimizer.shared_prefixes=off")
+    written = [
+        layer.own for layer in cache.layers if isinstance(layer, _PrefixLayer) and layer.own is not None
+    ]
+    if len(written) != len(cache.layers):
+        raise RuntimeError("the model passed over the cache that it was given")
     return written if is_read else []
 
 
@@ -318,11 +154,15 @@ def why_not_shared(body: PreTrainedModel) -> str | None:
     if lengthy := sorted(_rope_types(config) & {"dynamic", "longrope"}):
         return f"its positions ({lengthy[0]}) depend on how long the row is"
     if not hasattr(GradientCheckpointingLayer, "_can_checkpoint_with_cache"):
-        return "this version of transformers is too old"
+        return "this version of transformers is too old for it"
     try:
-        return None if _is_exact(body) else "its code makes something else of a cache"
+        return (
+            None
+            if _is_exact(body)
+            else "what it computes behind a prefix is not what it computes of whole rows"
+        )
     except _UNLIKE as error:
-        return f"its code takes no such cache: {error}"
+        return f"it cannot compute what stands behind a prefix ({error})"
 
 
 def _rope_types(config: Any) -> set[str]:
@@ -333,7 +173,7 @@ def _rope_types(config: Any) -> set[str]:
 
 def _is_exact(body: PreTrainedModel) -> bool:
     """Whether states behind a prefix are those of whole rows, but for rounding."""
-    size = body.get_input_embeddings().weight.shape[0]
+    size = body.config.get_text_config().vocab_size
     rows = [
         np.array([place * 7 + 3 for place in row]) % size
         for row in (range(9), [*range(4), 20, 21, 22], [*range(6), 30, 31, 32, 33], [*range(7), 40])

@@ -41,6 +41,10 @@ ACCELERATOR = Kernels(pair=1.0, masked_pair=3.0, copied=800.0, layer=4e10, weigh
 """Estimated from an H200's throughput, not measured. Calls and copies are dear: shared is what saves much."""
 
 
+_NUMBERS_READ = 32
+"""Numbers that a loss holds of each token of a row: its fields, masks, ratios and what it makes of them, about."""
+
+
 def sharing_costs(head: Head, setting: Literal["auto", "off"], device: torch.device) -> CallCosts | None:
     """Return what calls of a head's model cost, or None if rows are to go through it as they are.
 
@@ -69,14 +73,16 @@ def costs_of_calls(body: PreTrainedModel, kernels: Kernels) -> CallCosts:
     queries = layers * heads * width
     copies = 2 * layers * (getattr(config, "num_key_value_heads", None) or heads) * width
     weights = _weights_of_a_token(body)
+    # A matrix's input and output are held, and the matrices of a layer are about `hidden_size` wide.
+    numbers_held = 2 * weights / config.hidden_size
     return CallCosts(
         # Each query and key are multiplied twice: for the weight of the value, and with the value.
         pair=kernels.pair * 2 * queries / weights,
         masked_pair=kernels.masked_pair * 2 * queries / weights,
         copied=kernels.copied * copies / weights,
         call=kernels.layer * layers / weights + kernels.weight,
-        # A matrix's input and output are held, and the matrices of a layer are about `hidden_size` wide.
-        held=copies * config.hidden_size / (2 * weights),
+        held=copies / numbers_held,
+        read=_NUMBERS_READ / numbers_held,
     )
 
 

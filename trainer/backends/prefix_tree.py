@@ -34,6 +34,7 @@ class CallCosts:
         copied: Each token of a row's prefix, whose keys and values are copied for the row.
         call: Each call, whatever its size.
         held: Memory of the keys and values of one token of a row's prefix, as a part of all that is held of a token.
+        read: Memory of what a loss reads and makes of one token of a row, as a part of the same.
     """
 
     pair: float
@@ -41,6 +42,7 @@ class CallCosts:
     copied: float
     call: float
     held: float
+    read: float = 0.0
 
     def of(
         self, rows: NDArray[np.float64], width: NDArray[np.float64], prefix: NDArray[np.float64]
@@ -210,8 +212,8 @@ def plan(ids: Sequence[Ids], budget: int, costs: CallCosts, *, prefixes: bool = 
 
     Args:
         ids: Token ids of the rows.
-        budget: Tokens of a micro-batch, padding and what is held of copied prefixes included; what one path needs is
-            computed together, whatever the budget.
+        budget: Tokens of a micro-batch, padding included, and what else is held for as many tokens as it takes the
+            memory of; what one path needs is computed together, whatever the budget.
         costs: Of the model's calls.
         prefixes: Whether the model can compute segments behind a prefix. If not, rows that are beginnings of others
             are all that is shared.
@@ -227,7 +229,8 @@ def plan(ids: Sequence[Ids], budget: int, costs: CallCosts, *, prefixes: bool = 
     widths = [lengths[row] for row in paths.row]
     if (sum(widths) - sum(paths.shared)) > _CLEARLY * sum(lengths):
         return flat  # not even with calls that cost nothing
-    trees = list(_cut(widths, paths.shared, budget, costs, prefixes=prefixes))
+    rows = np.bincount(paths.of_row).tolist()
+    trees = list(_cut(widths, paths.shared, rows, budget, costs, prefixes=prefixes))
     shared_cost = sum(tree.cost(costs) for _, tree in trees)
     flat_cost = sum(_flat_cost(bucket.rows, lengths, costs) for bucket in flat)
     return _buckets(trees, paths) if shared_cost < _CLEARLY * flat_cost else flat
@@ -263,7 +266,13 @@ def _buckets(trees: Sequence[tuple[int, Tree]], paths: Paths) -> list[Bucket]:
 
 
 def _cut(
-    widths: Sequence[int], shared: Sequence[int], budget: int, costs: CallCosts, *, prefixes: bool
+    widths: Sequence[int],
+    shared: Sequence[int],
+    rows: Sequence[int],
+    budget: int,
+    costs: CallCosts,
+    *,
+    prefixes: bool,
 ) -> Iterator[tuple[int, Tree]]:
     """Cut paths into neighbours that fit the budget together; yield the number of the first, and their tree."""
     growth = np.cumsum(np.array(widths) - np.array(shared))
@@ -272,7 +281,11 @@ def _cut(
         before = growth[start] - widths[start]
         stop = max(start + 1, int(np.searchsorted(growth, before + budget, side="right")))
         tree = tree_of(widths[start:stop], shared[start:stop], costs, prefixes=prefixes)
-        while (held := tree.held(costs)) > budget and stop > start + 1:
+        while stop > start + 1:
+            # The loss reads rows as they are, padded to the longest.
+            read = costs.read * sum(rows[start:stop]) * max(widths[start:stop])
+            if (held := tree.held(costs) + read) <= budget:
+                break
             stop = start + max(1, min(stop - start - 1, int((stop - start) * budget / held)))
             tree = tree_of(widths[start:stop], shared[start:stop], costs, prefixes=prefixes)
         if stop < len(widths):

@@ -10,7 +10,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
@@ -18,21 +17,11 @@ from typing import Any
 from torch import Tensor
 
 from trainer.backends.rank_group import MeshShape, RankGroup, listen
-from trainer.backends.transport import MakeBackend, RankFailedError, pack, unpack
+from trainer.backends.transport import Failure, MakeBackend, RankFailedError, pack, unpack
 from trainer.core.errors import TrainerError
 
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """What a call came to that raised.
-
-    Attributes:
-        error: What it raised, or what stands for it where that cannot be sent.
-        of_the_group: Whether it may be the consequence of another rank's end.
-    """
-
-    error: Exception
-    of_the_group: bool
+_FIXED = ("has_adapter", "keeps_pieces", "shares", "why_not_shared")
+"""What of a backend never changes, and is told once."""
 
 
 class RankServer:
@@ -82,7 +71,7 @@ class RankServer:
         assert self._group is not None
         backend = make(self._group, self._backends)
         self._backends[name] = backend
-        return {name: getattr(backend, name, None) for name in ("has_adapter", "why_not_shared")}
+        return {name: getattr(backend, name, None) for name in _FIXED}
 
     def drop(self, name: str) -> None:
         """Forget a backend, and give its memory back."""
@@ -127,10 +116,18 @@ def answer(server: RankServer, method: str, arguments: Sequence[Any]) -> tuple[b
 
 
 def _failure(error: Exception, server: RankServer) -> Failure:
-    if isinstance(error, TrainerError | ValueError):
+    if isinstance(error, TrainerError | ValueError) and _can_be_sent(error):
         return Failure(error, of_the_group=False)
     message = f"rank {server._rank} of {server._world_size} failed: {type(error).__name__}: {error}"
     return Failure(RankFailedError(message), of_the_group=True)
+
+
+def _can_be_sent(error: Exception) -> bool:
+    try:
+        unpack(pack(error))
+    except Exception:  # noqa: BLE001 - an error of anybody's, who need not have thought of it
+        return False
+    return True
 
 
 def main() -> None:

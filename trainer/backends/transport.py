@@ -6,32 +6,46 @@
 import pickle
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from trainer.core.errors import RunError
+from trainer.core.errors import RoleDiedError, RunError
 
 
-class RankDiedError(RunError):
+class RankDiedError(RoleDiedError):
     """A rank ended without being asked to; the message names it and has its last words.
 
     Attributes:
         rank: Which one.
     """
 
-    def __init__(self, message: str, rank: int) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, rank: int, role: str = "actor_train") -> None:
+        super().__init__(role, message)
         self.rank = rank
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.rank)
+        return type(self), (str(self), self.rank, self.role)
 
 
 class RankFailedError(RunError):
     """A call failed in a rank; the message names it and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a call came to that raised.
+
+    Attributes:
+        error: What it raised, or what stands for it where that cannot be sent.
+        of_the_group: Whether it may be the consequence of another rank's end.
+    """
+
+    error: Exception
+    of_the_group: bool
 
 
 class RankTransport(Protocol):

@@ -1,1 +1,1 @@
-"""Where the roles of a run are, what starts them there, and what happens when one dies. One module imports Ray."""
+"""Where the roles of a run are, what starts them there, and what happens when one dies."""

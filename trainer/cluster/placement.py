@@ -84,6 +84,16 @@ def place_roles(settings: RunSettings) -> Placement:
         ConfigError: If devices are missing, do not divide, or cannot be shared; the message names the remedy.
     """
     cluster = settings.cluster
+    if cluster.kind == "ray" and ":" in settings.model.device:
+        raise ConfigError(
+            f"model.device '{settings.model.device}' names a device of one machine, and with cluster.kind 'ray' each "
+            "process sees its own alone: leave the number out, and say in cluster.roles where roles are"
+        )
+    if cluster.kind == "ray" and settings.backend.kind == "torch":
+        raise ConfigError(
+            "cluster.kind 'ray' trains in actors, and backend.kind 'torch' in the process of the driver: set "
+            "backend.kind=fsdp2, which one rank is enough for, or cluster.kind=local"
+        )
     roles = tuple(_roles(settings))
     largest = max(device for role in roles for device in role.devices)
     per_node = cluster.devices_per_node or -(-(largest + 1) // cluster.nodes)
@@ -91,12 +101,35 @@ def place_roles(settings: RunSettings) -> Placement:
     said = "processes beside the driver"
     if settings.env_url is not None:
         said = "servers that run already"
-    elif workers is not None:
+    elif workers is not None and cluster.kind == "ray":
         cpus = f"{workers.cpus:g} {'CPU' if workers.cpus == 1 else 'CPUs'}"
         said = f"up to {_count(workers.actors, 'actor')} of {cpus}"
     placement = Placement(cluster.kind, cluster.nodes, per_node, roles, said)
     check_placement(placement)
+    if cluster.offload:
+        _check_offload(settings, placement)
     return placement
+
+
+def _check_offload(settings: RunSettings, placement: Placement) -> None:
+    """Refuse to make room on devices where nobody needs it, or nobody can."""
+    if settings.backend.kind == "torch":
+        raise ConfigError(
+            "cluster.offload moves the models of ranks, and backend.kind 'torch' has none: leave it out, or set "
+            "backend.kind=fsdp2"
+        )
+    samples = placement.role(ACTOR_INFERENCE)
+    trained = {device for role in placement.roles if role.does == "rank" for device in role.devices}
+    if samples is None or not trained & set(samples.devices):
+        raise ConfigError(
+            "cluster.offload makes room for whoever samples, who has devices of its own: leave it out, or give "
+            "cluster.roles.actor_inference devices of actor_train"
+        )
+    if settings.rollout.max_staleness:
+        raise ConfigError(
+            f"cluster.offload lets ranks and whoever samples take turns, and rollout.max_staleness "
+            f"{settings.rollout.max_staleness} has them work at once: set one of them to 0 or false"
+        )
 
 
 def _roles(settings: RunSettings) -> Iterator[Role]:
@@ -140,7 +173,7 @@ def _trainers(settings: RunSettings, devices: Sequence[int]) -> list[int]:
 
 def ranks_of(settings: RunSettings) -> int:
     """How many ranks train the policy."""
-    return 1
+    return settings.backend.ranks
 
 
 def _beside(settings: RunSettings, name: str, devices: Sequence[int], trains: Sequence[int]) -> Role:
@@ -163,7 +196,9 @@ def _inference(settings: RunSettings, trains: Sequence[int]) -> Iterator[Role]:
         return
     launch = inference.launch
     if launch is None:
-        yield Role(ACTOR_INFERENCE, _engines(settings, devices or trains[:1]), "engine")
+        # With kind 'local' the engine is in the driver's process, whatever the same settings say for a cluster.
+        on_cluster = devices if settings.cluster.kind == "ray" else []
+        yield Role(ACTOR_INFERENCE, _engines(settings, on_cluster or trains[:1]), "engine")
         return
     if not devices:
         if settings.cluster.kind == "ray":
@@ -184,6 +219,12 @@ def _inference(settings: RunSettings, trains: Sequence[int]) -> Iterator[Role]:
             f"{_count(launch.count, 'server')} of {_count(launch.tensor_parallel, 'device')} each need {wanted}: "
             + _servers_remedy(len(devices), launch.tensor_parallel)
         )
+    broadcast = settings.weights.chosen(inference) == "broadcast"
+    if broadcast and settings.cluster.nodes > 1 and settings.weights.address is None:
+        raise ConfigError(
+            f"weights.transport 'broadcast' meets servers of {settings.cluster.nodes} nodes at an address of this "
+            "machine: set weights.address to one that they reach"
+        )
     each = launch.tensor_parallel
     groups = tuple(tuple(devices[start : start + each]) for start in range(0, wanted, each))
     gives_way = inference.sleep_level > 0 or launch.memory_fraction is not None
@@ -191,13 +232,7 @@ def _inference(settings: RunSettings, trains: Sequence[int]) -> Iterator[Role]:
 
 
 def _engines(settings: RunSettings, devices: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The devices of the embedded engines: one each on Ray, one in the driver's process else."""
-    if len(devices) > 1 and settings.cluster.kind == "local":
-        raise ConfigError(
-            f"cluster.roles.actor_inference.devices names {len(devices)} devices, and with cluster.kind 'local' the "
-            "embedded engine is in the driver's process, on one: name one, set cluster.kind=ray, or inference.kind to "
-            "vllm or sglang with inference.launch"
-        )
+    """The devices of the embedded engines, one each."""
     if len(devices) > 1 and settings.deterministic:
         raise ConfigError(
             f"deterministic: true samples each batch as a whole, and cluster.roles.actor_inference.devices names "

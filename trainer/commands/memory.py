@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 
-from trainer.assembly.memory import Remedy, device_memory, memory_plan, model_shape, placement, remedies
+from trainer.assembly.memory import Remedy, device_memory, memory_plan, model_shape, remedies, sharding
 from trainer.config.run import RunSettings
 from trainer.core.errors import ConfigError
 from trainer.models.memory_plan import GIB, MemoryPlan, Need, Part
@@ -43,7 +43,7 @@ def plan_lines(settings: RunSettings, device_gb: float | None) -> list[str]:
 
 
 def _how(settings: RunSettings, plan: MemoryPlan) -> str:
-    laid = placement(settings)
+    laid = sharding(settings)
     devices = f"{laid.devices} devices" if laid.devices > 1 else "1 device"
     return (
         f"backend {laid.kind} on {devices} of {plan.device_bytes / 1e9:.0f} GB, {settings.model.dtype}, "

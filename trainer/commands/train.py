@@ -22,9 +22,12 @@ from trainer.assembly.build import (
 )
 from trainer.assembly.data_check import check_streams, keep_digests
 from trainer.assembly.inference import check_inference
-from trainer.assembly.models import ModelSource, open_models
+from trainer.assembly.judges import open_judges
+from trainer.assembly.models import ModelSource, check_backend, open_models
+from trainer.assembly.turns import device_turns
 from trainer.backends.base import TrainBackend
-from trainer.cluster.placement import place_roles
+from trainer.cluster.cluster import open_cluster
+from trainer.cluster.placement import picture, place_roles
 from trainer.cluster.supervision import Restarts, death_in
 from trainer.commands.plots import plot_run
 from trainer.commands.policy import ADAPTER_FOLDER, MODEL_FOLDER
@@ -36,6 +39,7 @@ from trainer.commands.resume import (
     keep_settings,
 )
 from trainer.config.checks import check_settings
+from trainer.config.cluster import ClusterSettings
 from trainer.config.load import public_settings
 from trainer.config.run import RunSettings, WarmStartSettings
 from trainer.core.console import RunConsole
@@ -94,6 +98,7 @@ async def train(settings: RunSettings, ending: Ending) -> int:
     """
     check_settings(settings)
     check_inference(settings)
+    check_backend(settings)
     place_roles(settings)
     directory = Path(settings.output_dir)
     kept = settings.checkpoint
@@ -106,7 +111,7 @@ async def train(settings: RunSettings, ending: Ending) -> int:
                 raise
             raise _stopped(ending.reason, store, directory) from None
         except (ConnectionError, TimeoutError, WriteError, RunError) as error:
-            raise _stopped(error, store, directory) from error
+            raise _stopped(ending.reason or error, store, directory) from error
     return 0
 
 
@@ -124,9 +129,8 @@ async def _supervised(settings: RunSettings, store: CheckpointStore, ending: End
         except (Exception, asyncio.CancelledError) as error:
             died = death_in(ending.reason or error)
             wait_s = None if died is None else restarts.wait_s(store.highest_step())
-            if died is None or wait_s is None:
+            if died is None or wait_s is None or not await ending.take_back():
                 raise
-            ending.take_back()
             say = RunConsole(settings.steps, live=False).explain
             say(f"{died}")
             say(_goes_on(store, restarts, settings.cluster.restarts, wait_s))
@@ -160,6 +164,15 @@ async def _train(
     ours = checkpoint is not None and store.holds(checkpoint.folder)
     clear_rollout_log(settings, directory, resuming=ours)
     keep_settings(settings, directory, resuming=ours)
+    placement = place_roles(settings)
+    if settings.cluster != ClusterSettings():
+        console.say(picture(placement))
+    cluster = await stack.enter_async_context(open_cluster(settings, placement, ending.end, console.say))
+    serve_judge = partial(embedded_server, on_end=partial(_environments_died, ending))
+    settings = await open_judges(
+        settings, cluster, lambda served, words: serve_judge(served, words=words), stack, console.say
+    )
+    serve = partial(serve_judge, words=cluster.server_arguments())
     source = task_source(settings)
     streams = row_streams(source)
     keep_digests(streams, directory, resuming=ours)
@@ -171,14 +184,15 @@ async def _train(
     elif clear_records(directory):
         console.say(f"the run in {directory} left no checkpoint: it begins again, and its records with it")
     trains_here = settings.backend.kind == "torch"
-    policy = build_policy(settings, trained=trains_here)
+    # Where ranks train and servers sample, the one that is here is there to be asked for names and shapes.
+    computes = trains_here or settings.inference.embedded or settings.warm_start is not None
+    policy = build_policy(settings, trained=trains_here, computes=computes)
     policy.renderer.template.say = console.say
     keep_tokenizer(policy.tokenizer, directory)
-    serve = partial(embedded_server, on_end=partial(_environments_died, ending))
     pool = await stack.enter_async_context(open_environments(settings, console, serve))
     await check_streams(streams, pool)
     panels = await build_panels(settings, pool)
-    made = await stack.enter_async_context(open_models(settings, policy, directory, console))
+    made = await stack.enter_async_context(open_models(settings, policy, directory, console, cluster))
     models, state = await _start(settings, store, checkpoint, policy, pool, source, console, made)
     if (reason := models.policy.why_not_shared) is not None:
         console.say(
@@ -191,9 +205,13 @@ async def _train(
     # An engine that shares its weights with nobody may draw while others change.
     trains_meanwhile = settings.rollout.max_staleness > 0 or not trains_here
     players = await stack.enter_async_context(
-        open_players(settings, policy, pool, console, recall, trains_meanwhile=trains_meanwhile)
+        open_players(
+            settings, policy, pool, console, recall, trains_meanwhile=trains_meanwhile, cluster=cluster
+        )
     )
     await players.publisher.publish(models.policy, state.version)
+    turns = device_turns(settings, models)
+    await turns.leave()
     run = RunIdentity(directory, settings.name, public_settings(settings))
     boards = open_boards(settings.tracking, run, console.say)
     tracker = Tracker(directory, settings.tracking, state.step, boards, settings.checkpoint.best_metric)
@@ -238,9 +256,18 @@ async def _train(
         ledger=ledger,
         tracker=tracker,
         console=console,
-        saver=Saver(models, store, tracker, ledger, recall, asynchronous=settings.checkpoint.asynchronous),
+        saver=Saver(
+            models,
+            store,
+            tracker,
+            ledger,
+            recall,
+            asynchronous=settings.checkpoint.asynchronous,
+            resident=turns.resident,
+        ),
+        resident=turns.resident,
         updating=players.updating,
-        work=training_work(settings, policy.model.config.to_dict(), policy.model.device),
+        work=training_work(settings, policy.model.config.to_dict()),
     )
     console.begin_training(state.step)
     await rl.train(parts, state, settings.steps, settings.checkpoint.every, evaluate, ending)
@@ -253,7 +280,8 @@ async def _train(
     if before is not None:
         evaluator.say_gain(before, after)
     with write_errors(directory):
-        console.say(await asyncio.to_thread(_save_policy, models.policy, policy, directory))
+        async with turns.resident():
+            console.say(await asyncio.to_thread(_save_policy, models.policy, policy, directory))
         console.say(f"curves: {plot_run(directory, settings.name)}")
 
 

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveFloat, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, field_validator, model_validator
 
 from trainer.core.strict import Count, Seconds, Settings
 
@@ -106,7 +106,8 @@ class RolesSettings(Settings):
         {}, description="Judges by the environment id under which tasks and data sets name them."
     )
     environment: EnvironmentRoleSettings | None = Field(
-        None, description="Environments in actors of the Ray cluster; absent: in processes beside the driver."
+        None,
+        description="With kind ray: environments in actors of the cluster; absent: in processes beside the driver.",
     )
 
 
@@ -120,15 +121,22 @@ class ClusterSettings(Settings):
     address: str | None = Field(
         None,
         min_length=1,
-        description="Ray cluster: auto (the one that this machine belongs to) or HOST:PORT; if absent, one of this "
-        "machine is started and ended with the run.",
+        description="With kind ray, the cluster: auto (the one that this machine belongs to) or HOST:PORT; if absent, "
+        "one of this machine is started and ended with the run.",
     )
     nodes: Annotated[int, Field(ge=1, le=4096)] = Field(1, description="Machines that the roles are on.")
     devices_per_node: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="Devices of each; if absent, as many as the roles name on one node."
     )
     working_dir: str | None = Field(
-        None, min_length=1, description="Directory that Ray sends to its nodes, where your own modules lie."
+        None,
+        min_length=1,
+        description="With kind ray: directory that is sent to all nodes, where your own modules lie.",
+    )
+    offload: bool = Field(
+        False,
+        description="Ranks on devices of actor_inference bring their models to the processor's memory while replies "
+        "are sampled.",
     )
     start_timeout_s: Seconds = Field(
         600.0, description="Roles that are not there by then, with the devices that they need, end the run."
@@ -144,18 +152,23 @@ class ClusterSettings(Settings):
     )
     roles: RolesSettings = RolesSettings()
 
-    @model_validator(mode="after")
-    def _ray_where_asked_for(self) -> Self:
-        if self.kind == "ray":
-            return self
-        rays = {
-            "address": self.address is not None,
-            "working_dir": self.working_dir is not None,
-            "nodes": self.nodes > 1,
-            "roles.environment": self.roles.environment is not None,
-        }
-        if named := [name for name, given in rays.items() if given]:
+    @field_validator("address")
+    @classmethod
+    def _address_is_a_clusters(cls, value: str | None) -> str | None:
+        if value is None or value == "auto":
+            return value
+        host, _, port = value.rpartition(":")
+        if "://" in value or not host or not (port.isdecimal() and 0 < int(port) < 65_536):
             raise ValueError(
-                f"{named[0]} is for kind 'ray', and kind is 'local': set cluster.kind=ray, or leave {named[0]} out"
+                f"'{value}' is neither auto nor HOST:PORT of a cluster's head, such as head.example:6379; from outside "
+                "of a cluster a run is sent there by `ray job submit`"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _local_is_one_machine(self) -> Self:
+        if self.kind == "local" and self.nodes > 1:
+            raise ValueError(
+                f"kind 'local' is this machine, and nodes is {self.nodes}: set kind to ray, or leave nodes out"
             )
         return self

@@ -19,7 +19,9 @@ _log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def embedded_server(
-    environments: Sequence[str], on_end: Callable[[Exception], None] | None = None
+    environments: Sequence[str],
+    on_end: Callable[[Exception], None] | None = None,
+    words: Sequence[str] = (),
 ) -> AsyncIterator[str]:
     """Run `roll-serve` on a free loopback port while the context is open, and give its URL.
 
@@ -29,12 +31,13 @@ async def embedded_server(
     Args:
         environments: What it serves beside the built-in ones, as `module:Class` or `name=module:Class`.
         on_end: Told where the server ends by itself: nobody need wait for it to come back.
+        words: Further words of its command line.
 
     Raises:
         RunError: If the server does not come up; the message holds what it printed.
     """
     # The server's standard input ends with this process, however it ends: a killed run leaves no server behind.
-    arguments = ["--host", "127.0.0.1", "--port", "0", "--stop-at-end-of-input", "--allow-expert"]
+    arguments = ["--host", "127.0.0.1", "--port", "0", "--stop-at-end-of-input", "--allow-expert", *words]
     for named in environments:
         arguments += ["--env", named]
     process = await asyncio.create_subprocess_exec(

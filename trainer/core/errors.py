@@ -1,5 +1,7 @@
 """What a user can mend. These errors end a command with one line; what is none of them is a defect."""
 
+from typing import Any
+
 
 class TrainerError(Exception):
     """Base of the errors whose message is all that a user needs."""
@@ -24,7 +26,7 @@ class RoleDiedError(RunError):
         super().__init__(what)
         self.role = role
 
-    def __reduce__(self) -> tuple[type["RoleDiedError"], tuple[str, str]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Return how it is made again in another process."""
         return type(self), (self.role, str(self))
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from trainer.config.run import RunSettings
+from trainer.core.device import torch_device
 from trainer.core.errors import ConfigError
 from trainer.models.accelerators import accelerator_named
 from trainer.models.flops import forward_flops, training_flops, utilisation
@@ -59,9 +60,7 @@ class TrainingWork:
         return numbers
 
 
-def training_work(
-    settings: RunSettings, config: Mapping[str, Any], device: torch.device, devices: int = 1
-) -> TrainingWork | None:
+def training_work(settings: RunSettings, config: Mapping[str, Any]) -> TrainingWork | None:
     """Return what the updates of a run compute; None for a model whose sizes are not known.
 
     The peaks that are known are those of bfloat16, so a run in fp32 has no utilisation.
@@ -69,15 +68,14 @@ def training_work(
     Args:
         settings: The run.
         config: The model's configuration, as its config.json has it.
-        device: Where it is trained.
-        devices: How many of them.
     """
     try:
         shape = ModelShape.from_config(config)
     except ConfigError:
         return None  # a family that is not tested here: no number is better than a wrong one
     algorithm = settings.algorithm
-    known = accelerator_named(device_name(device)) if settings.model.dtype == "bf16" else None
+    name = device_name(torch_device(settings.model.device))
+    known = accelerator_named(name) if settings.model.dtype == "bf16" else None
     return TrainingWork(
         shape,
         scored=int(algorithm.needs_old_logprobs) + int(algorithm.needs_reference),
@@ -85,7 +83,7 @@ def training_work(
         frozen=settings.model.lora is not None,
         critic=algorithm.critic is not None,
         peak_tflops=None if known is None else known.bf16_tflops,
-        devices=devices,
+        devices=settings.backend.ranks,
     )
 
 

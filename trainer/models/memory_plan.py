@@ -30,7 +30,7 @@ BackendKind = Literal["torch", "fsdp2", "deepspeed", "megatron"]
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class Sharding:
     """How a model in training lies on devices.
 
     Attributes:
@@ -41,7 +41,7 @@ class Placement:
         context: Devices that share the tokens of a row.
         expert: Devices that share the experts; they are part of `data`.
         zero_stage: DeepSpeed's stage.
-        offload: Whether the optimizer's numbers lie in the host's memory.
+        offload: Whether the optimizer's numbers lie in the host's memory, and the weights where these are cut.
     """
 
     kind: BackendKind = "torch"
@@ -86,14 +86,14 @@ class Engine:
 
     Attributes:
         number_bytes: Of weights and of keys and values.
-        owns_weights: Whether it has weights of its own beside those in training.
+        copies: How often it has the weights for itself: 0 where it reads those in training.
         cached_tokens: Tokens whose keys and values are kept at most.
         reserved_bytes: What a server takes of the device whatever it needs; None: what it needs.
         tensor: Devices that share its model.
     """
 
     number_bytes: int
-    owns_weights: bool
+    copies: int
     cached_tokens: int = 0
     reserved_bytes: int | None = None
     tensor: int = 1
@@ -124,12 +124,12 @@ class Need:
     @property
     def lasting(self) -> int:
         """What stays between steps."""
-        return self.weights + self.gradients + self.optimizer + self.cache
+        return self.weights + self.optimizer + self.cache
 
     @property
     def moment(self) -> int:
-        """What comes on top of it for a moment: a micro-batch and the optimizer's step are not at the same time."""
-        return max(self.activations, self.workspace)
+        """What a step takes on top: a micro-batch and the optimizer's own work are not at the same time."""
+        return self.gradients + max(self.activations, self.workspace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +193,12 @@ class _Group:
     ranks: int
 
 
-def trained_need(shape: ModelShape, training: Training, placement: Placement) -> Need:
+def trained_need(shape: ModelShape, training: Training, sharding: Sharding) -> Need:
     """Return what a model in training needs of each of its devices."""
-    groups = _groups(shape, placement, training.vocabulary_head)
-    states = [_states(group, training, placement) for group in groups]
+    groups = _groups(shape, sharding, training.vocabulary_head)
+    states = [_states(group, training, sharding) for group in groups]
     if training.adapters:
-        states.append(_adapters(training.adapters, placement))
+        states.append(_adapters(training.adapters, sharding))
     need = Need(
         weights=sum(each.weights for each in states),
         gradients=sum(each.gradients for each in states),
@@ -206,102 +206,103 @@ def trained_need(shape: ModelShape, training: Training, placement: Placement) ->
         host=sum(each.host for each in states),
     )
     # On an accelerator torch's AdamW goes over all weights at once, with one more number for each.
-    workspace = need.optimizer // 2 if training.accelerator and placement.kind in ("torch", "fsdp2") else 0
-    gathered = _gathered_bytes(shape, training, placement)
-    activations = activation_bytes(shape, training, placement) + gathered
+    workspace = need.optimizer // 2 if training.accelerator and sharding.kind in ("torch", "fsdp2") else 0
+    gathered = _gathered_bytes(shape, training, sharding)
+    activations = activation_bytes(shape, training, sharding) + gathered
     return replace(need, activations=activations, workspace=workspace)
 
 
-def frozen_need(shape: ModelShape, training: Training, placement: Placement) -> Need:
+def frozen_need(shape: ModelShape, training: Training, sharding: Sharding) -> Need:
     """Return what a model needs that is only read: a reference policy."""
-    groups = _groups(shape, placement, head=True)
-    cut = placement.kind == "fsdp2" or placement.zero_stage == 3
+    groups = _groups(shape, sharding, head=True)
+    cut = sharding.kind == "fsdp2" or sharding.zero_stage == 3
     held = sum(group.held // (group.ranks if cut else 1) for group in groups) * training.number_bytes
-    tokens = training.micro_batch_tokens // placement.context
+    tokens = training.micro_batch_tokens // sharding.context
     # Without gradient a layer's tensors are freed as soon as the next one has what it needs.
-    layer = _kept_per_token(shape, training) * tokens // placement.tensor
-    logits = _logit_bytes(shape, training, placement, training.micro_batch_tokens)
-    return Need(weights=held, activations=max(layer, logits) + _gathered_bytes(shape, training, placement))
+    layer = _kept_per_token(shape, training) * tokens // sharding.tensor
+    logits = _logit_bytes(shape, training, sharding, training.micro_batch_tokens)
+    return Need(weights=held, activations=max(layer, logits) + _gathered_bytes(shape, training, sharding))
 
 
 def engine_need(shape: ModelShape, engine: Engine) -> Need:
     """Return what whoever samples needs of each of its devices."""
-    weights = shape.parameters.total * engine.number_bytes // engine.tensor if engine.owns_weights else 0
+    weights = engine.copies * shape.parameters.total * engine.number_bytes // engine.tensor
     cache = shape.cache_numbers_per_token * engine.number_bytes * engine.cached_tokens // engine.tensor
     if engine.reserved_bytes is not None:
         cache = max(engine.reserved_bytes - weights, 0)
     return Need(weights=weights, cache=cache)
 
 
-def cache_tokens(shape: ModelShape, engine: Engine) -> int:
-    """Return how many tokens' keys and values the devices of a server have room for."""
-    per_token = shape.cache_numbers_per_token * engine.number_bytes
-    return engine_need(shape, engine).cache * engine.tensor // per_token
+def parameters_per_device(shape: ModelShape, sharding: Sharding) -> int:
+    """Return the parameters that a device computes with: those that tensor, pipeline and experts leave it."""
+    return sum(group.held for group in _groups(shape, sharding, head=True))
 
 
-def activation_bytes(shape: ModelShape, training: Training, placement: Placement) -> int:
+def activation_bytes(shape: ModelShape, training: Training, sharding: Sharding) -> int:
     """Return what autograd keeps of a micro-batch on a device, its logits included."""
-    tokens = -(-training.micro_batch_tokens // placement.context)
-    layers = -(-shape.layers // placement.pipeline)
-    layer = (
-        _kept_per_token(shape, training) * tokens // placement.tensor
-    )  # cut wholly with sequence parallelism
-    logits = _logit_bytes(shape, training, placement, tokens) if training.vocabulary_head else 0
+    tokens = -(-training.micro_batch_tokens // sharding.context)
+    layers = -(-shape.layers // sharding.pipeline)
+    # With sequence parallelism, tensor parallelism cuts all of a layer.
+    layer = _kept_per_token(shape, training) * tokens // sharding.tensor
+    logits = _logit_bytes(shape, training, sharding, tokens) if training.vocabulary_head else 0
     if training.checkpointing:
-        kept = layers * shape.hidden * training.number_bytes * tokens // placement.tensor
+        kept = layers * shape.hidden * training.number_bytes * tokens // sharding.tensor
         # Layers are computed once more one at a time, when the logits are gone.
-        return kept * placement.pipeline + max(layer, logits)
+        return kept * sharding.pipeline + max(layer, logits)
     # A pipeline's first stage has a micro-batch under way for each stage.
-    return layers * layer * placement.pipeline + logits
+    return layers * layer * sharding.pipeline + logits
 
 
-def _groups(shape: ModelShape, placement: Placement, head: bool) -> list[_Group]:
+def _groups(shape: ModelShape, sharding: Sharding, head: bool) -> list[_Group]:
     """Divide what a device holds: what every data-parallel rank has, and experts, of which each has some."""
     parts = shape.parameters
     output = parts.head if head else 0
     # The first stage has the embedding and the last one the head: the larger of them counts.
-    ends = parts.embedding + output if placement.pipeline == 1 else max(parts.embedding, output)
+    ends = parts.embedding + output if sharding.pipeline == 1 else max(parts.embedding, output)
     layers = parts.dense - parts.embedding - parts.head
-    ranks = placement.data * placement.context
-    dense = (layers // placement.pipeline + ends) // placement.tensor
-    experts = parts.experts // (placement.pipeline * placement.tensor * placement.expert)
-    return [_Group(dense, ranks), _Group(experts, max(1, ranks // placement.expert))]
+    ranks = sharding.data * sharding.context
+    dense = (layers // sharding.pipeline + ends) // sharding.tensor
+    experts = parts.experts // (sharding.pipeline * sharding.tensor * sharding.expert)
+    return [_Group(dense, ranks), _Group(experts, max(1, ranks // sharding.expert))]
 
 
-def _states(group: _Group, training: Training, placement: Placement) -> Need:
+def _states(group: _Group, training: Training, sharding: Sharding) -> Need:
     """Return what a group takes between micro-batches: in full where it is trained, else the weights alone."""
     number, held, ranks = training.number_bytes, group.held, group.ranks
-    stage = {"fsdp2": 3, "megatron": 1, "torch": 0}.get(placement.kind, placement.zero_stage)
+    stage = {"fsdp2": 3, "megatron": 1, "torch": 0}.get(sharding.kind, sharding.zero_stage)
     cut = [1, *(ranks if stage >= least else 1 for least in (1, 2, 3))]
     if training.adapters:
         return Need(weights=number * held // cut[3])
     # Weights in fp32 beside those that are computed with. FSDP2 gathers the latter out of the former; DeepSpeed has
     # fp32 copies of its own even of fp32 weights.
-    masters = 0 if placement.kind == "fsdp2" or (number == 4 and placement.kind != "deepspeed") else 4 * held
-    weights = (4 if placement.kind == "fsdp2" else number) * held // cut[3]
-    gradients = (number if placement.kind == "deepspeed" else 4) * held // cut[2]
+    masters = 0 if sharding.kind == "fsdp2" or (number == 4 and sharding.kind != "deepspeed") else 4 * held
+    weights = (4 if sharding.kind == "fsdp2" else number) * held // cut[3]
+    gradients = (number if sharding.kind == "deepspeed" else 4) * held // cut[2]
     optimizer = 8 * held // cut[1]
-    if placement.offload:
-        return Need(weights, gradients, 0, host=optimizer + masters // cut[1])
+    if sharding.offload and sharding.kind == "fsdp2":
+        return Need(host=weights + gradients + optimizer)
+    if sharding.offload:
+        cut_weights = weights if cut[3] > 1 else 0
+        return Need(weights - cut_weights, gradients, 0, host=optimizer + masters // cut[1] + cut_weights)
     return Need(weights + masters // cut[1], gradients, optimizer)
 
 
-def _adapters(parameters: int, placement: Placement) -> Need:
+def _adapters(parameters: int, sharding: Sharding) -> Need:
     """Return what adapters take, which are in fp32 and trained."""
-    ranks = placement.data * placement.context if placement.kind in ("fsdp2", "deepspeed") else 1
+    ranks = sharding.data * sharding.context if sharding.kind in ("fsdp2", "deepspeed") else 1
     return Need(4 * parameters // ranks, 4 * parameters // ranks, 8 * parameters // ranks)
 
 
-def _gathered_bytes(shape: ModelShape, training: Training, placement: Placement) -> int:
+def _gathered_bytes(shape: ModelShape, training: Training, sharding: Sharding) -> int:
     """Return what weights take that are gathered from all ranks: a layer, the next one, and the embeddings."""
-    cuts = placement.kind == "fsdp2" or (placement.kind == "deepspeed" and placement.zero_stage == 3)
-    if not cuts or placement.data * placement.context == 1:
+    cuts = sharding.kind == "fsdp2" or (sharding.kind == "deepspeed" and sharding.zero_stage == 3)
+    if not cuts or sharding.data * sharding.context == 1:
         return 0
     parts = shape.parameters
     ends = parts.embedding + (parts.head if training.vocabulary_head else 0)
     layer = (parts.total - parts.embedding - parts.head) // shape.layers
     gradients = 0 if training.adapters else ends + layer
-    return training.number_bytes * (ends + 2 * layer + gradients) // placement.tensor
+    return training.number_bytes * (ends + 2 * layer + gradients) // sharding.tensor
 
 
 def _kept_per_token(shape: ModelShape, training: Training) -> int:
@@ -325,7 +326,7 @@ def _kept_per_token(shape: ModelShape, training: Training) -> int:
     return norms + attention + feed_forward
 
 
-def _logit_bytes(shape: ModelShape, training: Training, placement: Placement, tokens: int) -> int:
+def _logit_bytes(shape: ModelShape, training: Training, sharding: Sharding, tokens: int) -> int:
     """Return what logits take: as many as are held at once, as they are, and four times in fp32 on the way back."""
-    vocabulary = shape.vocabulary // placement.tensor
+    vocabulary = shape.vocabulary // sharding.tensor
     return min(tokens * vocabulary, LOGITS_AT_ONCE) * (training.number_bytes + 16)

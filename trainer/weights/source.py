@@ -5,10 +5,35 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from trainer.backends.base import TrainBackend
 from trainer.core.errors import RunError
+from trainer.models.weights import hub_tensors, parameters_of
 from trainer.weights.folders import WeightFolders
+
+
+class ModelWeights:
+    """The weights of a model of this process that nobody trains at the moment, for a client that has such a model.
+
+    Args:
+        model: Whose they are.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the model's own tensors by their names on the Hugging Face hub."""
+        return hub_tensors(self._model)
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield them by the names of the model's modules."""
+        return parameters_of(self._model)
+
+    async def folder(self) -> Path:
+        """Refuse: nothing writes one."""
+        raise RunError("a server asks for a folder of weights, and nothing writes one")
 
 
 class BackendWeights:

@@ -6,12 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer.backends.balance import balanced, balanced_trees, row_cost
 from trainer.backends.batching import length_buckets
-from trainer.backends.prefix_cache import SharedTokens
+from trainer.backends.prefix_layout import SharedTokens
 from trainer.backends.prefix_tree import CallCosts, finest_tree, paths_of, plan, tree_of
 
 FREE = CallCosts(pair=0.0, masked_pair=0.0, copied=0.0, call=0.0, held=0.0)
-CHEAP = CallCosts(pair=0.001, masked_pair=0.002, copied=0.01, call=3.0, held=0.1)
+CHEAP = CallCosts(pair=0.001, masked_pair=0.002, copied=0.01, call=3.0, held=0.1, read=0.05)
 DEAR = CallCosts(pair=0.01, masked_pair=0.02, copied=0.5, call=200.0, held=0.5)
 COSTS = st.sampled_from([FREE, CHEAP, DEAR])
 
@@ -68,7 +69,8 @@ def test_a_plan_holds_every_row_once_and_gives_it_back(rows, budget, costs, pref
             assert np.array_equal(ids_of_path(tree, path, of_paths)[: len(rows[row])], rows[row])
         for path, ids in enumerate(of_paths):
             assert np.array_equal(ids_of_path(tree, path, of_paths), ids)
-        assert tree.held(costs) <= budget or len(of_paths) == 1
+        read = costs.read * len(bucket.rows) * max(len(rows[row]) for row in bucket.rows)
+        assert tree.held(costs) + read <= budget or len(of_paths) == 1
         assert prefixes or all(call.prefix == 0 for call in tree.calls)
         done = set()
         for call in tree.calls:
@@ -164,3 +166,25 @@ def test_a_tree_larger_than_the_budget_is_cut_where_least_is_shared():
 def test_planning_long_combs_takes_no_depth_of_recursion():
     rows = [np.concatenate([np.zeros(length, dtype=np.int64), [1, length]]) for length in range(1, 1500)]
     assert sum(len(bucket.rows) for bucket in plan(rows, 16384, CHEAP)) == len(rows)
+
+
+@given(rows=batches(), parts=st.integers(1, 5))
+def test_rows_are_divided_over_ranks_along_their_trees(rows, parts):
+    divided = balanced_trees(rows, 16, parts)
+    assert sorted(row for part in divided for row in part) == list(range(len(rows)))
+    assert len(divided) == parts
+    costs = [row_cost(len(row), 16) for row in rows]
+    apart = max(sum(costs[row] for row in part) for part in balanced(costs, parts))
+    assert max(_cost_of_tree([rows[row] for row in part]) for part in divided) <= apart
+
+
+def _cost_of_tree(rows):
+    paths = paths_of(rows)
+    whole = sum(row_cost(len(rows[row]), 16) for row in paths.row)
+    return whole - sum(row_cost(shared, 16) for shared in paths.shared)
+
+
+def test_groups_stay_together_in_a_rank():
+    prompts = [[1] * 40, [2] * 40]
+    rows = [np.array([*prompts[row % 2], 3, row], dtype=np.int64) for row in range(8)]
+    assert balanced_trees(rows, 16, 2) == [[0, 2, 4, 6], [1, 3, 5, 7]]

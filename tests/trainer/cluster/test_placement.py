@@ -11,13 +11,14 @@ from trainer.core.errors import ConfigError
 
 MINIMAL = ["tasks=[{env_id: FrozenLake-v0}]"]
 RAY = "cluster.kind=ray"
+FSDP = "backend.kind=fsdp2"
 TRAINS = "cluster.roles.actor_train.devices"
 SAMPLES = "cluster.roles.actor_inference.devices"
 JUDGE = "cluster.roles.judges.Math={model: m, command: [serve], devices: %s}"
 
 
 def placed(*words):
-    return place_roles(load_settings(None, [*MINIMAL, *words]))
+    return place_roles(load_settings(None, [*MINIMAL, *([FSDP] if RAY in words else []), *words]))
 
 
 def servers(count=1, tensor_parallel=1, more=""):
@@ -64,6 +65,14 @@ def test_what_is_no_device_is_refused(written):
         load_settings(None, [*MINIMAL, f"{TRAINS}={written!r}"])
 
 
+@pytest.mark.parametrize(
+    "address", ["ray://head:10001", "head", "head:", ":6379", "head:port", "head:99999", "http://h:1"]
+)
+def test_what_is_no_address_of_a_cluster_is_refused(address):
+    with pytest.raises(ConfigError, match=r"cluster\.address: .*is neither auto nor HOST:PORT"):
+        load_settings(None, [*MINIMAL, f"cluster.address='{address}'"])
+
+
 def test_a_device_of_a_role_is_named_once():
     with pytest.raises(ConfigError, match="devices names 2 twice"):
         placed(f"{SAMPLES}=[0-2, 2]")
@@ -72,13 +81,12 @@ def test_a_device_of_a_role_is_named_once():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["cluster.address=auto"], "address is for kind 'ray', and kind is 'local': set cluster.kind=ray"),
-        (["cluster.roles.environment={}"], r"roles.environment is for kind 'ray'"),
-        ([f"{TRAINS}=0-1"], "names 2 devices, and backend.ranks is 1: each rank has one device"),
         (
-            [f"{SAMPLES}=0-1"],
-            "the embedded engine is in the driver's process, on one: name one, set cluster.kind=ray",
+            ["cluster.nodes=2"],
+            "kind 'local' is this machine, and nodes is 2: set kind to ray, or leave nodes out",
         ),
+        ([RAY, "backend={}"], "trains in actors, and backend.kind 'torch' in the process of the driver"),
+        ([f"{TRAINS}=0-1"], "names 2 devices, and backend.ranks is 1: each rank has one device"),
         ([RAY, f"{SAMPLES}=0-1", "deterministic=true"], "names 2 devices with an engine each: name one"),
         (
             ["cluster.roles.critic.devices=3"],
@@ -124,6 +132,23 @@ def test_a_device_of_a_role_is_named_once():
             [RAY, servers(), f"{SAMPLES}=0"],
             "share device 0, and its servers would keep all of its memory: set inference.sleep_level to 1 or 2",
         ),
+        (
+            [RAY, "model.device=cuda:1"],
+            "names a device of one machine, and with cluster.kind 'ray' each process",
+        ),
+        (
+            ["cluster.offload=true"],
+            "moves the models of ranks, and backend.kind 'torch' has none: leave it out",
+        ),
+        ([RAY, f"{SAMPLES}=1", "cluster.offload=true"], "who has devices of its own: leave it out, or give"),
+        (
+            [RAY, "cluster.offload=true", "rollout.max_staleness=1"],
+            "take turns, and rollout.max_staleness 1 has them",
+        ),
+        (
+            [RAY, servers(), "cluster.nodes=2", "weights.transport=broadcast", f"{SAMPLES}=1"],
+            "meets servers of 2 nodes at an address of this machine: set weights.address",
+        ),
         ([RAY, JUDGE % "[]"], "names no devices: a judge has devices of its own"),
         ([RAY, JUDGE % "0"], "judges.Math.devices shares device 0 with cluster.roles.actor_train.devices"),
     ],
@@ -138,6 +163,15 @@ def test_servers_that_sleep_or_are_bounded_share_devices():
     assert sleeps.role("actor_inference").processes == ((0,),)
     bounded = placed(RAY, servers(), "inference.launch.memory_fraction=0.4", f"{SAMPLES}=0")
     assert bounded.role("actor_inference").processes == ((0,),)
+
+
+def test_the_settings_of_a_cluster_are_those_of_one_machine_by_one_word():
+    words = ["backend={kind: fsdp2, ranks: 2}", f"{SAMPLES}=2-3", "cluster.roles.environment={actors: 4}"]
+    words += ["cluster.address=auto", "cluster.working_dir=here"]
+    afar, here = placed(RAY, *words), placed("cluster.kind=local", *words)
+    assert [role.processes for role in afar.roles] == [((0,), (1,)), ((2,), (3,))]
+    assert [role.processes for role in here.roles] == [((0,), (1,)), ((0,),)]
+    assert here.environment == "processes beside the driver"
 
 
 def test_without_a_word_everything_is_on_the_first_device():

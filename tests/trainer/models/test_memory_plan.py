@@ -20,7 +20,7 @@ from trainer.core.errors import ConfigError
 from trainer.models.known_shapes import KNOWN, TINY_VOCABULARY
 from trainer.models.memory_plan import (
     GIB,
-    Placement,
+    Sharding,
     Training,
     activation_bytes,
     parameters_per_device,
@@ -76,38 +76,42 @@ def test_a_family_that_is_not_known_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("placement", "per_parameter"),
+    ("sharding", "per_parameter"),
     [  # bf16; ZeRO section 3.1: 2 + 2 + 12 bytes a parameter, of which stage 1, 2, 3 cut 12, 14, 16
-        (Placement("torch"), 2 + 4 + 4 + 8),
-        (Placement("fsdp2", data=8), (4 + 4 + 8) / 8),
-        (Placement("deepspeed", data=8, zero_stage=1), 2 + 2 + 12 / 8),
-        (Placement("deepspeed", data=8, zero_stage=2), 2 + 14 / 8),
-        (Placement("deepspeed", data=8, zero_stage=3), 16 / 8),
-        (Placement("megatron", data=8), 2 + 4 + 12 / 8),
-        (Placement("deepspeed", data=8, zero_stage=2, offload=True), 2 + 2 / 8),
+        (Sharding("torch"), 2 + 4 + 4 + 8),
+        (Sharding("fsdp2", data=8), (4 + 4 + 8) / 8),
+        (Sharding("deepspeed", data=8, zero_stage=1), 2 + 2 + 12 / 8),
+        (Sharding("deepspeed", data=8, zero_stage=2), 2 + 14 / 8),
+        (Sharding("deepspeed", data=8, zero_stage=3), 16 / 8),
+        (Sharding("megatron", data=8), 2 + 4 + 12 / 8),
+        (Sharding("deepspeed", data=8, zero_stage=2, offload=True), 2 + 2 / 8),
+        (Sharding("deepspeed", data=8, zero_stage=3, offload=True), 2 / 8),
+        (Sharding("fsdp2", data=8, offload=True), 0),
     ],
 )
-def test_bytes_a_parameter_are_those_of_the_backends_papers(placement, per_parameter):
-    need = trained_need(SEVEN, Training(number_bytes=2), placement)
-    assert need.lasting / SEVEN.parameters.total == pytest.approx(per_parameter, rel=1e-3)
+def test_bytes_a_parameter_are_those_of_the_backends_papers(sharding, per_parameter):
+    need = trained_need(SEVEN, Training(number_bytes=2), sharding)
+    assert (need.lasting + need.gradients) / SEVEN.parameters.total == pytest.approx(
+        per_parameter, rel=1e-3, abs=1e-3
+    )
 
 
 def test_devices_share_what_they_can():
     whole = SEVEN.parameters.total
-    assert parameters_per_device(SEVEN, Placement("megatron", tensor=4)) == pytest.approx(whole / 4, rel=1e-6)
-    staged = parameters_per_device(SEVEN, Placement("megatron", pipeline=2))
-    assert whole / 2 <= staged < whole * 0.6, "one of the embeddings lies on each end"
+    assert parameters_per_device(SEVEN, Sharding("megatron", tensor=4)) == pytest.approx(whole / 4, rel=1e-6)
+    staged = parameters_per_device(SEVEN, Sharding("megatron", pipeline=2))
+    assert 0.49 < staged / whole < 0.6, "one of the embeddings lies on each end"
     assert MIXTURE.parameters.experts > 0.9 * MIXTURE.parameters.total
-    alone = parameters_per_device(MIXTURE, Placement("megatron", data=8, expert=8))
+    alone = parameters_per_device(MIXTURE, Sharding("megatron", data=8, expert=8))
     assert alone == MIXTURE.parameters.dense + MIXTURE.parameters.experts // 8
     long = Training(number_bytes=2, micro_batch_tokens=65_536)
     assert (
-        activation_bytes(SEVEN, long, Placement("megatron", context=4))
-        < activation_bytes(SEVEN, long, Placement("megatron")) * 0.3
+        activation_bytes(SEVEN, long, Sharding("megatron", context=4))
+        < activation_bytes(SEVEN, long, Sharding("megatron")) * 0.3
     )
     assert activation_bytes(
-        SEVEN, Training(2, 65_536, checkpointing=True), Placement("torch")
-    ) < 0.2 * activation_bytes(SEVEN, long, Placement("torch"))
+        SEVEN, Training(2, 65_536, checkpointing=True), Sharding("torch")
+    ) < 0.2 * activation_bytes(SEVEN, long, Sharding("torch"))
 
 
 def plan_of(*words, gb=80.0):
@@ -123,7 +127,7 @@ def test_models_and_who_samples_add_up():
     assert reference.weights == 4 * 494_032_768
     assert critic.weights == policy.weights, "the head is tied to the embedding, which a critic has"
     assert engine.weights == 0, "on-policy, the engine reads the weights in training"
-    assert engine.cache == 64 * 2048 * 12288 * 4, "64 episodes, each as long as may be"
+    assert engine.cache == 64 * 2048 * (2 * 24 * 128) * 4, "64 episodes, each as long as may be"
     ahead, _ = plan_of("model.path=Qwen/Qwen2.5-0.5B", "rollout.max_staleness=1")
     assert ahead.parts[-1].need.weights == 4 * 494_032_768
     assert ahead.parts[-1].need.cache == 2 * engine.cache
@@ -176,9 +180,10 @@ def test_a_dry_run_prints_the_plan_behind_settings_that_can_be_read_back(capsys,
     file.write_text(printed)
     assert load_settings(file) == load_settings(None, words)
     plan = [line for line in printed.splitlines() if line.startswith("#")]
+    assert max(map(len, plan)) <= 80
+    del plan[: next(place for place, line in enumerate(plan) if "memory plan" in line)]
     assert plan[0] == "# memory plan: Qwen/Qwen2.5-0.5B, 0.49 billion parameters"
     assert "24 GB" in plan[1]
-    assert max(map(len, plan)) <= 80
 
 
 def test_a_model_whose_sizes_nobody_knows_has_no_plan_and_a_remedy(capsys):
@@ -194,20 +199,21 @@ def test_device_memory_belongs_to_a_dry_run(capsys):
 MEASURED = ROOT / "tests" / "support" / "measure_training_memory.py"
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_plan_is_within_a_tenth_of_measured_memory(checkpointing):
-    """Two steps of 113 million random weights in a process of its own; peak memory above that of its imports."""
+def test_the_plan_is_within_a_tenth_of_measured_memory():
+    """Two steps of 110 million random weights in a process of its own; peak memory above that of its imports."""
     run = subprocess.run(
-        [sys.executable, str(MEASURED), json.dumps({"checkpointing": checkpointing})],
+        [sys.executable, str(MEASURED)],
         capture_output=True,
         text=True,
         timeout=300,
         check=True,
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        # The C library then gives every tensor back as soon as it is freed: gaps in its heap are not the model's.
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"},
     )
     measured = json.loads(run.stdout.splitlines()[-1])
     shape = ModelShape.from_config(measured["config"])
-    training = Training(4, measured["micro_batch_tokens"], checkpointing, accelerator=False)
-    need = trained_need(shape, training, Placement("torch"))
-    assert need.lasting + need.moment == pytest.approx(measured["peak_bytes"], rel=0.10)
+    for name, checkpointing in (("plain", False), ("checkpointing", True)):
+        training = Training(4, measured["micro_batch_tokens"], checkpointing, accelerator=False)
+        need = trained_need(shape, training, Sharding("torch"))
+        assert need.lasting + need.moment == pytest.approx(measured["peaks"][name], rel=0.10), name

@@ -1,0 +1,366 @@
+"""A training step beside TRL's GRPO, in one process: equal loss and gradients first, then samples a second.
+
+Both train the same tiny model, from equal weights, on the same rollouts with the same advantages, in fp32, with AdamW,
+on as many threads. TRL's steps are those of `GRPOTrainer.train()`, whose generation is replaced by the fixed rollouts,
+and are timed from `on_step_begin` to `on_step_end`; after each of them comes one of ours, so both see the machine's
+load alike. Ours is all of `Learner.update`: rows, advantages, micro-batches, optimizer, metrics. TRL has the advantages
+for nothing.
+
+Cases: `equal`, all rows of one length; `padded`, lengths drawn from a log-normal, as in practice: TRL pads them to the
+longest of the batch, we sort them into micro-batches. The share of padding in TRL's batch is stated with the result.
+
+TRL lives in an environment of its own:
+
+    python -m venv trl-venv
+    trl-venv/bin/pip install torch transformers trl -e .
+    trl-venv/bin/python benchmarks/training/beside_trl.py --output benchmarks/results/beside_trl.json
+"""
+
+import argparse
+import copy
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from trainer.algorithms.batch import RowBatch  # noqa: E402
+from trainer.algorithms.objective import compute_advantages  # noqa: E402
+from trainer.algorithms.presets import resolve_preset  # noqa: E402
+from trainer.backends.base import TrainRow  # noqa: E402
+from trainer.backends.heads import PolicyHead  # noqa: E402
+from trainer.backends.optimizer import Schedule  # noqa: E402
+from trainer.backends.torch_backend import TorchBackend  # noqa: E402
+from trainer.config.run import OptimizerSettings  # noqa: E402
+from trainer.learn.batches import EpisodeBatch, episode_batch  # noqa: E402
+from trainer.learn.learner import Learner, Models  # noqa: E402
+from trainer.learn.rows import row_builder  # noqa: E402
+from trainer.models.tiny import TinyPolicySettings, build_tiny_model  # noqa: E402
+from trainer.models.tokenizer import build_tiny_tokenizer  # noqa: E402
+from trainer.records.trajectory import Group, Outcome, Segment, Trajectory, Turn  # noqa: E402
+from trainer.tasks.task import Task  # noqa: E402
+
+GROUPS, MEMBERS = 4, 8
+RATE, BETAS, FREE = 1e-4, (0.9, 0.95), 1e9
+ALGORITHM = resolve_preset("grpo", {"proximal": "behaviour"})
+"""Ratios start from recorded log-probabilities, as TRL's from those that it is given: neither computes them again."""
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """A prompt for each group, a completion and a reward for each of its members."""
+
+    prompts: list[list[int]]
+    completions: list[list[list[int]]]
+    rewards: list[list[float]]
+
+    @property
+    def rows(self) -> list[tuple[list[int], list[int]]]:
+        pairs = zip(self.prompts, self.completions, strict=True)
+        return [(prompt, completion) for prompt, members in pairs for completion in members]
+
+
+def draw(case: str, vocabulary: int, prompt: int, completion: int) -> Rollouts:
+    """Draw random ids; lengths are equal, or log-normal with half the longest as their median."""
+    draws = np.random.default_rng(0)
+
+    def length(longest: int) -> int:
+        if case == "equal":
+            return longest
+        return int(np.clip(longest * np.exp(0.6 * draws.standard_normal()) / 4, 4, longest))
+
+    def ids(longest: int) -> list[int]:
+        return draws.integers(10, vocabulary, length(longest)).tolist()
+
+    return Rollouts(
+        prompts=[ids(prompt) for _ in range(GROUPS)],
+        completions=[[ids(completion) for _ in range(MEMBERS)] for _ in range(GROUPS)],
+        rewards=[draws.integers(0, 2, MEMBERS).astype(float).tolist() for _ in range(GROUPS)],
+    )
+
+
+def our_batch(rollouts: Rollouts, backend: TorchBackend) -> EpisodeBatch:
+    """Return the rollouts as episodes, with the log-probabilities that the policy gives them."""
+    groups = []
+    for index, prompt in enumerate(rollouts.prompts):
+        group = Group(index, Task(index, "Any-v0", seed=index), 0)
+        for member, completion in enumerate(rollouts.completions[index]):
+            trajectory = Trajectory(group.task, member, outcome=Outcome.FAILED)
+            segment = Segment()
+            segment.append_context(prompt)
+            mask = torch.tensor([False] * len(prompt) + [True] * len(completion))
+            known = backend.forward([TrainRow(torch.tensor(prompt + completion), mask)])[0][mask]
+            # As if a policy had drawn them that has moved since: the loss is not 0, and some ratios are clipped.
+            drawn = (known + 0.2 * torch.randn(len(completion))).tolist()
+            segment.append_action(completion, drawn, [0] * len(completion), 0)
+            reward = rollouts.rewards[index][member]
+            trajectory.turns.append(Turn(0, len(prompt), len(segment.ids), "", "", reward=reward))
+            trajectory.segments.append(segment)
+            group.trajectories.append(trajectory)
+        groups.append(group)
+    return episode_batch(groups, row_builder("trajectory"))
+
+
+def advantages_of(batch: EpisodeBatch) -> torch.Tensor:
+    """Return the advantage of each row: GRPO has one for an episode."""
+    turn = torch.zeros(batch.mask.shape, dtype=torch.int64)
+    rows = RowBatch(torch.tensor([row.trajectory for row in batch.rows]), batch.mask, turn)
+    result = compute_advantages(ALGORITHM, batch.episodes, rows).advantages
+    return torch.stack([line[mask][0] for line, mask in zip(result, batch.mask, strict=True)])
+
+
+def trl_inputs(
+    rollouts: Rollouts, batch: EpisodeBatch, advantages: torch.Tensor, pad: int
+) -> dict[str, torch.Tensor]:
+    """Return what TRL makes of generated completions: prompts padded on the left, completions on the right."""
+    prompts, completions = zip(*rollouts.rows, strict=True)
+    widths = max(map(len, prompts)), max(map(len, completions))
+    shapes = [(len(prompts), width) for width in widths]
+    tables = [torch.full(shape, pad) for shape in shapes]
+    masks = [torch.zeros(shape, dtype=torch.int64) for shape in shapes]
+    old = torch.zeros(shapes[1])
+    for row, (prompt, completion) in enumerate(rollouts.rows):
+        tables[0][row, widths[0] - len(prompt) :] = torch.tensor(prompt)
+        masks[0][row, widths[0] - len(prompt) :] = 1
+        tables[1][row, : len(completion)] = torch.tensor(completion)
+        masks[1][row, : len(completion)] = 1
+        old[row, : len(completion)] = torch.tensor(batch.rows[row].logprobs[len(prompt) :])
+    return {
+        "prompt_ids": tables[0],
+        "prompt_mask": masks[0],
+        "completion_ids": tables[1],
+        "completion_mask": masks[1],
+        "old_per_token_logps": old,
+        "advantages": advantages.clone(),
+        "num_items_in_batch": masks[1].sum(),
+    }
+
+
+class Fixed(GRPOTrainer):
+    """TRL's trainer with rollouts that are there already."""
+
+    rollouts: dict[str, torch.Tensor]
+    losses: list[float]
+
+    def _generate_and_score_completions(self, inputs):
+        return {name: tensor.clone() for name, tensor in self.rollouts.items()}
+
+    def _compute_loss(self, model, inputs):
+        loss = super()._compute_loss(model, inputs)
+        self.losses.append(loss.item())
+        return loss
+
+
+@dataclass
+class Beside(TrainerCallback):
+    """Times TRL's steps, and takes one of ours after each, without and with shared prefixes."""
+
+    learner: Learner
+    sharing: Learner
+    batch: EpisodeBatch
+    trl: Fixed
+    ours: list[tuple[float, float]] = field(default_factory=list)
+    shared: list[tuple[float, float]] = field(default_factory=list)
+    theirs: list[tuple[float, float]] = field(default_factory=list)
+    our_loss: float = 0.0
+    clipped: float = 0.0
+    their_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def on_step_begin(self, args, state, control, **_):
+        self.begun = now()
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **_):
+        if not self.their_gradients:
+            self.their_gradients = {
+                name: parameter.grad.clone() for name, parameter in model.named_parameters()
+            }
+
+    def on_step_end(self, args, state, control, **_):
+        self.theirs.append(since(self.begun))
+        begun = now()
+        metrics = self.learner._update(self.batch, len(self.ours), 0)
+        self.ours.append(since(begun))
+        begun = now()
+        self.sharing._update(self.batch, len(self.ours), 0)
+        self.shared.append(since(begun))
+        if len(self.ours) == 1:
+            self.our_loss = metrics["loss/policy"]
+            self.clipped = metrics["policy/clip_fraction"]
+
+
+def now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def since(begun: tuple[float, float]) -> tuple[float, float]:
+    return tuple(end - start for start, end in zip(begun, now(), strict=True))
+
+
+def our_backend(start: torch.nn.Module, micro_batch_tokens: int, shared_prefixes: str) -> TorchBackend:
+    settings = OptimizerSettings(
+        learning_rate=RATE,
+        betas=BETAS,
+        gradient_clip=FREE,
+        tokens_per_micro_batch=micro_batch_tokens,
+        shared_prefixes=shared_prefixes,
+    )
+    return TorchBackend(PolicyHead(copy.deepcopy(start), 1.0), settings, Schedule(RATE, 0, 1, "constant"))
+
+
+def measure(case: str, options: argparse.Namespace) -> dict[str, object]:
+    """Take steps of both, and return what they took."""
+    torch.manual_seed(0)
+    shape = TinyPolicySettings(options.vocabulary, options.hidden, options.layers, max_length=4096)
+    start = build_tiny_model(shape, 0)
+    rollouts = draw(case, options.vocabulary, options.prompt, options.completion)
+    longest = max(len(prompt) + len(completion) for prompt, completion in rollouts.rows)
+    backend = our_backend(start, options.micro * longest, "off")
+    batch = our_batch(rollouts, backend)
+    learner = Learner(ALGORITHM, Models(backend), seed=0)
+    sharing = Learner(ALGORITHM, Models(our_backend(start, options.micro * longest, "auto")), seed=0)
+    our_gradients: dict[str, torch.Tensor] = {}
+
+    def keep(optimizer, *_):
+        if optimizer is backend._optimizer and not our_gradients:
+            named = dict(backend._head.model.named_parameters())
+            our_gradients.update({name: parameter.grad.clone() for name, parameter in named.items()})
+
+    handle = register_optimizer_step_pre_hook(keep)
+    tokenizer = build_tiny_tokenizer()
+    with tempfile.TemporaryDirectory() as folder:
+        trl = Fixed(
+            model=copy.deepcopy(start),
+            reward_funcs=lambda completions, **_: [0.0] * len(completions),
+            args=GRPOConfig(
+                output_dir=folder,
+                per_device_train_batch_size=options.micro,
+                gradient_accumulation_steps=GROUPS * MEMBERS // options.micro,
+                num_generations=MEMBERS,
+                max_completion_length=options.completion,
+                max_steps=options.rounds + 1,
+                learning_rate=RATE,
+                lr_scheduler_type="constant",
+                adam_beta1=BETAS[0],
+                adam_beta2=BETAS[1],
+                weight_decay=0.0,
+                max_grad_norm=FREE,
+                beta=0.0,
+                loss_type="grpo",
+                gradient_checkpointing=False,
+                bf16=False,
+                use_cpu=True,
+                report_to="none",
+                logging_strategy="no",
+                save_strategy="no",
+                disable_tqdm=True,
+            ),
+            train_dataset=Dataset.from_list([{"prompt": "go"}] * GROUPS),
+            processing_class=tokenizer,
+        )
+        trl.rollouts = trl_inputs(rollouts, batch, advantages_of(batch), tokenizer.pad_token_id)
+        trl.losses = []
+        beside = Beside(learner, sharing, batch, trl)
+        trl.add_callback(beside)
+        trl.train()
+    handle.remove()
+    accumulated = GROUPS * MEMBERS // options.micro
+    difference = relative_difference(our_gradients, beside.their_gradients)
+    their_loss = sum(trl.losses[:accumulated])
+    real = sum(len(prompt) + len(completion) for prompt, completion in rollouts.rows)
+    padded = sum(trl.rollouts[name].numel() for name in ("prompt_ids", "completion_ids"))
+    ours, shared, theirs = (
+        [statistics.median(step[kind] for step in steps[1:]) for kind in (0, 1)]
+        for steps in (beside.ours, beside.shared, beside.theirs)
+    )
+    rows = len(rollouts.rows)
+    result = {
+        "rows": rows,
+        "tokens": real,
+        "padding_share_of_trl": round(1 - real / padded, 3),
+        "clipped_share_ours": round(beside.clipped, 3),
+        "loss_ours": beside.our_loss,
+        "loss_trl": their_loss,
+        "gradients_relative_l2": difference,
+        "samples_per_s_ours": round(rows / ours[0], 2),
+        "samples_per_s_trl": round(rows / theirs[0], 2),
+        "cpu_s_a_step_ours": round(ours[1], 3),
+        "cpu_s_a_step_trl": round(theirs[1], 3),
+        "cpu_s_a_step_with_shared_prefixes": round(shared[1], 3),
+        "speed_up": round(theirs[0] / ours[0], 3),
+        "speed_up_in_cpu_time": round(theirs[1] / ours[1], 3),
+        "speed_up_with_shared_prefixes": round(theirs[0] / shared[0], 3),
+        "speed_up_in_cpu_time_with_shared_prefixes": round(theirs[1] / shared[1], 3),
+    }
+    print(case, json.dumps(result, indent=1), flush=True)
+    if difference > 1e-5 or abs(beside.our_loss - their_loss) > 1e-5:
+        raise SystemExit("the two do not compute the same update: no comparison")
+    return result
+
+
+def relative_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    if ours.keys() != theirs.keys():
+        raise SystemExit("the two do not train the same weights")
+    both = [
+        torch.cat([gradients[name].flatten().double() for name in sorted(ours)])
+        for gradients in (ours, theirs)
+    ]
+    return float((both[0] - both[1]).norm() / both[1].norm())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cases", nargs="*", default=["equal", "padded"], choices=["equal", "padded"])
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--micro", type=int, default=8, help="rows of TRL's micro-batch; ours holds as many tokens"
+    )
+    parser.add_argument("--prompt", type=int, default=64)
+    parser.add_argument("--completion", type=int, default=128)
+    parser.add_argument("--vocabulary", type=int, default=4096)
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(options.threads)
+    results = {case: measure(case, options) for case in options.cases}
+    if options.output is not None:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        record = {
+            "command": " ".join(["python", *sys.argv]),
+            "commit": commit.stdout.strip(),
+            "trl": version("trl"),
+            "torch": version("torch"),
+            "transformers": version("transformers"),
+            "threads": options.threads,
+            "load": os.getloadavg(),
+            "settings": {
+                name: getattr(options, name)
+                for name in ("rounds", "micro", "prompt", "completion", "vocabulary", "hidden", "layers")
+            },
+            "results": results,
+        }
+        options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Episodes as they come from rollouts, for whoever trains on them."""
+
+import numpy as np
+
+from tests.support.tiny_models import reference_logprobs
+from trainer.records.trajectory import Group, Outcome, Segment, Trajectory, Turn
+from trainer.tasks.task import Task
+
+
+def played_groups(model, groups=3, members=4, seed=0) -> list[Group]:
+    """Episodes of random tokens, of unequal length, with the log-probabilities that `model` gives them."""
+    draws = np.random.default_rng(seed)
+    result = []
+    for index in range(groups):
+        task = Task(index, "Any-v0", seed=index)
+        group = Group(index, task, 0)
+        for member in range(members):
+            trajectory = Trajectory(task, member, outcome=Outcome.FAILED)
+            segment = Segment()
+            for turn in range(int(draws.integers(1, 4))):
+                segment.append_context(draws.integers(2, 40, 3).tolist())
+                start = len(segment.ids)
+                reply = draws.integers(2, 40, int(draws.integers(1, 4))).tolist()
+                segment.append_action(reply, [0.0] * len(reply), [0] * len(reply), turn)
+                anchor = str(draws.integers(2))
+                reward = float(draws.integers(2))
+                trajectory.turns.append(
+                    Turn(0, start, len(segment.ids), "", "", reward=reward, anchor=anchor)
+                )
+            exact = [0.0, *reference_logprobs(model, segment.ids)]
+            segment.logprobs = [
+                value if used else 0.0 for value, used in zip(exact, segment.action_mask, strict=True)
+            ]
+            trajectory.segments.append(segment)
+            group.trajectories.append(trajectory)
+        result.append(group)
+    return result

@@ -1,0 +1,135 @@
+"""Judges on devices of their own: each has a server that judges, and an environment server that holds its queue.
+
+So one that is busy slows nobody: verdicts of other judges, and steps of other environments, wait in other lines.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+
+from trainer.cluster.cluster import Cluster, open_cluster
+from trainer.cluster.placement import place_roles
+from trainer.config.data import DatasetSettings
+from trainer.config.run import RunSettings
+from trainer.core.embedded_server import embedded_server
+from trainer.core.errors import ConfigError
+
+Serve = Callable[[Sequence[str], Sequence[str]], AbstractAsyncContextManager[str]]
+"""Serves environments, started with further words, while its context is open, and gives the server's URL."""
+
+
+_BUILT_IN = "Judge-v0"
+"""The judge that every server has."""
+
+
+async def open_judges(
+    settings: RunSettings,
+    cluster: Cluster,
+    serve: Serve,
+    stack: AsyncExitStack,
+    say: Callable[[str], None],
+) -> RunSettings:
+    """Start the run's judges, and return its settings with what they judge brought to them.
+
+    Args:
+        settings: The run.
+        cluster: Where they are started.
+        serve: Starts the environment server of each.
+        stack: Ends them.
+        say: Told of each that is ready.
+
+    Raises:
+        ConfigError: If nobody asks a judge, or a data set asks several.
+        RunError: If one does not start.
+    """
+    judges = settings.cluster.roles.judges
+    brought_to_judges(settings, dict.fromkeys(judges, ""))  # before anything is started for nothing
+    urls: dict[str, str] = {}
+    for name, judge in judges.items():
+        address = await cluster.judge(name)
+        known = {"url": f"{address}/v1", "model": judge.model}
+        words = ["--operator-kwargs", f"{name}={json.dumps(known)}"]
+        served = [] if name == _BUILT_IN else [f"{name}={judge.verifier}"]
+        urls[name] = await stack.enter_async_context(serve(served, words))
+        say(f"judge {name} answers on {address}")
+    return brought_to_judges(settings, urls)
+
+
+async def open_judges_alone(
+    settings: RunSettings, stack: AsyncExitStack, say: Callable[[str], None]
+) -> RunSettings:
+    """Start the judges of settings that nothing is trained by, and return the settings with what they judge."""
+    if not settings.cluster.roles.judges:
+        return settings
+    opening = open_cluster(settings, place_roles(settings), lambda died: say(str(died)), say)
+    cluster = await stack.enter_async_context(opening)
+    return await open_judges(
+        settings, cluster, lambda served, words: embedded_server(served, words=words), stack, say
+    )
+
+
+def apart_from_judges(settings: RunSettings) -> RunSettings:
+    """Return the settings without the tasks, data sets and panels that judges are asked by. Pure."""
+    judges = set(settings.cluster.roles.judges)
+
+    def asks(each: DatasetSettings) -> bool:
+        return bool(judges & {*(each.route.verifiers.values() if each.route else []), each.verifier or ""})
+
+    panels = {
+        name: panel
+        for name, panel in settings.evaluation.panels.items()
+        if panel.env_id not in judges and not (panel.dataset is not None and asks(panel.dataset))
+    }
+    return settings.model_copy(
+        update={
+            "tasks": [task for task in settings.tasks if task.env_id not in judges],
+            "datasets": [each for each in settings.datasets if not asks(each)],
+            "evaluation": settings.evaluation.model_copy(update={"panels": panels}),
+        }
+    )
+
+
+def brought_to_judges(settings: RunSettings, urls: Mapping[str, str]) -> RunSettings:
+    """Return the settings with the servers of the judges where tasks, data sets and panels name them. Pure.
+
+    Args:
+        settings: The run.
+        urls: The judges' environment servers, by their names.
+
+    Raises:
+        ConfigError: If nobody asks a judge, or a data set asks several.
+    """
+    asked: set[str] = set()
+
+    def url_of(env_ids: Sequence[str], url: str | None, where: str) -> str | None:
+        named = sorted(set(env_ids) & set(urls))
+        asked.update(named)
+        if len(named) > 1:
+            raise ConfigError(
+                f"{where} asks judges {named[0]} and {named[1]}, each of which has a queue of its own: make it one "
+                "data set for each"
+            )
+        return urls[named[0]] if named and url is None else url
+
+    def dataset(each: DatasetSettings, where: str) -> DatasetSettings:
+        env_ids = [*(each.route.verifiers.values() if each.route else []), each.verifier or ""]
+        return each.model_copy(update={"url": url_of(env_ids, each.url, where)})
+
+    tasks = [
+        each.model_copy(update={"url": url_of([each.env_id], each.url, f"tasks.{number}")})
+        for number, each in enumerate(settings.tasks)
+    ]
+    datasets = [dataset(each, f"datasets.{number}") for number, each in enumerate(settings.datasets)]
+    panels = {}
+    for name, panel in settings.evaluation.panels.items():
+        where = f"evaluation.panels.{name}"
+        inner = None if panel.dataset is None else dataset(panel.dataset, f"{where}.dataset")
+        url = url_of([panel.env_id], panel.url, where)
+        panels[name] = panel.model_copy(update={"url": url, "dataset": inner})
+    if idle := sorted(set(urls) - asked):
+        raise ConfigError(
+            f"cluster.roles.judges.{idle[0]}: no task, data set or panel names the environment {idle[0]}: name it "
+            "there, or leave the judge out"
+        )
+    evaluation = settings.evaluation.model_copy(update={"panels": panels})
+    return settings.model_copy(update={"tasks": tasks, "datasets": datasets, "evaluation": evaluation})

@@ -1,0 +1,151 @@
+"""The embedded inference engine in a process of its own: what answers there."""
+
+import asyncio
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from trainer.core.errors import RunError
+from trainer.inference.base import (
+    GenerationRequest,
+    GenerationResult,
+    InferenceCounters,
+    InferenceHealth,
+    PauseMode,
+)
+from trainer.inference.torch_engine import TorchEngine
+
+Tensors = Sequence[tuple[str, Tensor]]
+
+_WEIGHTS_AT_ONCE = 2
+"""Parts of the weights that wait for the engine while it loads those before."""
+
+
+class EngineServer:
+    """Answers the calls of `RemoteEngine` with an engine of this process.
+
+    Args:
+        build: Builds the model.
+        max_rows: Rows that are decoded at once.
+        max_length: Longest row in tokens.
+        threads: Threads of torch's operators.
+    """
+
+    def __init__(
+        self, build: Callable[[], PreTrainedModel], max_rows: int, max_length: int, threads: int
+    ) -> None:
+        torch.set_num_threads(threads)
+        # The engine has weights of its own; the model that they begin with is gone once it is built.
+        self._engine = TorchEngine(build(), max_rows=max_rows, max_length=max_length)
+        self._replies: dict[str, asyncio.Task[GenerationResult]] = {}
+        self._arriving: _ArrivingWeights | None = None
+        self._loading: asyncio.Task[None] | None = None
+
+    async def ready(self) -> None:
+        """Answer that requests are taken."""
+
+    async def generate(self, request: GenerationRequest) -> tuple[GenerationResult, InferenceCounters]:
+        """Return one reply, and what was done so far."""
+        reply = self._replies[request.request_id] = asyncio.ensure_future(self._engine.generate(request))
+        try:
+            await asyncio.wait({reply})
+            result = GenerationResult([], [], [], "abort") if reply.cancelled() else reply.result()
+        finally:
+            del self._replies[request.request_id]
+        return result, self._engine.counters
+
+    async def drop(self, request_id: str) -> None:
+        """Forget a reply that nobody waits for any more."""
+        if (reply := self._replies.get(request_id)) is not None:
+            reply.cancel()
+
+    async def generate_together(
+        self, requests: list[GenerationRequest]
+    ) -> tuple[list[GenerationResult], InferenceCounters]:
+        """Return the replies of one batch, and what was done so far."""
+        return await self._engine.generate_together(requests), self._engine.counters
+
+    async def abort(self, request_ids: Sequence[str] | None) -> int:
+        """End replies with what they have."""
+        return await self._engine.abort(request_ids)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop generating."""
+        await self._engine.pause(mode)
+
+    async def resume(self) -> None:
+        """Go on."""
+        await self._engine.resume()
+
+    async def health(self) -> InferenceHealth:
+        """Say how the engine is."""
+        return await self._engine.health()
+
+    async def begin_weights(self, version: int) -> None:
+        """Announce weights, which come in parts."""
+        if self._loading is not None and not self._loading.done():
+            raise RunError("the engine has got other weights in part only, and waits for the rest")
+        self._arriving = _ArrivingWeights()
+        self._loading = asyncio.ensure_future(self._engine.sync(self._arriving, version))
+
+    async def take_weights(self, tensors: Tensors) -> None:
+        """Take the next of them; returns when there is room for more."""
+        assert self._arriving is not None
+        assert self._loading is not None
+        arriving = self._arriving
+        putting = asyncio.ensure_future(asyncio.to_thread(arriving.put, tensors))
+        await asyncio.wait({putting, self._loading}, return_when=asyncio.FIRST_COMPLETED)
+        if self._loading.done():
+            arriving.drop()
+            self._loading.result()
+        await putting
+
+    async def end_weights(self) -> None:
+        """Say that all of them have come; returns when the engine has them.
+
+        Raises:
+            ValueError: If they are not those of the model.
+        """
+        assert self._arriving is not None
+        assert self._loading is not None
+        await asyncio.to_thread(self._arriving.put, None)
+        await self._loading
+
+
+class _ArrivingWeights:
+    """A source of weights that come in parts while they are read."""
+
+    def __init__(self) -> None:
+        self._parts: queue.Queue[Tensors | None] = queue.Queue(_WEIGHTS_AT_ONCE)
+        self._dropped = False
+
+    def put(self, tensors: Tensors | None) -> None:
+        """Hand on a part; None after the last one. Blocks while there is no room."""
+        if not self._dropped:
+            self._parts.put(tensors)
+
+    def drop(self) -> None:
+        """Wait for nobody any more: whoever read them has failed."""
+        self._dropped = True
+        while True:
+            try:
+                self._parts.get_nowait()
+            except queue.Empty:
+                return
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield them as they come."""
+        while (part := self._parts.get()) is not None:
+            yield from part
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Nobody asks for these here."""
+        raise RunError("weights of an engine come by the names of its own modules")
+
+    async def folder(self) -> Path:
+        """Nobody asks for this here."""
+        raise RunError("an engine reads no folder of weights")

@@ -1,0 +1,141 @@
+"""A process of a role as the driver sees it, and the ranks of a model that are such processes."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from trainer.backends.transport import RankDiedError, pack, unpack
+from trainer.core.errors import RoleDiedError
+
+_CAUSE_S = 10.0
+"""How long the death that made another rank's call fail is waited for: the cluster has to find it out."""
+
+
+class RoleProcess(Protocol):
+    """A process of a role, wherever it is.
+
+    Attributes:
+        pid: Its number on its machine.
+    """
+
+    pid: int
+
+    def call(self, data: bytes) -> "Future[bytes]":
+        """Have it answer a call (see `RoleHost.call`); the future fails with `RoleDiedError` when it is no more."""
+        ...
+
+    def on_death(self, tell: Callable[[RoleDiedError], None]) -> None:
+        """Have somebody told, in any thread, when the process ends without being asked to."""
+        ...
+
+    def end(self) -> None:
+        """End it at once, and return when it is gone. A second call does nothing."""
+        ...
+
+
+class ActorRanks:
+    """Ranks that are processes of a role: a `RankTransport`.
+
+    Args:
+        role: Which role.
+        start: Starts a rank: given its number and how many there are, it returns the process, with a server in it.
+    """
+
+    def __init__(self, role: str, start: Callable[[int, int], RoleProcess]) -> None:
+        self._role = role
+        self._start = start
+        self._ranks: list[RoleProcess] = []
+        self._asked: dict[Future[Any], int] = {}
+        self._lock = threading.Lock()
+        self._death: RankDiedError | None = None
+        self._closed = False
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the ranks."""
+        return [rank.pid for rank in self._ranks]
+
+    def start(self, world_size: int) -> None:
+        """Start so many ranks, and return once all of them take calls.
+
+        Raises:
+            RankDiedError: If one of them does not start.
+        """
+        try:
+            for number in range(world_size):
+                process = self._start(number, world_size)
+                self._ranks.append(process)
+                process.on_death(lambda died, number=number: self._rank_died(number, died))  # type: ignore[misc]
+            for answer in [self.call(number, "ready") for number in range(world_size)]:
+                answer.result()
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, rank: int, method: str, *arguments: Any) -> "Future[Any]":
+        """Have a rank's server call one of its methods; see `RankTransport.call`."""
+        answer: Future[Any] = Future()
+        with self._lock:
+            if self._death is not None:
+                answer.set_exception(self._death)
+                return answer
+            if self._closed:
+                raise RuntimeError("the ranks are closed")
+            self._asked[answer] = rank
+        called = self._ranks[rank].call(pack((method, arguments)))
+        called.add_done_callback(lambda done: self._answered(rank, answer, done))
+        return answer
+
+    def close(self) -> None:
+        """End all ranks, whatever they are doing, and return once they are gone. A second call does nothing."""
+        with self._lock:
+            self._closed = True
+        for rank in self._ranks:
+            rank.end()
+        self._fail_all(RuntimeError("the ranks are closed"))
+        self._ranks = []
+
+    def _answered(self, rank: int, answer: "Future[Any]", called: "Future[bytes]") -> None:
+        if (error := called.exception()) is not None:
+            if isinstance(error, RoleDiedError):
+                self._rank_died(rank, error)
+            else:
+                self._settle(answer, error=error)
+            return
+        done, content = unpack(called.result())
+        if done:
+            self._settle(answer, result=content)
+        elif content.of_the_group:
+            # Where a rank dies, the others fail because they miss it: the death is the answer, if there is one.
+            timer = threading.Timer(_CAUSE_S, self._settle, (answer,), {"error": content.error})
+            timer.daemon = True
+            timer.start()
+        else:
+            self._settle(answer, error=content.error)
+
+    def _rank_died(self, rank: int, died: RoleDiedError) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            if self._death is None:
+                self._death = RankDiedError(str(died), rank, self._role)
+        self._fail_all(self._death)
+
+    def _settle(
+        self, answer: "Future[Any]", *, result: Any = None, error: BaseException | None = None
+    ) -> None:
+        """Give a call its answer, unless it has one."""
+        with self._lock:
+            if self._asked.pop(answer, None) is None:
+                return
+        if error is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(error)
+
+    def _fail_all(self, error: BaseException) -> None:
+        with self._lock:
+            waiting = list(self._asked)
+        for answer in waiting:
+            self._settle(answer, error=error)

@@ -1,0 +1,129 @@
+"""What runs in an actor: a process of one role, which holds a server and answers calls of its methods.
+
+Nothing of torch is imported before the process knows which devices it may see.
+"""
+
+import asyncio
+import importlib
+import inspect
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+
+class RoleHost:
+    """Holds a server and answers calls.
+
+    Methods that compute run one after another, in the order of their numbers, in a thread of their own: an actor may
+    be handed its calls in any order. Coroutines run beside each other, and begin in the order in which they come.
+
+    Args:
+        environment: Variables of this process.
+        path: The driver's import path; what of it is found here, and is not on the path yet, is appended.
+        log: What this process says is written there, where that can be done.
+    """
+
+    def __init__(self, environment: Mapping[str, str], path: Sequence[str], log: str) -> None:
+        os.environ.update(environment)
+        sys.path.extend(each for each in path if each not in sys.path and os.path.exists(each))
+        _say_to(Path(log))
+        sys.stdout.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        sys.stdout.flush()
+        self._thread = ThreadPoolExecutor(1, "role")
+        self._server: Any = None
+        self._next = 0
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+
+    async def process_id(self) -> int:
+        """Return this process's number on its machine."""
+        return os.getpid()
+
+    async def make(self, maker: str, arguments: bytes) -> None:
+        """Make the server.
+
+        Args:
+            maker: What makes it, as `module:attr`.
+            arguments: What it is given, packed.
+        """
+        self._server = await asyncio.get_running_loop().run_in_executor(self._thread, _made, maker, arguments)
+
+    async def call(self, number: int, data: bytes) -> bytes:
+        """Call a method of the server and return, packed, whether it did not fail and what it came to.
+
+        Args:
+            number: The call's place in the order of all calls to this process.
+            data: The method's name and its arguments, packed.
+        """
+        from trainer.backends.transport import pack, unpack
+
+        await self._turn(number)
+        try:
+            method, arguments = unpack(data)
+            function = getattr(self._server, method)
+            if not inspect.iscoroutinefunction(function):
+                work = asyncio.get_running_loop().run_in_executor(
+                    self._thread, _answered, self._server, method, arguments
+                )
+        finally:
+            self._give_turn(number)
+        if not inspect.iscoroutinefunction(function):
+            return await work
+        try:
+            return pack((True, await function(*arguments)))
+        except Exception as error:  # noqa: BLE001 - the boundary to another process
+            traceback.print_exc()
+            return pack((False, _sendable(error)))
+
+    async def live(self) -> None:
+        """Return never: whoever waits for it hears of this process's end."""
+        await asyncio.Event().wait()
+
+    async def _turn(self, number: int) -> None:
+        if number != self._next:
+            self._waiting[number] = asyncio.get_running_loop().create_future()
+            await self._waiting[number]
+
+    def _give_turn(self, number: int) -> None:
+        self._next = number + 1
+        if (waiting := self._waiting.pop(self._next, None)) is not None:
+            waiting.set_result(None)
+
+
+def _made(maker: str, arguments: bytes) -> Any:
+    from trainer.backends.transport import unpack
+
+    module, _, name = maker.partition(":")
+    return getattr(importlib.import_module(module), name)(*unpack(arguments))
+
+
+def _answered(server: Any, method: str, arguments: Sequence[Any]) -> bytes:
+    from trainer.backends.rank import answer
+    from trainer.backends.transport import pack
+
+    return pack(answer(server, method, arguments))
+
+
+def _sendable(error: Exception) -> Exception:
+    """An error that the driver can read, too."""
+    from trainer.core.errors import RunError, TrainerError
+
+    if isinstance(error, TrainerError | ValueError):
+        return error
+    return RunError(f"{type(error).__name__}: {error}")
+
+
+def _say_to(log: Path) -> None:
+    """Write what this process says to a file; on a machine without the run's directory Ray's own log has it."""
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError:
+        return
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    os.close(descriptor)

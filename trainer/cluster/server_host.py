@@ -1,0 +1,127 @@
+"""Servers that roles are: which program runs with which words, and the process that keeps one on its node."""
+
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from trainer.config.cluster import JudgeSettings
+from trainer.config.inference import InferenceSettings, LaunchSettings
+from trainer.inference.launch import ServedModel, ServerProcess, choose_ports, launched, server_processes
+
+
+class Program(Protocol):
+    """A server's program. It can be packed, and chooses its port where it runs."""
+
+    @property
+    def launch(self) -> LaunchSettings:
+        """How it is started."""
+        ...
+
+    def process(self, number: int, host: str, logs: Path) -> ServerProcess:
+        """Return the process of server `number` on a node that others reach at `host`.
+
+        Raises:
+            ConfigError: If its port is taken.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceProgram:
+    """A server that samples from the policy.
+
+    Attributes:
+        inference: Which server, and what is asked of it.
+        launch: How it is started.
+        model: What it serves.
+    """
+
+    inference: InferenceSettings
+    launch: LaunchSettings
+    model: ServedModel
+
+    def process(self, number: int, host: str, logs: Path) -> ServerProcess:
+        """Return the process of server `number`."""
+        port = None if self.launch.port is None else self.launch.port + number
+        launch = self.launch.model_copy(update={"host": host, "port": port, "count": 1, "devices": []})
+        (process,) = server_processes(
+            self.inference, launch, self.model, choose_ports(launch), logs / str(number)
+        )
+        return process
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeProgram:
+    """A server that judges.
+
+    Attributes:
+        name: The judge's name.
+        judge: Its settings.
+        devices: Devices of this machine that it sees; those of the process that starts it if none are named.
+    """
+
+    name: str
+    judge: JudgeSettings
+    devices: tuple[int, ...] = ()
+
+    @property
+    def launch(self) -> LaunchSettings:
+        """How it is started."""
+        return LaunchSettings(startup_timeout_s=self.judge.startup_timeout_s)
+
+    def process(self, number: int, host: str, logs: Path) -> ServerProcess:
+        """Return its process."""
+        (port,) = choose_ports(self.launch.model_copy(update={"host": host}))
+        filled = {"{model}": self.judge.model, "{host}": host, "{port}": str(port)}
+        command = list(self.judge.command)
+        for place, value in filled.items():
+            command = [word.replace(place, value) for word in command]
+        seen = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.devices))} if self.devices else {}
+        return ServerProcess(tuple(command), f"http://{host}:{port}", logs / f"judge-{self.name}.log", seen)
+
+
+class ServerHost:
+    """Keeps a server on the node that it is on; the server ends with this process, however it ends.
+
+    Args:
+        program: The server's program.
+        number: The server's number in its role.
+        host: Address of this node, as others reach it.
+        logs: Folder of what the server says.
+    """
+
+    def __init__(self, program: Program, number: int, host: str, logs: Path) -> None:
+        self._program = program
+        self._number = number
+        self._host = host
+        self._logs = logs
+        self._stack = AsyncExitStack()
+
+    async def start(self) -> str:
+        """Start the server and return its address once it answers.
+
+        Raises:
+            LaunchError: If it ends before it answers, or takes too long.
+            ConfigError: If its port is taken.
+        """
+        launch = self._program.launch
+        running = launched(
+            [self._program.process(self._number, self._host, self._logs)],
+            startup_timeout_s=launch.startup_timeout_s,
+            restarts=launch.restarts,
+            say=_say,
+            status=lambda _: None,
+        )
+        (url,) = await self._stack.enter_async_context(running)
+        return url
+
+    async def stop(self) -> None:
+        """End the server."""
+        await self._stack.aclose()
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
