@@ -189,7 +189,9 @@ class Play:
         folder = self._work / "start"
         if not (folder / "model").exists():
             command = [sys.executable, "-m", "trainer.cli", *words, f"output_dir={folder}", "steps=1"]
-            subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, preexec_fn=end_with_parent
+            )
         return folder / "model"
 
     def _lives_for(self, seconds: float, forks: TrainingForks, trainer: int) -> bool:
