@@ -272,7 +272,7 @@ def examined(play: Play) -> dict[str, Any]:
         ended = (play.run / "metrics.jsonl").stat().st_mtime
         servers = server_account_of(play.logs, play.beside, [kill["time"] for kill in play.killed], ended)
         found["servers"] = asdict(servers)
-        faults += servers.faults
+        faults += [*servers.faults, *["thrown away"] * bool(servers.thrown_away)]
     consumed, started = lengths(play)
     size = len(consumed) // 4
     quarters = [consumed[place * size : (place + 1) * size] for place in range(4)]
