@@ -1,5 +1,6 @@
 """Two ranks train a model as one process does: same losses, gradients and weights, whatever divides it."""
 
+import copy
 import hashlib
 import math
 from functools import partial
@@ -115,7 +116,9 @@ async def trained(made, preset, steps):
 def assert_equal_losses(found, expected):
     for one, other in zip(found, expected, strict=True):
         assert one.keys() == other.keys()
-        for name, value in other.items():
+        # How many tokens rows share depends on which rows a rank has; what is computed does not.
+        for name in other.keys() - {"policy/shared_prefixes"}:
+            value = other[name]
             assert one[name] == pytest.approx(value, rel=1e-5, abs=2e-6), name
 
 
@@ -184,7 +187,7 @@ async def test_a_run_goes_on_with_another_number_of_ranks(ranks, alone, in_piece
         saver.models(settings),
     ]
     for number, (resumed, state) in enumerate(zip(others, (parts, parts, parts, back), strict=True)):
-        resumed.load_state_dicts(state)
+        resumed.load_state_dicts(copy.deepcopy(state))  # torch's optimizers train on in what they are given
         assert_equal_losses([await one_more(resumed, settings)], [expected])
         assert relative(weights_of(resumed), weights) < 1e-6, number
 
