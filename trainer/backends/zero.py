@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from trainer.backends.base import EntropyMode
 from trainer.backends.heads import Head
 from trainer.backends.optimizer import Schedule, make_optimizer
-from trainer.backends.prefix_cache import SharedTokens
 from trainer.backends.prefix_costs import sharing_costs
+from trainer.backends.prefix_layout import SharedTokens
 from trainer.backends.rank_group import RankGroup
 from trainer.backends.sharded import Applied, ShardedBackend
 from trainer.config.run import OptimizerSettings
@@ -47,7 +47,7 @@ class EngineHead(Head):
         return self._wrapped[0].body
 
     @property
-    def why_not_shared(self) -> str | None:  # type: ignore[override]
+    def why_not_shared(self) -> str | None:
         """Why it cannot compute segments behind a prefix; None if it can."""
         if self._stage == 3:
             return "ZeRO at stage 3 gathers weights in the order of calls that it has seen, and trees differ"
