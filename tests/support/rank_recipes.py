@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tests.support.tiny_models import sharp_model
+from tests.support.tiny_models import adapted_model, sharp_model
 from trainer.backends.fsdp2 import fsdp2_backend, fsdp2_model
 from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.optimizer import Schedule
@@ -63,6 +63,12 @@ class Recipe:
             return fsdp2_backend(head, group, self.optimizer, schedule, **self.options)
         stage = int(self.kind.removeprefix("zero"))
         return zero_backend(head, group, self.optimizer, schedule, stage=stage, **self.options)
+
+
+def adapted(group, backends):
+    """Make a rank's part of a policy with adapters."""
+    head = PolicyHead(adapted_model(1), 1.0)
+    return fsdp2_backend(head, group, OptimizerSettings(), Schedule(1e-3, 0, 1, "constant"))
 
 
 class Patient:

@@ -1,7 +1,8 @@
 """Saves a run's checkpoints while it goes on: what is trained is copied, and written when training has gone on."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ class Saver:
         ledger: Likewise.
         recall: Told what is saved, so that the rollout log can let it go.
         asynchronous: Whether training goes on while a checkpoint is written, from a copy in the host's memory.
+        resident: Entered for as long as models are read, which may be elsewhere meanwhile.
     """
 
     def __init__(
@@ -37,7 +39,9 @@ class Saver:
         recall: Recall | None = None,
         *,
         asynchronous: bool = False,
+        resident: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
+        self._resident = resident
         self._models = models
         self._checkpoints = checkpoints
         self._tracker = tracker
@@ -86,10 +90,11 @@ class Saver:
         self._tracker.flush()
         self._ledger.flush()
         scores = dict(self._tracker.scores)
-        if not self._asynchronous:
-            await self._write(state, await asyncio.to_thread(self._models.state_dicts), scores)
-            return
-        copied = await asyncio.to_thread(lambda: copy_to_host(self._models.state_dicts()))
+        async with self._resident():
+            if not self._asynchronous:
+                await self._write(state, await asyncio.to_thread(self._models.state_dicts), scores)
+                return
+            copied = await asyncio.to_thread(lambda: copy_to_host(self._models.state_dicts()))
         self._writing = asyncio.ensure_future(self._write(state, copied, scores))
 
     async def _write(self, state: RunState, saved: dict[str, Any], scores: Mapping[int, float]) -> None:

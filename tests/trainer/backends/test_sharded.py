@@ -12,8 +12,10 @@ from safetensors.torch import load_file
 
 from tests.support.played_groups import played_groups
 from tests.support.rank_recipes import Recipe, head_of, not_finite_at
+from tests.support.sharing_ranks import SharingRecipe
 from tests.support.tiny_models import sharp_model
 from trainer.algorithms.aggregation import Denominators
+from trainer.algorithms.metrics import collect
 from trainer.algorithms.presets import resolve_preset
 from trainer.backends.base import TrainRow
 from trainer.backends.local_ranks import LocalRanks
@@ -53,7 +55,7 @@ def ranks(request, tmp_path_factory):
 
 
 def settings_of(**changes) -> OptimizerSettings:
-    return OptimizerSettings(tokens_per_micro_batch=TOKENS, **{"gradient_clip": 1e9, **changes})
+    return OptimizerSettings(**{"tokens_per_micro_batch": TOKENS, "gradient_clip": 1e9, **changes})
 
 
 class Made:
@@ -116,9 +118,9 @@ async def trained(made, preset, steps):
 def assert_equal_losses(found, expected):
     for one, other in zip(found, expected, strict=True):
         assert one.keys() == other.keys()
-        # How many tokens rows share depends on which rows a rank has; what is computed does not.
-        for name in other.keys() - {"policy/shared_prefixes"}:
-            value = other[name]
+        for name, value in other.items():
+            if name.endswith("/shared_prefixes"):
+                continue  # each rank shares what its own rows begin with
             assert one[name] == pytest.approx(value, rel=1e-5, abs=2e-6), name
 
 
@@ -308,3 +310,54 @@ def test_offloaded_models_go_on_where_they_were(ranks):
     backend.onload(["parameters", "gradients", "optimizer"])
     assert all(torch.equal(tensor, before[name]) for name, tensor in backend.export())
     assert backend.step(some_rows(), SUPERVISED).applied
+
+
+# Shared prefixes
+
+
+def grouped_rows() -> list[TrainRow]:
+    """A group of long episodes, its turns as rows, and a few rows that share nothing: ranks have unlike trees."""
+    draws = torch.Generator().manual_seed(0)
+
+    def tokens(count):
+        return torch.randint(2, 40, (count,), generator=draws)
+
+    rows, prompt = [], tokens(12)
+    for _ in range(3):
+        episode = prompt
+        for _ in range(2):
+            episode = torch.cat([episode, tokens(7)])
+            rows.append(_row(episode, 4, draws))
+            episode = torch.cat([episode[:-1], tokens(1)])  # its past is rewritten
+    return [*rows, *(_row(tokens(count), 3, draws) for count in (9, 14, 5))]
+
+
+def _row(ids, wanted, draws):
+    mask = torch.arange(len(ids)) >= len(ids) - wanted
+    return TrainRow(ids, mask, {"weight": torch.randn(len(ids), generator=draws)})
+
+
+def weighted(micro):
+    loss = (micro.outputs * micro.fields["weight"] * micro.mask).sum() / 20
+    return loss, collect({"loss": (loss.detach(), torch.ones(()))})
+
+
+@pytest.mark.parametrize(("budget", "checkpointing"), [(10_000, False), (40, False), (10_000, True)])
+def test_ranks_share_what_their_rows_begin_with(ranks, budget, checkpointing):
+    rows = grouped_rows()
+    schedule = Schedule(GRADIENT_RATE, 0, 1, "constant")
+    apart, shared = (
+        settings_of(kind="sgd", tokens_per_micro_batch=budget, shared_prefixes=mode)
+        for mode in ("off", "auto")
+    )
+    alone = TorchBackend(head_of("policy"), apart, schedule)
+    recipe = SharingRecipe(shared, schedule, checkpointing)
+    together = RankedBackend(ranks, "policy", recipe, 16)
+    assert together.why_not_shared is None
+    for one, two in zip(together.forward(rows), alone.forward(rows), strict=True):
+        torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
+    alone.step(rows, weighted)
+    tokens = together.step(rows, weighted).tokens
+    assert tokens.rows == sum(len(row.ids) for row in rows)
+    assert tokens.computed < 0.9 * tokens.rows
+    assert relative([dict(together.export())], [dict(alone.export())]) < 1e-6
