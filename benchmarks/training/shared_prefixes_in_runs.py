@@ -56,9 +56,9 @@ def played(settings: RunSettings) -> list[EpisodeBatch]:
     seen: list[EpisodeBatch] = []
     update = Learner.update
 
-    async def watched(learner: Learner, batch: EpisodeBatch, step: int):
+    async def watched(learner: Learner, batch: EpisodeBatch, *step: int) -> dict[str, float]:
         seen.append(batch)
-        return await update(learner, batch, step)
+        return await update(learner, batch, *step)
 
     Learner.update = watched  # type: ignore[method-assign]
     try:

@@ -69,9 +69,9 @@ def server_account_of(
             continue
         account.given += len(reply["ids"])
         account.stretches_of_interrupted_replies += len(found) - 1
-        versions = [int(label.rpartition("-")[2]) for each in found for label in each["versions"]]
-        if versions != reply["versions"]:
-            account.faults.append(f"{reply['session']}: drawn by {versions}, recorded as {reply['versions']}")
+        labels = [label for each in found for label in each["versions"]]
+        if [label.rpartition("-")[2] for label in labels] != list(map(str, reply["versions"])):
+            account.faults.append(f"{reply['session']}: drawn by {labels}, recorded as {reply['versions']}")
         for each in found:
             drawn[each["session"], tuple(each["prompt_ids"])].remove(each)
     for entry in (each for entries in drawn.values() for each in entries):

@@ -23,7 +23,7 @@ from trainer.assembly.build import (
 from trainer.assembly.data_check import check_streams, keep_digests
 from trainer.assembly.inference import check_inference
 from trainer.assembly.judges import open_judges
-from trainer.assembly.models import ModelSource, open_models
+from trainer.assembly.models import ModelSource, check_backend, open_models
 from trainer.assembly.turns import device_turns
 from trainer.backends.base import TrainBackend
 from trainer.cluster.cluster import open_cluster
@@ -98,6 +98,7 @@ async def train(settings: RunSettings, ending: Ending) -> int:
     """
     check_settings(settings)
     check_inference(settings)
+    check_backend(settings)
     place_roles(settings)
     directory = Path(settings.output_dir)
     kept = settings.checkpoint

@@ -24,6 +24,7 @@ import torch
 
 from trainer.core.errors import TrainerError
 from trainer.core.run_files import write_errors
+from trainer.records.pieces import SavedPieces
 
 _MANIFEST = "manifest.json"
 _STATE = "state.json"
@@ -69,7 +70,7 @@ class Checkpoint:
     Attributes:
         folder: Where it lies.
         state: Where the run stood.
-        parts: State dictionaries by name, such as `policy` and `critic`.
+        parts: State dictionaries by name, such as `policy` and `critic`; of a part that ranks wrote, where it lies.
     """
 
     folder: Path
@@ -104,7 +105,7 @@ class CheckpointStore:
 
         Args:
             state: Where the run stands.
-            parts: State dictionaries by name, such as `policy` and `critic`.
+            parts: State dictionaries by name, such as `policy` and `critic`, or what writes a part itself.
             scores: What checkpoints are chosen by, by their steps; one without a score is kept for its age alone.
 
         Returns:
@@ -276,11 +277,13 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     try:
         names = _checked_names(folder)
         state = _read_state(folder / _STATE)
-        parts = {
+        parts: dict[str, Any] = {
             name.removesuffix(_PART): _read_part(folder / name)
             for name in sorted(names)
-            if name.endswith(_PART)
+            if name.endswith(_PART) and "/" not in name
         }
+        in_folders = {name.partition("/")[0] for name in names if "/" in name}
+        parts |= {name: SavedPieces(folder / name) for name in sorted(in_folders)}
     except OSError as error:
         raise CheckpointError(f"cannot read {error.filename or folder}: {error.strerror}") from error
     return Checkpoint(folder, state, parts)
@@ -288,12 +291,17 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
 def _write(folder: Path, state: RunState, parts: dict[str, Any]) -> None:
     for part, content in parts.items():
-        with (folder / f"{part}{_PART}").open("wb") as file:
-            torch.save(content, file)
+        if isinstance(content, Mapping):
+            with (folder / f"{part}{_PART}").open("wb") as file:
+                torch.save(content, file)
+        else:
+            (folder / part).mkdir()
+            content.write(folder / part)
     (folder / _STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
-    hashes = {file.name: _hash(file) for file in sorted(folder.iterdir())}
+    inside = sorted(folder.rglob("*"))
+    hashes = {file.relative_to(folder).as_posix(): _hash(file) for file in inside if file.is_file()}
     (folder / _MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
-    for path in [*folder.iterdir(), folder]:
+    for path in [*inside, folder / _MANIFEST, folder]:
         _sync(path)
 
 
@@ -307,7 +315,9 @@ def _checked_names(folder: Path) -> set[str]:
         raise CheckpointError(f"{manifest} is damaged: it does not list {_STATE}")
     for name, digest in hashes.items():
         file = folder / name
-        if file.parent != folder or not file.is_file() or _hash(file) != digest:
+        # A part that ranks wrote is a folder of files; nothing lies deeper, or elsewhere.
+        ours = file.parent == folder or (file.parent.parent == folder and ".." not in file.parts)
+        if not ours or not file.is_file() or _hash(file) != digest:
             raise CheckpointError(f"{file} is damaged or missing")
     return set(hashes)
 

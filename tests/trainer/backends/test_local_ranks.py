@@ -18,9 +18,10 @@ from tests.support.rank_recipes import patient
 from trainer.backends.balance import balanced, row_cost
 from trainer.backends.local_ranks import LocalRanks
 from trainer.backends.rank_group import MeshShape
-from trainer.backends.ranked import Ranks, flattened, nested
+from trainer.backends.ranked import Ranks
 from trainer.backends.transport import RankDiedError, pack, unpack
 from trainer.core.errors import RunError
+from trainer.records.pieces import flattened, nested
 
 ROOT = Path(__file__).parents[3]
 NOTICED_S = 20.0

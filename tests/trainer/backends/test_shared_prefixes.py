@@ -141,6 +141,19 @@ def test_gradients_do_not_depend_on_where_trees_are_cut(budget):
     assert error(together, apart) < EXACT
 
 
+@pytest.mark.parametrize("costs", [COSTS, None], ids=["shared", "apart"])
+def test_calls_that_are_made_for_other_ranks_change_nothing(costs):
+    head, rows = head_of("qwen3", "policy"), tree_rows()
+    wanted, _, (bucket,) = gradients(head, rows, costs)
+    head.zero_grad(set_to_none=True)
+    called = []
+    head.body.register_forward_hook(lambda *_: called.append(1))
+    weighted(ForwardPass(head, 10_000, costs).run(rows, bucket, "gradient", bucket.calls + 3))[0].backward()
+    assert len(called) == bucket.calls + 3
+    flat = torch.cat([each.grad.flatten() for each in head.parameters() if each.grad is not None])
+    assert error(flat, wanted) < EXACT
+
+
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_every_implementation_of_attention_hides_what_is_padded(attention):
     head, rows = head_of("mistral", "policy"), tree_rows()

@@ -24,7 +24,7 @@ from trainer.models.tokenizer import build_tiny_tokenizer
 from trainer.weights.broadcast import TensorBroadcast, buckets
 from trainer.weights.folders import ModelLayout, WeightFolders
 from trainer.weights.publisher import WeightPublisher
-from trainer.weights.verification import WeightCheck, log_probabilities, probe_prompts
+from trainer.weights.verification import WeightCheck, log_probabilities, probe_prompts, tolerance_for
 
 DIALECTS = ("vllm", "sglang")
 WAYS = ("disk", "broadcast")
@@ -64,13 +64,19 @@ def client_of(server, way):
 
 
 @asynccontextmanager
-async def opened(servers, way, tmp_path, said=None, look_every_s=5.0):
+async def opened(servers, way, tmp_path, said=None, look_every_s=5.0, quantised=False):
     """A pool of the servers and what publishes to it."""
     async with AsyncExitStack() as stack:
         folders = stack.enter_context(
             WeightFolders(tmp_path / "weights", ModelLayout(sharp_model(), build_tiny_tokenizer()))
         )
-        check = WeightCheck(probe_prompts([3, 4, 5], VOCABULARY, 64), 1.0, 1e-3, seed=0)
+        check = WeightCheck(
+            probe_prompts([3, 4, 5], VOCABULARY, 64),
+            1.0,
+            tolerance_for("float32", "fp8" if quantised else None),
+            seed=0,
+            quantised=quantised,
+        )
         pool = ServerPool(
             {server.url: client_of(server, way) for server in servers},
             max_concurrent=8,
@@ -144,6 +150,22 @@ async def test_adapters_travel_alone_and_are_verified(start, tmp_path):
                 assert folders == [f"adapter-{version:08d}"]
             assert 0 < metrics["sync/bytes"] < sum(each.numel() * 4 for each in sharp_model().parameters())
             assert pool.version == 2
+
+
+async def test_weights_that_a_server_quantises_are_allowed_for_where_the_run_knows_of_it(start, tmp_path):
+    with InferenceServer("vllm", model=start, quantization="fp8") as server:
+        async with opened([server], "disk", tmp_path / "known", quantised=True) as (pool, publisher):
+            for version in (1, 2):
+                metrics = await publisher.publish(backend_of(sharp_model(version)), version)
+                assert metrics["sync/probe_difference"] > 1e-2
+            reply = await pool.generate(GenerationRequest("r", [3, 4], SamplingParams(8), 0))
+            ours = log_probabilities(backend_of(sharp_model(2)), [3, 4], reply.token_ids)
+            assert reply.logprobs != pytest.approx(ours, abs=1e-3), (
+                "what samples is not quite what is trained"
+            )
+        async with opened([server], "disk", tmp_path / "unknown") as (pool, publisher):
+            with pytest.raises(WrongWeightsError, match=r"inference\.quantization"):
+                await publisher.publish(backend_of(sharp_model(1)), 1)
 
 
 @pytest.fixture(scope="module")
