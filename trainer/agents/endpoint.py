@@ -340,8 +340,9 @@ async def read_body(request: Request, largest: int) -> bytes:
         if size > largest:
             raise ApiError(413, f"the body has more than {largest} bytes (max_body_bytes)", "body_too_large")
         chunks.append(chunk)
-    request._body = b"".join(chunks)
-    return request._body
+    body = b"".join(chunks)
+    request._body = body
+    return body
 
 
 def refuse_web_pages(request: Request) -> None:
