@@ -137,7 +137,7 @@ def _end_of(result: RunResult) -> AgentEnd:
     if result.outcome is Outcome.OK and result.exit_code == 0:
         return AgentEnd()
     said = last_words(result.stdout + b"\n" + result.stderr) or "it printed nothing"
-    if result.exit_code:
+    if result.outcome is Outcome.NON_ZERO_EXIT:
         return AgentEnd(f"the agent's program ended with code {result.exit_code}: {said}")
     return AgentEnd(f"the agent's program was ended ({result.outcome.value}: {result.detail}): {said}")
 

@@ -131,7 +131,7 @@ sys.exit(3)
     [
         ("", Outcome.AGENT_ERROR, "ended without an answer of the policy"),
         ("import sys; sys.exit('what a pity')", Outcome.AGENT_ERROR, "ended with code 1: what a pity"),
-        ("b'x' * (1 << 31)", Outcome.AGENT_ERROR, "emory"),
+        ("b'x' * (1 << 31)", Outcome.AGENT_ERROR, "was ended (memory_limit"),
         ("while True: print('x' * 100_000)", Outcome.AGENT_ERROR, "was ended (output"),
         ("import time; time.sleep(600)", Outcome.AGENT_ERROR, "was ended (time"),
     ],
