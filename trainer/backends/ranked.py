@@ -15,7 +15,7 @@ from trainer.algorithms.metrics import merge
 from trainer.backends.balance import balanced, balanced_trees, row_cost
 from trainer.backends.base import Digest, EntropyMode, LossFunction, StepReport, TokenCounts, TrainRow
 from trainer.backends.rank_group import MeshShape
-from trainer.backends.transport import MakeBackend, RankTransport
+from trainer.backends.transport import MakeBackend, RankFailedError, RankTransport
 from trainer.core.errors import TrainerError
 from trainer.records.pieces import SavedPieces, flattened, nested, whole_state
 
@@ -44,6 +44,7 @@ class Ranks:
         self._timeout_s = timeout_s
         self._streams = itertools.count()
         self._order = threading.Lock()
+        self._failure: BaseException | None = None
 
     def start(self) -> None:
         """Start the ranks and have them meet.
@@ -71,9 +72,10 @@ class Ranks:
             RankDiedError: If a rank is gone.
             TrainerError: If the call fails in a rank, of the type that it failed with there.
         """
-        with (
-            self._order
-        ):  # calls of two threads reach all ranks in one order, or they would wait for each other
+        if self._failure is not None:
+            raise RankFailedError(f"the ranks have ended: {self._failure}") from self._failure
+        # Calls of two threads reach all ranks in one order, or they would wait for each other.
+        with self._order:
             asked = [self._transport.call(rank, method, *given) for rank, given in enumerate(arguments)]
         return self._answers(asked)
 
@@ -95,6 +97,7 @@ class Ranks:
     def _answers(self, asked: "Sequence[Future[Any]]") -> list[Any]:
         done, _ = wait(asked, return_when=FIRST_EXCEPTION)
         if error := next((each.exception() for each in asked if each in done and each.exception()), None):
+            self._failure = error
             self.close()
             raise error
         return [each.result() for each in asked]

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from trainer.backends.base import EntropyMode
 from trainer.backends.heads import Head
 from trainer.backends.optimizer import Schedule, make_optimizer
-from trainer.backends.prefix_cache import SharedTokens
 from trainer.backends.prefix_costs import sharing_costs
+from trainer.backends.prefix_layout import SharedTokens
 from trainer.backends.rank_group import RankGroup
 from trainer.backends.sharded import Applied, ShardedBackend
 from trainer.config.run import OptimizerSettings
@@ -39,7 +39,11 @@ class EngineHead(Head):
         self.model = head.model
         # Not as modules of this one: they hold the model too.
         self._wrapped = (head, engine)
-        self._stage = stage
+        self._why_not_shared = head.why_not_shared
+        if stage == 3:
+            self._why_not_shared = (
+                "ZeRO at stage 3 gathers weights in the order of calls that it has seen, and trees differ"
+            )
 
     @property
     def body(self) -> PreTrainedModel:
@@ -47,11 +51,9 @@ class EngineHead(Head):
         return self._wrapped[0].body
 
     @property
-    def why_not_shared(self) -> str | None:  # type: ignore[override]
+    def why_not_shared(self) -> str | None:
         """Why it cannot compute segments behind a prefix; None if it can."""
-        if self._stage == 3:
-            return "ZeRO at stage 3 gathers weights in the order of calls that it has seen, and trees differ"
-        return self._wrapped[0].why_not_shared
+        return self._why_not_shared
 
     def forward(
         self,
@@ -132,7 +134,7 @@ class ZeroPieces:
     ) -> AbstractContextManager[object]:
         if self._stage < 3:
             return nullcontext()
-        from deepspeed.zero import GatheredParameters
+        from deepspeed.runtime.zero import GatheredParameters
 
         gathering: AbstractContextManager[object] = GatheredParameters(
             list(parameters), modifier_rank=modifier_rank
@@ -285,7 +287,9 @@ def zero_backend(
         raise ConfigError("backend.cpu_offload: there is no device to take anything off: leave it out")
     deepspeed = _deepspeed(group)
     head.to(group.device)
-    reason_known = head.why_not_shared  # asked before the model is wrapped
+    # Both look at weights, which are in pieces once the model is wrapped.
+    head.why_not_shared  # noqa: B018
+    costs = sharing_costs(head, optimizer.shared_prefixes, group.device)
     trained = [each for each in head.model.parameters() if each.requires_grad]
     inner = make_optimizer(optimizer, trained, schedule.rate(0))
     param_groups = inner.state_dict()["param_groups"]
@@ -296,9 +300,6 @@ def zero_backend(
         dist_init_required=False,
     )
     wrapped = EngineHead(head, engine, stage)
-    costs = None
-    if reason_known is None or stage < 3:
-        costs = sharing_costs(wrapped, optimizer.shared_prefixes, group.device)
 
     def nothing() -> Tensor:
         ids = torch.zeros((1, 2), dtype=torch.int64, device=group.device)

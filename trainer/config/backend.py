@@ -77,17 +77,18 @@ class BackendSettings(Settings):
             if odd := self._set(*set(type(self).model_fields) - {"kind"}):
                 raise ValueError(
                     f"{', '.join(odd)}: kind 'torch' computes in the run's own process and reads none of it: set kind "
-                    "to fsdp2, deepspeed or megatron, or leave it out"
+                    "to fsdp2 or deepspeed, or leave it out"
                 )
             return self
         sizes = {name: getattr(self.mesh, name) for name in MeshSettings.model_fields}
         known = _DIMENSIONS[self.kind]
         for name, size in sizes.items():
             if name not in known and size not in (None, 1):
-                kinds = [kind for kind, names in _DIMENSIONS.items() if name in names]
+                others = [kind for kind in ("fsdp2", "deepspeed") if name in _DIMENSIONS[kind]]
+                remedy = f"set kind to {others[0]}, or leave" if others else "leave"
                 raise ValueError(
-                    f"mesh.{name} {size}: kind '{self.kind}' divides {' and '.join(known)} only; {' or '.join(kinds)} "
-                    f"can: set kind, or leave mesh.{name} out"
+                    f"mesh.{name} {size}: kind '{self.kind}' divides {' and '.join(known)} only: {remedy} "
+                    f"mesh.{name} out"
                 )
         product = self.data * self.mesh.model_ranks
         if product != self.ranks:

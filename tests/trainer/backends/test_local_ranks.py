@@ -61,7 +61,7 @@ def test_a_call_that_fails_in_one_rank_ends_all_of_them(opened):
     with pytest.raises(ValueError, match="no such thing"):
         ranks.everywhere("ask", "it", "fail", 1, "no such thing")
     assert all(gone(pid) for pid in pids), "closing waits until they are gone"
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(RunError, match="the ranks have ended: no such thing"):
         ranks.everywhere("ask", "it", "meet")
     ranks.close()
 
@@ -88,7 +88,7 @@ def test_closing_ends_ranks_that_are_busy(opened):
     def ask():
         try:
             ranks.everywhere("ask", "it", "compute", 600)
-        except RuntimeError as error:
+        except RunError as error:
             failures.append(error)
 
     asking = threading.Thread(target=ask)
