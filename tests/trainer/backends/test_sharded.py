@@ -79,7 +79,8 @@ class Made:
         if role == "reference":
             return FrozenModel(head_of(role), TOKENS)
         schedule = Schedule(self._rate, 0, 1, "constant")
-        return TorchBackend(head_of(role), self._optimizer, schedule, **self._options)
+        options = {name: value for name, value in self._options.items() if name != "cpu_offload"}
+        return TorchBackend(head_of(role), self._optimizer, schedule, **options)
 
     def models(self, settings):
         critic = self.backend("critic") if settings.critic is not None else None
@@ -222,8 +223,12 @@ def some_rows():
 
 @pytest.mark.parametrize(
     ("options", "tolerance"),
-    [({"gradient_checkpointing": True}, 1e-6), ({"dtype": torch.bfloat16}, 2e-2)],
-    ids=["checkpointing", "bf16"],
+    [
+        ({"gradient_checkpointing": True}, 1e-6),
+        ({"cpu_offload": True}, 1e-6),
+        ({"dtype": torch.bfloat16}, 2e-2),
+    ],
+    ids=["checkpointing", "offload", "bf16"],
 )
 def test_options_mean_what_they_mean_in_one_process(ranks, options, tolerance):
     only_data(ranks)
