@@ -124,7 +124,7 @@ def _titled(title: bytes) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if title in (folder / "cmdline").read_bytes():
+            if (folder / "cmdline").read_bytes().startswith(title):
                 found.append(int(folder.name))
         except OSError:
             continue

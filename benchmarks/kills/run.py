@@ -189,7 +189,9 @@ class Play:
         folder = self._work / "start"
         if not (folder / "model").exists():
             command = [sys.executable, "-m", "trainer.cli", *words, f"output_dir={folder}", "steps=1"]
-            subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, preexec_fn=end_with_parent
+            )
         return folder / "model"
 
     def _lives_for(self, seconds: float, forks: TrainingForks, trainer: int) -> bool:
@@ -213,7 +215,7 @@ class Play:
     @property
     def _step(self) -> int:
         path = self.run / "metrics.jsonl"
-        return sum(1 for _ in path.open()) if path.exists() else 0
+        return path.read_text().count('"time/step_s"') if path.exists() else 0
 
     def _note(self, victim: str) -> None:
         with self.kills.open("a") as lines:
@@ -270,7 +272,7 @@ def examined(play: Play) -> dict[str, Any]:
         ended = (play.run / "metrics.jsonl").stat().st_mtime
         servers = server_account_of(play.logs, play.beside, [kill["time"] for kill in play.killed], ended)
         found["servers"] = asdict(servers)
-        faults += servers.faults
+        faults += [*servers.faults, *["thrown away"] * bool(servers.thrown_away)]
     consumed, started = lengths(play)
     size = len(consumed) // 4
     quarters = [consumed[place * size : (place + 1) * size] for place in range(4)]

@@ -342,7 +342,14 @@ def main() -> None:
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(options.threads)
-    results = {case: measure(case, options) for case in options.cases}
+    results: dict[str, object] = {}
+    for case in options.cases:
+        results[case] = measure(case, options)
+        write(results, options)
+
+
+def write(results: dict[str, object], options: argparse.Namespace) -> None:
+    """Write down what there is; a run that is ended early leaves the cases that it has measured."""
     if options.output is not None:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
         record = {

@@ -359,26 +359,29 @@ def main() -> None:
         calibrate(options.device, dtype, shapes, options.rounds)
         return
     began = os.getloadavg()[0]
-    results = {}
-    for name in options.models:
-        results[name] = {"gradient_error_by_preset": preset_errors(name)}
-        for kind, rows in batches().items():
-            if name != "qwen3" and kind not in _OF_EVERY_MODEL:
-                continue
-            results[name][kind] = compared(name, rows, options.rounds)
-            print(name, kind, json.dumps(results[name][kind]), flush=True)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-    document = {
-        "command": "python benchmarks/training/shared_prefixes.py",
-        "commit": commit.stdout.strip(),
-        "load_average": {"begun": round(began, 2), "ended": round(os.getloadavg()[0], 2)},
-        "threads": 1,
-        "rounds": options.rounds,
-        "results": results,
-    }
-    if options.out is not None:
-        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps({name: each["gradient_error_by_preset"] for name, each in results.items()}, indent=1))
+    results: dict[str, dict[str, object]] = {}
+
+    def note(name: str, kind: str, result: object) -> None:
+        print(name, kind, json.dumps(result), flush=True)
+        results.setdefault(name, {})[kind] = result
+        document = {
+            "command": "python benchmarks/training/shared_prefixes.py",
+            "commit": commit.stdout.strip(),
+            "load_average": {"begun": round(began, 2), "ended": round(os.getloadavg()[0], 2)},
+            "threads": 1,
+            "rounds": options.rounds,
+            "results": results,
+        }
+        if options.out is not None:  # after each, so that one that is stopped has measured something
+            options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+    for name in options.models:
+        for kind, rows in batches().items():
+            if name == "qwen3" or kind in _OF_EVERY_MODEL:
+                note(name, kind, compared(name, rows, options.rounds))
+    for name in options.models:
+        note(name, "gradient_error_by_preset", preset_errors(name))
 
 
 if __name__ == "__main__":

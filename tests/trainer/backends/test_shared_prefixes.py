@@ -281,7 +281,8 @@ def test_every_presets_gradients_are_those_without(preset, family, rows, cheap_c
     for one, two in zip(found["auto"], found["off"], strict=True):
         assert error(one, two) < EXACT
     saved = [metrics[mode].pop("policy/shared_prefixes") for mode in ("auto", "off")]
-    assert saved[0] > (0.5 if rows == "step" else 0.2)
+    if settings.minibatches == 1:  # parts of a batch that are drawn at random may share nothing
+        assert saved[0] > (0.5 if rows == "step" else 0.2)
     assert saved[1] == 0.0
 
 

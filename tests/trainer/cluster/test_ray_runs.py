@@ -74,16 +74,16 @@ def kill_role(run: Path, name: str) -> None:
 
 
 def kill_titled(title: bytes) -> None:
-    """Kill the one process whose command line begins so."""
-    found = []
+    """Kill the one process whose command line begins so; its children, which may be called the same, end with it."""
+    found: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            command = (folder / "cmdline").read_bytes()
+            if (folder / "cmdline").read_bytes().startswith(title):
+                parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+                found[int(folder.name)] = int(parent)
         except OSError:
             continue
-        if title in command:
-            found.append(int(folder.name))
-    (process,) = found
+    (process,) = [each for each, parent in found.items() if parent not in found]
     os.kill(process, signal.SIGKILL)
 
 

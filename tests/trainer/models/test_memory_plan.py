@@ -71,7 +71,7 @@ def test_the_tiny_policy_has_as_many_tokens_as_the_plan_says():
 def test_a_family_that_is_not_known_is_refused():
     with pytest.raises(ConfigError, match="type 'mamba' are not known"):
         ModelShape.from_config({"model_type": "mamba"})
-    with pytest.raises(ConfigError, match="lacks a size: 'hidden_size'"):
+    with pytest.raises(ConfigError, match="lacks a size: 'vocab_size'"):
         ModelShape.from_config({"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 2})
 
 
