@@ -291,6 +291,7 @@ class InFiles:
 
 
 def test_a_part_in_files_is_whole_or_not_there(tmp_path):
+    (tmp_path / "run").mkdir()
     store = CheckpointStore(tmp_path / "run" / ".." / "checkpoints", keep=2)
     store.save(RunState(1, 1, 0, ()), {"policy": InFiles("a")})
     with pytest.raises(RuntimeError, match="a rank is gone"):
