@@ -175,4 +175,4 @@ def test_ranks_share_what_their_rows_begin_with(ranks, budget, checkpointing):
     tokens = together.step(rows, weighted).tokens
     assert tokens.rows == sum(len(row.ids) for row in rows)
     assert tokens.computed < 0.9 * tokens.rows
-    assert relative([dict(together.export())], [dict(alone.export())]) < 1e-6
+    assert relative([dict(together.export())], [dict(alone.export())]) < 1e-5
