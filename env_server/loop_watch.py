@@ -126,13 +126,16 @@ class StandstillWatch:
         self._ended.set()
 
     def _run(self) -> None:
-        told = False
+        looks = 0
         while not self._ended.wait(self._after_s / 4):
-            stands = self._watch.late_s >= self._after_s
-            if stands and not told:
+            if self._watch.late_s < self._after_s:
+                looks = 0
+                continue
+            looks += 1
+            # Not at the first: a process that was stopped as a whole goes on with this thread as well as the loop.
+            if looks == 2:
                 frames = sys._current_frames().get(self._loop_thread)
                 _log.error(
                     "the event loop stands still for %.0f s, and with it everybody on this process, in\n%s",
                     *(self._watch.late_s, "".join(traceback.format_stack(frames)).rstrip()),
                 )
-            told = stands

@@ -22,9 +22,15 @@ def read_headers(request: Request) -> dict[str, str]:
     Once for each request: Starlette goes through all of them for every question.
     """
     found: dict[str, str] = {}
+    repeated: dict[str, list[str]] = {}
     for raw_name, raw_value in request.scope["headers"]:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
-        found[name] = f"{found[name]}, {value}" if name in found else value
+        if name in found:
+            repeated.setdefault(name, [found[name]]).append(value)
+        else:
+            found[name] = value
+    for name, values in repeated.items():
+        found[name] = ", ".join(values)
     return found
 
 

@@ -12,7 +12,8 @@ The lengths of the first episodes that were consumed stand beside those of as ma
 (Kolmogorov-Smirnov, two samples): a system that prefers short episodes consumes other ones than it starts.
 
 The work folder keeps everything: started again with the same `--work`, the script goes on. It refuses a folder of
-another commit or of other settings.
+another commit or of other settings. Processes with other `--kinds` may play in one folder at the same time; one without
+compares in the end.
 """
 
 import argparse
@@ -28,13 +29,14 @@ import time
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.support.processes import end, end_with_parent  # noqa: E402
+from tests.support.processes import end, end_with_parent, kill_module  # noqa: E402
 from tests.support.server_accounts import server_account_of  # noqa: E402
 from tests.support.token_accounts import account_of  # noqa: E402
 from tests.support.training_forks import ENGINE_LOG, TrainingForks  # noqa: E402
@@ -44,7 +46,8 @@ TAIL = 3
 """Steps at a run's end that take up what was started before them: their own episodes are not compared."""
 PATIENCE_S = 1200.0
 """A run that draws no reply for so long is stuck."""
-SHARES = {"given": 0.5, "launched": 0.3, "embedded": 0.2}
+SHARES = {"given": (0.45, 0.22), "launched": (0.2, 0.18), "embedded": (0.35, 0.6)}
+"""Of the kills and of the episodes, by who samples."""
 CONFIG = """
 seed: 11
 tasks:
@@ -94,27 +97,6 @@ class Killable:
                 start_new_session=True,
                 preexec_fn=end_with_parent,
             )
-
-
-class Launched:
-    """The inference server that a run starts: its keeper starts it again."""
-
-    def __init__(self, run: Path) -> None:
-        self._run = str(run)
-
-    def kill(self) -> bool:
-        """Kill the server's own process, if it runs."""
-        for entry in Path("/proc").iterdir():
-            try:
-                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            except OSError:
-                continue
-            if words[1:3] == ["-m", "tests.support.vllm_program"] and any(
-                self._run in each for each in words
-            ):
-                os.kill(int(entry.name), signal.SIGKILL)
-                return True
-        return False
 
 
 class Play:
@@ -189,7 +171,9 @@ class Play:
             program = json.dumps([sys.executable, "-m", "tests.support.vllm_program"])
             log = f"{{ROLLGYM_DOUBLE_LOG: {self.beside / 'server-0.jsonl'}}}"
             words += [*SERVED, f"inference.launch={{command: {program}, restarts: 1000, environment: {log}}}"]
-            victims["inference server, launched"] = Launched(self.run).kill
+            victims["inference server, launched"] = partial(
+                kill_module, "tests.support.vllm_program", self.run
+            )
         if self._kind == "given":
             model = self._start_model(words)
             double = ("-m", "tests.support.inference_server", "--dialect", "vllm", "--model", str(model))
@@ -205,7 +189,9 @@ class Play:
         folder = self._work / "start"
         if not (folder / "model").exists():
             command = [sys.executable, "-m", "trainer.cli", *words, f"output_dir={folder}", "steps=1"]
-            subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, preexec_fn=end_with_parent
+            )
         return folder / "model"
 
     def _lives_for(self, seconds: float, forks: TrainingForks, trainer: int) -> bool:
@@ -229,7 +215,7 @@ class Play:
     @property
     def _step(self) -> int:
         path = self.run / "metrics.jsonl"
-        return sum(1 for _ in path.open()) if path.exists() else 0
+        return path.read_text().count('"time/step_s"') if path.exists() else 0
 
     def _note(self, victim: str) -> None:
         with self.kills.open("a") as lines:
@@ -286,7 +272,7 @@ def examined(play: Play) -> dict[str, Any]:
         ended = (play.run / "metrics.jsonl").stat().st_mtime
         servers = server_account_of(play.logs, play.beside, [kill["time"] for kill in play.killed], ended)
         found["servers"] = asdict(servers)
-        faults += servers.faults
+        faults += [*servers.faults, *["thrown away"] * bool(servers.thrown_away)]
     consumed, started = lengths(play)
     size = len(consumed) // 4
     quarters = [consumed[place * size : (place + 1) * size] for place in range(4)]
@@ -299,12 +285,13 @@ def examined(play: Play) -> dict[str, Any]:
 def play_all(options: argparse.Namespace) -> list[Play]:
     """Play until there were as many kills and episodes as the options ask for; what was played stays."""
     plays: list[Play] = []
-    steps = -(-options.episodes // (len(SHARES) * GROUPS * MEMBERS)) + TAIL
-    for kind, share in SHARES.items():
+    for kind in options.kinds:
+        kills, episodes = SHARES[kind]
+        steps = -(-round(episodes * options.episodes) // (GROUPS * MEMBERS)) + TAIL
         plays.append(Play(options.work, kind, kind, steps, options.staleness))
         if not plays[-1].done:
-            plays[-1].play(round(share * options.kills))
-    while (left := options.kills - sum(len(play.killed) for play in plays)) > 0:
+            plays[-1].play(round(kills * options.kills))
+    while len(plays) >= len(SHARES) and (left := options.kills - sum(len(play.killed) for play in plays)) > 0:
         # A run that ended before it was killed as often as it should be is followed by another.
         plays.append(Play(options.work, "given", f"given-{len(plays)}", 8 + TAIL, options.staleness))
         if not plays[-1].done:
@@ -341,12 +328,21 @@ def main() -> None:
         "--episodes", type=int, default=5000, help="that all runs together consume and compare"
     )
     parser.add_argument("--staleness", type=int, default=2)
+    parser.add_argument(
+        "--kinds",
+        nargs="+",
+        default=list(SHARES),
+        choices=list(SHARES),
+        help="play these alone, and compare nothing",
+    )
     parser.add_argument("--work", type=Path, default=Path("runs/kills"))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     options.work = options.work.absolute()
     settings = prepare(options)
     plays = play_all(options)
+    if len(plays) < len(SHARES):
+        return
     runs = [examined(play) for play in plays]
     consumed = [length for run in runs for length in run.pop("consumed")]
     started = [length for run in runs for length in run.pop("started")]

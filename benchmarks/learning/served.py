@@ -46,12 +46,14 @@ def arms(vllm: str) -> dict[str, list[str]]:
 
 
 @contextmanager
-def agent_service() -> Iterator[str]:
-    """Serve the black-box agent and give its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "examples/black_box_agent.py", "--serve", str(port)]
+def agent_service(kept: Path) -> Iterator[str]:
+    """Serve the black-box agent and give its address: the same one whenever the run is gone on with."""
+    if not kept.exists():
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            kept.write_text(str(probe.getsockname()[1]))
+    port = kept.read_text()
+    command = [sys.executable, "examples/black_box_agent.py", "--serve", port]
     with subprocess.Popen(command, cwd=ROOT) as process:
         try:
             yield f"http://127.0.0.1:{port}/play"
@@ -72,7 +74,7 @@ def play(run: Path, words: list[str], seed: int, steps: int, episodes: int) -> N
     if not run.name.partition("_seed")[0].endswith("_agent"):
         subprocess.run(command, check=True, cwd=ROOT)
         return
-    with agent_service() as url:
+    with agent_service(run.parent / f"{run.name}.port") as url:
         subprocess.run([*command, f"rollout.agent={url}"], check=True, cwd=ROOT)
 
 

@@ -9,13 +9,12 @@ environment of Gymnasium's.
 import argparse
 import functools
 import importlib
-import socket
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import orjson
-import uvicorn
+from echo import serve_on_a_free_port
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -78,21 +77,7 @@ def main() -> None:
         build = functools.partial(gymnasium.make, options.gymnasium, disable_env_checker=True)
     elif options.env != "none":
         build = builtin(options.env)
-    listening = socket.socket()
-    listening.bind(("127.0.0.1", 0))
-    listening.listen(2048)
-    print(f"serving on http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
-    config = uvicorn.Config(
-        serve(build),
-        ws="websockets-sansio",
-        loop="uvloop",
-        http="httptools",
-        ws_per_message_deflate=False,
-        ws_ping_interval=None,
-        access_log=False,
-        log_level="warning",
-    )
-    uvicorn.Server(config).run(sockets=[listening])
+    serve_on_a_free_port(serve(build))
 
 
 if __name__ == "__main__":

@@ -88,13 +88,14 @@ def serve() -> Starlette:
     return Starlette(routes=[WebSocketRoute("/v1/ws", echo)])
 
 
-def main() -> None:
+def serve_on_a_free_port(application: Starlette) -> None:
+    """Serve as `roll-serve` does, and say where."""
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     listening.listen(2048)
     print(f"serving on http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
     config = uvicorn.Config(
-        serve(),
+        application,
         ws="websockets-sansio",
         loop="uvloop",
         http="httptools",
@@ -104,6 +105,10 @@ def main() -> None:
         log_level="warning",
     )
     uvicorn.Server(config).run(sockets=[listening])
+
+
+def main() -> None:
+    serve_on_a_free_port(serve())
 
 
 if __name__ == "__main__":

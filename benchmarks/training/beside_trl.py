@@ -58,7 +58,8 @@ from trainer.tasks.task import Task  # noqa: E402
 
 GROUPS, MEMBERS = 4, 8
 RATE, BETAS, FREE = 1e-4, (0.9, 0.95), 1e9
-ALGORITHM = resolve_preset("grpo", {})
+ALGORITHM = resolve_preset("grpo", {"proximal": "behaviour"})
+"""Ratios start from recorded log-probabilities, as TRL's from those that it is given: neither computes them again."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,10 @@ def our_batch(rollouts: Rollouts, backend: TorchBackend) -> EpisodeBatch:
             segment = Segment()
             segment.append_context(prompt)
             mask = torch.tensor([False] * len(prompt) + [True] * len(completion))
-            known = backend.forward([TrainRow(torch.tensor(prompt + completion), mask)])[0]
-            segment.append_action(completion, known[mask].tolist(), [0] * len(completion), 0)
+            known = backend.forward([TrainRow(torch.tensor(prompt + completion), mask)])[0][mask]
+            # As if a policy had drawn them that has moved since: the loss is not 0, and some ratios are clipped.
+            drawn = (known + 0.2 * torch.randn(len(completion))).tolist()
+            segment.append_action(completion, drawn, [0] * len(completion), 0)
             reward = rollouts.rewards[index][member]
             trajectory.turns.append(Turn(0, len(prompt), len(segment.ids), "", "", reward=reward))
             trajectory.segments.append(segment)
@@ -122,23 +125,28 @@ def advantages_of(batch: EpisodeBatch) -> torch.Tensor:
     return torch.stack([line[mask][0] for line, mask in zip(result, batch.mask, strict=True)])
 
 
-def trl_inputs(rollouts: Rollouts, advantages: torch.Tensor, pad: int) -> dict[str, torch.Tensor]:
+def trl_inputs(
+    rollouts: Rollouts, batch: EpisodeBatch, advantages: torch.Tensor, pad: int
+) -> dict[str, torch.Tensor]:
     """Return what TRL makes of generated completions: prompts padded on the left, completions on the right."""
     prompts, completions = zip(*rollouts.rows, strict=True)
     widths = max(map(len, prompts)), max(map(len, completions))
     shapes = [(len(prompts), width) for width in widths]
     tables = [torch.full(shape, pad) for shape in shapes]
     masks = [torch.zeros(shape, dtype=torch.int64) for shape in shapes]
+    old = torch.zeros(shapes[1])
     for row, (prompt, completion) in enumerate(rollouts.rows):
         tables[0][row, widths[0] - len(prompt) :] = torch.tensor(prompt)
         masks[0][row, widths[0] - len(prompt) :] = 1
         tables[1][row, : len(completion)] = torch.tensor(completion)
         masks[1][row, : len(completion)] = 1
+        old[row, : len(completion)] = torch.tensor(batch.rows[row].logprobs[len(prompt) :])
     return {
         "prompt_ids": tables[0],
         "prompt_mask": masks[0],
         "completion_ids": tables[1],
         "completion_mask": masks[1],
+        "old_per_token_logps": old,
         "advantages": advantages.clone(),
         "num_items_in_batch": masks[1].sum(),
     }
@@ -161,14 +169,17 @@ class Fixed(GRPOTrainer):
 
 @dataclass
 class Beside(TrainerCallback):
-    """Times TRL's steps, and takes one of ours after each."""
+    """Times TRL's steps, and takes one of ours after each, without and with shared prefixes."""
 
     learner: Learner
+    sharing: Learner
     batch: EpisodeBatch
     trl: Fixed
     ours: list[tuple[float, float]] = field(default_factory=list)
+    shared: list[tuple[float, float]] = field(default_factory=list)
     theirs: list[tuple[float, float]] = field(default_factory=list)
     our_loss: float = 0.0
+    clipped: float = 0.0
     their_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def on_step_begin(self, args, state, control, **_):
@@ -185,8 +196,12 @@ class Beside(TrainerCallback):
         begun = now()
         metrics = self.learner._update(self.batch, len(self.ours), 0)
         self.ours.append(since(begun))
+        begun = now()
+        self.sharing._update(self.batch, len(self.ours), 0)
+        self.shared.append(since(begun))
         if len(self.ours) == 1:
             self.our_loss = metrics["loss/policy"]
+            self.clipped = metrics["policy/clip_fraction"]
 
 
 def now() -> tuple[float, float]:
@@ -197,6 +212,17 @@ def since(begun: tuple[float, float]) -> tuple[float, float]:
     return tuple(end - start for start, end in zip(begun, now(), strict=True))
 
 
+def our_backend(start: torch.nn.Module, micro_batch_tokens: int, shared_prefixes: str) -> TorchBackend:
+    settings = OptimizerSettings(
+        learning_rate=RATE,
+        betas=BETAS,
+        gradient_clip=FREE,
+        tokens_per_micro_batch=micro_batch_tokens,
+        shared_prefixes=shared_prefixes,
+    )
+    return TorchBackend(PolicyHead(copy.deepcopy(start), 1.0), settings, Schedule(RATE, 0, 1, "constant"))
+
+
 def measure(case: str, options: argparse.Namespace) -> dict[str, object]:
     """Take steps of both, and return what they took."""
     torch.manual_seed(0)
@@ -204,16 +230,10 @@ def measure(case: str, options: argparse.Namespace) -> dict[str, object]:
     start = build_tiny_model(shape, 0)
     rollouts = draw(case, options.vocabulary, options.prompt, options.completion)
     longest = max(len(prompt) + len(completion) for prompt, completion in rollouts.rows)
-    settings = OptimizerSettings(
-        learning_rate=RATE,
-        betas=BETAS,
-        gradient_clip=FREE,
-        tokens_per_micro_batch=options.micro * longest,
-        **({"shared_prefixes": "off"} if "shared_prefixes" in OptimizerSettings.model_fields else {}),
-    )
-    backend = TorchBackend(PolicyHead(copy.deepcopy(start), 1.0), settings, Schedule(RATE, 0, 1, "constant"))
+    backend = our_backend(start, options.micro * longest, "off")
     batch = our_batch(rollouts, backend)
     learner = Learner(ALGORITHM, Models(backend), seed=0)
+    sharing = Learner(ALGORITHM, Models(our_backend(start, options.micro * longest, "auto")), seed=0)
     our_gradients: dict[str, torch.Tensor] = {}
 
     def keep(optimizer, *_):
@@ -253,9 +273,9 @@ def measure(case: str, options: argparse.Namespace) -> dict[str, object]:
             train_dataset=Dataset.from_list([{"prompt": "go"}] * GROUPS),
             processing_class=tokenizer,
         )
-        trl.rollouts = trl_inputs(rollouts, advantages_of(batch), tokenizer.pad_token_id)
+        trl.rollouts = trl_inputs(rollouts, batch, advantages_of(batch), tokenizer.pad_token_id)
         trl.losses = []
-        beside = Beside(learner, batch, trl)
+        beside = Beside(learner, sharing, batch, trl)
         trl.add_callback(beside)
         trl.train()
     handle.remove()
@@ -264,15 +284,16 @@ def measure(case: str, options: argparse.Namespace) -> dict[str, object]:
     their_loss = sum(trl.losses[:accumulated])
     real = sum(len(prompt) + len(completion) for prompt, completion in rollouts.rows)
     padded = sum(trl.rollouts[name].numel() for name in ("prompt_ids", "completion_ids"))
-    ours, theirs = (
+    ours, shared, theirs = (
         [statistics.median(step[kind] for step in steps[1:]) for kind in (0, 1)]
-        for steps in (beside.ours, beside.theirs)
+        for steps in (beside.ours, beside.shared, beside.theirs)
     )
     rows = len(rollouts.rows)
     result = {
         "rows": rows,
         "tokens": real,
         "padding_share_of_trl": round(1 - real / padded, 3),
+        "clipped_share_ours": round(beside.clipped, 3),
         "loss_ours": beside.our_loss,
         "loss_trl": their_loss,
         "gradients_relative_l2": difference,
@@ -280,8 +301,11 @@ def measure(case: str, options: argparse.Namespace) -> dict[str, object]:
         "samples_per_s_trl": round(rows / theirs[0], 2),
         "cpu_s_a_step_ours": round(ours[1], 3),
         "cpu_s_a_step_trl": round(theirs[1], 3),
+        "cpu_s_a_step_with_shared_prefixes": round(shared[1], 3),
         "speed_up": round(theirs[0] / ours[0], 3),
         "speed_up_in_cpu_time": round(theirs[1] / ours[1], 3),
+        "speed_up_with_shared_prefixes": round(theirs[0] / shared[0], 3),
+        "speed_up_in_cpu_time_with_shared_prefixes": round(theirs[1] / shared[1], 3),
     }
     print(case, json.dumps(result, indent=1), flush=True)
     if difference > 1e-5 or abs(beside.our_loss - their_loss) > 1e-5:
@@ -318,7 +342,14 @@ def main() -> None:
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(options.threads)
-    results = {case: measure(case, options) for case in options.cases}
+    results: dict[str, object] = {}
+    for case in options.cases:
+        results[case] = measure(case, options)
+        write(results, options)
+
+
+def write(results: dict[str, object], options: argparse.Namespace) -> None:
+    """Write down what there is; a run that is ended early leaves the cases that it has measured."""
     if options.output is not None:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
         record = {

@@ -62,13 +62,18 @@ class HttpUpstream(Upstream):
         self, key: str, seed: int | None, options: dict[str, Any] | None, *, timeout: float | None
     ) -> tuple[Any, Mapping[str, Any]]:
         """Begin an episode."""
+        kwargs = self._kwargs.get(key, {})
         body = {
             "session_id": key,
             "seed": seed,
             "options": encode_value(None, options, binary=False),
-            "kwargs": encode_value(None, self._kwargs.get(key, {}), binary=False),
+            "kwargs": encode_value(None, kwargs, binary=False),
         }
-        reply = await self._post("/reset", body, timeout)
+        try:
+            reply = await self._post("/reset", body, timeout)
+        finally:
+            # It may have been ended meanwhile, and begun after that: then it is ended once more.
+            self._kwargs[key] = kwargs
         return _observation(self._spec.observation_space, reply), read_info(reply)
 
     async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:

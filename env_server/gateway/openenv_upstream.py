@@ -35,6 +35,7 @@ class OpenEnvUpstream(Upstream):
     """
 
     keeps_sessions = True
+    ends_with_its_calls = True
 
     def __init__(
         self,

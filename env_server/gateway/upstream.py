@@ -74,9 +74,11 @@ class Upstream(ABC):
 
     Attributes:
         keeps_sessions: Whether the server has a session still after a call that it failed.
+        ends_with_its_calls: Whether a call that is given up leaves nothing at the server.
     """
 
     keeps_sessions: ClassVar[bool] = False
+    ends_with_its_calls: ClassVar[bool] = False
 
     @abstractmethod
     async def spec(self) -> EnvironmentSpec:

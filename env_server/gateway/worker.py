@@ -27,7 +27,11 @@ _PATIENCE_S = 15.0
 # What a server has not done, because it could not be reached or said later, is asked again for so long.
 _UNSENT_S = 5.0
 _FIRST_PAUSE_S = 0.1
+_GOODBYE_S = 10.0
 _SAFE_TO_REPEAT = frozenset({"reset", "verify"})
+# What begins something at a server is waited for once it was given up, so that this is ended, too: a make as long as it
+# may take, because nobody knows before what there is to end.
+_MORE_TIME_S: Mapping[str, float | None] = {"make": None, "reset": 10.0}
 _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
 
@@ -112,7 +116,10 @@ class RemoteWorker(Worker):
 
     async def shutdown(self) -> None:
         """Let go of all servers."""
-        await asyncio.gather(*self._closing.values())
+        if self._closing:
+            _, late = await asyncio.wait(self._closing.values(), timeout=_GOODBYE_S)
+            for task in late:
+                task.cancel()
         await self._registry.shutdown()
 
     async def _place(self, env_id: str) -> Registration:
@@ -130,19 +137,23 @@ class RemoteWorker(Worker):
     async def _run(
         self, op: str, key: str, home: Registration, call: Callable[[], Awaitable[_Result]]
     ) -> _Result:
+        calling = asyncio.get_running_loop().create_task(self._tried(op, home, call))
         try:
-            return await self._tried(op, home, call)
+            return await asyncio.shield(calling)
         except UpstreamError as error:
             if error.away:
                 self._registry.failed(home)
             if op != "make" and _is_kept(home, error):
                 raise ServerFailed(str(error)) from error
             self._forget(key, home)
+            if not (error.away or isinstance(error, SessionUnknownError)):
+                # It has the session still, and there will be another one.
+                self._close_later(op, key, home, calling)
             raise ServerLost(str(error), at_fault=True) from error
         except (OperationTimeout, asyncio.CancelledError):
             # The server may still be at it: it is told that nobody waits for it.
             self._forget(key, home)
-            self._close_later(key, home)
+            self._close_later(op, key, home, calling)
             raise
 
     async def _tried(self, op: str, home: Registration, call: Callable[[], Awaitable[_Result]]) -> _Result:
@@ -175,9 +186,22 @@ class RemoteWorker(Worker):
         finally:
             self._metrics.upstream_seconds[op, home.protocol].add(time.perf_counter() - began)
 
-    def _close_later(self, key: str, home: Registration) -> None:
-        task = self._closing[key] = asyncio.get_running_loop().create_task(self._end(key, home))
+    def _close_later(self, op: str, key: str, home: Registration, calling: "asyncio.Task[Any]") -> None:
+        if home.upstream.ends_with_its_calls or op not in _MORE_TIME_S:
+            calling.cancel()
+        ending = self._end_after(calling, _MORE_TIME_S.get(op), key, home)
+        task = self._closing[key] = asyncio.get_running_loop().create_task(ending)
         task.add_done_callback(lambda _: self._closing.pop(key))
+
+    async def _end_after(
+        self, calling: "asyncio.Task[Any]", patience_s: float | None, key: str, home: Registration
+    ) -> None:
+        """End a session once what was asked of it last has come to its end."""
+        await asyncio.wait([calling], timeout=patience_s)
+        calling.cancel()
+        # Nobody waits for what it came to.
+        await asyncio.gather(calling, return_exceptions=True)
+        await self._end(key, home)
 
     async def _end(self, key: str, home: Registration) -> None:
         try:

@@ -217,6 +217,13 @@ async def test_bodies_are_not_unpacked(bounded: Server) -> None:
             headers = {"Content-Encoding": coding, "Content-Type": "application/json"}
             answer = await client.post("/v1/sessions", content=b'{"env_id": "Count"}', headers=headers)
             assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
+        twice = [
+            ("Content-Encoding", "identity"),
+            ("Content-Type", "application/json"),
+            ("Content-Encoding", "gzip"),
+        ]
+        answer = await client.post("/v1/sessions", content=b'{"env_id": "Count"}', headers=twice)
+        assert answer.status_code == 415, "of a header that came twice, both count"
 
 
 async def test_connections_are_bounded(bounded: Server) -> None:

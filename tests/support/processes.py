@@ -37,6 +37,19 @@ def end_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
+def kill_module(module: str, place: Path) -> bool:
+    """Kill a process that runs a module, and that is told a path below `place`; False where there is none."""
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if words[1:3] == ["-m", module] and any(each.startswith(f"{place}/") for each in words):
+            os.kill(int(entry.name), signal.SIGKILL)
+            return True
+    return False
+
+
 @contextlib.contextmanager
 def running(process: Process) -> Iterator[Process]:
     """End a process with the block, however the block ends.

@@ -17,6 +17,9 @@ _CLOCK_S = 0.05
 _Place = tuple[str, tuple[int, ...]]
 """Session and prompt."""
 
+_Token = tuple[int, float, str]
+"""Id, log-probability, and the version that drew it, as the server was told to call it."""
+
 
 @dataclass
 class ServerAccount:
@@ -28,6 +31,7 @@ class ServerAccount:
         given: Tokens that the run's client had from them.
         stretches_of_interrupted_replies: Stretches that an update or a lost server cut off, and that were kept.
         cut_off_by_a_kill: Tokens that never reached the client, because it or the server was killed.
+        drawn_by_other_weights: Tokens that a server drew when it was started again and had not been sent the run's.
         thrown_away: Tokens that never reached it although nobody was killed meanwhile.
         under_way_at_the_end: Tokens of replies that nobody waited for when the run ended.
         faults: What does not fit, in words.
@@ -38,6 +42,7 @@ class ServerAccount:
     given: int = 0
     stretches_of_interrupted_replies: int = 0
     cut_off_by_a_kill: int = 0
+    drawn_by_other_weights: int = 0
     thrown_away: int = 0
     under_way_at_the_end: int = 0
     faults: list[str] = field(default_factory=list)
@@ -61,28 +66,31 @@ def server_account_of(
         account.drawn += len(entry["token_ids"])
         drawn[entry["session"], tuple(entry["prompt_ids"])].append(entry)
     for reply in _replies(beside):
-        found = _stretches(drawn, reply["session"], tuple(reply["prompt"]), reply["ids"], reply["logprobs"])
+        tokens = list(zip(reply["ids"], reply["logprobs"], map(str, reply["versions"]), strict=True))
+        found = _stretches(drawn, reply["session"], tuple(reply["prompt"]), tokens)
         if found is None:
-            account.faults.append(
-                f"{reply['session']}: the client gave {reply['ids']}, which no server drew so"
-            )
+            account.faults.append(f"{reply['session']}: the client gave {tokens}, which no server drew so")
             continue
         account.given += len(reply["ids"])
         account.stretches_of_interrupted_replies += len(found) - 1
-        versions = [int(label.rpartition("-")[2]) for each in found for label in each["versions"]]
-        if versions != reply["versions"]:
-            account.faults.append(f"{reply['session']}: drawn by {versions}, recorded as {reply['versions']}")
         for each in found:
             drawn[each["session"], tuple(each["prompt_ids"])].remove(each)
     for entry in (each for entries in drawn.values() for each in entries):
-        tokens = len(entry["token_ids"])
-        if any(entry["began"] - _CLOCK_S <= kill <= entry["next"] + _CLOCK_S for kill in kills):
-            account.cut_off_by_a_kill += tokens
-        elif entry["next"] < ended:
-            account.thrown_away += tokens
-        else:
-            account.under_way_at_the_end += tokens
+        _note_unused(account, entry, kills, ended)
     return account
+
+
+def _note_unused(account: ServerAccount, entry: dict[str, Any], kills: Sequence[float], ended: float) -> None:
+    """Say why nobody has a stretch that a server drew."""
+    count = len(entry["token_ids"])
+    if any("-" not in label for label in entry["versions"]):
+        account.drawn_by_other_weights += count
+    elif any(entry["began"] - _CLOCK_S <= kill <= entry["next"] + _CLOCK_S for kill in kills):
+        account.cut_off_by_a_kill += count
+    elif entry["next"] < ended:
+        account.thrown_away += count
+    else:
+        account.under_way_at_the_end += count
 
 
 def _entries(logs: Iterable[Path]) -> Iterator[dict[str, Any]]:
@@ -109,20 +117,21 @@ def _replies(beside: Path) -> Iterator[dict[str, Any]]:
 
 
 def _stretches(
-    drawn: dict[_Place, list[dict[str, Any]]],
-    session: str,
-    prompt: tuple[int, ...],
-    ids: list[int],
-    logprobs: list[float],
+    drawn: dict[_Place, list[dict[str, Any]]], session: str, prompt: tuple[int, ...], tokens: list[_Token]
 ) -> list[dict[str, Any]] | None:
     """Return the stretches that a reply is made of: each reads what the ones before it have drawn."""
     for entry in drawn.get((session, prompt), []):
-        count = len(entry["token_ids"])
-        if not count or entry["token_ids"] != ids[:count] or entry["processed_logprobs"] != logprobs[:count]:
+        own = _tokens(entry)
+        if not own or own != tokens[: len(own)]:
             continue
-        if count == len(ids):
+        if len(own) == len(tokens):
             return [entry]
-        rest = _stretches(drawn, session, (*prompt, *ids[:count]), ids[count:], logprobs[count:])
+        rest = _stretches(drawn, session, (*prompt, *entry["token_ids"]), tokens[len(own) :])
         if rest is not None:
             return [entry, *rest]
     return None
+
+
+def _tokens(entry: dict[str, Any]) -> list[_Token]:
+    versions = [label.rpartition("-")[2] for label in entry["versions"]]
+    return list(zip(entry["token_ids"], entry["processed_logprobs"], versions, strict=True))

@@ -2,6 +2,8 @@
 
 import torch
 
+from trainer.config.model import LoraSettings
+from trainer.models.lora import add_lora, is_adapter
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model
 
 VOCABULARY = 40
@@ -17,6 +19,18 @@ def sharp_model(seed: int = 0):
             if parameter.dim() > 1:
                 parameter.mul_(12.0)
     return model.eval()
+
+
+def adapted_model(seed: int):
+    """The policy of seed 9, and adapters beside it that do something."""
+    model = sharp_model(9)
+    add_lora(model, LoraSettings(rank=2), seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if is_adapter(name):
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return model
 
 
 def reference_logprobs(model, ids: list[int], temperature: float = 1.0) -> list[float]:

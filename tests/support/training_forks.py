@@ -33,6 +33,7 @@ class TrainingForks:
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
+            preexec_fn=end_with_parent,
         )
 
     def __enter__(self) -> Self:

@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
         "--enable-lora",
     ):
         add(switch, action="store_true")
+    add("--quantization", choices=["fp8"])
     add("--max-lora-rank", type=int)
     add("--max-loras", type=int)
     return parsing
@@ -57,7 +58,12 @@ def main() -> None:
     )
     log = os.environ.get("ROLLGYM_DOUBLE_LOG")
     served = Served(
-        "vllm", options, arguments.model, 0, arguments.max_model_len, 256, 0.0, Path(log) if log else None
+        "vllm",
+        options,
+        arguments.model,
+        max_length=arguments.max_model_len,
+        log_file=Path(log) if log else None,
+        quantization=arguments.quantization,
     )
     config = uvicorn.Config(
         application(served), host=arguments.host, port=arguments.port, log_level="warning"

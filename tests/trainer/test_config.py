@@ -94,6 +94,36 @@ def test_overrides_are_laid_over_the_file(tmp_path):
             "set weights.address to one",
         ),
         ([*SERVER, "inference.patience_s=true"], "truth value"),
+        (["backend.ranks=2"], "ranks: kind 'torch' computes in the run's own process"),
+        (
+            ["backend={kind: fsdp2, ranks: 4, mesh: {data: 3}}"],
+            r"product \(data 3 x tensor 1 is 3\): set ranks to 3",
+        ),
+        (["backend={kind: fsdp2, ranks: 3, mesh: {tensor: 2}}"], r"data 1 x tensor 2 is 2"),
+        (
+            ["backend={kind: fsdp2, ranks: 2, mesh: {pipeline: 2}}"],
+            "divides data and tensor only: leave mesh.pipeline out",
+        ),
+        (
+            ["backend={kind: deepspeed, ranks: 2, mesh: {tensor: 2}}"],
+            "divides data only: set kind to fsdp2, or leave",
+        ),
+        (["backend={kind: fsdp2, zero_stage: 2}"], "read by kind 'deepspeed' only, not by 'fsdp2'"),
+        (["backend={kind: deepspeed, sharded_checkpoints: true}"], "read by kind 'fsdp2' only"),
+        (
+            ["backend={kind: fsdp2, sharded_checkpoints: true}", "checkpoint.asynchronous=true"],
+            "set one of them to false",
+        ),
+        (
+            [
+                "backend={kind: deepspeed}",
+                "model.lora={}",
+                "warm_start={demonstrations: 3}",
+                "algorithm=gigpo",
+            ],
+            "take backend.kind fsdp2, or leave one of the three out",
+        ),
+        (["optimizer={kind: sgd, epsilon: 1.0e-5}"], "epsilon: read by kind 'adamw' only"),
     ],
 )
 def test_mistakes_are_named_with_their_remedy(words, message):

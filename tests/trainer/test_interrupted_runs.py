@@ -337,7 +337,7 @@ def test_an_embedded_server_that_dies_is_started_again_and_the_run_goes_on(run, 
     assert said in " ".join(output.split())
     assert "resuming at step" in output
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    trained = [line["step"] for line in metrics if "policy/loss" in line]
+    trained = [line["step"] for line in metrics if "loss/policy" in line]
     assert trained == [1, 2, 3, 4]
     ledger = Ledger(tmp_path / "run" / "ledger.jsonl")
     assert sum(ledger.fate(task) is Fate.TRAINED for task in range(100)) == 4 * 2

@@ -1,10 +1,12 @@
-"""An asynchronous run whose trainer is killed in the middle of turns: every token is accounted for."""
+"""Asynchronous runs whose trainer or inference server is killed in mid-turn: every token is accounted for."""
 
 import json
+import sys
 import time
 from pathlib import Path
 
-from tests.support.processes import env_server
+from tests.support.processes import env_server, kill_module
+from tests.support.server_accounts import server_account_of
 from tests.support.token_accounts import account_of
 from tests.support.training_forks import TrainingForks
 
@@ -53,6 +55,43 @@ def test_no_token_is_lost_or_drawn_twice(tmp_path):
         assert account.drawn == account.logged + account.in_flight
         assert "are not sampled again" in output.read_text()
         deterministic(forks, arguments, tmp_path)
+
+
+def test_no_token_of_a_server_is_lost_or_drawn_twice(tmp_path):
+    """It is started again by the run's keeper, and brought the weights that replies under way go on with."""
+    config, run, beside, output = (tmp_path / name for name in ("run.yaml", "run", "beside", "output"))
+    program, log = [sys.executable, "-m", "tests.support.vllm_program"], beside / "server-0.jsonl"
+    launch = {"command": program, "environment": {"ROLLGYM_DOUBLE_LOG": str(log)}}
+    inference = {"kind": "vllm", "dtype": "float32", "look_every_s": 0.2, "launch": launch}
+    config.write_text(
+        f"{CONFIG}algorithm: {{correction: {{kind: truncate}}}}\ninference: {json.dumps(inference)}\n"
+    )
+    beside.mkdir()
+    kills = []
+    with env_server() as url, TrainingForks() as forks:
+        arguments = ["--config", str(config), "--env-url", url, f"output_dir={run}", "tracking.digests=false"]
+        kill_in_mid_turn(forks, forks.start(arguments, output, beside), run, 1)
+        kills.append(time.time())
+        last = forks.start(arguments, output, beside)
+        until_grown(log, forks, last)
+        kills.append(time.time())
+        assert kill_module(program[-1], run)
+        assert forks.wait(last, PATIENCE_S) == 0, output.read_text()
+    account = account_of(run, beside, steps=3, groups_per_step=2)
+    assert (account.faults, account.lost, account.drawn_twice) == ([], 0, 0)
+    servers = server_account_of([log], beside, kills, time.time())
+    assert (servers.faults, servers.thrown_away) == ([], 0)
+    assert servers.given == account.drawn > 0
+    assert servers.drawn == servers.given + servers.cut_off_by_a_kill + servers.under_way_at_the_end
+
+
+def until_grown(log, forks, trainer):
+    """Wait until a server has drawn more than it had."""
+    begun, until = log.stat().st_size, time.monotonic() + PATIENCE_S
+    while log.stat().st_size == begun:
+        assert forks.ended(trainer) is None, "it ended before its server could be killed"
+        assert time.monotonic() < until
+        time.sleep(0.002)
 
 
 def deterministic(forks: TrainingForks, arguments: list[str], tmp_path: Path) -> None:

@@ -28,9 +28,11 @@ class Counting:
 
     def __init__(self, size=4):
         self.weight = torch.zeros(size)
+        self.pieces = None
 
     def state_dicts(self):
-        return {"policy": {"model": {"weight": self.weight}, "states": [(self.weight,)]}}
+        state = {"policy": {"model": {"weight": self.weight}, "states": [(self.weight,)]}}
+        return state | ({} if self.pieces is None else {"critic": self.pieces})
 
     def train(self):
         self.weight += 1
@@ -43,10 +45,10 @@ class Held(CheckpointStore):
         super().__init__(directory, keep=2)
         self.reached, self.open = threading.Event(), threading.Event()
 
-    def save(self, state, parts, scores):
+    def finish(self, *arguments):
         self.reached.set()
         assert self.open.wait(PATIENCE_S)
-        return super().save(state, parts, scores)
+        return super().finish(*arguments)
 
 
 class Settled:
@@ -55,7 +57,7 @@ class Settled:
     def __init__(self):
         self.tasks = []
 
-    def settle(self, next_task, untrained):
+    async def settle(self, next_task, untrained):
         self.tasks.append(next_task)
 
 
@@ -91,6 +93,31 @@ async def test_training_goes_on_while_a_checkpoint_is_written(tmp_path):
         assert (checkpoint.state.step, values_of(checkpoint)) == (step, {float(step)})
 
 
+class Pieces:
+    """A part that writes itself, as it is when it is asked to."""
+
+    def __init__(self, models):
+        self._models = models
+
+    def write(self, folder):
+        (folder / "piece").write_text(str(float(self._models.weight[0])))
+
+
+async def test_parts_that_write_themselves_are_those_of_their_step(tmp_path):
+    models, store = Counting(), Held(tmp_path)
+    models.pieces = Pieces(models)
+    saving = saver(models, store)
+    models.train()
+    async with asyncio.timeout(PATIENCE_S):
+        await saving.save(state_of(1))
+        models.train()
+        store.open.set()
+        await saving.settled()
+    checkpoint = load_checkpoint(store.latest())
+    assert (checkpoint.parts["critic"].folder / "piece").read_text() == "1.0"
+    assert values_of(checkpoint) == {1.0}
+
+
 async def test_who_waits_for_a_checkpoint_and_is_cancelled_has_it_written(tmp_path):
     models, store = Counting(), Held(tmp_path)
     saving = saver(models, store)
@@ -108,9 +135,8 @@ async def test_who_waits_for_a_checkpoint_and_is_cancelled_has_it_written(tmp_pa
 async def test_what_could_not_be_written_is_told_once(tmp_path):
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
     saving = saver(Counting(), CheckpointStore(tmp_path / "checkpoints", keep=1))
-    await saving.save(state_of(1))
     with pytest.raises(WriteError, match="cannot write"):
-        await saving.settled()
+        await saving.save(state_of(1))
     await saving.settled()
     models = Counting()
     models.weight[0] = float("inf")
@@ -149,7 +175,8 @@ def test_a_kill_at_any_operation_leaves_checkpoints_of_their_own_step(tmp_path):
 
 
 def _save_for_ever(directory):
-    store, saved = CheckpointStore(directory, keep=2), 0
+    store = CheckpointStore(directory, keep=2)
+    saved = store.highest_step()
     while True:
         saved += 1
         store.save(state_of(saved), {"policy": {"weight": torch.full((200_000,), float(saved))}})
@@ -158,19 +185,23 @@ def _save_for_ever(directory):
 def test_kills_at_random_moments_leave_checkpoints_of_their_own_step(tmp_path):
     """In the middle of a write of some megabytes, too, which is no operation of its own."""
     generator, newest = random.Random(7), []
-    for _ in range(12):
+    store = CheckpointStore(tmp_path, keep=2)
+    for _ in range(10):
+        before, until = store.latest(), time.monotonic() + PATIENCE_S
         child = os.fork()
         if child == 0:
             try:
                 _save_for_ever(tmp_path)
             finally:
                 os._exit(1)
-        time.sleep(generator.uniform(0.0, 0.06))
+        while store.latest() == before:
+            assert time.monotonic() < until
+            time.sleep(0.0005)
+        time.sleep(generator.uniform(0.0, 0.02))  # in the middle of the next one
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status), "the work failed by itself"
-        checkpoint = CheckpointStore(tmp_path, keep=2).load_newest(pytest.fail)
-        if checkpoint is not None:
-            assert set(checkpoint.parts["policy"]["weight"].tolist()) == {float(checkpoint.state.step)}
-            newest.append(checkpoint.state.step)
-    assert newest, "no save was ever whole"
+        checkpoint = store.load_newest(pytest.fail)
+        assert set(checkpoint.parts["policy"]["weight"].tolist()) == {float(checkpoint.state.step)}
+        newest.append(checkpoint.state.step)
+    assert len(newest) == 10

@@ -206,6 +206,7 @@ def _check(
         settings.rollout.temperature,
         settings.weights.tolerance or tolerance_for(dtype, inference.quantization),
         settings.seed,
+        quantised=inference.quantization is not None,
     )
 
 

@@ -7,13 +7,19 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
-from trainer.cluster.cluster import Cluster
+from trainer.cluster.cluster import Cluster, open_cluster
+from trainer.cluster.placement import place_roles
 from trainer.config.data import DatasetSettings
 from trainer.config.run import RunSettings
+from trainer.core.embedded_server import embedded_server
 from trainer.core.errors import ConfigError
 
 Serve = Callable[[Sequence[str], Sequence[str]], AbstractAsyncContextManager[str]]
 """Serves environments, started with further words, while its context is open, and gives the server's URL."""
+
+
+_BUILT_IN = "Judge-v0"
+"""The judge that every server has."""
 
 
 async def open_judges(
@@ -43,9 +49,44 @@ async def open_judges(
         address = await cluster.judge(name)
         known = {"url": f"{address}/v1", "model": judge.model}
         words = ["--operator-kwargs", f"{name}={json.dumps(known)}"]
-        urls[name] = await stack.enter_async_context(serve([f"{name}={judge.verifier}"], words))
+        served = [] if name == _BUILT_IN else [f"{name}={judge.verifier}"]
+        urls[name] = await stack.enter_async_context(serve(served, words))
         say(f"judge {name} answers on {address}")
     return brought_to_judges(settings, urls)
+
+
+async def open_judges_alone(
+    settings: RunSettings, stack: AsyncExitStack, say: Callable[[str], None]
+) -> RunSettings:
+    """Start the judges of settings that nothing is trained by, and return the settings with what they judge."""
+    if not settings.cluster.roles.judges:
+        return settings
+    opening = open_cluster(settings, place_roles(settings), lambda died: say(str(died)), say)
+    cluster = await stack.enter_async_context(opening)
+    return await open_judges(
+        settings, cluster, lambda served, words: embedded_server(served, words=words), stack, say
+    )
+
+
+def apart_from_judges(settings: RunSettings) -> RunSettings:
+    """Return the settings without the tasks, data sets and panels that judges are asked by. Pure."""
+    judges = set(settings.cluster.roles.judges)
+
+    def asks(each: DatasetSettings) -> bool:
+        return bool(judges & {*(each.route.verifiers.values() if each.route else []), each.verifier or ""})
+
+    panels = {
+        name: panel
+        for name, panel in settings.evaluation.panels.items()
+        if panel.env_id not in judges and not (panel.dataset is not None and asks(panel.dataset))
+    }
+    return settings.model_copy(
+        update={
+            "tasks": [task for task in settings.tasks if task.env_id not in judges],
+            "datasets": [each for each in settings.datasets if not asks(each)],
+            "evaluation": settings.evaluation.model_copy(update={"panels": panels}),
+        }
+    )
 
 
 def brought_to_judges(settings: RunSettings, urls: Mapping[str, str]) -> RunSettings:

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -30,6 +31,7 @@ from trainer.backends.rank_group import MeshShape, RankGroup
 from trainer.backends.ranked import RankedBackend, Ranks
 from trainer.backends.sharded import ShardedPolicyWithoutAdapters
 from trainer.backends.transport import RankTransport
+from trainer.backends.zero import zero_backend
 from trainer.cluster.cluster import RANKS_FOLDER, Cluster
 from trainer.cluster.placement import ACTOR_TRAIN, CRITIC, REFERENCE, Placement
 from trainer.config.run import RunSettings
@@ -149,6 +151,17 @@ class RankRecipe:
 
     def _trained(self, head: Head, group: RankGroup) -> Any:
         settings = self.settings
+        if settings.backend.kind == "deepspeed":
+            return zero_backend(
+                head,
+                group,
+                settings.optimizer,
+                self._schedule(),
+                stage=settings.backend.zero_stage,
+                dtype=DTYPES[settings.model.dtype],
+                gradient_checkpointing=settings.model.gradient_checkpointing,
+                cpu_offload=settings.backend.cpu_offload,
+            )
         return fsdp2_backend(
             head,
             group,
@@ -220,7 +233,13 @@ class RankedModels:
         # A reference that is the policy without its adapters is where the policy is.
         beside = role in ("reference", "warm_start") and self._settings.model.lora is not None
         width = self._policy.model.config.get_text_config().hidden_size
-        return RankedBackend(self._ranks_of("policy" if beside else role), role, recipe, width)
+        return RankedBackend(
+            self._ranks_of("policy" if beside else role),
+            role,
+            recipe,
+            width,
+            in_pieces=self._settings.backend.sharded_checkpoints,
+        )
 
 
 @asynccontextmanager
@@ -296,5 +315,22 @@ def _check_devices(settings: RunSettings, placement: Placement) -> None:
 
 def mesh_shape(settings: RunSettings) -> MeshShape:
     """Return how a run's ranks share the work."""
-    mesh = settings.backend.mesh
-    return MeshShape(settings.backend.data, mesh.tensor, mesh.pipeline, mesh.context)
+    return MeshShape(settings.backend.data, settings.backend.mesh.tensor)
+
+
+def check_backend(settings: RunSettings) -> None:
+    """Refuse what no run can train with, before anything is begun.
+
+    Raises:
+        ConfigError: If there is such a setting; the message says what to take in its place.
+    """
+    kind = settings.backend.kind
+    if kind == "megatron":
+        raise ConfigError(
+            "backend.kind megatron: memory is planned for it (--dry-run), and nothing trains with it yet: take fsdp2, "
+            "which divides layers too (backend.mesh.tensor), or deepspeed"
+        )
+    if kind == "deepspeed" and find_spec("deepspeed") is None:
+        raise ConfigError(
+            "backend.kind deepspeed needs a package that is not installed: pip install 'rollgym[deepspeed]'"
+        )

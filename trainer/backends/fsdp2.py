@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,7 +26,8 @@ from trainer.backends.rank_group import RankGroup
 from trainer.backends.sharded import Applied, ShardedBackend, ShardedModel
 from trainer.backends.tensor_parallel import divide_layers
 from trainer.config.run import OptimizerSettings
-from trainer.models.lora import has_adapters
+from trainer.models.lora import adapter_tensors, has_adapters
+from trainer.models.weights import parameters_of
 
 _TINY = 1e-6
 """Added to the norm that gradients are clipped by, as torch's own clipping has it."""
@@ -53,6 +54,25 @@ class DTensorPieces:
         """Return the whole of a weight."""
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield this rank's pieces of what a checkpoint holds, by name."""
+        for name, parameter in self._named.items():
+            yield name, parameter.detach()
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """Return of a piece what this rank holds."""
+        return _local(tensor)
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the whole weights by the names of the modules, with adapters added, gathered one at a time."""
+        for name, tensor in parameters_of(self._head.model):
+            yield name, self.gathered(tensor)
+
+    def adapters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the whole adapters by the names that peft saves them with."""
+        for name, tensor in adapter_tensors(self._head.model):
+            yield name, self.gathered(tensor)
+
     def masters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what a checkpoint holds, whole, gathered one at a time."""
         for name, parameter in self._named.items():
@@ -67,10 +87,6 @@ class DTensorPieces:
     def copy(self, piece: Tensor, whole: Tensor) -> None:
         """Copy of a whole what belongs into a piece."""
         _local(piece).copy_(_local(divided_like(piece, whole)))
-
-    def readable(self) -> AbstractContextManager[object]:
-        """Entered while the modules' weights are gathered one by one: nothing is to be done."""
-        return nullcontext()
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -112,6 +128,7 @@ class Fsdp2Optimizer:
         self._trained = list(trained.values())
         self._partial = [trained[name] for name in partial if name in trained]
         self._clip = settings.gradient_clip
+        self._kind = settings.kind
         self._optimizer = make_optimizer(settings, self._trained, rate)
         self._incoming: dict[int, dict[str, Any]] = {}
         self._param_groups: list[dict[str, Any]] = []
@@ -148,6 +165,27 @@ class Fsdp2Optimizer:
         if not saved["state"]:
             yield "optimizer\tstate", {}
         yield "optimizer\tparam_groups", saved["param_groups"]
+
+    def pieces(self) -> dict[str, Tensor]:
+        """Return this rank's pieces of the state by paths, made if there were none yet."""
+        if self._kind == "adamw":
+            for parameter in self._trained:
+                entries = self._optimizer.state[parameter]
+                if not entries:
+                    entries["step"] = torch.zeros(())
+                    entries["exp_avg"] = torch.zeros_like(parameter)
+                    entries["exp_avg_sq"] = torch.zeros_like(parameter)
+        saved = self._optimizer.state_dict()["state"]
+        return {
+            f"optimizer\tstate\t#{index}\t{key}": value
+            for index, entries in saved.items()
+            for key, value in entries.items()
+            if isinstance(value, Tensor)
+        }
+
+    def plain(self) -> dict[str, Any]:
+        """Return what of the state is no tensor, by paths."""
+        return {"optimizer\tparam_groups": self._optimizer.state_dict()["param_groups"]}
 
     def begin_load(self, plain: Mapping[str, Any]) -> None:
         """Take up what of a state is no tensor.

@@ -87,13 +87,11 @@ class LocalRanks:
         """Have a rank's server call one of its methods; see `RankTransport.call`."""
         answer: Future[Any] = Future()
         data = pack((method, arguments))
-        chosen = self._ranks[rank]
         with self._state:
-            if self._death is not None:
-                answer.set_exception(self._death)
+            if self._death is not None or self._closed:
+                answer.set_exception(self._death or _closed())
                 return answer
-            if self._closed:
-                raise RuntimeError("the ranks are closed")
+            chosen = self._ranks[rank]
             chosen.asked.append(answer)
         # A rank that is gone is told of by its reader, which fails this future with all others.
         with suppress(OSError):
@@ -181,10 +179,14 @@ class LocalRanks:
 
     def _fail_all(self) -> None:
         """Fail every call that waits; the lock is held."""
-        error = self._death or RuntimeError("the ranks are closed")
+        error = self._death or _closed()
         for rank in self._ranks:
             while rank.asked:
                 rank.asked.popleft().set_exception(error)
+
+
+def _closed() -> RankFailedError:
+    return RankFailedError("the ranks are closed")
 
 
 def _read_answer(rank: _Rank, data: bytes) -> tuple[bool, Any]:

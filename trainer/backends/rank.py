@@ -20,6 +20,9 @@ from trainer.backends.rank_group import MeshShape, RankGroup, listen
 from trainer.backends.transport import Failure, MakeBackend, RankFailedError, pack, unpack
 from trainer.core.errors import TrainerError
 
+_FIXED = ("has_adapter", "keeps_pieces", "shares", "why_not_shared")
+"""What of a backend never changes, and is told once."""
+
 
 class RankServer:
     """Answers calls in one rank. Every public method can be called by name.
@@ -68,7 +71,7 @@ class RankServer:
         assert self._group is not None
         backend = make(self._group, self._backends)
         self._backends[name] = backend
-        return {name: getattr(backend, name, None) for name in ("has_adapter", "shares", "why_not_shared")}
+        return {name: getattr(backend, name, None) for name in _FIXED}
 
     def drop(self, name: str) -> None:
         """Forget a backend, and give its memory back."""

@@ -16,33 +16,28 @@ from trainer.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class MeshShape:
-    """How ranks share the work. Ranks are numbered with the last of these dimensions fastest.
+    """How ranks share the work. Ranks are numbered with those of one part of the batch next to each other.
 
     Attributes:
-        pipeline: Parts of the model's layers, one after the other.
         data: Parts of the batch.
-        context: Parts of each row.
         tensor: Parts of each layer's weights.
     """
 
     data: int = 1
     tensor: int = 1
-    pipeline: int = 1
-    context: int = 1
 
     @property
     def size(self) -> int:
         """Number of ranks."""
-        return self.pipeline * self.data * self.context * self.tensor
+        return self.data * self.tensor
 
     def data_rank(self, rank: int) -> int:
         """Which part of the batch a rank computes."""
-        return rank // (self.context * self.tensor) % self.data
+        return rank // self.tensor
 
     def speaks(self, rank: int) -> bool:
         """Whether a rank's answers are those of its part of the batch: one of the ranks that compute the same."""
-        last_stage = rank // (self.data * self.context * self.tensor) == self.pipeline - 1
-        return last_stage and rank % (self.context * self.tensor) == 0
+        return rank % self.tensor == 0
 
 
 def listen(host: str, world_size: int) -> tuple[Any, str]:

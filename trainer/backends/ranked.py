@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import suppress
 from pathlib import Path
@@ -15,8 +15,9 @@ from trainer.algorithms.metrics import merge
 from trainer.backends.balance import balanced, balanced_trees, row_cost
 from trainer.backends.base import Digest, EntropyMode, LossFunction, StepReport, TokenCounts, TrainRow
 from trainer.backends.rank_group import MeshShape
-from trainer.backends.transport import MakeBackend, RankTransport
+from trainer.backends.transport import MakeBackend, RankFailedError, RankTransport
 from trainer.core.errors import TrainerError
+from trainer.records.pieces import SavedPieces, flattened, nested, whole_state
 
 _STREAM_BYTES = 2**26
 """What is sent of a model's weights at one time, unless one of them is larger."""
@@ -43,6 +44,7 @@ class Ranks:
         self._timeout_s = timeout_s
         self._streams = itertools.count()
         self._order = threading.Lock()
+        self._failure: BaseException | None = None
 
     def start(self) -> None:
         """Start the ranks and have them meet.
@@ -70,9 +72,10 @@ class Ranks:
             RankDiedError: If a rank is gone.
             TrainerError: If the call fails in a rank, of the type that it failed with there.
         """
-        with (
-            self._order
-        ):  # calls of two threads reach all ranks in one order, or they would wait for each other
+        if self._failure is not None:
+            raise RankFailedError(f"the ranks have ended: {self._failure}") from self._failure
+        # Calls of two threads reach all ranks in one order, or they would wait for each other.
+        with self._order:
             asked = [self._transport.call(rank, method, *given) for rank, given in enumerate(arguments)]
         return self._answers(asked)
 
@@ -94,6 +97,7 @@ class Ranks:
     def _answers(self, asked: "Sequence[Future[Any]]") -> list[Any]:
         done, _ = wait(asked, return_when=FIRST_EXCEPTION)
         if error := next((each.exception() for each in asked if each in done and each.exception()), None):
+            self._failure = error
             self.close()
             raise error
         return [each.result() for each in asked]
@@ -107,14 +111,20 @@ class RankedBackend:
         name: What the ranks call this model.
         make: The recipe by which each rank makes its part; it must be possible to send it.
         width: Width of the model, from which the cost of a row follows.
+        in_pieces: Whether checkpoints are written by the ranks, each its own pieces. Otherwise all of a state is
+            gathered in this process.
     """
 
-    def __init__(self, ranks: Ranks, name: str, make: MakeBackend, width: int) -> None:
+    def __init__(
+        self, ranks: Ranks, name: str, make: MakeBackend, width: int, *, in_pieces: bool = False
+    ) -> None:
         self._ranks = ranks
         self._name = name
         self._width = width
+        self._in_pieces = in_pieces
         built = ranks.everywhere("build", name, make)[0]
         self._has_adapter = bool(built["has_adapter"])
+        self._keeps_pieces = bool(built["keeps_pieces"])
         self._shares = bool(built["shares"])
         self._why_not_shared: str | None = built["why_not_shared"]
 
@@ -207,19 +217,26 @@ class RankedBackend:
         """Bring it back."""
         self._all("onload", tuple(parts))
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what is trained, the optimizer's state and the number of steps, gathered from all ranks.
+    def state_dict(self) -> Any:
+        """Return what is trained, the optimizer's state and the number of steps.
 
-        It has the layout of a single process's state: the one goes on where the other was saved.
+        Either it is gathered from all ranks, in the layout of a single process's state: the one goes on where the other
+        was saved. Or it is what has the ranks write their pieces into a folder (`records.pieces.InPieces`).
         """
+        if self._in_pieces:
+            return _Pieces(self._all)
         return nested(self._ranks.stream(self._name, "state"))
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a state that `state_dict` returned, of whatever number of ranks.
+    def load_state_dict(self, state: Any) -> None:
+        """Take up a state that `state_dict` returned or that was read of its pieces, of whatever number of ranks.
 
         Raises:
             ValueError: If it is of another model.
         """
+        if isinstance(state, SavedPieces) and self._keeps_pieces:
+            self._all("read_pieces", state.folder)
+            return
+        state = whole_state(state)
         tensors: list[tuple[str, Tensor]] = []
         plain: dict[str, Any] = {}
         for path, content in flattened(state):
@@ -253,6 +270,21 @@ class RankedBackend:
         return self._ranks.each("ask", [(self._name, method, *given) for given in arguments])
 
 
+class _Pieces:
+    """The state of a model whose ranks write it themselves, as it is when they are asked to.
+
+    Args:
+        ask: Calls a method of the model in all ranks.
+    """
+
+    def __init__(self, ask: Callable[..., list[Any]]) -> None:
+        self._ask = ask
+
+    def write(self, folder: Path) -> None:
+        """Have the ranks write it into an empty folder that their machines share."""
+        self._ask("write_pieces", folder)
+
+
 def _chosen(rows: Sequence[TrainRow], part: Sequence[int]) -> list[TrainRow]:
     return [rows[place] for place in part]
 
@@ -266,33 +298,3 @@ def _in_order(
         for place, result in zip(part, results, strict=True):
             ordered[place] = result
     return ordered
-
-
-Key = str | int
-_SEPARATOR = "\t"
-
-
-def flattened(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield what a tree of dictionaries holds, by paths."""
-    if not isinstance(tree, Mapping) or not tree:
-        yield path, tree
-        return
-    for key, content in tree.items():
-        kind = "#" if isinstance(key, int) else ""
-        yield from flattened(content, f"{path}{_SEPARATOR if path else ''}{kind}{key}")
-
-
-def nested(parts: Iterator[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the tree whose contents are given by paths."""
-    tree: dict[Any, Any] = {}
-    for path, content in parts:
-        *branches, leaf = [_key(part) for part in path.split(_SEPARATOR)]
-        place = tree
-        for branch in branches:
-            place = place.setdefault(branch, {})
-        place[leaf] = content
-    return tree
-
-
-def _key(part: str) -> Key:
-    return int(part[1:]) if part.startswith("#") else part

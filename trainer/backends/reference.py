@@ -11,6 +11,7 @@ from trainer.backends.heads import Head
 from trainer.backends.prefix_tree import CallCosts
 from trainer.models.lora import adapter_tensors, adapters_as, adapters_off
 from trainer.models.weights import load_weights, parameters_of
+from trainer.records.pieces import whole_state
 
 
 class FrozenModel:
@@ -39,6 +40,7 @@ class FrozenModel:
         Raises:
             ValueError: If it is of another model.
         """
+        state = whole_state(state)
         names = {name for name, _ in self._pass.model.named_parameters()}
         load_weights(
             self._pass.model, ((name, tensor) for name, tensor in state["model"].items() if name in names)
@@ -80,6 +82,7 @@ class PolicyWithoutAdapters:
         Raises:
             ValueError: If it is of another model.
         """
+        state = whole_state(state)
         own = self._start or {}
         saved = state["adapters"]
         if own.keys() != saved.keys() or any(own[name].shape != saved[name].shape for name in own):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,9 +23,11 @@ from trainer.backends.heads import Head
 from trainer.backends.optimizer import Schedule
 from trainer.backends.prefix_tree import Bucket, CallCosts
 from trainer.backends.rank_group import RankGroup
+from trainer.core.errors import RunError
 from trainer.models.load import write_model
 from trainer.models.lora import adapter_tensors, adapters_as, adapters_off, has_adapters, write_adapter
-from trainer.models.weights import hub_names, parameters_of
+from trainer.models.weights import hub_names
+from trainer.records.pieces import SavedPieces, read_pieces, write_pieces
 
 _NOTHING = TrainRow(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool))
 """A row without results: what a rank computes with the others when it has no rows left."""
@@ -38,8 +40,12 @@ class WeightPieces(Protocol):
         """Yield names and whole shapes of the weights that a checkpoint holds."""
         ...
 
-    def gathered(self, tensor: Tensor) -> Tensor:
-        """Return the whole of a weight or its neighbour that the model's modules have."""
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the whole weights by the names of the modules, with adapters added, gathered one at a time."""
+        ...
+
+    def adapters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the whole adapters by the names that peft saves them with."""
         ...
 
     def masters(self) -> Iterator[tuple[str, Tensor]]:
@@ -50,16 +56,29 @@ class WeightPieces(Protocol):
         """Take a weight that all ranks have whole."""
         ...
 
-    def copy(self, piece: Tensor, whole: Tensor) -> None:
-        """Copy of a whole what belongs into a piece that has the place of one of the modules' weights."""
-        ...
-
-    def readable(self) -> AbstractContextManager[object]:
-        """Entered while the modules' weights are gathered one by one."""
-        ...
-
     def computing(self) -> AbstractContextManager[object]:
         """Entered while outputs are computed without gradient."""
+        ...
+
+
+@runtime_checkable
+class StoredPieces(WeightPieces, Protocol):
+    """Weights whose pieces are tensors of this rank's own, which can be written, read and moved as they are."""
+
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield this rank's pieces of what a checkpoint holds, by name."""
+        ...
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """Return of a piece what this rank holds."""
+        ...
+
+    def gathered(self, tensor: Tensor) -> Tensor:
+        """Return the whole of a piece."""
+        ...
+
+    def copy(self, piece: Tensor, whole: Tensor) -> None:
+        """Copy of a whole what belongs into a piece."""
         ...
 
     def move(self, device: torch.device) -> None:
@@ -121,6 +140,19 @@ class ShardedOptimizer(Protocol):
         ...
 
 
+@runtime_checkable
+class StoredOptimizer(ShardedOptimizer, Protocol):
+    """An optimizer whose state is tensors of this rank's own."""
+
+    def pieces(self) -> dict[str, Tensor]:
+        """Return this rank's pieces of the state by paths, made if there were none yet: the optimizer's own."""
+        ...
+
+    def plain(self) -> dict[str, Any]:
+        """Return what of the state is no tensor, by paths."""
+        ...
+
+
 class ShardedModel:
     """One rank's part of a model that is read and not trained.
 
@@ -157,8 +189,19 @@ class ShardedModel:
         return self._head.model
 
     @property
-    def pieces(self) -> WeightPieces:
-        """Its weights."""
+    def keeps_pieces(self) -> bool:
+        """Whether the pieces are tensors of this rank's own, which it can write and read as they are."""
+        return isinstance(self._pieces, StoredPieces)
+
+    @property
+    def stored(self) -> StoredPieces:
+        """Its weights, where their pieces are tensors of this rank's own.
+
+        Raises:
+            ValueError: If they are not.
+        """
+        if not isinstance(self._pieces, StoredPieces):
+            raise ValueError("what divides this model keeps its pieces to itself")
         return self._pieces
 
     @property
@@ -170,6 +213,11 @@ class ShardedModel:
     def why_not_shared(self) -> str | None:
         """Why rows that begin alike do not share what they begin with; None if they do, or are not meant to."""
         return self._pass.why_not_shared
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first rank, which speaks for all."""
+        return self._group.rank == 0
 
     @property
     def has_adapter(self) -> bool:
@@ -191,9 +239,8 @@ class ShardedModel:
 
         Adapters come added to the weights that they lie beside.
         """
-        with self._pieces.readable():
-            for name, tensor in parameters_of(self._head.model):
-                yield name, self._pieces.gathered(tensor).to(self._dtype)
+        for name, tensor in self._pieces.parameters():
+            yield name, tensor.to(self._dtype)
 
     def export(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the same by their Hugging Face names; tied weights once."""
@@ -233,11 +280,7 @@ class ShardedModel:
 
     def save_adapter(self, directory: Path) -> None:
         """Write the adapters in peft's layout; the first rank does, all of them gather."""
-        with self._pieces.readable():
-            tensors = {
-                name: self._pieces.gathered(tensor).cpu()
-                for name, tensor in adapter_tensors(self._head.model)
-            }
+        tensors = {name: tensor.cpu() for name, tensor in self._pieces.adapters()}
         if self._group.rank == 0:
             write_adapter(self._head.model, tensors, directory)
 
@@ -245,6 +288,48 @@ class ShardedModel:
         """Yield a checkpoint's contents by paths (see `ranked.nested`), gathered one at a time."""
         for name, tensor in self._pieces.masters():
             yield f"model\t{name}", tensor
+
+    def write_pieces(self, folder: Path) -> None:
+        """Write this rank's pieces of a checkpoint; all ranks call it together.
+
+        Raises:
+            RunError: If a number of any rank's is not finite: then nothing is written.
+        """
+        tensors = self._pieces_of_state()
+        finite = torch.ones((), dtype=torch.bool, device=self._group.device)
+        for tensor in tensors.values():
+            finite &= self.stored.local(tensor).isfinite().all().to(finite.device)
+        if not self._group.all_true(finite):
+            raise RunError(
+                "no checkpoint is written, because a weight or a number of the optimizer is not finite: lower "
+                "optimizer.learning_rate"
+            )
+        write_pieces(folder, tensors, self._plain(), first=self.is_first)
+
+    def read_pieces(self, folder: Path) -> None:
+        """Take up a checkpoint that any number of ranks wrote; all ranks call it together.
+
+        Raises:
+            ValueError: If it is of another model.
+        """
+        saved = SavedPieces(folder)
+        self._begin_pieces(saved.plain())
+        tensors, shapes = self._pieces_of_state(), saved.shapes()
+        if {path: tuple(tensor.shape) for path, tensor in tensors.items()} != shapes:
+            raise ValueError("it is of another model")
+        with torch.no_grad():
+            read_pieces(folder, tensors)
+
+    def _pieces_of_state(self) -> dict[str, Tensor]:
+        """This rank's pieces of all that a checkpoint holds, by paths; they are the model's own."""
+        return {f"model\t{name}": tensor for name, tensor in self.stored.named()}
+
+    def _plain(self) -> dict[str, Any]:
+        """What of a checkpoint is no tensor, by paths."""
+        return {}
+
+    def _begin_pieces(self, plain: Mapping[str, Any]) -> None:
+        """Take up what is no tensor, and make room for what is."""
 
     def begin_load(self, plain: Mapping[str, Any], shapes: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
         """Look at what is going to be loaded, and take up what is no tensor.
@@ -289,7 +374,7 @@ class ShardedModel:
             self._pieces.take(name, whole)
 
     def _move(self, parts: Sequence[str], device: torch.device) -> None:
-        if "parameters" in parts:
+        if "parameters" in parts and isinstance(self._pieces, StoredPieces):
             self._pieces.move(device)
 
     def _equal_buckets(self, rows: Sequence[TrainRow]) -> list[Bucket | None]:
@@ -396,6 +481,23 @@ class ShardedBackend(ShardedModel):
         yield from self._optimizer.state()
         yield "steps", self._steps
 
+    def _pieces_of_state(self) -> dict[str, Tensor]:
+        return {**super()._pieces_of_state(), **self._stored_optimizer.pieces()}
+
+    def _plain(self) -> dict[str, Any]:
+        return {**self._stored_optimizer.plain(), "steps": self._steps}
+
+    @property
+    def _stored_optimizer(self) -> StoredOptimizer:
+        if not isinstance(self._optimizer, StoredOptimizer):
+            raise ValueError("what divides this model keeps its optimizer's state to itself")
+        return self._optimizer
+
+    def _begin_pieces(self, plain: Mapping[str, Any]) -> None:
+        self._steps = plain["steps"]
+        self._optimizer.begin_load(plain)
+        self._optimizer.end_load()
+
     def begin_load(self, plain: Mapping[str, Any], shapes: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
         """Look at what is going to be loaded, and take up what is no tensor.
 
@@ -437,6 +539,11 @@ class ShardedPolicyWithoutAdapters:
         )
         self._loading: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
 
+    @property
+    def keeps_pieces(self) -> bool:
+        """Whether a checkpoint's pieces can be read as they are."""
+        return self._policy.keeps_pieces
+
     def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the outputs of this rank's rows."""
         model = self._policy.model
@@ -448,7 +555,27 @@ class ShardedPolicyWithoutAdapters:
         if not self._start:
             yield "adapters", {}
         for name, tensor in (self._start or {}).items():
-            yield f"adapters\t{name}", self._policy.pieces.gathered(tensor)
+            yield f"adapters\t{name}", self._policy.stored.gathered(tensor)
+
+    def write_pieces(self, folder: Path) -> None:
+        """Write this rank's pieces of the adapters that the run began with, if they were not nothing."""
+        plain: dict[str, Any] = {} if self._start else {"adapters": {}}
+        write_pieces(folder, self._named(), plain, first=self._policy.is_first)
+
+    def read_pieces(self, folder: Path) -> None:
+        """Take them up, of however many ranks that wrote them.
+
+        Raises:
+            ValueError: If it is of other adapters.
+        """
+        if {path: tuple(tensor.shape) for path, tensor in self._named().items()} != SavedPieces(
+            folder
+        ).shapes():
+            raise ValueError("it is of other adapters")
+        read_pieces(folder, self._named())
+
+    def _named(self) -> dict[str, Tensor]:
+        return {f"adapters\t{name}": tensor for name, tensor in (self._start or {}).items()}
 
     def begin_load(self, plain: Mapping[str, Any], shapes: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
         """Look at what is going to be loaded.
@@ -456,7 +583,7 @@ class ShardedPolicyWithoutAdapters:
         Raises:
             ValueError: If it is of other adapters.
         """
-        own = {f"adapters\t{name}": tuple(tensor.shape) for name, tensor in (self._start or {}).items()}
+        own = {path: tuple(tensor.shape) for path, tensor in self._named().items()}
         if own != {path: shape for path, (shape, _) in shapes.items()}:
             raise ValueError("it is of other adapters")
         self._loading = dict(shapes)
@@ -465,7 +592,7 @@ class ShardedPolicyWithoutAdapters:
         """Take up a tensor, of which the first rank has the contents."""
         assert self._start is not None
         whole = self._policy.from_first(tensor, *self._loading[path])
-        self._policy.pieces.copy(self._start[path.partition("\t")[2]], whole)
+        self._policy.stored.copy(self._start[path.partition("\t")[2]], whole)
 
     def end_load(self) -> None:
         """All of it was given."""

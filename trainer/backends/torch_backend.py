@@ -20,6 +20,7 @@ from trainer.config.run import OptimizerSettings
 from trainer.models.load import save_weights
 from trainer.models.lora import has_adapters, save_adapter
 from trainer.models.weights import hub_tensors, parameters_of
+from trainer.records.pieces import whole_state
 
 
 class TorchBackend:
@@ -165,6 +166,7 @@ class TorchBackend:
         Raises:
             ValueError: If it is of another model.
         """
+        state = whole_state(state)
         own, saved = dict(self._masters.named()), state["model"]
         if not all(name in saved and saved[name].shape == tensor.shape for name, tensor in own.items()):
             raise ValueError("it is of another model")

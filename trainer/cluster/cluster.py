@@ -195,7 +195,11 @@ class RayRoles:
             return []
         words = ["--workers", "ray", "--ray-address", self._ray.address]
         words += ["--ray-max-actors", str(workers.actors), "--ray-num-cpus", f"{workers.cpus:g}"]
-        for env_id in sorted({task.env_id for task in self._settings.tasks if task.url is None}):
+        judges = self._settings.cluster.roles.judges
+        here = {
+            task.env_id for task in self._settings.tasks if task.url is None and task.env_id not in judges
+        }
+        for env_id in sorted(here):
             words += ["--isolation", f"{env_id}=process"]
         return words
 
@@ -267,7 +271,7 @@ async def open_cluster(
             await to_its_end(_in(loop, thread, ray.connect))
             ray.take_back_signals()
             waiting = loop.run_in_executor(thread, lambda: _reserve(ray, settings, placement, stop))
-            say(f"waiting for the devices of {len(placement.used_nodes())} nodes of the Ray cluster")
+            say(f"connected to Ray at {ray.address}; waiting for the devices")
             await waiting
             roles = RayRoles(settings, placement, ray, on_death)
             try:

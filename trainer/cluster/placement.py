@@ -106,7 +106,30 @@ def place_roles(settings: RunSettings) -> Placement:
         said = f"up to {_count(workers.actors, 'actor')} of {cpus}"
     placement = Placement(cluster.kind, cluster.nodes, per_node, roles, said)
     check_placement(placement)
+    if cluster.offload:
+        _check_offload(settings, placement)
     return placement
+
+
+def _check_offload(settings: RunSettings, placement: Placement) -> None:
+    """Refuse to make room on devices where nobody needs it, or nobody can."""
+    if settings.backend.kind == "torch":
+        raise ConfigError(
+            "cluster.offload moves the models of ranks, and backend.kind 'torch' has none: leave it out, or set "
+            "backend.kind=fsdp2"
+        )
+    samples = placement.role(ACTOR_INFERENCE)
+    trained = {device for role in placement.roles if role.does == "rank" for device in role.devices}
+    if samples is None or not trained & set(samples.devices):
+        raise ConfigError(
+            "cluster.offload makes room for whoever samples, who has devices of its own: leave it out, or give "
+            "cluster.roles.actor_inference devices of actor_train"
+        )
+    if settings.rollout.max_staleness:
+        raise ConfigError(
+            f"cluster.offload lets ranks and whoever samples take turns, and rollout.max_staleness "
+            f"{settings.rollout.max_staleness} has them work at once: set one of them to 0 or false"
+        )
 
 
 def _roles(settings: RunSettings) -> Iterator[Role]:
@@ -195,6 +218,12 @@ def _inference(settings: RunSettings, trains: Sequence[int]) -> Iterator[Role]:
             f"cluster.roles.actor_inference.devices names {_count(len(devices), 'device')}, and "
             f"{_count(launch.count, 'server')} of {_count(launch.tensor_parallel, 'device')} each need {wanted}: "
             + _servers_remedy(len(devices), launch.tensor_parallel)
+        )
+    broadcast = settings.weights.chosen(inference) == "broadcast"
+    if broadcast and settings.cluster.nodes > 1 and settings.weights.address is None:
+        raise ConfigError(
+            f"weights.transport 'broadcast' meets servers of {settings.cluster.nodes} nodes at an address of this "
+            "machine: set weights.address to one that they reach"
         )
     each = launch.tensor_parallel
     groups = tuple(tuple(devices[start : start + each]) for start in range(0, wanted, each))

@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
 from trainer.backends.transport import RankDiedError, pack, unpack
@@ -63,10 +64,14 @@ class ActorRanks:
             RankDiedError: If one of them does not start.
         """
         try:
-            for number in range(world_size):
-                process = self._start(number, world_size)
-                self._ranks.append(process)
-                process.on_death(lambda died, number=number: self._rank_died(number, died))  # type: ignore[misc]
+            # All at once: most of it is the time in which each imports its libraries.
+            with ThreadPoolExecutor(world_size, f"start-{self._role}") as threads:
+                starts = [threads.submit(self._start, number, world_size) for number in range(world_size)]
+            self._ranks = [each.result() for each in starts if each.exception() is None]
+            for each in starts:
+                each.result()
+            for number, process in enumerate(self._ranks):
+                process.on_death(partial(self._rank_died, number))
             for answer in [self.call(number, "ready") for number in range(world_size)]:
                 answer.result()
         except BaseException:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -55,6 +55,7 @@ class RayCluster:
         self._nodes: dict[int, str] = {}
         self._devices: dict[int, list[str]] = {}
         self._placement: Placement | None = None
+        self._timeout_s = 0.0
 
     def connect(self) -> None:
         """Connect. Ray ends a cluster that it has started when the thread ends that this is called in.
@@ -114,6 +115,7 @@ class RayCluster:
         Raises:
             ConfigError: If the cluster does not have them, or not free, in time.
         """
+        self._timeout_s = timeout_s
         each = placement.devices_per_node
         if accelerators is None:
             accelerators = float(ray.cluster_resources().get("GPU", 0)) >= each
@@ -128,7 +130,7 @@ class RayCluster:
             if time.monotonic() > deadline:
                 raise ConfigError(_missing(bundle, len(used), timeout_s))
         self._placement = placement
-        ids = ray.util.placement_group_table(group)["bundles_to_node_id"]  # type: ignore[attr-defined,no-untyped-call]
+        ids = ray.util.placement_group_table(group)["bundles_to_node_id"]
         self._nodes = {node: ids[number] for number, node in enumerate(used)}
         for number, node in enumerate(used):
             found = self._looked(number, each) if accelerators else []
@@ -142,7 +144,8 @@ class RayCluster:
         return [str(each) for each in ray.get(look.remote())]
 
     def _in_bundle(self, bundle: int) -> PlacementGroupSchedulingStrategy:
-        return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)  # type: ignore[no-untyped-call]
+        assert self._group is not None
+        return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
 
     def start(
         self,
@@ -185,7 +188,7 @@ class RayCluster:
             .remote(variables, list(sys.path), str(log))
         )
         process = RayProcess(role, number, handle, log)
-        process.make(maker, arguments)
+        process.make(maker, arguments, self._timeout_s)
         return process
 
     def address_of(self, device: int) -> str:
@@ -194,14 +197,14 @@ class RayCluster:
         node = self._placement.node_of(device)
         if len(self._nodes) == 1:
             return "127.0.0.1"
-        found = next(each for each in ray.nodes() if each["NodeID"] == self._nodes[node])  # type: ignore[no-untyped-call]
+        found = next(each for each in ray.nodes() if each["NodeID"] == self._nodes[node])
         return str(found["NodeManagerAddress"])
 
     def disconnect(self) -> None:
         """Give the devices back and leave the cluster; what was started here is ended."""
         if self._group is not None:
             with contextlib.suppress(RayError, ConnectionError):
-                remove_placement_group(self._group)  # type: ignore[no-untyped-call]
+                remove_placement_group(self._group)
             self._group = None
         ray.shutdown()
 
@@ -227,11 +230,26 @@ class RayProcess:
         self._gone = threading.Event()
         self._ended = False
 
-    def make(self, maker: str, arguments: tuple[Any, ...]) -> None:
-        """Make its server, and wait for that."""
+    def make(self, maker: str, arguments: tuple[Any, ...], timeout_s: float) -> None:
+        """Make its server, and wait for that.
+
+        Raises:
+            RunError: If it takes longer than `timeout_s`, or cannot be made.
+            RoleDiedError: If the process ends before.
+        """
         try:
-            self.pid = ray.get(self._handle.process_id.remote())
-            ray.get(self._handle.make.remote(maker, pack(arguments)))
+            self.pid = ray.get(self._handle.process_id.remote(), timeout=timeout_s)
+            ray.get(self._handle.make.remote(maker, pack(arguments)), timeout=timeout_s)
+        except GetTimeoutError as error:
+            self.end()
+            raise RunError(
+                f"process {self.number} of {self.role} was not ready within {timeout_s:g} s "
+                f"(cluster.start_timeout_s); what it says: {self._log}"
+            ) from error
+        except RayTaskError as error:
+            self.end()
+            cause = error.as_instanceof_cause()
+            raise RunError(f"process {self.number} of {self.role} cannot start: {_gist(cause)}") from error
         except RayError as error:
             self.end()
             raise self._death(error) from error
@@ -286,7 +304,7 @@ class RayProcess:
 
 def _accelerators() -> list[str]:
     """What Ray calls the accelerators of the task that asks."""
-    return [str(each) for each in ray.get_gpu_ids()]  # type: ignore[no-untyped-call]
+    return [str(each) for each in ray.get_gpu_ids()]
 
 
 def _missing(bundle: Mapping[str, float], nodes: int, timeout_s: float) -> str:

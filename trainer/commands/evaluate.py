@@ -5,6 +5,7 @@ from pathlib import Path
 
 from trainer.assembly.build import bring_weights, open_environments, open_players, task_source
 from trainer.assembly.inference import check_inference
+from trainer.assembly.judges import open_judges_alone
 from trainer.commands.policy import trained_policy
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
@@ -18,6 +19,7 @@ async def evaluate(settings: RunSettings, checkpoint: Path | None) -> int:
     async with AsyncExitStack() as stack:
         console = RunConsole(settings.steps, live=False)
         policy = trained_policy(settings, checkpoint)
+        settings = await open_judges_alone(settings, stack, console.say)
         pool = await stack.enter_async_context(open_environments(settings, console))
         players = await stack.enter_async_context(open_players(settings, policy, pool, console))
         await bring_weights(settings, policy, players)

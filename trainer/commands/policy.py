@@ -9,6 +9,7 @@ from trainer.assembly.build import Policy, build_policy
 from trainer.config.run import RunSettings
 from trainer.models.lora import ADAPTER_CONFIG
 from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
+from trainer.records.pieces import whole_state
 
 MODEL_FOLDER = "model"
 """Name of the trained model in a run's directory, where all of it was trained."""
@@ -45,7 +46,7 @@ def trained_policy(settings: RunSettings, checkpoint: Path | None) -> Policy:
 
 def _of_checkpoint(settings: RunSettings, checkpoint: Checkpoint) -> Policy:
     policy = build_policy(settings)
-    saved = checkpoint.parts.get("policy", {}).get("model", {})
+    saved = whole_state(checkpoint.parts.get("policy", {})).get("model", {})
     trained = {name: each for name, each in policy.model.named_parameters() if each.requires_grad}
     if not all(name in saved and saved[name].shape == each.shape for name, each in trained.items()):
         raise CheckpointError(f"{checkpoint.folder} is of another model than these settings name")

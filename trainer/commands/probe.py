@@ -13,6 +13,7 @@ from transformers import AutoConfig
 from clients.protocol.errors import ProblemError
 from trainer.assembly.build import chat_renderer, open_environments, task_source
 from trainer.assembly.data_check import check_streams
+from trainer.assembly.judges import apart_from_judges
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.device import torch_device
@@ -38,6 +39,9 @@ async def probe(settings: RunSettings) -> int:
         The exit code: 2 if something is missing.
     """
     console = RunConsole(settings.steps, live=False)
+    if judges := settings.cluster.roles.judges:
+        console.say(f"probe: judges: {', '.join(judges)} would be started by the run, and are not asked")
+        settings = apart_from_judges(settings)
     answers = await asyncio.gather(
         _answer("model", _in_time(_model(settings))),
         _answer("environments", _environments(settings, console)),

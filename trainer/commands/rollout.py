@@ -18,6 +18,7 @@ from trainer.assembly.build import (
 )
 from trainer.assembly.data_check import check_streams
 from trainer.assembly.inference import check_inference
+from trainer.assembly.judges import open_judges_alone
 from trainer.commands.own_server import server_in_this_process
 from trainer.commands.policy import trained_policy
 from trainer.commands.recordings import EpisodeWriter, read_recording
@@ -67,6 +68,7 @@ async def rollout(
     async with AsyncExitStack() as stack:
         writer = stack.enter_context(EpisodeWriter(output)) if output is not None else None
         console = RunConsole(settings.steps, live=False)
+        settings = await open_judges_alone(settings, stack, console.say)
         here = settings.env_url is None
         pool = await stack.enter_async_context(
             open_environments(

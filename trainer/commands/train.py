@@ -23,7 +23,8 @@ from trainer.assembly.build import (
 from trainer.assembly.data_check import check_streams, keep_digests
 from trainer.assembly.inference import check_inference
 from trainer.assembly.judges import open_judges
-from trainer.assembly.models import ModelSource, open_models
+from trainer.assembly.models import ModelSource, check_backend, open_models
+from trainer.assembly.turns import device_turns
 from trainer.backends.base import TrainBackend
 from trainer.cluster.cluster import open_cluster
 from trainer.cluster.placement import picture, place_roles
@@ -97,6 +98,7 @@ async def train(settings: RunSettings, ending: Ending) -> int:
     """
     check_settings(settings)
     check_inference(settings)
+    check_backend(settings)
     place_roles(settings)
     directory = Path(settings.output_dir)
     kept = settings.checkpoint
@@ -109,7 +111,7 @@ async def train(settings: RunSettings, ending: Ending) -> int:
                 raise
             raise _stopped(ending.reason, store, directory) from None
         except (ConnectionError, TimeoutError, WriteError, RunError) as error:
-            raise _stopped(error, store, directory) from error
+            raise _stopped(ending.reason or error, store, directory) from error
     return 0
 
 
@@ -127,9 +129,8 @@ async def _supervised(settings: RunSettings, store: CheckpointStore, ending: End
         except (Exception, asyncio.CancelledError) as error:
             died = death_in(ending.reason or error)
             wait_s = None if died is None else restarts.wait_s(store.highest_step())
-            if died is None or wait_s is None:
+            if died is None or wait_s is None or not await ending.take_back():
                 raise
-            ending.take_back()
             say = RunConsole(settings.steps, live=False).explain
             say(f"{died}")
             say(_goes_on(store, restarts, settings.cluster.restarts, wait_s))
@@ -209,6 +210,8 @@ async def _train(
         )
     )
     await players.publisher.publish(models.policy, state.version)
+    turns = device_turns(settings, models)
+    await turns.leave()
     run = RunIdentity(directory, settings.name, public_settings(settings))
     boards = open_boards(settings.tracking, run, console.say)
     tracker = Tracker(directory, settings.tracking, state.step, boards, settings.checkpoint.best_metric)
@@ -253,7 +256,16 @@ async def _train(
         ledger=ledger,
         tracker=tracker,
         console=console,
-        saver=Saver(models, store, tracker, ledger, recall, asynchronous=settings.checkpoint.asynchronous),
+        saver=Saver(
+            models,
+            store,
+            tracker,
+            ledger,
+            recall,
+            asynchronous=settings.checkpoint.asynchronous,
+            resident=turns.resident,
+        ),
+        resident=turns.resident,
         updating=players.updating,
         work=training_work(settings, policy.model.config.to_dict()),
     )
@@ -268,7 +280,8 @@ async def _train(
     if before is not None:
         evaluator.say_gain(before, after)
     with write_errors(directory):
-        console.say(await asyncio.to_thread(_save_policy, models.policy, policy, directory))
+        async with turns.resident():
+            console.say(await asyncio.to_thread(_save_policy, models.policy, policy, directory))
         console.say(f"curves: {plot_run(directory, settings.name)}")
 
 

@@ -40,7 +40,7 @@ class BackendSettings(Settings):
     kind: BackendKind = Field(
         "torch",
         description="torch: in the run's own process. Several ranks: fsdp2 (torch's own sharding), deepspeed (ZeRO; "
-        "the extra [deepspeed]) or megatron (Megatron-Core; the extra [megatron]).",
+        "the extra [deepspeed]), or megatron (Megatron-Core), for which memory is planned and nothing trains yet.",
     )
     ranks: PositiveInt = Field(
         1, description="Processes that share the model, each with a device of its own."
@@ -56,6 +56,11 @@ class BackendSettings(Settings):
         description="fsdp2, deepspeed: hold weights (fsdp2, and deepspeed at stage 3) and the optimizer's state in the "
         "processor's memory: less memory of the device, slower steps.",
     )
+    sharded_checkpoints: bool = Field(
+        False,
+        description="fsdp2: each rank writes its own pieces of a checkpoint, into an output_dir that all machines "
+        "share, in place of gathering all of it in the run's process. Any number of ranks goes on with either kind.",
+    )
     timeout_s: Seconds = Field(
         1800.0,
         description="How long a rank waits for the others in one exchange; a rank that dies is noticed at once.",
@@ -69,20 +74,21 @@ class BackendSettings(Settings):
     @model_validator(mode="after")
     def _ranks_are_the_mesh(self) -> Self:
         if self.kind == "torch":
-            if odd := self._set("ranks", "mesh", "zero_stage", "cpu_offload", "timeout_s"):
+            if odd := self._set(*set(type(self).model_fields) - {"kind"}):
                 raise ValueError(
                     f"{', '.join(odd)}: kind 'torch' computes in the run's own process and reads none of it: set kind "
-                    "to fsdp2, deepspeed or megatron, or leave it out"
+                    "to fsdp2 or deepspeed, or leave it out"
                 )
             return self
         sizes = {name: getattr(self.mesh, name) for name in MeshSettings.model_fields}
         known = _DIMENSIONS[self.kind]
         for name, size in sizes.items():
             if name not in known and size not in (None, 1):
-                kinds = [kind for kind, names in _DIMENSIONS.items() if name in names]
+                others = [kind for kind in ("fsdp2", "deepspeed") if name in _DIMENSIONS[kind]]
+                remedy = f"set kind to {others[0]}, or leave" if others else "leave"
                 raise ValueError(
-                    f"mesh.{name} {size}: kind '{self.kind}' divides {' and '.join(known)} only; {' or '.join(kinds)} "
-                    f"can: set kind, or leave mesh.{name} out"
+                    f"mesh.{name} {size}: kind '{self.kind}' divides {' and '.join(known)} only: {remedy} "
+                    f"mesh.{name} out"
                 )
         product = self.data * self.mesh.model_ranks
         if product != self.ranks:
@@ -101,10 +107,16 @@ class BackendSettings(Settings):
             raise ValueError(
                 f"zero_stage is read by kind 'deepspeed' only, not by '{self.kind}': leave it out"
             )
+        if self.kind != "fsdp2" and self.sharded_checkpoints:
+            raise ValueError(
+                f"sharded_checkpoints is read by kind 'fsdp2' only, not by '{self.kind}': leave it out"
+            )
         if self.kind == "megatron" and self._set("cpu_offload"):
             raise ValueError("cpu_offload is read by kinds 'fsdp2' and 'deepspeed' only: leave it out")
         return self
 
     def _set(self, *names: str) -> list[str]:
         """Return those that are not what they are by default."""
-        return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
+        return [
+            name for name in sorted(names) if getattr(self, name) != type(self).model_fields[name].default
+        ]

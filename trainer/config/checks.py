@@ -41,12 +41,6 @@ def check_settings(settings: RunSettings) -> None:
     _check_trackers(settings.tracking)
     if settings.model.lora is not None and find_spec("peft") is None:
         raise ConfigError("model.lora needs the package peft: pip install 'rollgym[lora]'")
-    package = {"deepspeed": "deepspeed", "megatron": "megatron"}.get(settings.backend.kind)
-    if package is not None and find_spec(package) is None:
-        raise ConfigError(
-            f"backend.kind {settings.backend.kind} needs a package that is not installed: "
-            f"pip install 'rollgym[{package}]'"
-        )
     _check_plugins(settings)
     _check_agent(settings)
     if settings.env_url is None:

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveFloat, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, field_validator, model_validator
 
 from trainer.core.strict import Count, Seconds, Settings
 
@@ -133,6 +133,11 @@ class ClusterSettings(Settings):
         min_length=1,
         description="With kind ray: directory that is sent to all nodes, where your own modules lie.",
     )
+    offload: bool = Field(
+        False,
+        description="Ranks on devices of actor_inference bring their models to the processor's memory while replies "
+        "are sampled.",
+    )
     start_timeout_s: Seconds = Field(
         600.0, description="Roles that are not there by then, with the devices that they need, end the run."
     )
@@ -146,6 +151,19 @@ class ClusterSettings(Settings):
         description="How long the first of these waits; each further one waits twice as long, up to 5 minutes.",
     )
     roles: RolesSettings = RolesSettings()
+
+    @field_validator("address")
+    @classmethod
+    def _address_is_a_clusters(cls, value: str | None) -> str | None:
+        if value is None or value == "auto":
+            return value
+        host, _, port = value.rpartition(":")
+        if "://" in value or not host or not (port.isdecimal() and 0 < int(port) < 65_536):
+            raise ValueError(
+                f"'{value}' is neither auto nor HOST:PORT of a cluster's head, such as head.example:6379; from outside "
+                "of a cluster a run is sent there by `ray job submit`"
+            )
+        return value
 
     @model_validator(mode="after")
     def _local_is_one_machine(self) -> Self:

@@ -215,7 +215,7 @@ class WeightSettings(Settings):
         gt=0.0,
         le=100.0,
         description="Largest difference of a probe's log-probabilities after each update; if absent 0.001 for float32, "
-        "0.25 for 16 bits, 1 for fp8.",
+        "0.25 for 16 bits, 1 for fp8, where the mean of the differences is what counts.",
     )
     attempts: PositiveInt = Field(
         2, description="Updates of one server before its wrong weights end the run."

@@ -431,6 +431,25 @@ class RunSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _ranks_can_read_the_reference(self) -> Self:
+        warm = self.model.lora is not None and self.warm_start is not None
+        if self.backend.kind == "deepspeed" and warm and self.algorithm.needs_reference:
+            raise ValueError(
+                "backend.kind deepspeed does not keep the adapters of a warm start for a KL penalty (model.lora, "
+                "warm_start, algorithm.kl): take backend.kind fsdp2, or leave one of the three out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _checkpoints_can_be_written(self) -> Self:
+        if self.backend.sharded_checkpoints and self.checkpoint.asynchronous:
+            raise ValueError(
+                "backend.sharded_checkpoints has the ranks write what they hold, and checkpoint.asynchronous trains on "
+                "meanwhile: set one of them to false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _servers_can_sample(self) -> Self:
         if (reason := disagreement(self.inference, self.weights)) is not None:
             raise ValueError(reason)

@@ -6,11 +6,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
-from trainer.core.errors import TrainerError
+from trainer.core.errors import RoleDiedError, TrainerError
 
 _T = TypeVar("_T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -85,18 +85,28 @@ class Ending:
             self._task.cancel()
 
     def end(self, reason: Exception) -> None:
-        """End the command, for the first reason that is given."""
-        if self.reason is not None:
+        """End the command, for the first reason that is given; a person's counts before a death that can be mended."""
+        mendable = isinstance(self.reason, RoleDiedError) and isinstance(reason, InterruptedRunError)
+        if self.reason is not None and not mendable:
             return
         self.reason = reason
         if self._task is not None and not self._deferred:
             self._task.cancel()
 
-    def take_back(self) -> None:
-        """Let the command go on, where the reason of its end was mended; its cancellation has been caught."""
+    async def take_back(self) -> bool:
+        """Let the command go on where a role's death, which can be mended, was the reason of its end.
+
+        Returns:
+            Whether it goes on; not if a person has ended it meanwhile.
+        """
+        if self.reason is not None and not isinstance(self.reason, RoleDiedError):
+            return False
         if self.reason is not None and self._task is not None:
             self._task.uncancel()
         self.reason = None
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)  # a cancellation that was asked for and has not come yet
+        return self.reason is None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._signalled or self._loop is None:

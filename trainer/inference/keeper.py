@@ -4,6 +4,7 @@ The keeper's standard input is a pipe that its starter holds. It ends when the s
 keeper then ends the program and all of its processes. Standard library only: it starts in a moment.
 """
 
+import ctypes
 import os
 import selectors
 import signal
@@ -14,6 +15,9 @@ from contextlib import suppress
 GRACE_S = 15.0
 """How long a program that was asked to end may take."""
 
+_PARENT_DEATH_SIGNAL = 1
+"""Linux's name of it to `prctl`."""
+
 
 def keep(command: list[str]) -> int:
     """Run a program until it ends, standard input ends, or a signal asks for it; return its exit code."""
@@ -23,12 +27,20 @@ def keep(command: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
     # A session of its own: whatever processes it starts can be ended together.
-    program = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    program = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_keeper
+    )
     try:
         _wait(program, stop_reader)
     finally:
         _end(program)
     return program.returncode
+
+
+def _end_with_keeper() -> None:
+    """Have Linux ask the program to end should its keeper be killed: nobody else would, and its port stays taken."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def _wait(program: "subprocess.Popen[bytes]", stop: int) -> None:

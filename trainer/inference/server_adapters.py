@@ -49,6 +49,13 @@ class ServedAdapters:
             self._retired.discard(name)
             self._link.leave(self._link.dialect.unload_adapter(name))
 
+    async def unload_all(self) -> None:
+        """Have the server forget all that this run has loaded."""
+        names = self._retired | ({self.current} if self.current is not None else set())
+        self._retired, self.current = set(), None
+        for name in names:
+            await self._link.converse(self._link.dialect.unload_adapter(name))
+
     async def has(self, name: str) -> bool:
         """Ask with one token whether the server knows an adapter: a request may be refused for other reasons."""
         call = GenerationCall(uuid4().hex, [0], SamplingParams(1), 0, adapter=name)

@@ -260,7 +260,7 @@ class ServerClient:
         await self._updates.leave_group()
 
     async def close(self) -> None:
-        """End all requests, and let the server go on if it is paused."""
+        """End all requests, let the server go on if it is paused, and take this run's adapters from it."""
         with suppress(TrainerError, TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
                 if self._pauses.mode is not None and self._weights.distrusted is None:
@@ -268,4 +268,7 @@ class ServerClient:
                 await self._updates.leave_group()
         self._link.http.interrupt(InferenceError(f"the client of {self.url} was closed"))
         self.distrust(WeightsError(f"the client of {self.url} was closed"))
+        with suppress(TrainerError, TimeoutError):
+            async with asyncio.timeout(FAREWELL_S):
+                await self._adapters.unload_all()
         await self._link.close()

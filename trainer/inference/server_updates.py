@@ -96,7 +96,9 @@ class WeightUpdates:
             address = carrier.address(self._link.capabilities.world_size)
             await _together(self.join_group(address), carrier.join())
         async with self.updating(version):
-            for bucket in carrier.buckets(source):
+            # Weights that are divided over ranks are gathered for each bucket, which takes its time.
+            buckets = carrier.buckets(source)
+            while (bucket := await asyncio.to_thread(next, buckets, None)) is not None:
                 await _together(self.announce(bucket), carrier.send(bucket))
 
     async def take_folder(self, folder: str, version: int) -> None:

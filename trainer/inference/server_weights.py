@@ -118,10 +118,17 @@ class ServedWeights:
 
     def taken(self, version: int) -> None:
         """The server has the weights of a version."""
+        calls = self._under_way.calls
+        oldest = min((each.submitted_version for each in calls), default=version)
+        # A server that is started again goes back to what it started with, also where that has the same number.
+        begun_before = bool(calls) and not self._synced
+        self._labels = {
+            label: known
+            for label, known in self._labels.items()
+            if oldest <= known <= version and (begun_before or label not in self._starts_with)
+        }
         self.version, self._synced, self._distrust = version, True, None
         self._troubles_seen = self._link.http.troubles
-        oldest = min((each.submitted_version for each in self._under_way.calls), default=version)
-        self._labels = {label: known for label, known in self._labels.items() if oldest <= known <= version}
 
     def taken_as_adapter(self, version: int) -> None:
         """The server has an adapter of a version, beside weights that stay."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from trainer.inference.partial_reply import PartialReply
 
-_SETTLE_S = 0.3
+_SETTLE_S = 1.0
 """So long after the last of the answers that a pause brought about, what is not here was never admitted."""
 
 

@@ -19,7 +19,7 @@ from trainer.algorithms.ratio import elsewhere
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.backends.base import Digest, MicroBatch, Scorer, StepReport, TrainBackend, TrainRow
 from trainer.backends.skipping import SkippedSteps
-from trainer.core.errors import InvalidNumberError
+from trainer.core.errors import InvalidNumberError, TrainerError
 from trainer.core.numbers import not_finite
 from trainer.core.seeding import generator
 from trainer.learn.batches import EpisodeBatch, padded, padded_tensors
@@ -57,6 +57,8 @@ class Models:
                 raise ValueError(f"it holds no {name}")
             try:
                 model.load_state_dict(states[name])
+            except TrainerError:
+                raise  # a rank that died is no state of another shape
             except (RuntimeError, KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"its {name} is of another shape") from error
 

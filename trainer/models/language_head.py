@@ -39,6 +39,9 @@ class LanguageHead:
             name: _Given() if module is model.base_model else module
             for name, module in model._modules.items()
         }
+        # What wrappers hang onto the model's calls later is about the model, and not about its head alone.
+        for hooks in [name for name in vars(model) if "_hooks" in name]:
+            setattr(self._shell, hooks, type(getattr(model, hooks))())
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits `[n, vocabulary]` of hidden states `[n, width]`."""

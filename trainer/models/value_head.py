@@ -30,5 +30,5 @@ class ValueModel(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return values `[...]` of hidden states `[..., hidden]`."""
         # A sum of one, and no view of it: what leaves a module that is sharded must be a tensor of its own.
-        values: Tensor = self.head(hidden.float()).sum(dim=-1)
+        values: Tensor = self.head(hidden.to(self.head.weight.dtype)).float().sum(dim=-1)
         return values

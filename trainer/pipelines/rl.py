@@ -47,6 +47,7 @@ class Parts:
 
     Attributes:
         updating: Entered for as long as weights change: who samples with these very weights stands still.
+        resident: Entered for as long as models are used, which may be elsewhere meanwhile.
         work: What an update computes, for the numbers of a step; None where that is not known.
     """
 
@@ -62,6 +63,7 @@ class Parts:
     console: RunConsole
     saver: Saver
     updating: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    resident: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     work: TrainingWork | None = None
 
 
@@ -136,7 +138,7 @@ async def _update(
     batch = episode_batch(kept, parts.build_rows)
 
     # Episodes of later steps, if any are allowed, go on meanwhile.
-    async with parts.updating():
+    async with parts.updating(), parts.resident():
         updated = await parts.learner.update(batch, step, version)
         clock.trained = time.monotonic()
         clock.rows = list(
@@ -164,7 +166,9 @@ async def _record(
     metrics |= episode_times(trajectories) | domain_metrics(groups, dropped) | memory_metrics()
     parts.tracker.episodes(step, groups)
     if parts.tracker.wants_digests:
-        parts.tracker.digest(step, await asyncio.to_thread(digests, groups, parts.models))
+        async with parts.resident():
+            digest = await asyncio.to_thread(digests, groups, parts.models)
+        parts.tracker.digest(step, digest)
     generated = parts.client.counters.tokens_generated - clock.tokens_before
     times = clock.ended()
     metrics |= step_times(times, [trajectory.timeline for trajectory in trajectories])

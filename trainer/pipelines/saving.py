@@ -1,7 +1,9 @@
 """Saves a run's checkpoints while it goes on: what is trained is copied, and written when training has gone on."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ class Saver:
         ledger: Likewise.
         recall: Told what is saved, so that the rollout log can let it go.
         asynchronous: Whether training goes on while a checkpoint is written, from a copy in the host's memory.
+        resident: Entered for as long as models are read, which may be elsewhere meanwhile.
     """
 
     def __init__(
@@ -37,7 +40,9 @@ class Saver:
         recall: Recall | None = None,
         *,
         asynchronous: bool = False,
+        resident: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
+        self._resident = resident
         self._models = models
         self._checkpoints = checkpoints
         self._tracker = tracker
@@ -86,24 +91,36 @@ class Saver:
         self._tracker.flush()
         self._ledger.flush()
         scores = dict(self._tracker.scores)
+        async with self._resident():
+            begun, saved = await asyncio.to_thread(self._begin, state)
+        self._writing = asyncio.ensure_future(self._finish(begun, state, saved, scores))
         if not self._asynchronous:
-            await self._write(state, await asyncio.to_thread(self._models.state_dicts), scores)
-            return
-        copied = await asyncio.to_thread(lambda: copy_to_host(self._models.state_dicts()))
-        self._writing = asyncio.ensure_future(self._write(state, copied, scores))
+            await self.settled()
 
-    async def _write(self, state: RunState, saved: dict[str, Any], scores: Mapping[int, float]) -> None:
-        await asyncio.to_thread(self._write_now, state, saved, scores)
+    def _begin(self, state: RunState) -> tuple[Path, dict[str, Any]]:
+        """Take what belongs to this very step: parts that write themselves do so before training goes on."""
+        saved = self._models.state_dicts()
+        if self._asynchronous:
+            saved = copy_to_host(saved)
+        return self._checkpoints.begin(state, saved), saved
+
+    async def _finish(
+        self, begun: Path, state: RunState, saved: dict[str, Any], scores: Mapping[int, float]
+    ) -> None:
+        await asyncio.to_thread(self._finish_now, begun, state, saved, scores)
         if self._recall is not None:
             await self._recall.settle(state.next_task, state.untrained)
 
-    def _write_now(self, state: RunState, saved: dict[str, Any], scores: Mapping[int, float]) -> None:
+    def _finish_now(
+        self, begun: Path, state: RunState, saved: dict[str, Any], scores: Mapping[int, float]
+    ) -> None:
         if broken := list(not_finite(saved)):
+            self._checkpoints.drop(begun)
             raise RunError(
                 f"no checkpoint of step {state.step} is written, because {broken[0]} is not finite (of {len(broken)} "
                 "such tensors): lower optimizer.learning_rate"
             )
-        self._checkpoints.save(state, saved, scores)
+        self._checkpoints.finish(begun, state, saved, scores)
 
 
 async def _result_of(task: asyncio.Task[None]) -> None:

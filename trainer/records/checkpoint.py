@@ -15,7 +15,8 @@ import math
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,7 @@ import torch
 
 from trainer.core.errors import TrainerError
 from trainer.core.run_files import write_errors
+from trainer.records.pieces import InPieces, SavedPieces
 
 _MANIFEST = "manifest.json"
 _STATE = "state.json"
@@ -69,7 +71,7 @@ class Checkpoint:
     Attributes:
         folder: Where it lies.
         state: Where the run stood.
-        parts: State dictionaries by name, such as `policy` and `critic`.
+        parts: State dictionaries by name, such as `policy` and `critic`; of a part that ranks wrote, where it lies.
     """
 
     folder: Path
@@ -104,7 +106,7 @@ class CheckpointStore:
 
         Args:
             state: Where the run stands.
-            parts: State dictionaries by name, such as `policy` and `critic`.
+            parts: State dictionaries by name, such as `policy` and `critic`, or what writes a part itself.
             scores: What checkpoints are chosen by, by their steps; one without a score is kept for its age alone.
 
         Returns:
@@ -113,21 +115,55 @@ class CheckpointStore:
         Raises:
             WriteError: If the disk is full, or does not take it for another reason. Older checkpoints stay.
         """
+        return self.finish(self.begin(state, parts), state, parts, scores)
+
+    def begin(self, state: RunState, parts: dict[str, Any]) -> Path:
+        """Begin a checkpoint: have those parts written that write themselves, as they are now.
+
+        Nothing reads what is begun until `finish` is done with it, and the next one to be begun replaces it.
+
+        Args:
+            state: Where the run stands.
+            parts: As `save` takes them.
+
+        Returns:
+            The folder, for `finish`.
+
+        Raises:
+            WriteError: If the disk does not take it.
+        """
+        scratch = _scratch(self._directory / _name(state.step))
+        with _wholly(scratch):
+            scratch.parent.mkdir(parents=True, exist_ok=True)
+            _remove(scratch)
+            scratch.mkdir()
+            for name, content in _writing_themselves(parts).items():
+                (scratch / name).mkdir()
+                content.write(scratch / name)
+        return scratch
+
+    def finish(
+        self, scratch: Path, state: RunState, parts: dict[str, Any], scores: Mapping[int, float] = {}
+    ) -> Path:
+        """Write the rest of a checkpoint, and give it its name; arguments and errors are those of `save`.
+
+        Args:
+            scratch: What `begin` returned.
+            state: Where the run stands.
+            parts: State dictionaries by name; those that wrote themselves are passed over.
+            scores: What checkpoints are chosen by.
+        """
         final = self._directory / _name(state.step)
-        scratch = _scratch(final)
-        try:
-            with write_errors(scratch):
-                scratch.parent.mkdir(parents=True, exist_ok=True)
-                _remove(scratch)
-                scratch.mkdir()
-                _write(scratch, state, parts)
-        except BaseException:
-            _remove(scratch)  # what is only half there is of no use, and takes room on a full disk
-            raise
+        with _wholly(scratch):
+            _write(scratch, state, parts)
         with write_errors(self._directory):
             self._take_place(scratch, final)
             self._remove_old(state.step, scores)
         return final
+
+    def drop(self, scratch: Path) -> None:
+        """Give up what was begun."""
+        _remove(scratch)
 
     def latest(self) -> Path | None:
         """The newest checkpoint, or None if there is none yet."""
@@ -276,24 +312,42 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     try:
         names = _checked_names(folder)
         state = _read_state(folder / _STATE)
-        parts = {
+        parts: dict[str, Any] = {
             name.removesuffix(_PART): _read_part(folder / name)
             for name in sorted(names)
-            if name.endswith(_PART)
+            if name.endswith(_PART) and "/" not in name
         }
+        in_folders = {name.partition("/")[0] for name in names if "/" in name}
+        parts |= {name: SavedPieces(folder / name) for name in sorted(in_folders)}
     except OSError as error:
         raise CheckpointError(f"cannot read {error.filename or folder}: {error.strerror}") from error
     return Checkpoint(folder, state, parts)
 
 
+@contextmanager
+def _wholly(scratch: Path) -> Iterator[None]:
+    """Remove what is only half there: it is of no use, and takes room on a full disk."""
+    try:
+        with write_errors(scratch):
+            yield
+    except BaseException:
+        _remove(scratch)
+        raise
+
+
+def _writing_themselves(parts: Mapping[str, Any]) -> dict[str, InPieces]:
+    return {name: content for name, content in parts.items() if not isinstance(content, Mapping)}
+
+
 def _write(folder: Path, state: RunState, parts: dict[str, Any]) -> None:
-    for part, content in parts.items():
+    for part in parts.keys() - _writing_themselves(parts).keys():
         with (folder / f"{part}{_PART}").open("wb") as file:
-            torch.save(content, file)
+            torch.save(parts[part], file)
     (folder / _STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
-    hashes = {file.name: _hash(file) for file in sorted(folder.iterdir())}
+    inside = sorted(folder.rglob("*"))
+    hashes = {file.relative_to(folder).as_posix(): _hash(file) for file in inside if file.is_file()}
     (folder / _MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
-    for path in [*folder.iterdir(), folder]:
+    for path in [*inside, folder / _MANIFEST, folder]:
         _sync(path)
 
 
@@ -307,7 +361,9 @@ def _checked_names(folder: Path) -> set[str]:
         raise CheckpointError(f"{manifest} is damaged: it does not list {_STATE}")
     for name, digest in hashes.items():
         file = folder / name
-        if file.parent != folder or not file.is_file() or _hash(file) != digest:
+        # A part that ranks wrote is a folder of files; nothing lies deeper, or elsewhere.
+        ours = file.parent == folder or (file.parent.parent == folder and ".." not in file.parts)
+        if not ours or not file.is_file() or _hash(file) != digest:
             raise CheckpointError(f"{file} is damaged or missing")
     return set(hashes)
 

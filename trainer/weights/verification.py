@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Sequence
+from math import inf, isfinite
+from statistics import mean
 
 import torch
 
@@ -55,15 +57,24 @@ class WeightCheck:
         temperature: The rollouts' sampling temperature: log-probabilities are those of that distribution.
         tolerance: Largest difference that is no fault.
         seed: The run's seed; the tokens that are drawn come from a stream below it.
+        quantised: Whether the server rounds weights more than the trainer. Then single tokens may be any distance
+            apart, and the tolerance is that of the mean of the differences.
     """
 
     def __init__(
-        self, prompts: Sequence[Sequence[int]], temperature: float, tolerance: float, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        temperature: float,
+        tolerance: float,
+        seed: int,
+        *,
+        quantised: bool = False,
     ) -> None:
         self._prompts = [list(prompt) for prompt in prompts]
         self._sampling = SamplingParams(_TOKENS, temperature)
         self._tolerance = tolerance
         self._seed = seed
+        self._quantised = quantised
         self._version = 0
         self._backend: TrainBackend | None = None
         self._known: dict[tuple[int, tuple[int, ...]], list[float]] = {}
@@ -81,7 +92,7 @@ class WeightCheck:
         self._backend = None
 
     async def __call__(self, name: str, client: InferenceClient) -> float:
-        """Ask a server and return the largest difference.
+        """Ask a server and return the largest difference of a token.
 
         Args:
             name: The server's; for people.
@@ -94,7 +105,7 @@ class WeightCheck:
         replies = await asyncio.gather(
             *(client.generate(self._request(n)) for n in range(len(self._prompts)))
         )
-        difference = 0.0
+        apart: list[float] = []
         for number, reply in enumerate(replies):
             if len(reply.logprobs) != len(reply.token_ids) or not reply.token_ids:
                 raise WrongWeightsError(
@@ -102,19 +113,21 @@ class WeightCheck:
                     "log-probabilities: it must give that of each token that it draws"
                 )
             said = await self._said_by_trainer(name, number, reply)
-            apart = [abs(theirs - ours) for theirs, ours in zip(reply.logprobs, said, strict=True)]
-            # A maximum passes over what is no number.
-            difference = max([difference, *(each if each == each else float("inf") for each in apart)])
-        self.largest = max(self.largest, difference)
-        if difference > self._tolerance:
+            apart += [abs(theirs - ours) for theirs, ours in zip(reply.logprobs, said, strict=True)]
+        # A maximum passes over what is no number.
+        apart = [each if isfinite(each) else inf for each in apart]
+        largest = max(apart)
+        self.largest = max(self.largest, largest)
+        found, how = (mean(apart), "on average") if self._quantised else (largest, "up to")
+        if found > self._tolerance:
             raise WrongWeightsError(
                 f"{name} took the weights of version {self._version} and answers with others: log-probabilities of a "
-                f"probe are up to {difference:.3g} from the trainer's, and {self._tolerance:g} is allowed. Where the "
+                f"probe are {how} {found:.3g} from the trainer's, and {self._tolerance:g} is allowed. Where the "
                 "model shares its output layer with the embedding, weights.separate_head=true helps servers that do "
                 "not reload shared ones; where the server rounds or quantises more than the trainer, set "
                 "inference.dtype, inference.quantization or weights.tolerance"
             )
-        return difference
+        return largest
 
     def _request(self, number: int) -> GenerationRequest:
         self._asked += 1

@@ -12,7 +12,7 @@ from clients.client import EnvClient
 from clients.protocol.errors import ProblemError
 from tests.support.client_server import ENVS, ServerProcess
 from tests.support.foreign_gem import STEP, Gem
-from tests.support.foreign_servers import plain, scripted
+from tests.support.foreign_servers import Said, plain, scripted
 
 
 @pytest.fixture(scope="module")
@@ -224,6 +224,34 @@ async def test_a_server_that_says_later_is_asked_later(
             assert not refusals
             assert len(gem.named("make")) == 3
             await session.close()
+        await unregister(http, registered)
+
+
+async def test_a_sandbox_that_is_made_for_nobody_is_ended(http: httpx.AsyncClient) -> None:
+    """Its session ends while it is being made, and nobody knows its id before it is."""
+    gem: Any = Gem()
+    made, being_made = asyncio.Event(), asyncio.Event()
+
+    async def answer(path: str, body: dict[str, Any]) -> Said:
+        if path.endswith("/make") and len(gem.named("make")) == 3:
+            being_made.set()
+            await made.wait()
+        said: Said = gem(path, body)
+        return said
+
+    async with scripted(answer) as url:
+        registered = await register(http, url)
+        session = (await http.post("/v1/sessions", json={"env_id": "Box", "reset": {}})).json()["session_id"]
+        gem.paths["step"] = plain({"detail": "it crashed"}, 500)
+        await http.post(f"/v1/sessions/{session}/step", json={"action": "a"})
+        begins = asyncio.create_task(http.post(f"/v1/sessions/{session}/reset", json={}))
+        await asyncio.wait_for(being_made.wait(), 20)
+        assert (await http.delete(f"/v1/sessions/{session}")).status_code == 204
+        assert (await begins).json()["code"] == "session_gone"
+        made.set()
+        async with asyncio.timeout(20):
+            while {"sandbox_id": "box-4"} not in gem.named("close"):
+                await asyncio.sleep(0.01)
         await unregister(http, registered)
 
 

@@ -433,6 +433,32 @@ async def test_what_is_given_up_has_ended_there_before_it_begins_anew(http: http
         await unregister(http, registered)
 
 
+async def test_what_begins_after_its_end_is_ended_again(http: httpx.AsyncClient) -> None:
+    flaky = Flaky(deterministic=False)
+    go_on, resetting = asyncio.Event(), asyncio.Event()
+
+    async def answer(path: str, body: dict[str, Any]) -> Said:
+        if path == "/reset" and body["seed"] == 7:
+            resetting.set()
+            await go_on.wait()
+        return flaky(path, body)
+
+    async with scripted(answer) as url:
+        registered = await register(http, "Late", url)
+        flaky.calls.clear()
+        session = (await http.post("/v1/sessions", json={"env_id": "Late"})).json()["session_id"]
+        begins = asyncio.create_task(http.post(f"/v1/sessions/{session}/reset", json={"seed": 7}))
+        await asyncio.wait_for(resetting.wait(), 20)
+        assert (await http.delete(f"/v1/sessions/{session}")).status_code == 204
+        assert (await begins).json()["code"] == "session_gone"
+        go_on.set()
+        async with asyncio.timeout(20):
+            while not ("/reset" in flaky.calls and flaky.calls[-1] == "/close"):
+                await asyncio.sleep(0.01)
+        assert not flaky.places
+        await unregister(http, registered)
+
+
 async def test_a_session_waits_for_its_server_to_be_back(
     gateway: ServerProcess, http: httpx.AsyncClient
 ) -> None:

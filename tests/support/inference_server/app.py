@@ -38,6 +38,7 @@ class Served:
         max_length: Longest row of the hash model.
         max_rows: Rows that are decoded at once.
         step_s: Seconds that each decoding step takes at least.
+        quantization: How the weights of a folder are rounded; None for not at all.
         log_file: Where every reply that ended is written down; None for nowhere.
     """
 
@@ -49,6 +50,7 @@ class Served:
     max_rows: int = 256
     step_s: float = 0.0
     log_file: Path | None = None
+    quantization: str | None = None
 
 
 def _model(served: Served) -> ServedModel:
@@ -56,7 +58,7 @@ def _model(served: Served) -> ServedModel:
         return HashModel(served.seed, max_length=served.max_length)
     from tests.support.inference_server.hugging_face import HuggingFaceModel
 
-    return HuggingFaceModel(served.model)
+    return HuggingFaceModel(served.model, served.quantization)
 
 
 def application(served: Served) -> Faults:

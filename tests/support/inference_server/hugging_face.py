@@ -40,10 +40,13 @@ class HuggingFaceModel:
 
     Args:
         folder: In Hugging Face layout.
+        quantization: "fp8" rounds the linear layers' weights to 8 bits, at the start and at each update.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, quantization: str | None = None) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self._quantised = quantization == "fp8"
+        self.load(list(self.model.named_parameters()))
         self._deltas: dict[str, dict[str, Tensor]] = {}
         config = self.model.config.get_text_config()
         self.vocabulary = config.vocab_size
@@ -171,7 +174,7 @@ class HuggingFaceModel:
                     raise WeightsError(f"there is no parameter named {name!r}")
                 if tensor.shape != own[name].shape:
                     raise WeightsError(f"{name}: shape {tuple(tensor.shape)} for {tuple(own[name].shape)}")
-                own[name].copy_(tensor)
+                own[name].copy_(_rounded(tensor) if self._quantised and "proj" in name else tensor)
 
     def spoil(self) -> None:
         with torch.no_grad():
@@ -182,6 +185,12 @@ class HuggingFaceModel:
         for name, tensor in self.model.named_parameters():
             digest.update(name.encode() + tensor.detach().contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+
+def _rounded(weight: Tensor) -> Tensor:
+    """Round to 8 bits with one scale for each row, as servers do."""
+    scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-12) / torch.finfo(torch.float8_e4m3fn).max
+    return (weight / scale).to(torch.float8_e4m3fn).to(weight.dtype) * scale
 
 
 def adapter_deltas(folder: Path) -> dict[str, Tensor]:

@@ -81,6 +81,7 @@ class InferenceServer(Steering):
         max_length: Longest row of the hash model.
         max_rows: Rows that are decoded at once.
         step_s: Seconds that each decoding step takes at least.
+        quantization: How the weights of the folder are rounded; None for not at all.
         options: See `Options`.
     """
 
@@ -94,11 +95,14 @@ class InferenceServer(Steering):
         max_length: int = 4096,
         max_rows: int = 256,
         step_s: float = 0.0,
+        quantization: str | None = None,
         **options: Any,
     ) -> None:
         self.dialect = dialect
         switches = Options(release or NEWEST[dialect], **options)
-        self._served = Served(dialect, switches, model, seed, max_length, max_rows, step_s)
+        self._served = Served(
+            dialect, switches, model, seed, max_length, max_rows, step_s, quantization=quantization
+        )
 
     def __enter__(self) -> InferenceServer:
         listener = socket.create_server(("127.0.0.1", 0), backlog=1024)

@@ -146,6 +146,33 @@ def test_scores_are_the_returns_of_each_rows_trajectory():
     assert result.scores.tolist() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_returns_of_tokens_pay_the_penalty_from_their_token_on(cut):
+    """REINFORCE++ (arXiv:2501.03262): A_t = sum over k >= t of gamma^(k - t) (r_k - beta KL_k), no critic, no group."""
+    algorithm = resolve_preset(
+        "reinforce_pp", {"advantage": {"token_discount": 0.9, "whiten": False}, "kl": {"coefficient": 0.5}}
+    )
+    batch = TrajectoryBatch([0], [[0.0, 1.0]], [[0.0] * 2], [[True] * 2], [[None] * 2], [[2, 1]])
+    if cut:
+        mask, turn = torch.tensor([[True, True], [False, True]]), torch.tensor([[0, 0], [-1, 1]])
+        apart = torch.tensor([[0.1, 0.2], [torch.nan, 0.3]])
+    else:
+        mask, turn = torch.tensor([[True, True, False, True]]), torch.tensor([[0, 0, -1, 1]])
+        apart = torch.tensor([[0.1, 0.2, torch.nan, 0.3]])
+    rows = RowBatch(
+        torch.zeros(len(mask), dtype=torch.int64),
+        mask,
+        turn,
+        old_logprobs=apart,
+        reference_logprobs=torch.zeros(mask.shape),
+    )
+    result = compute_advantages(algorithm, batch, rows)
+    last = 1.0 - 0.15
+    middle = -0.1 + 0.9 * last
+    assert result.advantages[mask].tolist() == pytest.approx([-0.05 + 0.9 * middle, middle, last])
+    assert result.returns is None
+
+
 def test_a_turn_split_over_rows_is_refused():
     batch = TrajectoryBatch([0], [[1.0]], [[0.0]], [[True]], [[None]], [[2]])
     rows = RowBatch(

@@ -18,9 +18,10 @@ from tests.support.rank_recipes import patient
 from trainer.backends.balance import balanced, row_cost
 from trainer.backends.local_ranks import LocalRanks
 from trainer.backends.rank_group import MeshShape
-from trainer.backends.ranked import Ranks, flattened, nested
+from trainer.backends.ranked import Ranks
 from trainer.backends.transport import RankDiedError, pack, unpack
 from trainer.core.errors import RunError
+from trainer.records.pieces import flattened, nested
 
 ROOT = Path(__file__).parents[3]
 NOTICED_S = 20.0
@@ -60,7 +61,7 @@ def test_a_call_that_fails_in_one_rank_ends_all_of_them(opened):
     with pytest.raises(ValueError, match="no such thing"):
         ranks.everywhere("ask", "it", "fail", 1, "no such thing")
     assert all(gone(pid) for pid in pids), "closing waits until they are gone"
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(RunError, match="the ranks have ended: no such thing"):
         ranks.everywhere("ask", "it", "meet")
     ranks.close()
 
@@ -87,7 +88,7 @@ def test_closing_ends_ranks_that_are_busy(opened):
     def ask():
         try:
             ranks.everywhere("ask", "it", "compute", 600)
-        except RuntimeError as error:
+        except RunError as error:
             failures.append(error)
 
     asking = threading.Thread(target=ask)

@@ -65,6 +65,14 @@ def test_what_is_no_device_is_refused(written):
         load_settings(None, [*MINIMAL, f"{TRAINS}={written!r}"])
 
 
+@pytest.mark.parametrize(
+    "address", ["ray://head:10001", "head", "head:", ":6379", "head:port", "head:99999", "http://h:1"]
+)
+def test_what_is_no_address_of_a_cluster_is_refused(address):
+    with pytest.raises(ConfigError, match=r"cluster\.address: .*is neither auto nor HOST:PORT"):
+        load_settings(None, [*MINIMAL, f"cluster.address='{address}'"])
+
+
 def test_a_device_of_a_role_is_named_once():
     with pytest.raises(ConfigError, match="devices names 2 twice"):
         placed(f"{SAMPLES}=[0-2, 2]")
@@ -127,6 +135,19 @@ def test_a_device_of_a_role_is_named_once():
         (
             [RAY, "model.device=cuda:1"],
             "names a device of one machine, and with cluster.kind 'ray' each process",
+        ),
+        (
+            ["cluster.offload=true"],
+            "moves the models of ranks, and backend.kind 'torch' has none: leave it out",
+        ),
+        ([RAY, f"{SAMPLES}=1", "cluster.offload=true"], "who has devices of its own: leave it out, or give"),
+        (
+            [RAY, "cluster.offload=true", "rollout.max_staleness=1"],
+            "take turns, and rollout.max_staleness 1 has them",
+        ),
+        (
+            [RAY, servers(), "cluster.nodes=2", "weights.transport=broadcast", f"{SAMPLES}=1"],
+            "meets servers of 2 nodes at an address of this machine: set weights.address",
         ),
         ([RAY, JUDGE % "[]"], "names no devices: a judge has devices of its own"),
         ([RAY, JUDGE % "0"], "judges.Math.devices shares device 0 with cluster.roles.actor_train.devices"),

@@ -1,11 +1,15 @@
 """How often a run goes on by itself after a role has died."""
 
+import asyncio
 import pickle
+import signal
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.cluster.supervision import Restarts, death_in
+from trainer.core.ending import Ending, InterruptedRunError
 from trainer.core.errors import RoleDiedError
 
 
@@ -48,3 +52,31 @@ def test_a_death_is_found_behind_what_it_brought_about():
 def test_a_death_comes_through_a_pipe_as_itself():
     died = pickle.loads(pickle.dumps(RoleDiedError("critic", "rank 1 of critic died")))
     assert (died.role, str(died)) == ("critic", "rank 1 of critic died")
+
+
+async def test_a_command_goes_on_after_a_death_and_ends_for_a_person():
+    ending = Ending()
+    ending.say = lambda _: None
+    with ending.watching():
+        for _ in range(2):
+            ending.end(RoleDiedError("critic", "gone"))
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.sleep(60)
+            assert await ending.take_back()
+            assert asyncio.current_task().cancelling() == 0
+        ending.end(RoleDiedError("critic", "gone"))
+        ending.end(InterruptedRunError(signal.SIGINT))
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        assert not await ending.take_back()
+        assert isinstance(ending.reason, InterruptedRunError)
+
+
+async def test_a_cancellation_that_comes_late_ends_nothing():
+    ending = Ending()
+    with ending.watching():
+        ending.end(
+            RoleDiedError("critic", "gone")
+        )  # and what is at work fails by itself before it is cancelled
+        assert await ending.take_back()
+        await asyncio.sleep(0)

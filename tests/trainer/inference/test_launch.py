@@ -70,6 +70,10 @@ def alive(number: int) -> bool:
         return False
 
 
+def parent_of(number: int) -> int:
+    return int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 async def gone(numbers: list[int]) -> None:
     async with asyncio.timeout(30):
         while any(map(alive, numbers)):
@@ -151,6 +155,25 @@ async def main():
         await asyncio.sleep(600)
 asyncio.run(main())
 """
+
+
+async def test_a_server_whose_keeper_is_killed_makes_way_for_the_next(tmp_path):
+    process = process_of(tmp_path)
+    async with asyncio.timeout(60), open_servers([process]):
+        ((server, child),) = processes_in(process.log)
+        os.kill(parent_of(server), signal.SIGKILL)
+        await gone([server])
+        os.kill(child, signal.SIGKILL)
+        while len(processes_in(process.log)) < 2:
+            await asyncio.sleep(0.05)
+        async with httpx.AsyncClient(trust_env=False) as client:
+            while True:
+                try:
+                    assert (await client.get(f"{process.url}/health")).status_code == 200
+                    break
+                except httpx.ConnectError:
+                    await asyncio.sleep(0.05)
+    await gone(processes_in(process.log)[1])
 
 
 async def test_a_trainer_that_is_killed_leaves_no_server_behind(tmp_path):

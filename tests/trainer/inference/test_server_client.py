@@ -468,6 +468,7 @@ async def test_adapters_have_a_new_name_for_each_version(dialect, tmp_path):
             names = [reply["model"] for reply in server.log()["replies"]]
             await asyncio.gather(*client._link._left)
             assert server.models() == {"policy", names[-1]}
+        assert server.models() == {"policy"}, "a run takes its adapters with it"
     folders = [str(tmp_path / f"adapter-{seed}") for seed in (1, 2)]
     for reply, folder, version in ((result, folders[0], 1), (new, folders[1], 2)):
         rows = HashModel().prompt_logprobs(PROMPT + reply.token_ids, folder)
@@ -741,6 +742,18 @@ async def test_weights_that_somebody_else_sent_are_noticed(release, tmp_path):
                 await client.generate(request())
             await client.sync(Weights(5, tmp_path), 5)
             assert (await client.generate(request())).policy_versions == [5] * 6
+
+
+@BOTH
+async def test_what_a_server_started_with_is_not_what_it_was_sent_under_the_same_number(dialect, tmp_path):
+    with InferenceServerProcess(dialect) as server:
+        async with ServerClient(server.url, dialect, patience_s=30) as client:
+            await client.sync(Weights(1, tmp_path), 0)
+            server.kill()
+            waiting = asyncio.create_task(client.generate(request()))
+            await asyncio.to_thread(server.start)
+            with pytest.raises(WeightsLostError, match="'default'"):
+                await waiting
 
 
 @pytest.mark.parametrize(

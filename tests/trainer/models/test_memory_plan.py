@@ -71,7 +71,7 @@ def test_the_tiny_policy_has_as_many_tokens_as_the_plan_says():
 def test_a_family_that_is_not_known_is_refused():
     with pytest.raises(ConfigError, match="type 'mamba' are not known"):
         ModelShape.from_config({"model_type": "mamba"})
-    with pytest.raises(ConfigError, match="lacks a size: 'hidden_size'"):
+    with pytest.raises(ConfigError, match="lacks a size: 'vocab_size'"):
         ModelShape.from_config({"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 2})
 
 
@@ -199,20 +199,21 @@ def test_device_memory_belongs_to_a_dry_run(capsys):
 MEASURED = ROOT / "tests" / "support" / "measure_training_memory.py"
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_plan_is_within_a_tenth_of_measured_memory(checkpointing):
-    """Two steps of 113 million random weights in a process of its own; peak memory above that of its imports."""
+def test_the_plan_is_within_a_tenth_of_measured_memory():
+    """Two steps of 110 million random weights in a process of its own; peak memory above that of its imports."""
     run = subprocess.run(
-        [sys.executable, str(MEASURED), json.dumps({"checkpointing": checkpointing})],
+        [sys.executable, str(MEASURED)],
         capture_output=True,
         text=True,
         timeout=300,
         check=True,
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        # The C library then gives every tensor back as soon as it is freed: gaps in its heap are not the model's.
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"},
     )
     measured = json.loads(run.stdout.splitlines()[-1])
     shape = ModelShape.from_config(measured["config"])
-    training = Training(4, measured["micro_batch_tokens"], checkpointing, accelerator=False)
-    need = trained_need(shape, training, Sharding("torch"))
-    assert need.lasting + need.moment == pytest.approx(measured["peak_bytes"], rel=0.10)
+    for name, checkpointing in (("plain", False), ("checkpointing", True)):
+        training = Training(4, measured["micro_batch_tokens"], checkpointing, accelerator=False)
+        need = trained_need(shape, training, Sharding("torch"))
+        assert need.lasting + need.moment == pytest.approx(measured["peaks"][name], rel=0.10), name

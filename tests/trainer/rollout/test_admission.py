@@ -128,6 +128,38 @@ def test_what_is_put_aside_is_trained_in_a_later_round_within_the_bound(
     assert sorted([*indices, *played.dropped, *window.untrained]) == list(range(window.next_index))
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    groups=st.integers(1, 5),
+    staleness=st.integers(0, 3),
+    extra=st.integers(1, 6),
+    durations=st.lists(st.floats(0.01, 50.0), min_size=1, max_size=40),
+    steps=st.integers(1, 15),
+)
+def test_over_a_resume_nobody_of_a_long_round_is_put_aside_again(groups, staleness, extra, durations, steps):
+    def duration_of(index):
+        return durations[index % len(durations)]
+
+    killed = AdmissionWindow(groups, staleness, extra=extra)
+    before = simulate(killed, steps, duration_of)
+    assert {*killed.aside, *killed.long_round} <= set(killed.untrained)
+    resumed = AdmissionWindow(
+        groups,
+        staleness,
+        start=killed.next_index,
+        reissue=killed.untrained,
+        aside=killed.aside,
+        long_round=killed.long_round,
+        extra=extra,
+    )
+    assert resumed.untrained == killed.untrained
+    after = simulate(resumed, 40, duration_of)
+    assert not {*killed.aside, *killed.long_round} & set(after.aside)
+    assert max(lag for _, lag in after.trained) <= staleness
+    indices = [index for index, _ in [*before.trained, *after.trained]]
+    assert sorted([*indices, *resumed.untrained]) == list(range(resumed.next_index))
+
+
 def test_long_groups_come_in_rounds_of_their_own_and_none_is_lost():
     """RollPacker's schedule: short rounds with extra groups that need not wait, long rounds that wait for all."""
     durations = [60.0 if index % 5 == 4 else 1.0 for index in range(3000)]

@@ -91,6 +91,33 @@ async def test_answers_without_numbers_are_no_proof(check, engine, changes):
         await check("server", Altered(engine, **changes))
 
 
+class Shifted(Altered):
+    """A server some of whose log-probabilities are lower."""
+
+    async def generate(self, request):
+        reply = await self._engine.generate(request)
+        lower = [self._changes["by"]] * self._changes["tokens"] + [0.0] * len(reply.token_ids)
+        return dataclasses.replace(
+            reply, logprobs=[each - less for each, less in zip(reply.logprobs, lower, strict=False)]
+        )
+
+
+async def test_single_tokens_may_be_far_apart_where_weights_are_quantised(backend, engine):
+    prompts = probe_prompts([3, 4, 5, 6], VOCABULARY, 64)
+    quantised, plain = (
+        WeightCheck(prompts, TEMPERATURE, 1.0, seed=1, quantised=quantised) for quantised in (True, False)
+    )
+    for check in (quantised, plain):
+        check.begin(1, backend)
+    one = Shifted(engine, tokens=1, by=5.0)
+    assert await quantised("server", one) == pytest.approx(5.0, abs=1e-3)
+    assert quantised.largest == pytest.approx(5.0, abs=1e-3)
+    with pytest.raises(WrongWeightsError, match="up to 5 from"):
+        await plain("server", one)
+    with pytest.raises(WrongWeightsError, match="on average 2 from"):
+        await quantised("server", Shifted(engine, tokens=8, by=2.0))
+
+
 async def test_a_server_that_is_back_is_compared_with_what_was_computed(check, engine):
     await check("first", engine)
     check.end()

@@ -7,22 +7,24 @@ import pytest
 import torch
 
 from tests.support.inference_server.running import InferenceServer, InferenceServerProcess
-from tests.support.tiny_models import VOCABULARY, sharp_model
+from tests.support.rank_recipes import Recipe, adapted
+from tests.support.tiny_models import VOCABULARY, adapted_model, sharp_model
 from trainer.backends.heads import PolicyHead
+from trainer.backends.local_ranks import LocalRanks
+from trainer.backends.rank_group import MeshShape
+from trainer.backends.ranked import RankedBackend, Ranks
 from trainer.backends.torch_backend import Schedule, TorchBackend
-from trainer.config.model import LoraSettings
 from trainer.config.run import OptimizerSettings
 from trainer.core.errors import ConfigError
 from trainer.inference.base import GenerationRequest, SamplingParams
 from trainer.inference.errors import WrongWeightsError
 from trainer.inference.pool import ServerPool
 from trainer.inference.server_client import ServerClient
-from trainer.models.lora import add_lora, is_adapter
 from trainer.models.tokenizer import build_tiny_tokenizer
 from trainer.weights.broadcast import TensorBroadcast, buckets
 from trainer.weights.folders import ModelLayout, WeightFolders
 from trainer.weights.publisher import WeightPublisher
-from trainer.weights.verification import WeightCheck, log_probabilities, probe_prompts
+from trainer.weights.verification import WeightCheck, log_probabilities, probe_prompts, tolerance_for
 
 DIALECTS = ("vllm", "sglang")
 WAYS = ("disk", "broadcast")
@@ -62,13 +64,19 @@ def client_of(server, way):
 
 
 @asynccontextmanager
-async def opened(servers, way, tmp_path, said=None, look_every_s=5.0):
+async def opened(servers, way, tmp_path, said=None, look_every_s=5.0, quantised=False):
     """A pool of the servers and what publishes to it."""
     async with AsyncExitStack() as stack:
         folders = stack.enter_context(
             WeightFolders(tmp_path / "weights", ModelLayout(sharp_model(), build_tiny_tokenizer()))
         )
-        check = WeightCheck(probe_prompts([3, 4, 5], VOCABULARY, 64), 1.0, 1e-3, seed=0)
+        check = WeightCheck(
+            probe_prompts([3, 4, 5], VOCABULARY, 64),
+            1.0,
+            tolerance_for("float32", "fp8" if quantised else None),
+            seed=0,
+            quantised=quantised,
+        )
         pool = ServerPool(
             {server.url: client_of(server, way) for server in servers},
             max_concurrent=8,
@@ -131,29 +139,67 @@ async def test_weights_that_stay_wrong_end_the_run_with_server_version_and_diffe
         assert pool.serving == []
 
 
-def adapted(seed):
-    """The policy that servers were started with, and adapters beside it that do something."""
-    model = sharp_model(9)
-    add_lora(model, LoraSettings(rank=2), seed)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if is_adapter(name):
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    return model
-
-
 async def test_adapters_travel_alone_and_are_verified(start, tmp_path):
     """The base stays as it was at the server, and each version is another adapter."""
     with InferenceServer("vllm", model=start) as server:
         async with opened([server], "adapter", tmp_path) as (pool, publisher):
             for version in (1, 2):
-                metrics = await publisher.publish(backend_of(adapted(version)), version)
+                metrics = await publisher.publish(backend_of(adapted_model(version)), version)
                 assert metrics["sync/probe_difference"] < 1e-4
                 folders = [path.name for path in (tmp_path / "weights").iterdir() if path.is_dir()]
                 assert folders == [f"adapter-{version:08d}"]
             assert 0 < metrics["sync/bytes"] < sum(each.numel() * 4 for each in sharp_model().parameters())
             assert pool.version == 2
+
+
+async def test_weights_that_a_server_quantises_are_allowed_for_where_the_run_knows_of_it(start, tmp_path):
+    with InferenceServer("vllm", model=start, quantization="fp8") as server:
+        async with opened([server], "disk", tmp_path / "known", quantised=True) as (pool, publisher):
+            for version in (1, 2):
+                metrics = await publisher.publish(backend_of(sharp_model(version)), version)
+                assert metrics["sync/probe_difference"] > 1e-2
+            reply = await pool.generate(GenerationRequest("r", [3, 4], SamplingParams(8), 0))
+            ours = log_probabilities(backend_of(sharp_model(2)), [3, 4], reply.token_ids)
+            assert reply.logprobs != pytest.approx(ours, abs=1e-3), (
+                "what samples is not quite what is trained"
+            )
+        async with opened([server], "disk", tmp_path / "unknown") as (pool, publisher):
+            with pytest.raises(WrongWeightsError, match=r"inference\.quantization"):
+                await publisher.publish(backend_of(sharp_model(1)), 1)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """Two processes that share a model's weights."""
+    pair = Ranks(LocalRanks(tmp_path_factory.mktemp("ranks")), MeshShape(data=2), "cpu", 60.0)
+    pair.start()
+    yield pair
+    pair.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_weights_that_two_ranks_hold_arrive_whole(servers, ranks, way, tmp_path):
+    recipe = Recipe("fsdp2", "policy", OptimizerSettings(), 1e-3, seed=3)
+    backend = await asyncio.to_thread(RankedBackend, ranks, f"{way}-{servers[0].dialect}", recipe, 16)
+    async with opened(servers, way, tmp_path) as (pool, publisher):
+        metrics = await publisher.publish(backend, 1)
+        assert metrics["sync/probe_difference"] < 1e-4
+        assert len(pool.serving) == 2
+        expected = log_probabilities(backend_of(sharp_model(3)), [3, 4], [5, 6])
+        for server in servers:
+            assert server.logprobs([3, 4, 5, 6])[1:] == pytest.approx(expected, abs=1e-4)
+    await asyncio.to_thread(backend.drop)
+
+
+async def test_adapters_that_two_ranks_hold_travel_alone(start, ranks, tmp_path):
+    backend = await asyncio.to_thread(RankedBackend, ranks, "adapted", adapted, 16)
+    with InferenceServer("vllm", model=start) as server:
+        async with opened([server], "adapter", tmp_path) as (pool, publisher):
+            metrics = await publisher.publish(backend, 1)
+            assert metrics["sync/probe_difference"] < 1e-4
+            assert 0 < metrics["sync/bytes"] < sum(each.numel() * 4 for each in sharp_model().parameters())
+            assert pool.version == 1
+    await asyncio.to_thread(backend.drop)
 
 
 @pytest.mark.parametrize("keep_weights", [True, False])

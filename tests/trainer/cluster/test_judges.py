@@ -1,0 +1,122 @@
+"""Judges have servers and queues of their own: what is asked of one waits for no other."""
+
+import asyncio
+import sys
+from contextlib import AsyncExitStack
+from functools import partial
+
+import pytest
+
+from clients.client import EnvClient
+from trainer.assembly.judges import apart_from_judges, brought_to_judges, open_judges
+from trainer.cluster.cluster import LocalCluster
+from trainer.cluster.placement import place_roles
+from trainer.config.load import load_settings
+from trainer.core.embedded_server import embedded_server
+from trainer.core.errors import ConfigError
+
+PATIENCE_S = 120
+PROGRAM = """
+import http.server, json, os, sys, time
+
+port, gate = int(sys.argv[1]), sys.argv[2]
+
+
+class Judge(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        open(gate + ".asked", "w").close()
+        while not os.path.exists(gate):
+            time.sleep(0.01)
+        body = json.dumps({
+            "choices": [{"index": 0, "message": {"role": "assistant", "content": "[[YES]]"}, "finish_reason": "stop"}],
+            "usage": {"total_tokens": 1},
+        }).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Judge).serve_forever()
+"""
+
+
+def settings_of(*words):
+    judges = "{A: {devices: 1, model: a, command: [a]}, B: {devices: 2, model: b, command: [b]}}"
+    return load_settings(None, [f"cluster.roles.judges={judges}", *words])
+
+
+def test_what_names_a_judge_is_played_on_its_server():
+    settings = settings_of(
+        "tasks=[{env_id: A}, {env_id: FrozenLake-v0}, {env_id: A, url: 'http://c:1'}]",
+        "datasets=[{path: x, verifier: B}, {path: y, route: {column: k, verifiers: {m: Math-v0, b: B}}}]",
+        "evaluation.panels={p: {env_id: A}, q: {dataset: {path: z, verifier: B}}}",
+    )
+    brought = brought_to_judges(settings, {"A": "http://a:1", "B": "http://b:1"})
+    assert [task.url for task in brought.tasks] == ["http://a:1", None, "http://c:1"]
+    assert [dataset.url for dataset in brought.datasets] == ["http://b:1", "http://b:1"]
+    panels = brought.evaluation.panels
+    assert (panels["p"].url, panels["q"].url, panels["q"].dataset.url) == ("http://a:1", None, "http://b:1")
+
+
+def test_a_probe_asks_only_what_runs_without_judges():
+    settings = settings_of(
+        "tasks=[{env_id: A}, {env_id: FrozenLake-v0}]",
+        "datasets=[{path: x, verifier: B}, {path: y, verifier: Math-v0}]",
+        "evaluation.panels={p: {env_id: A}, q: {dataset: {path: z, verifier: B}}, r: {env_id: FrozenLake-v0}}",
+    )
+    left = apart_from_judges(settings)
+    assert [task.env_id for task in left.tasks] == ["FrozenLake-v0"]
+    assert [dataset.path for dataset in left.datasets] == ["y"]
+    assert list(left.evaluation.panels) == ["r"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tasks=[{env_id: A}]"], "judges.B: no task, data set or panel names the environment B"),
+        (
+            ["datasets=[{path: y, route: {column: k, verifiers: {m: A, b: B}}}]"],
+            "datasets.0 asks judges A and B, each of which has a queue of its own: make it one data set for each",
+        ),
+    ],
+)
+def test_judges_that_cannot_be_asked_are_refused(words, message):
+    with pytest.raises(ConfigError, match=message):
+        brought_to_judges(settings_of(*words), {"A": "http://a:1", "B": "http://b:1"})
+
+
+async def test_a_judge_that_is_busy_slows_no_other(tmp_path):
+    program = tmp_path / "judge.py"
+    program.write_text(PROGRAM)
+    busy, idle = tmp_path / "busy", tmp_path / "idle"
+    idle.touch()
+    words = ["tasks=[{env_id: Busy}, {env_id: Idle}]", f"output_dir={tmp_path}/run"]
+    for name, device, gate in (("Busy", 1, busy), ("Idle", 2, idle)):
+        command = [sys.executable, str(program), "{port}", str(gate)]
+        words.append(f"cluster.roles.judges.{name}={{devices: {device}, model: m, command: {command}}}")
+    settings = load_settings(None, words)
+    task = {"question": "What is the capital of Peru?", "reference": "Lima", "response": "Lima"}
+    async with asyncio.timeout(PATIENCE_S), AsyncExitStack() as stack:
+        cluster = LocalCluster(settings, place_roles(settings))
+        stack.push_async_callback(cluster.close)
+        serve = lambda served, words: partial(embedded_server, words=words)(served)  # noqa: E731
+        brought = await open_judges(settings, cluster, serve, stack, lambda _: None)
+        clients = [await stack.enter_async_context(EnvClient(task.url)) for task in brought.tasks]
+        # More than one server has threads for: all of them wait for the judge that is busy.
+        waiting = asyncio.ensure_future(clients[0].verify("Busy", [task] * 40))
+        while not (tmp_path / "busy.asked").exists():
+            await asyncio.sleep(0.01)
+        verdicts = await clients[1].verify("Idle", [task])
+        assert [verdict.score for verdict in verdicts] == [1.0]
+        assert not waiting.done()
+        busy.touch()
+        assert {verdict.score for verdict in await waiting} == {1.0}

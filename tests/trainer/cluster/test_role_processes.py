@@ -1,0 +1,192 @@
+"""What runs in an actor, and the engines that are such processes: here they share the test's event loop."""
+
+import asyncio
+import itertools
+from concurrent.futures import Future
+
+import pytest
+import torch
+
+from tests.support.tiny_models import sharp_model
+from trainer.backends.transport import pack, unpack
+from trainer.cluster.engine_server import EngineServer
+from trainer.cluster.process import ActorRanks
+from trainer.cluster.remote_engine import RemoteEngines, answer_of
+from trainer.cluster.role_host import RoleHost
+from trainer.core.errors import RoleDiedError
+from trainer.inference.base import GenerationRequest, SamplingParams
+from trainer.inference.torch_engine import TorchEngine
+from trainer.weights.source import ModelWeights
+
+PATIENCE_S = 60
+NO_LOG = "/proc/no/log"
+"""Where nothing can be written: the host then leaves this process's output alone."""
+
+
+class Server:
+    """Notes in which order it is called."""
+
+    def __init__(self):
+        self.called = []
+
+    def note(self, what):
+        self.called.append(what)
+        return list(self.called)
+
+    def fail(self, error):
+        raise error
+
+    async def hold(self):
+        await asyncio.Event().wait()
+
+
+class Here:
+    """A `RoleProcess` whose host is in this event loop."""
+
+    pid = 0
+
+    def __init__(self, server):
+        self._loop = asyncio.get_running_loop()
+        self._host = RoleHost({}, [], NO_LOG)
+        self._host._server = server
+        self._numbers = itertools.count()
+        self.tell = []
+
+    def call(self, data: bytes) -> "Future[bytes]":
+        return asyncio.run_coroutine_threadsafe(self._host.call(next(self._numbers), data), self._loop)
+
+    def on_death(self, tell):
+        self.tell.append(tell)
+
+    def end(self):
+        pass
+
+
+async def test_calls_are_answered_in_the_order_of_their_numbers_however_they_come():
+    host = RoleHost({}, [], NO_LOG)
+    host._server = Server()
+    calls = {
+        number: asyncio.ensure_future(host.call(number, pack(("note", (number,))))) for number in (3, 1, 2)
+    }
+    await asyncio.sleep(0)
+    calls[0] = asyncio.ensure_future(host.call(0, pack(("note", (0,)))))
+    async with asyncio.timeout(PATIENCE_S):
+        answers = {number: unpack(await call) for number, call in calls.items()}
+    assert answers == {number: (True, list(range(number + 1))) for number in range(4)}
+
+
+async def test_a_call_that_nobody_understands_holds_no_other_one_up():
+    host = RoleHost({}, [], NO_LOG)
+    host._server = Server()
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(AttributeError):
+            await host.call(0, pack(("nothing", ())))
+        assert unpack(await host.call(1, pack(("note", ("on",))))) == (True, ["on"])
+
+
+async def test_a_death_fails_every_call_of_every_rank():
+    started = [Here(Ready()), Here(Ready())]
+    ranks = ActorRanks("critic", lambda number, world_size: started[number])
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.to_thread(ranks.start, 2)
+        waiting = [ranks.call(rank, "hold") for rank in (0, 1)]
+        started[1].tell[0](RoleDiedError("critic", "process 1 of critic is gone"))
+        for call in [*waiting, ranks.call(0, "note", 1)]:
+            with pytest.raises(RoleDiedError, match="process 1 of critic is gone") as died:
+                await asyncio.wrap_future(call)
+            assert (died.value.role, died.value.rank) == ("critic", 1)
+    ranks.close()
+
+
+class Ready(Server):
+    """A server of a rank."""
+
+    def ready(self):
+        """Answer."""
+
+
+# -- engines -----------------------------------------------------------------------------------------------------
+
+
+def request(name, *, seed=0, tokens=6, key=""):
+    return GenerationRequest(name, [1, 2, 3], SamplingParams(tokens), seed=seed, session_key=key)
+
+
+def engines(*seeds):
+    return RemoteEngines(
+        [Here(EngineServer(lambda seed=seed: sharp_model(seed), 8, 64, 1)) for seed in seeds]
+    )
+
+
+async def test_an_engine_elsewhere_says_what_one_here_says_and_takes_new_weights():
+    remote, here = engines(0), TorchEngine(sharp_model(1), max_rows=8, max_length=64)
+    async with asyncio.timeout(PATIENCE_S), here:
+        first = await remote.generate(request("a"))
+        await remote.sync(ModelWeights(sharp_model(1)), 5)
+        second, own = await remote.generate(request("a")), await here.generate(request("a"))
+        assert second.token_ids == own.token_ids
+        assert second.logprobs == pytest.approx(own.logprobs, abs=1e-5)
+        assert first.logprobs != pytest.approx(own.logprobs, abs=1e-3)
+        assert set(second.policy_versions) == {5}
+        assert remote.version == 5
+        together = await remote.generate_together([request("b", seed=1), request("c", seed=2)])
+        assert [len(reply.token_ids) for reply in together] == [6, 6]
+        assert (remote.counters.requests, remote.counters.tokens_generated) == (4, 24)
+
+
+async def test_weights_come_in_parts_and_those_of_another_model_are_refused(monkeypatch):
+    monkeypatch.setattr("trainer.cluster.remote_engine._PART_BYTES", 1)
+    remote = engines(0, 0)
+
+    class Lacking(ModelWeights):
+        def parameters(self):
+            yield from itertools.islice(super().parameters(), 2)
+
+    async with asyncio.timeout(PATIENCE_S):
+        await remote.sync(ModelWeights(sharp_model(1)), 1)
+        replies = [await remote.generate(request(name, key=name)) for name in ("a", "b")]
+        assert replies[0].token_ids == replies[1].token_ids
+        with pytest.raises(ValueError, match="do not fit the model"):
+            await remote.sync(Lacking(sharp_model(1)), 2)
+    assert remote.version == 1
+
+
+async def test_episodes_stay_with_their_engine_and_new_ones_go_where_there_is_room():
+    remote = engines(0, 0)
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*(remote.generate(request(key, key=key)) for key in ("a", "b", "c")))
+        await remote.generate(request("again", key="b"))
+    assert remote._homes == {"a": 0, "b": 1, "c": 0}
+    assert [counters.requests for counters in remote._counters] == [2, 2]
+
+
+async def test_a_reply_that_nobody_waits_for_is_dropped():
+    remote = engines(0)
+    (process,) = remote._processes
+    async with asyncio.timeout(PATIENCE_S):
+        await remote.pause("keep")
+        asked = asyncio.ensure_future(remote.generate(request("a")))
+        server = process._host._server
+        while "a" not in server._replies:
+            await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        while server._replies:
+            await asyncio.sleep(0)
+        await remote.resume()
+        assert (await remote.generate(request("b"))).finish_reason == "length"
+    assert remote.counters.running == 0
+
+
+async def test_what_an_engine_refuses_arrives_as_it_was_raised():
+    remote = engines(0)
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(ValueError, match="pass the longest row of 64"):
+            await remote.generate(request("a", tokens=62))
+
+
+async def test_an_answer_is_what_the_call_came_to():
+    process = Here(Server())
+    async with asyncio.timeout(PATIENCE_S):
+        assert await answer_of(process.call(pack(("note", (torch.ones(2),))))) is not None

@@ -1,0 +1,48 @@
+"""Programs of servers choose their port where they run, and are told their own model, address and devices."""
+
+from pathlib import Path
+
+import pytest
+
+from trainer.cluster.server_host import InferenceProgram, JudgeProgram, ServerHost
+from trainer.config.cluster import JudgeSettings
+from trainer.config.inference import InferenceSettings, LaunchSettings
+from trainer.core.errors import RunError
+from trainer.inference.launch import ServedModel
+
+LOGS = Path("logs")
+
+
+def judge(*command, **more):
+    return JudgeSettings(devices=[6, 7], model="m", command=list(command), **more)
+
+
+def test_a_judge_is_told_its_model_and_where_it_listens():
+    process = JudgeProgram("Rubric", judge("serve", "{model}", "--at={host}:{port}"), (6, 7)).process(
+        0, "127.0.0.1", LOGS
+    )
+    port = process.url.rpartition(":")[2]
+    assert process.command == ("serve", "m", f"--at=127.0.0.1:{port}")
+    assert process.url == f"http://127.0.0.1:{port}"
+    assert dict(process.environment) == {"CUDA_VISIBLE_DEVICES": "6,7"}
+    assert process.log == LOGS / "judge-Rubric.log"
+
+
+def test_a_server_that_samples_listens_on_its_node():
+    launch = LaunchSettings(count=2, tensor_parallel=2, port=40_100)
+    inference = InferenceSettings(kind="vllm", launch=launch)
+    program = InferenceProgram(inference, launch, ServedModel(Path("/model"), 64))
+    process = program.process(1, "127.0.0.1", LOGS)
+    assert process.url == "http://127.0.0.1:40101"
+    words = list(process.command)
+    assert words[words.index("--tensor-parallel-size") + 1] == "2"
+    assert words[words.index("--host") + 1] == "127.0.0.1"
+    assert "CUDA_VISIBLE_DEVICES" not in process.environment, "its process sees its own devices already"
+
+
+async def test_a_judge_that_ends_before_it_answers_is_named_with_its_last_words(tmp_path):
+    program = JudgeProgram("Rubric", judge("sh", "-c", "echo out of memory; exit 3"))
+    host = ServerHost(program, 0, "127.0.0.1", tmp_path)
+    with pytest.raises(RunError, match=r"ended with code 3(.|\n)*out of memory"):
+        await host.start()
+    await host.stop()
