@@ -175,7 +175,7 @@ def preset_errors(name: str) -> dict[str, float]:
     """Return the relative L2 error of the gradients of policy and critic, the larger, by preset and layout."""
     errors = {}
     for preset in sorted(PRESETS):
-        settings = resolve_preset(preset, {})
+        settings = resolve_preset(preset, {"minibatches": 1})
         for layout in ("step", "trajectory") if name == "qwen3" else ("step",):
             batch = episode_batch(episodes([60], group_size=4, turns=2), row_builder(layout))
             found = {}

@@ -6,7 +6,7 @@ from unittest import mock
 import torch
 
 from tests.support.tiny_models import sharp_model
-from trainer.backends import fsdp2
+from trainer.backends import fsdp2, zero
 from trainer.backends.heads import PolicyHead
 from trainer.backends.optimizer import Schedule
 from trainer.backends.prefix_tree import CallCosts
@@ -18,22 +18,31 @@ CHEAP = CallCosts(pair=0.0, masked_pair=0.0, copied=0.0, call=4.0, held=0.05)
 
 @dataclass(frozen=True)
 class SharingRecipe:
-    """How a rank makes its part."""
+    """How a rank makes its part.
 
+    Attributes:
+        kind: What divides it.
+    """
+
+    kind: str
     optimizer: OptimizerSettings
     schedule: Schedule
     gradient_checkpointing: bool = False
 
     def __call__(self, group, backends):
         torch.set_num_threads(1)
-        with mock.patch.object(fsdp2, "sharing_costs", costs):
-            return fsdp2.fsdp2_backend(
-                PolicyHead(sharp_model(), 1.0),
-                group,
-                self.optimizer,
-                self.schedule,
-                gradient_checkpointing=self.gradient_checkpointing,
-            )
+        head, options = (
+            PolicyHead(sharp_model(), 1.0),
+            {"gradient_checkpointing": self.gradient_checkpointing},
+        )
+        with (
+            mock.patch.object(fsdp2, "sharing_costs", costs),
+            mock.patch.object(zero, "sharing_costs", costs),
+        ):
+            if self.kind == "fsdp2":
+                return fsdp2.fsdp2_backend(head, group, self.optimizer, self.schedule, **options)
+            stage = int(self.kind.removeprefix("zero"))
+            return zero.zero_backend(head, group, self.optimizer, self.schedule, stage=stage, **options)
 
 
 def costs(head, setting, device):
