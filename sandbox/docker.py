@@ -41,6 +41,7 @@ class DockerSandbox:
             as this machine has processors.
         runs_per_container: After how many programs a container is replaced; with 1, each has its own.
         cpus: Processors for one container, on average.
+        read_only: Files and directories of the engine's machine that programs see besides the image.
     """
 
     name = "docker"
@@ -52,9 +53,11 @@ class DockerSandbox:
         containers: int | None = None,
         runs_per_container: int = 100,
         cpus: float = 1.0,
+        read_only: Sequence[str] = (),
     ) -> None:
         self._image = image
         self._cpus = cpus
+        self._read_only = tuple(read_only)
         self.claims = Guarantees(
             backend=self.name,
             level="container",
@@ -158,7 +161,12 @@ class DockerSandbox:
 
     def _start(self, shape: Shape) -> Container:
         return Container.start(
-            self._engine(), self._image, shape, cpus=self._cpus, guarantees=self._seen or self.claims
+            self._engine(),
+            self._image,
+            shape,
+            cpus=self._cpus,
+            guarantees=self._seen or self.claims,
+            read_only=self._read_only,
         )
 
     def _build(self, program: Program, order: Order, cancellation: Cancellation) -> "_Built | RunResult":

@@ -98,7 +98,14 @@ class Container:
 
     @classmethod
     def start(
-        cls, engine: docker.DockerClient, image: str, shape: Shape, *, cpus: float, guarantees: Guarantees
+        cls,
+        engine: docker.DockerClient,
+        image: str,
+        shape: Shape,
+        *,
+        cpus: float,
+        guarantees: Guarantees,
+        read_only: Sequence[str] = (),
     ) -> "Container":
         """Make a container that is ready for a program.
 
@@ -108,12 +115,14 @@ class Container:
             shape: How much programs may use.
             cpus: How many processors it may use, on average.
             guarantees: What its results say of it.
+            read_only: What programs see of the engine's machine.
 
         Raises:
             ContainerLostError: If it does not start.
         """
         try:
-            made = engine.containers.create(**container_options(image, first_process(), shape, cpus=cpus))
+            options = container_options(image, first_process(), shape, cpus=cpus, read_only=read_only)
+            made = engine.containers.create(**options)
             attached = made.attach_socket(params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
         except ENGINE_ERRORS as error:
             raise ContainerLostError(f"no container could be made: {error}") from error

@@ -1,6 +1,6 @@
 """How a container is closed: everything that it is given, and all that is taken from it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,9 @@ class Shape:
         return cls(limits.memory_mb, limits.pids, limits.disk_mb, limits.inodes)
 
 
-def container_options(image: str, program: str, shape: Shape, *, cpus: float) -> dict[str, Any]:
+def container_options(
+    image: str, program: str, shape: Shape, *, cpus: float, read_only: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return how a container is made, in the words of the Docker SDK.
 
     Args:
@@ -52,6 +54,7 @@ def container_options(image: str, program: str, shape: Shape, *, cpus: float) ->
         program: Source text of the first process.
         shape: How much it may use.
         cpus: How many processors, on average.
+        read_only: Files and directories of the engine's machine that are shown under their own names.
     """
     memory = f"{shape.memory_mb + _OWN_MEMORY_MB}m"
     return {
@@ -68,6 +71,7 @@ def container_options(image: str, program: str, shape: Shape, *, cpus: float) ->
         "ipc_mode": "none",
         "read_only": True,
         "tmpfs": _file_systems(shape),
+        "volumes": {path: {"bind": path, "mode": "ro"} for path in read_only},
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true", f"seccomp={profile_text(namespaces=False)}"],
         "mem_limit": memory,

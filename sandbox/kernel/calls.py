@@ -1,8 +1,10 @@
 """System calls that Python's standard library does not have (some came with 3.12, which is not asked for)."""
 
 import ctypes
+import fcntl
 import os
 import platform
+import socket
 import struct
 
 CLONE_NEWTIME = 0x00000080
@@ -34,6 +36,7 @@ PR_CAP_AMBIENT = 47
 _LINUX_CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 40
 _SIGCHLD = 17
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
 _SYS_MOUNT_SETATTR = 442
@@ -115,6 +118,13 @@ def detach(target: str) -> None:
 def set_host_name(name: str) -> None:
     """Name the machine, for the current namespace."""
     _check(_libc.sethostname(name.encode(), ctypes.c_size_t(len(name))), "sethostname")
+
+
+def bring_up_loopback() -> None:
+    """Let the current network namespace reach itself at 127.0.0.1 and ::1; a new one does not even do that."""
+    up = struct.pack("=16sH22x", b"lo", _IFF_UP)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        fcntl.ioctl(asking, _SIOCSIFFLAGS, up)
 
 
 def prctl(option: int, value: int = 0) -> None:

@@ -70,12 +70,14 @@ def command_line(order: Order, data: Mapping[str, int], channel: int) -> list[st
             arguments += ["--symlink", os.readlink(source), source]
         elif os.path.isdir(source):
             arguments += ["--ro-bind", source, source]
-    for source in (*(f"/{name}" for name in rootfs.SYSTEM_FILES), *order.read_only):
+    for source in (f"/{name}" for name in rootfs.SYSTEM_FILES):
         arguments += ["--ro-bind-try", source, source]
     arguments += ["--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev"]
     arguments += ["--size", str(_SHARED_MEMORY_MB * _MIB), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     arguments += ["--size", str(order.limits.disk_mb * _MIB), "--tmpfs", order.directory]
     arguments += ["--dir", f"{order.directory}/.tmp", "--symlink", f"{order.directory}/.tmp", "/tmp"]
+    for source in order.read_only:  # which may lie below the working directory's name
+        arguments += ["--ro-bind-try", source, source]
     for name, descriptor in data.items():
         arguments += ["--perms", "0444", "--ro-bind-data", str(descriptor), name]
     return [*arguments, "--remount-ro", "/", "/usr/bin/python3", "-I", "-S", "-c", _START, str(channel)]

@@ -65,6 +65,8 @@ class NamespaceJail:
         calls.prctl(calls.PR_SET_DUMPABLE, 1)
         self._outer_proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         calls.set_host_name("sandbox")
+        with contextlib.suppress(OSError):  # Where it is refused, programs do not reach each other either.
+            calls.bring_up_loopback()
         rootfs.build_root(self._disk_mb, self._inodes, self._read_only)
 
     def confine(self) -> None:

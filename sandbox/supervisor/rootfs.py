@@ -77,7 +77,7 @@ def build_root(disk_mb: int, inodes: int, read_only: Iterable[str]) -> None:
     with contextlib.suppress(KernelError):
         mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY, "hidepid=2")
     for name in WRITABLE:
-        mount(name, name, "", MS_BIND)
+        mount(name, name, "", MS_BIND | MS_REC)  # what is shown may lie below
     pivot_root(".", _OLD_ROOT)
     os.chdir("/")
     detach(f"/{_OLD_ROOT}")

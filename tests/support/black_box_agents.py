@@ -16,6 +16,7 @@ def post(url, body):
 
 def ask(text):
     body = {"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": text}]}
+    body |= json.loads(os.environ.get("ASK_MORE", "{}"))
     answer = post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)
     return answer["choices"][0]["message"]["content"]
 
@@ -30,6 +31,9 @@ def play(task):
 def main(what):
     task = json.load(sys.stdin)
     assert task == json.loads(os.environ["ROLLGYM_TASK"])
+    if "PLAYED" in os.environ:
+        with open(os.environ["PLAYED"], "a", encoding="ascii") as file:
+            file.write("x")
     if what not in ("silent", "just-play"):
         ask("hello")
     match what:
@@ -62,6 +66,9 @@ def main(what):
             with open(os.environ["PIDS"], "a", encoding="ascii") as file:
                 file.write(f"{os.getpid()}\n{child.pid}\n")
             time.sleep(600)
+        case "flood":
+            while True:
+                sys.stdout.write("x" * 1_000_000)
         case "chatty":
             print("x" * 5_000_000)
 

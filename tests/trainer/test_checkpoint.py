@@ -275,3 +275,45 @@ def test_the_best_checkpoint_outlives_newer_ones(tmp_path):
         store.save(RunState(step, step, 0, ()), parts_of(step), scores)
     assert sorted(folder.name for folder in tmp_path.glob("step_*")) == ["step_000020", "step_000050"]
     assert load_checkpoint(store.latest()).state.step == 50
+
+
+class InFiles:
+    """A part of a checkpoint that writes itself, in two files."""
+
+    def __init__(self, content: str, broken: bool = False) -> None:
+        self._content, self._broken = content, broken
+
+    def write(self, folder: Path) -> None:
+        (folder / ".metadata").write_text(self._content)
+        if self._broken:
+            raise RuntimeError("a rank is gone")
+        (folder / "piece").write_text(self._content)
+
+
+def test_a_part_in_files_is_whole_or_not_there(tmp_path):
+    (tmp_path / "run").mkdir()
+    store = CheckpointStore(tmp_path / "run" / ".." / "checkpoints", keep=2)
+    store.save(RunState(1, 1, 0, ()), {"policy": InFiles("a")})
+    with pytest.raises(RuntimeError, match="a rank is gone"):
+        store.save(RunState(2, 2, 0, ()), {"policy": InFiles("b", broken=True)})
+    loaded = load_checkpoint(store.latest())
+    assert loaded.state.step == 1
+    assert (loaded.parts["policy"].folder / "piece").read_text() == "a"
+    for name in ("piece", ".metadata"):
+        copy = shutil.copytree(loaded.folder, tmp_path / name)
+        (copy / "policy" / name).write_text("c")
+        with pytest.raises(CheckpointError, match=rf"{name} is damaged or missing"):
+            load_checkpoint(copy)
+
+
+def test_a_kill_while_a_part_in_files_is_written_leaves_the_one_before(tmp_path):
+    store = CheckpointStore(tmp_path, keep=1)
+    store.save(RunState(1, 1, 0, ()), {"policy": InFiles("a")})
+    for point in count():
+        killed = killed_at(point, lambda: store.save(RunState(2, 2, 0, ()), {"policy": InFiles("b")}))
+        loaded = store.load_newest(print)
+        assert loaded is not None
+        assert (loaded.parts["policy"].folder / "piece").read_text() == {1: "a", 2: "b"}[loaded.state.step]
+        if not killed:
+            assert loaded.state.step == 2
+            break

@@ -4,6 +4,7 @@ import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from clients.protocol.arrays import DecodeError
@@ -19,6 +20,7 @@ from trainer.core.errors import InvalidNumberError
 from trainer.core.numbers import LARGEST, finite_number
 from trainer.records.trajectory import Outcome, Trajectory
 from trainer.rollout.agent import note_failure
+from trainer.rollout.recall import EpisodeLostError
 from trainer.tasks.task import Task
 
 
@@ -47,15 +49,16 @@ class BlackBoxPlayer:
 
         Raises:
             ProblemError: If the server refuses what the run asks for.
+            EpisodeLostError: If the environment cannot be brought to where the rollout log ends.
         """
         trajectory = Trajectory(task, member, attempt)
-        environment = EpisodeEnvironment(session, trajectory)
+        agent = AgentSession(self.service, trajectory, max_turns, self.clock)
+        environment = EpisodeEnvironment(session, trajectory, failed=agent.end)
         try:
             await environment.reset()
         except (ProblemError, DecodeError, InvalidNumberError) as error:
             note_failure(trajectory, error)
             return trajectory
-        agent = AgentSession(self.service, trajectory, max_turns, self.clock)
         key = self.table.add(agent, environment)
         try:
             told = AgentTask(f"{self.url}/s/{key}", key, self.service.model, _told(environment, trajectory))
@@ -76,11 +79,12 @@ async def open_black_box(
     port: int,
     public_url: str | None,
     max_body_bytes: int,
+    unix: Path | None = None,
 ) -> AsyncIterator[BlackBoxPlayer]:
-    """Serve the endpoint while the context is open, and give who plays through it."""
+    """Serve the endpoint while the context is open, and give who plays through it; see `serve_app`."""
     table = SessionTable(service.model)
     try:
-        async with serve_app(agents_app(table, max_body_bytes), host, port) as url:
+        async with serve_app(agents_app(table, max_body_bytes), host, port, unix) as url:
             yield BlackBoxPlayer(table, (public_url or url).rstrip("/"), service, runner, clock)
     finally:
         await runner.close()
@@ -114,6 +118,7 @@ def conclude(
     then how the agent ended.
 
     Raises:
+        EpisodeLostError: If the environment cannot be brought to where the rollout log ends.
         Exception: What the inference client raised: no episode could be played.
     """
     counts = agent.counts
@@ -121,8 +126,11 @@ def conclude(
         "agent_calls": float(counts.calls),
         "agent_refused": float(counts.refused),
         "agent_abandoned": float(counts.abandoned),
+        "agent_rewritten": float(counts.rewritten),
     }
     failure = environment.failure
+    if isinstance(failure, EpisodeLostError):
+        raise failure
     if agent.model_failure is not None:
         if not isinstance(agent.model_failure, InvalidNumberError):
             raise agent.model_failure

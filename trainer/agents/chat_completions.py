@@ -1,8 +1,9 @@
 """`/v1/chat/completions`: its requests read, its answers and chunks built. Nothing here does I/O."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from trainer.agents.answers import Answer, Choice
 from trainer.agents.calls import (
     MOST_CHOICES,
     AgentCall,
@@ -14,8 +15,8 @@ from trainer.agents.calls import (
     tool_choice,
     whole,
 )
-from trainer.agents.errors import invalid, unsupported
-from trainer.agents.session import Answer, Choice
+from trainer.agents.errors import ApiError, invalid, unsupported
+from trainer.agents.streaming import Delta
 
 _REFUSED = ("functions", "function_call", "audio", "prediction", "web_search_options")
 
@@ -77,33 +78,53 @@ def chat_body(call: AgentCall, answer: Answer, model: str, token_text: Mapping[i
     return body | {"prompt_token_ids": list(answer.prompt_ids)} if call.token_ids else body
 
 
-def chat_chunks(
-    call: AgentCall, answer: Answer, model: str, token_text: Mapping[int, str]
-) -> Iterator[dict[str, Any]]:
-    """Yield the same as the chunks of a stream: each choice's role, thinking, content, calls of tools, and end."""
-    head = _head(answer, model, "chat.completion.chunk")
-    if call.usage_in_stream:
-        head["usage"] = None
-    for index, choice in enumerate(answer.choices):
-        reply = choice.sampled.reply
-        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-        if reply.reasoning is not None:
-            deltas.append({"reasoning_content": reply.reasoning})
-        if reply.content:
-            deltas.append({"content": reply.content})
-        for place, item in enumerate(_tool_calls(choice)):
-            # As OpenAI sends them: the name first, its arguments behind.
-            function = {"name": item["function"]["name"], "arguments": ""}
-            deltas.append({"tool_calls": [{"index": place, **item, "function": function}]})
-            arguments = {"arguments": item["function"]["arguments"]}
-            deltas.append({"tool_calls": [{"index": place, "function": arguments}]})
+class ChatChunks:
+    """An answer as the chunks of a stream: of each choice its role, what comes of it, its calls of tools, its end.
+
+    Args:
+        call: What was asked for.
+        answer: The answer, as far as it is known when it begins.
+        model: The policy's name.
+    """
+
+    def __init__(self, call: AgentCall, answer: Answer, model: str) -> None:
+        self._call = call
+        self._head = _head(answer, model, "chat.completion.chunk")
+        if call.usage_in_stream:
+            self._head["usage"] = None
+        self._begun: set[int] = set()
+
+    def says(self, choice: int, deltas: Sequence[Delta]) -> Iterator[dict[str, Any]]:
+        """Yield the chunks of what can be handed over."""
+        if choice not in self._begun:
+            self._begun.add(choice)
+            yield self._chunk(choice, {"role": "assistant", "content": ""})
         for delta in deltas:
-            yield head | {"choices": [{"index": index, "delta": delta, "finish_reason": None}]}
-        end = {"index": index, "delta": {}, "finish_reason": finish_reason(choice)}
-        yield head | {"choices": [end | _details(call, choice, token_text)]}
-    if call.usage_in_stream:
-        last = head | {"choices": [], "usage": usage(answer)}
-        yield last | {"prompt_token_ids": list(answer.prompt_ids)} if call.token_ids else last
+            name = "reasoning_content" if delta.kind == "reasoning" else "content"
+            yield self._chunk(choice, {name: delta.text})
+
+    def ends(self, answer: Answer, token_text: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+        """Yield what comes when all of it is there."""
+        for index, choice in enumerate(answer.choices):
+            yield from self.says(index, ())
+            for place, item in enumerate(_tool_calls(choice)):
+                # As OpenAI sends them: the name first, its arguments behind.
+                function = {"name": item["function"]["name"], "arguments": ""}
+                yield self._chunk(index, {"tool_calls": [{"index": place, **item, "function": function}]})
+                arguments = {"arguments": item["function"]["arguments"]}
+                yield self._chunk(index, {"tool_calls": [{"index": place, "function": arguments}]})
+            end = {"index": index, "delta": {}, "finish_reason": finish_reason(choice)}
+            yield self._head | {"choices": [end | _details(self._call, choice, token_text)]}
+        if self._call.usage_in_stream:
+            last = self._head | {"choices": [], "usage": usage(answer)}
+            yield last | {"prompt_token_ids": list(answer.prompt_ids)} if self._call.token_ids else last
+
+    def fails(self, error: ApiError) -> Iterator[dict[str, Any]]:
+        """Yield what ends a stream that cannot go on."""
+        yield error.as_body()
+
+    def _chunk(self, choice: int, delta: dict[str, Any]) -> dict[str, Any]:
+        return self._head | {"choices": [{"index": choice, "delta": delta, "finish_reason": None}]}
 
 
 def finish_reason(choice: Choice) -> str:

@@ -10,23 +10,26 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import orjson
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from trainer.agents.answers import Answer
 from trainer.agents.calls import AgentCall, finite, whole
-from trainer.agents.chat_completions import chat_body, chat_chunks, parse_chat
+from trainer.agents.chat_completions import ChatChunks, chat_body, parse_chat
 from trainer.agents.environment import EpisodeEnvironment
 from trainer.agents.errors import ApiError, invalid
+from trainer.agents.event_stream import Event, EventStream, LiveAnswer
 from trainer.agents.mcp import mcp_answer
-from trainer.agents.responses import parse_responses, response_body, response_events
-from trainer.agents.session import AgentSession, Answer
+from trainer.agents.responses import ResponseEvents, parse_responses, response_body
+from trainer.agents.session import AgentSession
 from trainer.agents.splicing import message_of
 from trainer.core.errors import TrainerError
 from trainer.core.numbers import LARGEST
@@ -98,9 +101,21 @@ async def _not_allowed(request: Request, error: Exception) -> Response:
     return refusal(ApiError(405, f"{request.method} is not what this address takes", "method_not_allowed"))
 
 
+def as_api_error(error: BaseException) -> ApiError:
+    """Return what an agent is told of a failure; the run hears of it through the session."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, TrainerError):
+        # Our own errors say what is wrong, such as an inference server that is gone.
+        return ApiError(502, str(error), "inference_failed")
+    _log.error("an agent's request failed", exc_info=error)
+    return ApiError(500, "the request failed; the run has the reason", "internal_error")
+
+
 def refusal(error: ApiError) -> Response:
-    """Return a refusal as an answer."""
-    return JSONResponse(error.as_body(), error.status)
+    """Return a refusal as an answer. Who sends too much may never stop sending: the connection ends with it."""
+    headers = {"connection": "close"} if error.status == 413 else None
+    return JSONResponse(error.as_body(), error.status, headers)
 
 
 class _Endpoint:
@@ -126,13 +141,8 @@ class _Endpoint:
                 return refusal(error)
             except ClientDisconnect:
                 return Response(status_code=499)
-            except TrainerError as error:
-                # Our own errors say what is wrong, such as an inference server that is gone.
-                return refusal(ApiError(502, str(error), "inference_failed"))
-            except Exception:  # noqa: BLE001 - the end of a request: every failure is told
-                # The run hears of it through the session; the agent is told so that its client does not hang.
-                _log.exception("an agent's request failed")
-                return refusal(ApiError(500, "the request failed; the run has the reason", "internal_error"))
+            except Exception as error:  # noqa: BLE001 - the end of a request: every failure is told
+                return refusal(as_api_error(error))
 
         return handle
 
@@ -142,28 +152,55 @@ class _Endpoint:
         """`POST /v1/chat/completions`."""
         session = self._session(request)
         call = parse_chat(await self._json(request))
-        answer = await _while_connected(request, session.answer(call))
-        texts = self._texts(session, call, answer)
         if call.stream:
-            chunks = chat_chunks(call, answer, self._sessions.model, texts)
-            return _stream((_event(chunk) for chunk in chunks), answer, done=b"data: [DONE]\n\n")
-        return _answered(chat_body(call, answer, self._sessions.model, texts), answer)
+            return await self._streamed(request, session, call, _CHAT)
+        answer = await _while_connected(request, session.answer(call))
+        body = chat_body(call, answer, self._sessions.model, self._texts(session, call, answer))
+        return _json_answer(body, _headers(answer))
 
     async def responses(self, request: Request) -> Response:
         """`POST /v1/responses`."""
         session = self._session(request)
         call = parse_responses(await self._json(request), session.conversations.get)
-        answer = await _while_connected(request, session.answer(call))
-        said = message_of(answer.choices[0].sampled)
-        # Instructions are those of one request, not of the conversation.
-        own = call.messages[1:] if call.echoed.get("instructions") is not None else call.messages
-        session.conversations[answer.identifier] = [*own, said]
-        texts = self._texts(session, call, answer)
         if call.stream:
-            events = response_events(call, answer, self._sessions.model, texts)
-            named = (f"event: {event['type']}\n".encode() + _event(event) for event in events)
-            return _stream(named, answer)
-        return _answered(response_body(call, answer, self._sessions.model, texts), answer)
+            return await self._streamed(request, session, call, _RESPONSES)
+        answer = await _while_connected(request, session.answer(call))
+        _keep_conversation(session, call, answer)
+        body = response_body(call, answer, self._sessions.model, self._texts(session, call, answer))
+        return _json_answer(body, _headers(answer))
+
+    async def _streamed(
+        self, request: Request, session: AgentSession, call: AgentCall, api: "_StreamApi"
+    ) -> Response:
+        """Answer with a stream that begins with the reply's first words; what fails before has a status of its own."""
+        live = LiveAnswer()
+        working = asyncio.create_task(session.answer(call, live))
+        working.add_done_callback(live.close)
+        try:
+            await _while_connected(request, live.started())
+            if working.done():
+                working.result()
+        except BaseException:
+            working.cancel()
+            raise
+        assert live.answer is not None
+        events = api.events(call, live.answer, self._sessions.model)
+
+        def ended(answer: Answer) -> Iterable[Event]:
+            api.keep(session, call, answer)
+            return events.ends(answer, self._texts(session, call, answer))
+
+        headers = _headers(live.answer) | {"cache-control": "no-cache"}
+        return EventStream(
+            working,
+            live,
+            events,
+            ended=ended,
+            failed=as_api_error,
+            write=api.write,
+            last=api.last,
+            headers=headers,
+        )
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`."""
@@ -215,7 +252,7 @@ class _Endpoint:
     async def end(self, request: Request) -> Response:
         """`POST /s/KEY/end`: the agent is done; a reward may come with it."""
         session = self._session(request)
-        if await request.body():
+        if await read_body(request, self._max_body_bytes):
             await self.reward(request)
         session.end()
         self._sessions.posted(request.path_params["key"])
@@ -278,7 +315,7 @@ class _Endpoint:
         return environment
 
     async def _json(self, request: Request, *, numbers_of_python: bool = False) -> dict[str, Any]:
-        body = await self._body(request)
+        body = await read_body(request, self._max_body_bytes)
         try:
             # Python's reader knows NaN, so that it can be refused by name.
             value = json.loads(body) if numbers_of_python else orjson.loads(body)
@@ -288,20 +325,24 @@ class _Endpoint:
             raise invalid("the body must be a JSON object")
         return value
 
-    async def _body(self, request: Request) -> bytes:
-        chunks, size = [], 0
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > self._max_body_bytes:
-                raise ApiError(
-                    413,
-                    f"the body has more than {self._max_body_bytes} bytes (max_body_bytes)",
-                    "body_too_large",
-                )
-            chunks.append(chunk)
-        body = b"".join(chunks)
-        request._body = body
-        return body
+
+async def read_body(request: Request, largest: int) -> bytes:
+    """Read a body, and no more of it than is allowed; a second reader gets it again.
+
+    Raises:
+        ApiError: If it is larger.
+    """
+    if hasattr(request, "_body"):
+        return bytes(request._body)
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > largest:
+            raise ApiError(413, f"the body has more than {largest} bytes (max_body_bytes)", "body_too_large")
+        chunks.append(chunk)
+    body = b"".join(chunks)
+    request._body = body
+    return body
 
 
 def refuse_web_pages(request: Request) -> None:
@@ -342,10 +383,6 @@ def _headers(answer: Answer) -> dict[str, str]:
     return headers
 
 
-def _answered(body: Mapping[str, Any], answer: Answer) -> Response:
-    return _json_answer(body, _headers(answer))
-
-
 def _json_answer(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
     return Response(_packed(body), media_type="application/json", headers=dict(headers or {}))
 
@@ -357,16 +394,41 @@ def _packed(body: Mapping[str, Any]) -> bytes:
         return json.dumps(body, default=str).encode()
 
 
-def _event(event: Mapping[str, Any]) -> bytes:
+def _chunk(event: Event) -> bytes:
     return b"data: " + _packed(event) + b"\n\n"
 
 
-def _stream(events: Iterable[bytes], answer: Answer, done: bytes = b"") -> Response:
-    async def body() -> AsyncIterator[bytes]:
-        for event in events:
-            yield event
-        if done:
-            yield done
+def _named_event(event: Event) -> bytes:
+    return f"event: {event['type']}\n".encode() + _chunk(event)
 
-    headers = _headers(answer) | {"cache-control": "no-cache"}
-    return StreamingResponse(body(), media_type="text/event-stream", headers=headers)
+
+def _keep_conversation(session: AgentSession, call: AgentCall, answer: Answer) -> None:
+    said = message_of(answer.choices[0].sampled)
+    # Instructions are those of one request, not of the conversation.
+    own = call.messages[1:] if call.echoed.get("instructions") is not None else call.messages
+    session.conversations[answer.identifier] = [*own, said]
+
+
+def _keep_nothing(session: AgentSession, call: AgentCall, answer: Answer) -> None:
+    """Who speaks this API sends its whole conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamApi:
+    """How one of the two APIs streams.
+
+    Attributes:
+        events: Makes the events of an answer.
+        write: Writes one.
+        last: What is written behind them all.
+        keep: Keeps what a later request may name.
+    """
+
+    events: Callable[[AgentCall, Answer, str], ChatChunks | ResponseEvents]
+    write: Callable[[Event], bytes]
+    last: bytes
+    keep: Callable[[AgentSession, AgentCall, Answer], None]
+
+
+_CHAT = _StreamApi(ChatChunks, _chunk, b"data: [DONE]\n\n", _keep_nothing)
+_RESPONSES = _StreamApi(ResponseEvents, _named_event, b"", _keep_conversation)

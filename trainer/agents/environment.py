@@ -1,7 +1,7 @@
 """The environment of an agent's episode, in the agent's hands: it steps when it likes, and rewards go to its turns."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from trainer.records.timeline import Phase
 from trainer.records.trajectory import Outcome, Trajectory, Turn
 from trainer.rollout.agent import note_result, outcome_of_end, step_phase, view_of
 from trainer.rollout.episode_metrics import EpisodeMetrics
+from trainer.rollout.recall import EpisodeLostError
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class EpisodeEnvironment:
     Args:
         session: The environment's session, which nobody else uses meanwhile.
         trajectory: Where rewards and the end are noted.
+        failed: Told when the episode can have no result any more.
 
     Attributes:
         info: What the environment said last.
@@ -67,16 +69,19 @@ class EpisodeEnvironment:
         failure: What ended the episode without a result, if something did.
     """
 
-    def __init__(self, session: EnvSession, trajectory: Trajectory) -> None:
+    def __init__(
+        self, session: EnvSession, trajectory: Trajectory, failed: Callable[[], None] = lambda: None
+    ) -> None:
         self._session = session
         self._trajectory = trajectory
+        self._failed = failed
         self._metrics = EpisodeMetrics(session.env.metadata.get("metrics", {}))
         self._stepping = asyncio.Lock()
         self.begun: Mapping[str, Any] = {}
         self.info: Mapping[str, Any] = {}
         self.seen = Observed("", ())
         self.steps = 0
-        self.failure: ProblemError | DecodeError | InvalidNumberError | None = None
+        self.failure: ProblemError | DecodeError | InvalidNumberError | EpisodeLostError | None = None
 
     async def reset(self) -> None:
         """Begin the episode.
@@ -127,8 +132,9 @@ class EpisodeEnvironment:
             turn, anchor = self._last_turn(), self.info.get("anchor")
             try:
                 self.seen = await self._stepped(action, turn, anchor)
-            except (ProblemError, DecodeError, InvalidNumberError) as error:
+            except (ProblemError, DecodeError, InvalidNumberError, EpisodeLostError) as error:
                 self.failure = error
+                self._failed()
                 raise _failed(error) from error
             except EncodeError as error:
                 raise ApiError(400, str(error), "invalid_action", "action") from error

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from trainer.agents.black_box import give_posted, unfinished
-from trainer.agents.endpoint import refusal, refuse_web_pages
+from trainer.agents.endpoint import read_body, refusal, refuse_web_pages
 from trainer.agents.environment import EpisodeEnvironment
 from trainer.agents.errors import ApiError
 from trainer.agents.runners import AgentEnd
@@ -119,7 +119,7 @@ class ProxySessions:
             refuse_web_pages(request)
             self._require_token(request)
             key = secrets.token_urlsafe(24)
-            self.open(key, _task_of(await request.body()))
+            self.open(key, _task_of(await read_body(request, _LONGEST_TASK)))
         except ApiError as error:
             return refusal(error)
         root = str(request.base_url).rstrip("/")
@@ -212,8 +212,6 @@ def _conclude(trajectory: Trajectory, session: AgentSession, why: str) -> None:
 def _task_of(body: bytes) -> Mapping[str, Any]:
     if not body:
         return {}
-    if len(body) > _LONGEST_TASK:
-        raise ApiError(413, f"a task has at most {_LONGEST_TASK} bytes", "body_too_large")
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:

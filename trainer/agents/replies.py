@@ -18,7 +18,8 @@ FORMATS: tuple[ToolFormat, ...] = get_args(ToolFormat)
 
 MOST_CALLS = 256
 """Calls that are read of one reply."""
-_OPEN, _CLOSE = "<think>", "</think>"
+OPENING, CLOSING = "<think>", "</think>"
+"""What stands around thinking."""
 _BETWEEN = re.compile(r"[\s;,]*+")
 _PARAMETER = "<parameter="
 
@@ -71,10 +72,10 @@ def read_reply(text: str, tool_format: ToolFormat | None = None, *, begun: bool 
 
 
 def _without_thinking(text: str, *, begun: bool) -> tuple[str | None, str]:
-    if not begun and not text.lstrip().startswith(_OPEN):
+    if not begun and not text.lstrip().startswith(OPENING):
         return None, text
-    thought, closed, said = text.partition(_CLOSE)
-    thought = thought.lstrip().removeprefix(_OPEN).strip("\n")
+    thought, closed, said = text.partition(CLOSING)
+    thought = thought.lstrip().removeprefix(OPENING).strip("\n")
     # Thinking that was cut off was never said.
     return thought, (said.lstrip("\n") if closed else "")
 
@@ -105,7 +106,12 @@ def _read_sections(said: str, read: Callable[[str], ToolCall]) -> tuple[str, lis
         except _NoCallError:
             kept.append("<tool_call>" + body + closed + behind)
     content = "".join(kept)
-    return (content.strip() if calls else content), calls
+    return (_before_calls(content) if calls else content), calls
+
+
+def _before_calls(content: str) -> str:
+    """Return what is said beside calls, without the blanks that lead over to them."""
+    return content.rstrip()
 
 
 def _hermes(said: str) -> tuple[str, list[ToolCall]]:
@@ -163,7 +169,7 @@ def _mistral(said: str) -> tuple[str, list[ToolCall]]:
         calls = _named_calls(meant) if "[ARGS]" in meant else _listed_calls(meant)
     except _NoCallError:
         return said, []
-    return content.strip(), calls
+    return _before_calls(content), calls
 
 
 def _listed_calls(text: str) -> list[ToolCall]:

@@ -1,8 +1,9 @@
 """`/v1/responses`: its requests read, its answers and events built. Nothing here does I/O."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from trainer.agents.answers import Answer, Choice
 from trainer.agents.calls import (
     AgentCall,
     Message,
@@ -18,7 +19,7 @@ from trainer.agents.calls import (
 )
 from trainer.agents.chat_completions import token_logprobs
 from trainer.agents.errors import ApiError, invalid, unsupported
-from trainer.agents.session import Answer, Choice
+from trainer.agents.streaming import Delta
 
 Conversation = Callable[[str], Sequence[Message] | None]
 """Finds the conversation up to and with an answer, by its identifier without `resp_`."""
@@ -209,54 +210,124 @@ def response_body(
     return body
 
 
-def response_events(
-    call: AgentCall, answer: Answer, model: str, token_text: Mapping[int, str]
-) -> Iterator[dict[str, Any]]:
-    """Yield the same as the events of a stream, numbered, in the order that the API has them."""
-    for number, event in enumerate(_events(call, answer, model, token_text)):
-        yield event | {"sequence_number": number}
+class ResponseEvents:
+    """An answer as the numbered events of a stream, in the order that the API has them.
 
+    Args:
+        call: What was asked for.
+        answer: The answer, as far as it is known when it begins.
+        model: The policy's name.
+    """
 
-def _events(
-    call: AgentCall, answer: Answer, model: str, token_text: Mapping[int, str]
-) -> Iterator[dict[str, Any]]:
-    begun = _head(call, answer, model, "in_progress")
-    whole_answer = response_body(call, answer, model, token_text)
-    yield {"type": "response.created", "response": begun}
-    yield {"type": "response.in_progress", "response": begun}
-    for index, item in enumerate(whole_answer["output"]):
-        yield from _item_events(index, item)
-    yield {"type": f"response.{whole_answer['status']}", "response": whole_answer}
+    def __init__(self, call: AgentCall, answer: Answer, model: str) -> None:
+        self._call, self._answer, self._model = call, answer, model
+        self._number = 0
+        self._begun = False
+        # Of each item that was opened its kind, and what was handed over of it; the last one is open.
+        self._items: list[tuple[str, list[str]]] = []
+
+    def says(self, choice: int, deltas: Sequence[Delta]) -> Iterator[dict[str, Any]]:
+        """Yield the events of what can be handed over; there is one choice."""
+        yield from self._begins()
+        for delta in deltas:
+            yield from self._numbered(self._said(delta))
+
+    def ends(self, answer: Answer, token_text: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+        """Yield what comes when all of it is there."""
+        yield from self._begins()
+        whole_answer = response_body(self._call, answer, self._model, token_text)
+        opened = len(self._items)
+        for index, item in enumerate(whole_answer["output"]):
+            if index == opened - 1:
+                yield from self._numbered(_closing_events(index, item))
+            elif index >= opened:
+                yield from self._numbered(_item_events(index, item))
+        yield from self._numbered([{"type": f"response.{whole_answer['status']}", "response": whole_answer}])
+
+    def fails(self, error: ApiError) -> Iterator[dict[str, Any]]:
+        """Yield what ends a stream that cannot go on."""
+        yield from self._begins()
+        failure = {"code": "server_error", "message": error.message}
+        body = _head(self._call, self._answer, self._model, "failed") | {"error": failure}
+        yield from self._numbered([{"type": "response.failed", "response": body}])
+
+    def _begins(self) -> Iterator[dict[str, Any]]:
+        if not self._begun:
+            self._begun = True
+            begun = _head(self._call, self._answer, self._model, "in_progress")
+            kinds = ("response.created", "response.in_progress")
+            yield from self._numbered({"type": kind, "response": begun} for kind in kinds)
+
+    def _said(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        if not self._items or self._items[-1][0] != delta.kind:
+            yield from self._opened(delta.kind)
+        index = len(self._items) - 1
+        self._items[index][1].append(delta.text)
+        thinks = delta.kind == "reasoning"
+        kind, more = ("reasoning_text", {}) if thinks else ("output_text", {"logprobs": list[Any]()})
+        place = {"output_index": index, "item_id": self._item(delta.kind, "")["id"], "content_index": 0}
+        yield {"type": f"response.{kind}.delta", **place, "delta": delta.text, **more}
+
+    def _opened(self, kind: str) -> Iterator[dict[str, Any]]:
+        if self._items:  # what was thought before what is said
+            index, (earlier, parts) = len(self._items) - 1, self._items[-1]
+            yield from _closing_events(index, self._item(earlier, "".join(parts)))
+        self._items.append((kind, []))
+        yield from _opening_events(len(self._items) - 1, self._item(kind, ""))
+
+    def _item(self, kind: str, text: str) -> dict[str, Any]:
+        make = _reasoning_item if kind == "reasoning" else _message_item
+        return make(self._answer.identifier, text)
+
+    def _numbered(self, events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for event in events:
+            yield event | {"sequence_number": self._number}
+            self._number += 1
 
 
 def _item_events(index: int, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    place = {"output_index": index, "item_id": item["id"]}
-    opened = item | {"status": "in_progress"}
+    """Yield an item that was not handed over before."""
     if item["type"] == "function_call":
-        yield {
-            "type": "response.output_item.added",
-            "output_index": index,
-            "item": opened | {"arguments": ""},
-        }
-        arguments = item["arguments"]
-        yield {"type": "response.function_call_arguments.delta", **place, "delta": arguments}
-        done = {"name": item["name"], "arguments": arguments}
+        opened = item | {"status": "in_progress", "arguments": ""}
+        yield {"type": "response.output_item.added", "output_index": index, "item": opened}
+        place = {"output_index": index, "item_id": item["id"]}
+        yield {"type": "response.function_call_arguments.delta", **place, "delta": item["arguments"]}
+        done = {"name": item["name"], "arguments": item["arguments"]}
         yield {"type": "response.function_call_arguments.done", **place, **done}
+        yield {"type": "response.output_item.done", "output_index": index, "item": item}
     else:
-        yield {"type": "response.output_item.added", "output_index": index, "item": opened | {"content": []}}
-        kind = "output_text" if item["type"] == "message" else "reasoning_text"
-        for part_index, part in enumerate(item["content"]):
-            yield from _part_events(kind, place | {"content_index": part_index}, part)
+        yield from _opening_events(index, item)
+        (part,) = item["content"]
+        kind, place, logprobs = _of_part(index, item, part)
+        yield {"type": f"response.{kind}.delta", **place, "delta": part["text"], **logprobs}
+        yield from _closing_events(index, item)
+
+
+def _opening_events(index: int, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    opened = item | {"status": "in_progress", "content": []}
+    yield {"type": "response.output_item.added", "output_index": index, "item": opened}
+    (part,) = item["content"]
+    _, place, logprobs = _of_part(index, item, part)
+    empty = part | {"text": ""} | ({"logprobs": []} if logprobs else {})
+    yield {"type": "response.content_part.added", **place, "part": empty}
+
+
+def _closing_events(index: int, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    (part,) = item["content"]
+    kind, place, logprobs = _of_part(index, item, part)
+    yield {"type": f"response.{kind}.done", **place, "text": part["text"], **logprobs}
+    yield {"type": "response.content_part.done", **place, "part": part}
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
 
-def _part_events(kind: str, place: dict[str, Any], part: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    logprobs = {"logprobs": part["logprobs"]} if kind == "output_text" else {}
-    empty = part | {"text": ""} | ({"logprobs": []} if logprobs else {})
-    yield {"type": "response.content_part.added", **place, "part": empty}
-    yield {"type": f"response.{kind}.delta", **place, "delta": part["text"], **logprobs}
-    yield {"type": f"response.{kind}.done", **place, "text": part["text"], **logprobs}
-    yield {"type": "response.content_part.done", **place, "part": part}
+def _of_part(
+    index: int, item: dict[str, Any], part: dict[str, Any]
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Return what the events of an item's one part are called and have in common."""
+    place = {"output_index": index, "item_id": item["id"], "content_index": 0}
+    if item["type"] == "message":
+        return "output_text", place, {"logprobs": part["logprobs"]}
+    return "reasoning_text", place, {}
 
 
 def _head(call: AgentCall, answer: Answer, model: str, status: str) -> dict[str, Any]:
@@ -282,33 +353,33 @@ def _items(
     reply, names = choice.sampled.reply, answer.identifier
     items: list[dict[str, Any]] = []
     if reply.reasoning is not None:
-        thought = {"type": "reasoning_text", "text": reply.reasoning}
-        items.append(
-            {
-                "type": "reasoning",
-                "id": f"rs_{names}",
-                "summary": [],
-                "content": [thought],
-                "status": "completed",
-            }
-        )
+        items.append(_reasoning_item(names, reply.reasoning))
     if reply.content or not reply.calls:
         logprobs = token_logprobs(choice, token_text) if call.logprobs else []
-        said = {"type": "output_text", "text": reply.content, "annotations": [], "logprobs": logprobs}
         status = "incomplete" if choice.finish_reason == "length" else "completed"
-        items.append(
-            {
-                "type": "message",
-                "id": f"msg_{names}",
-                "role": "assistant",
-                "content": [said],
-                "status": status,
-            }
-        )
+        items.append(_message_item(names, reply.content, logprobs, status))
     for call_id, each in zip(choice.sampled.call_ids, reply.calls, strict=True):
         item = {"type": "function_call", "id": f"fc_{call_id}", "call_id": call_id, "status": "completed"}
         items.append(item | {"name": each.name, "arguments": each.arguments})
     return items
+
+
+def _reasoning_item(names: str, text: str) -> dict[str, Any]:
+    thought = {"type": "reasoning_text", "text": text}
+    return {
+        "type": "reasoning",
+        "id": f"rs_{names}",
+        "summary": [],
+        "content": [thought],
+        "status": "completed",
+    }
+
+
+def _message_item(
+    names: str, text: str, logprobs: Sequence[dict[str, Any]] = (), status: str = "completed"
+) -> dict[str, Any]:
+    said = {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+    return {"type": "message", "id": f"msg_{names}", "role": "assistant", "content": [said], "status": status}
 
 
 def _usage(answer: Answer) -> dict[str, Any]:

@@ -17,6 +17,8 @@ _LARGEST_VARIABLE = 100_000
 """Bytes of an environment variable; the kernel takes no more than 128 KiB."""
 _KEPT_OUTPUT = 2000
 _CHUNK = 1 << 16
+_MOST_OUTPUT = 64 << 20
+"""Bytes that a program may print; reading them takes the trainer's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,41 +142,60 @@ class ProgramRunner:
         self, process: asyncio.subprocess.Process, wanted: int, task: AgentTask, session: AgentSession
     ) -> AgentEnd:
         reading = asyncio.create_task(_output(process, json.dumps(task.task).encode()))
-        patience = asyncio.create_task(self._patience(session))
         try:
-            await asyncio.wait({reading, patience}, return_when=asyncio.FIRST_COMPLETED)
-            finished = reading.done()
+            finished = await ended_or_patient(reading, session, self._grace_s)
         finally:
             # The leash ends the program and everything below it, and then itself.
             os.close(wanted)
-            patience.cancel()
             said, code = await asyncio.shield(_settled(reading, process))
+        if said is None:
+            return AgentEnd(f"the agent's program printed more than {_MOST_OUTPUT >> 20} MiB, and was ended")
         if code == 0 or not finished:
             return AgentEnd()
         return AgentEnd(f"the agent's program ended with code {code}: {said or 'it printed nothing'}")
-
-    async def _patience(self, session: AgentSession) -> None:
-        await session.ended.wait()
-        await asyncio.sleep(self._grace_s)
 
     async def close(self) -> None:
         """Nothing is held between episodes."""
 
 
-async def _settled(reading: "asyncio.Task[str]", process: asyncio.subprocess.Process) -> tuple[str, int]:
+async def ended_or_patient(running: "asyncio.Future[Any]", session: AgentSession, grace_s: float) -> bool:
+    """Wait until a program ends, or for so long after it has said that it is done; return whether it ended."""
+    patience = asyncio.create_task(_patience(session, grace_s))
+    try:
+        await asyncio.wait({running, patience}, return_when=asyncio.FIRST_COMPLETED)
+        return running.done()
+    finally:
+        patience.cancel()
+
+
+async def _patience(session: AgentSession, grace_s: float) -> None:
+    await session.ended.wait()
+    await asyncio.sleep(grace_s)
+
+
+async def _settled(
+    reading: "asyncio.Task[str | None]", process: asyncio.subprocess.Process
+) -> tuple[str | None, int]:
     return await reading, await process.wait()
 
 
-async def _output(process: asyncio.subprocess.Process, given: bytes) -> str:
-    """Give a program its input, read all that it prints, and return the end of that."""
+async def _output(process: asyncio.subprocess.Process, given: bytes) -> str | None:
+    """Give a program its input, read all that it prints, and return the end of that; None if it is too much."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(given)
     process.stdin.write_eof()
-    kept = b""
+    kept, total = b"", 0
     while chunk := await process.stdout.read(_CHUNK):
-        kept = (kept + chunk)[-_KEPT_OUTPUT:]
-    return " ".join(kept.decode(errors="replace").split())[-_KEPT_OUTPUT // 2 :]
+        kept, total = (kept + chunk)[-_KEPT_OUTPUT:], total + len(chunk)
+        if total > _MOST_OUTPUT:
+            return None
+    return last_words(kept)
+
+
+def last_words(output: bytes) -> str:
+    """Return the end of what a program printed, in one line."""
+    return " ".join(output[-_KEPT_OUTPUT:].decode(errors="replace").split())[-_KEPT_OUTPUT // 2 :]
 
 
 class ServiceRunner:

@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
@@ -16,18 +17,19 @@ _KEEP_ALIVE_S = 75
 
 
 @asynccontextmanager
-async def serve_app(app: Starlette, host: str, port: int) -> AsyncIterator[str]:
+async def serve_app(app: Starlette, host: str, port: int, unix: Path | None = None) -> AsyncIterator[str]:
     """Serve while the context is open, and give the address.
 
     Args:
         app: What answers.
         host: The address to listen at.
         port: The port; 0 takes a free one.
+        unix: A socket in the file system, to listen at in place of an address; every user may connect to it.
 
     Raises:
         ConfigError: If the address cannot be used.
     """
-    listening = _bound(host, port)
+    listening = _bound(host, port) if unix is None else _bound_in_files(unix)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -41,7 +43,7 @@ async def serve_app(app: Starlette, host: str, port: int) -> AsyncIterator[str]:
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         name = f"[{host}]" if ":" in host else host
-        yield f"http://{name}:{listening.getsockname()[1]}"
+        yield f"http://{name}:{listening.getsockname()[1]}" if unix is None else f"unix:{unix}"
     finally:
         server.should_exit = True
         await serving
@@ -71,4 +73,16 @@ def _bound(host: str, port: int) -> socket.socket:
         raise ConfigError(
             f"agents: cannot listen on {host} port {port}: {error.strerror or error}"
         ) from error
+    return listening
+
+
+def _bound_in_files(path: Path) -> socket.socket:
+    try:
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening.bind(str(path))
+        path.chmod(0o666)
+        listening.listen(_BACKLOG)
+        listening.setblocking(False)
+    except OSError as error:
+        raise ConfigError(f"agents: cannot listen at {path}: {error.strerror or error}") from error
     return listening

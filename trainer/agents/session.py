@@ -7,10 +7,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
+from trainer.agents.answers import Answer, AnswerListener, Choice, ChoiceStream
 from trainer.agents.calls import AgentCall, Message, Wishes, last_text
 from trainer.agents.errors import ApiError, unsupported
 from trainer.agents.replies import Reply, ToolFormat, read_reply
-from trainer.agents.splicing import ReplyBook, SampledReply, SplicingRenderer
+from trainer.agents.splicing import Conversation, Found, Prompt, ReplyBook, SampledReply, SplicingRenderer
+from trainer.agents.streaming import ReplyStream
 from trainer.core.seeding import derive_seed
 from trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient, SamplingParams
 from trainer.records.timeline import Phase
@@ -26,8 +28,9 @@ agent choose.
 """
 
 _LARGE = 1 << 16
-"""Characters of a conversation from which on it is rendered in a thread: others wait for the event loop."""
+"""Bytes of a conversation from which on it is rendered in a thread: others wait for the event loop."""
 _T = TypeVar("_T")
+_Told = Callable[[Sequence[int]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,47 +60,6 @@ class PolicyService:
     purpose: str
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One reply to a request.
-
-    Attributes:
-        sampled: What was sampled, and what of it the agent is given.
-        logprobs: Of each token.
-        finish_reason: As the engine says it: "stop" or "length".
-    """
-
-    sampled: SampledReply
-    logprobs: Sequence[float]
-    finish_reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a request was answered with.
-
-    Attributes:
-        number: Which request of its session it was.
-        identifier: Unique in the session, and equal between equal runs.
-        created: Unix time in seconds.
-        prompt_ids: What the policy read.
-        choices: The replies.
-        ignored: Wishes that were passed over.
-    """
-
-    number: int
-    identifier: str
-    created: int
-    prompt_ids: Sequence[int]
-    choices: Sequence[Choice]
-    ignored: tuple[str, ...]
-
-    @property
-    def completion_tokens(self) -> int:
-        """Tokens that were sampled."""
-        return sum(len(choice.sampled.token_ids) for choice in self.choices)
-
-
 @dataclass(slots=True)
 class SessionCounts:
     """What happened in a session, for the metrics.
@@ -108,6 +70,7 @@ class SessionCounts:
         abandoned: Replies that nobody waited for in the end.
         wishes_ignored: Requests some of whose wishes were passed over.
         overflows: Requests whose prompt left no room for a reply.
+        rewritten: Requests that went on with a conversation whose earlier turns the chat template wrote otherwise.
     """
 
     calls: int = 0
@@ -115,6 +78,7 @@ class SessionCounts:
     abandoned: int = 0
     wishes_ignored: int = 0
     overflows: int = 0
+    rewritten: int = 0
 
 
 @dataclass(slots=True)
@@ -184,8 +148,12 @@ class AgentSession:
         for task in self._under_way:
             task.cancel()
 
-    async def answer(self, call: AgentCall) -> Answer:
+    async def answer(self, call: AgentCall, listener: AnswerListener | None = None) -> Answer:
         """Sample what an agent asks for, and record it.
+
+        Args:
+            call: What is asked for.
+            listener: Told of the answer as it comes; what it was told adds up to the answer.
 
         Raises:
             ApiError: If it is refused; nothing is sampled then.
@@ -199,21 +167,22 @@ class AgentSession:
             )
         ignored = self._ignored(call)
         sampling = self._sampling(call.wishes)
+        conversation = Conversation.of(call.messages, call.tools)
         # Of requests that come together the first has the lower number, whichever is rendered first.
         number, self._numbers = self._numbers, self._numbers + 1
-        sampled = self._book.found(call.messages, call.tools)
-        render = (call.messages, call.tools, sampled)
-        if sum(len(message["content"]) for message in call.messages) > _LARGE:
-            prompt = await asyncio.to_thread(self.service.renderer.prompt, *render)
-        else:
-            prompt = self.service.renderer.prompt(*render)
+        prompt = await self._prompt(conversation)
         sampling = self._fitting(sampling, len(prompt.ids), call.wishes.max_tokens)
+        answer = Answer(number, self._name(number, "answer", 24), int(self._clock()), prompt.ids, (), ignored)
+        streams = self._streams(call, listener, answer, thinks=prompt.thinks)
         places = [self._recorder.place(prompt.ids) for _ in range(call.wishes.choices)]
         try:
-            results = await self._owned(self._generate(number, prompt.ids, sampling, call.wishes.choices))
+            told: list[_Told | None] = [stream.add for stream in streams]
+            told = told or [None] * call.wishes.choices
+            results = await self._owned(self._generate(number, prompt.ids, sampling, told))
             self.require_open()
+            _require_told(streams, results)
             choices = [
-                self._record(call, number, index, place, result, thinks=prompt.thinks)
+                self._record(call, conversation, number, index, place, result, thinks=prompt.thinks)
                 for index, (place, result) in enumerate(zip(places, results, strict=True))
             ]
         except BaseException as error:
@@ -221,8 +190,32 @@ class AgentSession:
             raise
         self.counts.calls += 1
         self.counts.wishes_ignored += bool(ignored)
-        identifier = self._name(number, "answer", 24)
-        return Answer(number, identifier, int(self._clock()), prompt.ids, choices, ignored)
+        for stream, choice in zip(streams, choices, strict=False):
+            stream.end(choice.sampled.reply)
+        return replace(answer, choices=choices)
+
+    async def _prompt(self, conversation: Conversation) -> Prompt:
+        """Return what the policy reads; where the template writes what it read before otherwise, that is counted."""
+        found = self._book.found(conversation)
+        stored = self._stored(found)
+        if conversation.size > _LARGE:
+            prompt = await asyncio.to_thread(self.service.renderer.prompt, conversation, found, stored)
+        else:
+            prompt = self.service.renderer.prompt(conversation, found, stored)
+        if prompt.ids[: len(stored)] != stored:
+            self.counts.rewritten += 1
+            self.service.renderer.renderer.template.note(
+                "it writes earlier turns of agents' conversations in another way than they were sampled, which costs "
+                "segments; prompt.chat_template can take one that does not"
+            )
+        return prompt
+
+    def _stored(self, found: Found) -> list[int]:
+        """Return the ids of a conversation up to and with the latest reply that stands in it where it was given."""
+        if found.latest is None or (place := found.replies[found.latest].place) is None:
+            return []
+        segment, end = place
+        return self.trajectory.segments[segment].ids[:end]
 
     def require_open(self) -> None:
         """Make sure that the episode goes on.
@@ -300,12 +293,35 @@ class AgentSession:
         finally:
             self._under_way.discard(task)
 
+    def _streams(
+        self, call: AgentCall, listener: AnswerListener | None, answer: Answer, *, thinks: bool
+    ) -> list[ChoiceStream]:
+        """Return what hands the choices to a listener; nothing where nobody listens."""
+        if listener is None:
+            return []
+        listener.begins(answer)
+        renderer = self.service.renderer.renderer
+        tool_format = self.service.tool_format if call.reads_tools else None
+        stops, special = call.wishes.stop, renderer.special_ids
+        return [
+            ChoiceStream(
+                choice, ReplyStream(renderer.text, special, stops, tool_format, begun=thinks), listener
+            )
+            for choice in range(call.wishes.choices)
+        ]
+
     async def _generate(
-        self, number: int, prompt_ids: Sequence[int], sampling: SamplingParams, choices: int
+        self,
+        number: int,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        told: Sequence[_Told | None],
     ) -> list[GenerationResult]:
-        requests = [self._request(number, index, prompt_ids, sampling) for index in range(choices)]
+        requests = [
+            self._request(number, choice, prompt_ids, sampling, each) for choice, each in enumerate(told)
+        ]
         with self.trajectory.timeline.during(Phase.GENERATE):
-            if choices == 1:
+            if len(requests) == 1:
                 return [await self.service.client.generate(requests[0])]
             try:
                 async with asyncio.TaskGroup() as group:
@@ -315,7 +331,12 @@ class AgentSession:
             return [task.result() for task in tasks]
 
     def _request(
-        self, number: int, choice: int, prompt_ids: Sequence[int], sampling: SamplingParams
+        self,
+        number: int,
+        choice: int,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        told: _Told | None,
     ) -> GenerationRequest:
         task, purpose = self.trajectory.task, self.service.purpose
         member, attempt = self.trajectory.member, self.trajectory.attempt
@@ -330,6 +351,7 @@ class AgentSession:
             seed=derive_seed(self.service.seed, *names),
             order=(*streams, *further),
             session_key=session_key(purpose, task.index, member, attempt),
+            on_tokens=told,
         )
 
     def _give_up(self, places: Sequence[int], error: BaseException) -> None:
@@ -343,7 +365,15 @@ class AgentSession:
     # -- recording
 
     def _record(
-        self, call: AgentCall, number: int, index: int, place: int, result: GenerationResult, *, thinks: bool
+        self,
+        call: AgentCall,
+        conversation: Conversation,
+        number: int,
+        index: int,
+        place: int,
+        result: GenerationResult,
+        *,
+        thinks: bool,
     ) -> Choice:
         renderer = self.service.renderer.renderer
         result, plain, marked = _stopped(result, call.wishes.stop, renderer.text, renderer.marked_text)
@@ -354,9 +384,9 @@ class AgentSession:
             reply = Reply(reply.content, reply.reasoning, reply.calls[:1])
         # Nine letters and digits: some templates take nothing else.
         call_ids = tuple(self._name(number, f"{index}-{each}", 9) for each in range(len(reply.calls)))
-        sampled = SampledReply(tuple(result.token_ids), text, reply, call_ids)
         turn_number = len(self.trajectory.turns)
         start, end = self._recorder.record(place, result, turn_number)
+        sampled = SampledReply(tuple(result.token_ids), text, reply, call_ids, (place, end))
         turn = Turn(
             segment=place,
             start=start,
@@ -367,7 +397,7 @@ class AgentSession:
         )
         self.trajectory.turns.append(turn)
         self.turns_of.setdefault(number, []).append(turn)
-        self._book.note(call.messages, call.tools, sampled)
+        self._book.note(conversation, sampled)
         return Choice(sampled, result.logprobs, result.finish_reason)
 
     def _name(self, number: int, what: str, length: int) -> str:
@@ -378,6 +408,17 @@ class AgentSession:
         digest = hashlib.blake2b(path.encode(), digest_size=32).digest()
         letters = base64.b32encode(digest).decode().lower().rstrip("=")
         return letters[:length]
+
+
+def _require_told(streams: Sequence[ChoiceStream], results: Sequence[GenerationResult]) -> None:
+    """Make sure that replies are what was handed over of them.
+
+    Raises:
+        ApiError: One was drawn again after its server was lost: the agent has the beginning of another one.
+    """
+    for stream, result in zip(streams, results, strict=False):
+        if result.token_ids[: len(stream.told)] != stream.told:
+            raise ApiError(502, "the reply was lost while it was sampled: ask again", "reply_lost")
 
 
 def _unheeded(wishes: Wishes, sampling: SamplingParams, *, heeded: bool) -> tuple[str, ...]:

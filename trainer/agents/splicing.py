@@ -10,6 +10,7 @@ thinking's mark is gone, what is left of the reply stands as text, as the templa
 """
 
 import hashlib
+import json
 import re
 import secrets
 import threading
@@ -42,12 +43,14 @@ class SampledReply:
         text: The same as text, with the marks of its family and without the closing of the turn.
         reply: What the agent was given.
         call_ids: Ids of its calls of tools.
+        place: Segment of the record in which it stands, and where it ends there.
     """
 
     token_ids: tuple[int, ...]
     text: str
     reply: Reply
     call_ids: tuple[str, ...] = ()
+    place: tuple[int, int] | None = None
 
     @property
     def spoken(self) -> str:
@@ -59,6 +62,64 @@ class SampledReply:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The replies in a conversation that were handed out before.
+
+    Attributes:
+        replies: By their places in it.
+        latest: Place of the last one that stands behind the very conversation that led to it.
+    """
+
+    replies: Mapping[int, SampledReply]
+    latest: int | None = None
+
+
+NOTHING = Found({})
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What an agent sends, with what it is known by.
+
+    Attributes:
+        messages: The messages.
+        tools: Declarations that the template writes into it.
+        histories: A digest of the conversation up to and with each message.
+        size: Bytes of all of it.
+        digest: Takes further messages.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool]
+    histories: Sequence[bytes]
+    size: int
+    digest: "hashlib.blake2b"
+
+    @classmethod
+    def of(cls, messages: Sequence[Message], tools: Sequence[Tool]) -> "Conversation":
+        """Take its digests.
+
+        Raises:
+            ApiError: If it is nested too deep to be written as JSON.
+        """
+        declared = _packed(list(tools))
+        running = hashlib.blake2b(declared, digest_size=16)
+        histories, size = [], len(declared)
+        for message in messages:
+            packed = _packed(_plain(message))
+            running.update(packed)
+            histories.append(running.digest())
+            size += len(packed) + len(message.get("reasoning_content") or "")
+        return cls(messages, tools, histories, size, running)
+
+    def answered(self, message: Message) -> bytes:
+        """Return the digest of the conversation with one message more."""
+        digest = self.digest.copy()
+        digest.update(_packed(_plain(message)))
+        return digest.digest()
+
+
 class ReplyBook:
     """The replies of one episode, found again in the conversations that the agent sends."""
 
@@ -66,29 +127,37 @@ class ReplyBook:
         self._by_history: dict[bytes, list[SampledReply]] = {}
         self._by_message: dict[bytes, list[SampledReply]] = {}
 
-    def note(self, messages: Sequence[Message], tools: Sequence[Tool], sampled: SampledReply) -> None:
+    def note(self, conversation: Conversation, sampled: SampledReply) -> None:
         """Remember a reply, and the conversation that it ended."""
         message = message_of(sampled)
-        history = _histories([*messages, message], tools)[-1]
+        try:
+            history, digest = conversation.answered(message), _digest(message)
+        except ApiError:
+            return  # arguments in a nest that no JSON holds: it is not found again, which costs a segment
         self._by_history.setdefault(history, []).append(sampled)
-        self._by_message.setdefault(_digest(message), []).append(sampled)
+        self._by_message.setdefault(digest, []).append(sampled)
 
-    def found(self, messages: Sequence[Message], tools: Sequence[Tool]) -> dict[int, SampledReply]:
-        """Return which messages are replies that were handed out, by their places.
+    def found(self, conversation: Conversation) -> Found:
+        """Return which messages are replies that were handed out.
 
         A reply is looked for behind the very conversation that led to it, and failing that by what it says alone.
         """
-        found = {}
-        if self._by_history:
-            for place, history in enumerate(_histories(messages, tools)):
-                message = messages[place]
-                if message["role"] != "assistant":
-                    continue
-                sampled = _meant(message, self._by_history.get(history, ()))
-                sampled = sampled or _meant(message, self._by_message.get(_digest(message), ()))
-                if sampled is not None:
-                    found[place] = sampled
-        return found
+        if not self._by_history:
+            return NOTHING
+        found, latest = {}, None
+        for place, (message, history) in enumerate(
+            zip(conversation.messages, conversation.histories, strict=True)
+        ):
+            if message["role"] != "assistant":
+                continue
+            sampled = _meant(message, self._by_history.get(history, ()))
+            if sampled is not None:
+                latest = place
+            else:
+                sampled = _meant(message, self._by_message.get(_digest(message), ()))
+            if sampled is not None:
+                found[place] = sampled
+        return Found(found, latest)
 
 
 def message_of(sampled: SampledReply) -> Message:
@@ -129,7 +198,11 @@ def _plain(message: Message) -> Any:
 def _packed(value: Any) -> bytes:
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
-    except (orjson.JSONEncodeError, RecursionError) as error:
+    except (orjson.JSONEncodeError, RecursionError):
+        pass  # numbers beyond 64 bits, half a pair of surrogates, a nest that is deep and not too deep
+    try:
+        return json.dumps(value, sort_keys=True, default=str).encode()
+    except (ValueError, TypeError, RecursionError) as error:
         raise ApiError(
             400, f"the conversation cannot be written as JSON: {error}", "invalid_value"
         ) from error
@@ -137,16 +210,6 @@ def _packed(value: Any) -> bytes:
 
 def _digest(message: Message) -> bytes:
     return hashlib.blake2b(_packed(_plain(message)), digest_size=16).digest()
-
-
-def _histories(messages: Sequence[Message], tools: Sequence[Tool]) -> list[bytes]:
-    """Return a digest of the conversation up to and with each message."""
-    running = hashlib.blake2b(_packed(list(tools)), digest_size=16)
-    digests = []
-    for message in messages:
-        running.update(_packed(_plain(message)))
-        digests.append(running.digest())
-    return digests
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,26 +270,57 @@ class SplicingRenderer:
         self._mark = f"x{secrets.token_hex(12)}"
 
     def prompt(
-        self, messages: Sequence[Message], tools: Sequence[Tool], sampled: Mapping[int, SampledReply]
+        self, conversation: Conversation, found: Found = NOTHING, stored: Sequence[int] = ()
     ) -> Prompt:
         """Return the prompt of a conversation.
 
         Args:
-            messages: The conversation.
-            tools: Declarations that the template writes into it.
-            sampled: Which messages are replies that were sampled, by place.
+            conversation: The conversation.
+            found: Which messages are replies that were sampled.
+            stored: Ids of the conversation up to and with the latest of those.
 
         Raises:
             ApiError: If the template refuses it.
         """
+        messages, tools = conversation.messages, conversation.tools
         try:
-            text = self._text(messages, tools, sampled)
-            pieces = self._pieces(text, sampled)
+            text = self._text(messages, tools, found.replies)
+            pieces = self._pieces(text, found.replies)
         except ConfigError:
             # Some templates want calls of tools as such, in the form that they write themselves.
-            pieces = [self._text(messages, tools, {})]
+            text = self._text(messages, tools, {})
+            tail = None
+            if found.latest is not None and stored:
+                tail = self._tail(messages, tools, text, found.latest, stored[-1])
+            if tail is not None:
+                return Prompt([*stored, *self._pieces_of.ids(tail)], tail.rstrip().endswith(_OPENING))
+            pieces = [text]
         end = pieces[-1]
         return Prompt(self._ids(pieces), isinstance(end, str) and end.rstrip().endswith(_OPENING))
+
+    def _tail(
+        self, messages: Sequence[Message], tools: Sequence[Tool], text: str, latest: int, last_id: int
+    ) -> str | None:
+        """Return what the template writes behind a reply, if it writes everything before as it wrote it then.
+
+        Args:
+            messages: The conversation.
+            tools: Declarations of tools.
+            text: The conversation as the template writes it.
+            latest: Place of the reply.
+            last_id: Last id of the reply. If the policy closed its turn itself, that is not repeated.
+        """
+        template, closing = self.renderer.template, self.renderer.token_text(self.renderer.end_of_turn_id)
+        try:
+            asked = template.text(messages[:latest], generation_prompt=True, tools=tools)
+            answered = template.text(messages[: latest + 1], generation_prompt=False, tools=tools)
+        except ConfigError:
+            return None
+        reply = answered[len(asked) :]
+        if not (answered.startswith(asked) and text.startswith(answered) and closing in reply):
+            return None
+        behind = reply.rpartition(closing)[2] + text[len(answered) :]
+        return behind if last_id == self.renderer.end_of_turn_id else closing + behind
 
     def _text(
         self, messages: Sequence[Message], tools: Sequence[Tool], sampled: Mapping[int, SampledReply]

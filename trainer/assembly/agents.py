@@ -1,45 +1,147 @@
-"""Opens what an agent needs that is a program or a service: the endpoint, and who sets it to work."""
+"""Who plays with the policy; for an agent that is a program or a service, the endpoint that it reaches."""
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from clients.session import EnvSession
 from trainer.agents.black_box import BlackBoxPlayer, open_black_box
 from trainer.agents.replies import ToolFormat, format_of_template
 from trainer.agents.runners import AgentRunner, ProgramRunner, ServiceRunner
+from trainer.agents.sandboxed import (
+    PORT,
+    SandboxedRunner,
+    SandboxPlan,
+    absolute_words,
+    open_agent_sandbox,
+)
 from trainer.agents.session import PolicyService
 from trainer.agents.splicing import SplicingRenderer
-from trainer.assembly.build import Players, Policy, sampling_params
+from trainer.assembly.build import Players, Policy, model_actor, sampling_params
 from trainer.config.agents import agent_kind, command_line
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
+from trainer.core.plugins import Plugin, load_plugin
+from trainer.inference.base import SamplingParams
+from trainer.records.trajectory import Trajectory
+from trainer.rollout.agent import play_episode
+from trainer.rollout.episodes import PlayEpisode, play_coroutine
+from trainer.tasks.task import Task
+
+_SHOWN_FOLDER = "/var/tmp"
+"""Where the endpoint's socket lies that sandboxes show: `/tmp` is their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPlayer:
+    """Plays episodes with the policy: by `rollout.agent`, or by the built-in player where that names nobody.
+
+    Attributes:
+        settings: The run.
+        policy: The policy's tokenizer and renderer.
+        players: What samples.
+        coroutine: The agent, where it is a coroutine of the user's.
+        black_box: The agent, where it is a program or a service.
+    """
+
+    settings: RunSettings
+    policy: Policy
+    players: Players
+    coroutine: Plugin | None
+    black_box: BlackBoxPlayer | None
+
+    def playing(self, purpose: str, max_turns: int, *, greedy: bool = False) -> PlayEpisode:
+        """Return who plays episodes that are not trained.
+
+        Args:
+            purpose: Name of the family of random streams.
+            max_turns: Turns after which an episode is truncated.
+            greedy: Whether the most likely tokens are taken, whatever an agent asks for.
+        """
+        if self.black_box is not None:
+            return _with_black_box(self.black_box, self._sampling(greedy), purpose, max_turns, greedy=greedy)
+
+        async def play(session: EnvSession, task: Task) -> Trajectory:
+            actor = model_actor(self.settings, self.policy, self.players, purpose, greedy=greedy)
+            if self.coroutine is None:
+                return await play_episode(session, task, 0, actor, max_turns)
+            return await play_coroutine(self.coroutine, session, task, 0, actor, max_turns)
+
+        return play
+
+    @property
+    def concurrency(self) -> int:
+        """How many episodes are worth to be played at one time."""
+        most = self.settings.rollout.max_concurrent_sequences
+        return most if self.black_box is None else min(most, self.settings.agents.concurrency)
+
+    @property
+    def timeout_s(self) -> float | None:
+        """How long an episode may take; None where its player always comes to an end."""
+        return None if self.settings.rollout.agent is None else self.settings.rollout.episode_timeout_s
+
+    def _sampling(self, greedy: bool) -> SamplingParams:
+        return sampling_params(self.settings, self.policy.renderer, greedy=greedy)
+
+
+def _with_black_box(
+    black_box: BlackBoxPlayer, sampling: SamplingParams, purpose: str, max_turns: int, *, greedy: bool
+) -> PlayEpisode:
+    service = replace(black_box.service, purpose=purpose, sampling=sampling)
+    if greedy:  # an agent that asks for the temperature of training does nothing wrong
+        service = replace(service, wishes="run")
+    player = replace(black_box, service=service)
+
+    async def play(session: EnvSession, task: Task) -> Trajectory:
+        return await player.play(session, task, 0, 0, max_turns)
+
+    return play
 
 
 @asynccontextmanager
-async def open_agent(
+async def open_player(
     settings: RunSettings, policy: Policy, players: Players, console: RunConsole
-) -> AsyncIterator[BlackBoxPlayer | None]:
-    """Serve the endpoint while the context is open, where `rollout.agent` needs one; None where it does not.
+) -> AsyncIterator[PolicyPlayer]:
+    """Give who plays with the policy. The endpoint that an agent needs is served while the context is open.
 
     Raises:
-        ConfigError: If the endpoint's address cannot be used.
+        ConfigError: If the endpoint's address cannot be used, or there is no such agent.
     """
-    if settings.rollout.agent is None or not settings.rollout.black_box:
-        yield None
+    rollout, agents = settings.rollout, settings.agents
+    if rollout.agent is None or not rollout.black_box:
+        coroutine = None if rollout.agent is None else load_plugin(rollout.agent, "rollout.agent")
+        yield PolicyPlayer(settings, policy, players, coroutine, None)
         return
-    agents = settings.agents
-    opening = open_black_box(
-        policy_service(settings, policy, players),
-        agent_runner(settings),
-        time.time,
-        host=agents.host,
-        port=agents.port,
-        public_url=agents.public_url,
-        max_body_bytes=agents.max_body_mb << 20,
-    )
-    async with opening as player:
-        console.say(f"agents reach the policy at {player.url}")
-        yield player
+    async with AsyncExitStack() as stack:
+        runner, socket = agent_runner(settings), None
+        if runner is None:
+            socket = stack.enter_context(_socket_folder()) / "endpoint"
+            runner = await asyncio.to_thread(_sandboxed_runner, settings, socket)
+        opening = open_black_box(
+            policy_service(settings, policy, players),
+            runner,
+            time.time,
+            host=agents.host,
+            port=agents.port,
+            public_url=agents.public_url if socket is None else f"http://127.0.0.1:{PORT}",
+            max_body_bytes=agents.max_body_mb << 20,
+            unix=socket,
+        )
+        black_box = await stack.enter_async_context(opening)
+        console.say(f"agents reach the policy at {black_box.url}" + (" in their sandbox" if socket else ""))
+        yield PolicyPlayer(settings, policy, players, None, black_box)
+
+
+@contextmanager
+def _socket_folder() -> Iterator[Path]:
+    with TemporaryDirectory(prefix="rollgym-agents-", dir=_SHOWN_FOLDER) as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # programs in a sandbox are another user
+        yield folder
 
 
 def policy_service(settings: RunSettings, policy: Policy, players: Players) -> PolicyService:
@@ -63,9 +165,29 @@ def _tool_format(settings: RunSettings, policy: Policy) -> ToolFormat:
     return settings.agents.tool_format
 
 
-def agent_runner(settings: RunSettings) -> AgentRunner:
-    """Return who sets the agent of `rollout.agent` to work."""
+def agent_runner(settings: RunSettings) -> AgentRunner | None:
+    """Return who sets the agent of `rollout.agent` to work; None where that takes a sandbox."""
     agent, agents = settings.rollout.agent or "", settings.agents
     if agent_kind(agent) == "service":
         return ServiceRunner(agent, agents.concurrency)
+    if agents.sandboxed:
+        return None
     return ProgramRunner(command_line(agent), agents.concurrency, agents.environment, agents.grace_s)
+
+
+def _sandboxed_runner(settings: RunSettings, socket: Path) -> SandboxedRunner:
+    agents = settings.agents
+    docker = agents.sandbox.startswith("docker")
+    words = command_line(settings.rollout.agent or "", here=not docker)
+    words = words if docker else absolute_words(words)
+    plan = SandboxPlan(
+        agents.sandbox,
+        agents.sandbox_read_only,
+        agents.sandbox_memory_mb,
+        agents.sandbox_disk_mb,
+        settings.rollout.episode_timeout_s + agents.grace_s,
+    )
+    sandbox = open_agent_sandbox(plan, words, socket, agents.concurrency)
+    return SandboxedRunner(
+        sandbox, words, socket, agents.concurrency, agents.environment, agents.grace_s, plan.limits
+    )

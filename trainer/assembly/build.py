@@ -346,21 +346,20 @@ async def open_players(
         logged = inference.client if recall is None else LoggedClient(inference.client, recall)
         rollout = settings.rollout
         limits = rollout.max_concurrent_by_environment
+        # An agent's episode that waited for its place would hold a session meanwhile, and its time would run.
+        agents = settings.agents.concurrency if rollout.black_box else None
+        total = min((each for each in (rollout.max_concurrent_episodes, agents) if each), default=None)
         client: InferenceClient
         slots: EpisodeSlots
         if settings.deterministic:
-            bounds = [
-                rollout.max_concurrent_episodes,
-                *limits.values(),
-                await pool.places(_server_urls(settings)),
-            ]
+            bounds = [total, *limits.values(), await pool.places(_server_urls(settings))]
             gate = WaveGate(logged, min(bound for bound in bounds if bound is not None))
             client, slots = gate, gate
         else:
             client = logged
             if settings.inference.embedded:  # servers have lines of their own
                 client = GenerationQueue(logged, rollout.max_concurrent_sequences)
-            slots = BoundedSlots(rollout.max_concurrent_episodes, limits)
+            slots = BoundedSlots(total, limits)
         publisher = WeightPublisher([client], inference.folders, inference.check)
         yield Players(client, slots, make_prompts, publisher, inference.updating)
 

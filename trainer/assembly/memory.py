@@ -105,6 +105,7 @@ def memory_plan(settings: RunSettings, shape: ModelShape, device_bytes: int) -> 
         checkpointing=settings.model.gradient_checkpointing,
         adapters=adapters,
         accelerator=settings.model.device != "cpu",
+        moments=2 if settings.optimizer.kind == "adamw" else 0,
     )
     roles = settings.cluster.roles
     parts = [Part("policy", trained_need(shape, training, laid))]

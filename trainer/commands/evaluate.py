@@ -3,6 +3,7 @@
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from trainer.assembly.agents import open_player
 from trainer.assembly.build import bring_weights, open_environments, open_players, task_source
 from trainer.assembly.inference import check_inference
 from trainer.assembly.judges import open_judges_alone
@@ -24,7 +25,8 @@ async def evaluate(settings: RunSettings, checkpoint: Path | None) -> int:
         players = await stack.enter_async_context(open_players(settings, policy, pool, console))
         await bring_weights(settings, policy, players)
         panels = await build_panels(settings, pool)
-        evaluator = Evaluator(settings, policy, players, pool, console, panels, task_source(settings))
+        player = await stack.enter_async_context(open_player(settings, policy, players, console))
+        evaluator = Evaluator(settings, player, pool, console, panels, task_source(settings))
         evaluator.say("baseline", await evaluator.baselines())
         scores = await evaluator.measure(whole=True)
         evaluator.say("policy", scores)

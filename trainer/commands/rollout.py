@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clients.session import EnvSession
+from trainer.assembly.agents import PolicyPlayer, open_player
 from trainer.assembly.build import (
-    Players,
-    Policy,
     bring_weights,
-    model_actor,
     open_environments,
     open_players,
     task_source,
@@ -28,6 +26,7 @@ from trainer.core.errors import ConfigError
 from trainer.core.seeding import generator
 from trainer.core.statistics import mean_interval, success_rate
 from trainer.evaluation.panels import build_panel
+from trainer.evaluation.play import in_time
 from trainer.records.trajectory import Trajectory
 from trainer.rollout.actors import Actor, HumanActor, RandomActor, ScriptedActor
 from trainer.rollout.agent import play_episode
@@ -83,7 +82,7 @@ async def rollout(
         if policy is not None:
             players = await stack.enter_async_context(open_players(settings, policy, pool, console))
             await bring_weights(settings, policy, players)
-            model = policy, players
+            model = await stack.enter_async_context(open_player(settings, policy, players, console))
         cast = _Cast(settings, player, scripts, model)
         played: list[Trajectory] = []
         for number, task in enumerate(tasks):
@@ -120,31 +119,33 @@ class _Cast:
         settings: The run.
         player: Who plays: "model", "random", "human" or "recorded".
         scripts: What a recorded player says, by episode.
-        model: The policy, where it plays.
+        model: Who plays with the policy, where it plays.
     """
 
     settings: RunSettings
     player: str
     scripts: Sequence[Script]
-    model: tuple[Policy, Players] | None
+    model: PolicyPlayer | None
 
     async def play(self, number: int, task: Task, pool: EnvironmentPool) -> Trajectory:
         """Play one episode."""
 
-        async def in_session(session: EnvSession) -> Trajectory:
-            actor = self._actor(number, session)
-            return await play_episode(session, task, 0, actor, self.settings.rollout.max_turns)
+        turns = self.settings.rollout.max_turns
 
-        seat = Seat(EpisodeSlots() if self.model is None else self.model[1].slots)
+        async def in_session(session: EnvSession) -> Trajectory:
+            if self.model is not None:
+                return await self.model.playing("rollout", turns)(session, task)
+            return await play_episode(session, task, 0, self._actor(number, session), turns)
+
+        seat = Seat(EpisodeSlots() if self.model is None else self.model.players.slots)
         try:
             await seat.start(task, 0)
-            return await play_in_session(pool, task, in_session)
+            timeout_s = None if self.model is None else self.model.timeout_s
+            return await in_time(play_in_session(pool, task, in_session), task, timeout_s)
         finally:
             seat.leave()
 
     def _actor(self, number: int, session: EnvSession) -> Actor:
-        if self.model is not None:
-            return model_actor(self.settings, *self.model, "rollout")
         if self.player == "random":
             stream = generator(self.settings.seed, "rollout", number)
             return RandomActor(stream, session.action_space.sample)

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import torch
 
-from trainer.agents.black_box import BlackBoxPlayer
 from trainer.algorithms.filters import refills
-from trainer.assembly.agents import open_agent
+from trainer.assembly.agents import PolicyPlayer, open_player
 from trainer.assembly.build import (
-    Players,
     Policy,
     build_policy,
     model_actor,
@@ -219,7 +217,8 @@ async def _train(
     ledger = Ledger(directory / LEDGER_FILE)
     stack.callback(ledger.close)
     ledger.roll_back(state.next_task, state.step, state.untrained)
-    evaluator = Evaluator(settings, policy, players, pool, console, panels, source)
+    playing = await stack.enter_async_context(open_player(settings, policy, players, console))
+    evaluator = Evaluator(settings, playing, pool, console, panels, source)
 
     async def evaluate(step: int) -> None:
         every = settings.evaluation.every
@@ -236,8 +235,7 @@ async def _train(
             before = await _measure_start(evaluator, tracker)
         else:
             await evaluate(state.step)
-    black_box = await stack.enter_async_context(open_agent(settings, policy, players, console))
-    scheduler = _scheduler(settings, policy, players, black_box, pool, source, ledger, state, console, recall)
+    scheduler = _scheduler(settings, playing, pool, source, ledger, state, console, recall)
     stack.push_async_callback(scheduler.close)
     parts = rl.Parts(
         algorithm=settings.algorithm,
@@ -267,6 +265,7 @@ async def _train(
         ),
         resident=turns.resident,
         updating=players.updating,
+        recall=recall,
         work=training_work(settings, policy.model.config.to_dict()),
     )
     console.begin_training(state.step)
@@ -384,9 +383,7 @@ async def _warm_start(
 
 def _scheduler(
     settings: RunSettings,
-    policy: Policy,
-    players: Players,
-    black_box: BlackBoxPlayer | None,
+    playing: PolicyPlayer,
     pool: EnvironmentPool,
     source: TaskSource,
     ledger: Ledger,
@@ -394,7 +391,7 @@ def _scheduler(
     console: RunConsole,
     recall: Recall | None,
 ) -> RolloutScheduler:
-    rollout_settings = settings.rollout
+    rollout_settings, policy, players = settings.rollout, playing.policy, playing.players
     window = AdmissionWindow(
         rollout_settings.groups_per_step,
         rollout_settings.max_staleness,
@@ -420,15 +417,19 @@ def _scheduler(
         ledger.begun_again(task, why)
         console.explain(f"an episode of task {task} begins again: {why}")
 
+    def differs(task: int, how: str) -> None:
+        console.explain(f"an episode of task {task} asked otherwise than before the run was resumed: {how}")
+
     player = EpisodePlayer(
         pool,
         lambda: model_actor(settings, policy, players, "train"),
         rollout_settings.max_turns,
-        agent=_plugin(None if rollout_settings.black_box else rollout_settings.agent, "rollout.agent"),
+        agent=playing.coroutine,
         reward=_plugin(rollout_settings.reward, "rollout.reward"),
         recall=recall,
         lost=lost,
-        black_box=black_box,
+        black_box=playing.black_box,
+        differs=differs,
     )
 
     async def disconnected() -> bool:
@@ -450,8 +451,7 @@ def _scheduler(
 
 def _recall(settings: RunSettings, directory: Path, state: RunState, console: RunConsole) -> Recall | None:
     """Open the rollout log, and say what of it is taken up again."""
-    # An agent that is not ours cannot be brought to where the log ends.
-    if settings.rollout.log == "none" or settings.rollout.black_box:
+    if settings.rollout.log == "none":
         return None
     durable = settings.rollout.log == "machine"
     log = RolloutLog(directory / ROLLOUT_LOG_FOLDER, durable=durable, say=console.say)

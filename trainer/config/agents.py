@@ -12,6 +12,7 @@ from trainer.core.strict import Count, Seconds, ServerUrl, Settings
 
 AgentKind = Literal["coroutine", "service", "program"]
 
+_SANDBOX = re.compile(r"none|namespaces|bubblewrap|docker(:.+)?")
 _ATTRIBUTE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -48,6 +49,40 @@ class AgentsSettings(Settings):
     environment: dict[str, str] = Field(
         {}, description="Further environment variables of an agent's program."
     )
+    sandbox: str = Field(
+        "none",
+        description="Where an agent's program runs: 'none' (as the trainer's user), 'namespaces', 'bubblewrap', "
+        "'docker' or 'docker:IMAGE'. In a sandbox it reaches the endpoint at 127.0.0.1, and nothing else.",
+    )
+    sandbox_read_only: list[str] = Field(
+        [],
+        description="Files and directories that it sees there, read-only, besides the system's, its interpreter and "
+        "the files of its command line: its modules and packages.",
+    )
+    sandbox_memory_mb: Count = Field(2048, description="MiB of memory of all its processes there.")
+    sandbox_disk_mb: Count = Field(
+        256, description="MiB of files that it may write there; they go with the episode."
+    )
+
+    @field_validator("sandbox")
+    @classmethod
+    def _sandbox_is_a_boundary(cls, value: str) -> str:
+        if not _SANDBOX.fullmatch(value):
+            raise ValueError(f"'{value}' is none of none, namespaces, bubblewrap, docker and docker:IMAGE")
+        return value
+
+    @field_validator("sandbox_read_only")
+    @classmethod
+    def _shown_paths_are_absolute(cls, value: list[str]) -> list[str]:
+        for path in value:
+            if not path.startswith("/"):
+                raise ValueError(f"'{path}' must be an absolute path: it has the same name in the sandbox")
+        return value
+
+    @property
+    def sandboxed(self) -> bool:
+        """Whether programs run in a sandbox."""
+        return self.sandbox != "none"
 
     @field_validator("public_url")
     @classmethod
@@ -57,8 +92,12 @@ class AgentsSettings(Settings):
         return value
 
 
-def command_line(agent: str) -> list[str]:
+def command_line(agent: str, *, here: bool = True) -> list[str]:
     """Return the words of a command line.
+
+    Args:
+        agent: The command line.
+        here: Whether the program must be on this machine.
 
     Raises:
         ConfigError: If its quotes do not match, or there is no such program.
@@ -67,7 +106,7 @@ def command_line(agent: str) -> list[str]:
         words = shlex.split(agent)
     except ValueError as error:
         raise ConfigError(f"rollout.agent: {error} in '{agent}'") from error
-    if not words or shutil.which(words[0]) is None:
+    if not words or (here and shutil.which(words[0]) is None):
         raise ConfigError(
             f"rollout.agent: '{words[0] if words else agent}' is no program that can be run, no module:attr and no "
             "http address"

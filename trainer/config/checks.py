@@ -54,8 +54,20 @@ def _check_agent(settings: RunSettings) -> None:
         ConfigError: If there is no such program, or no agent that is a program or a service.
     """
     agent = settings.rollout.agent
+    agents = settings.agents
     if agent is not None and agent_kind(agent) == "program":
-        command_line(agent)
+        command_line(agent, here=not agents.sandbox.startswith("docker"))
+        address = agents.host, agents.port, agents.public_url
+        if agents.sandboxed and address != (AgentsSettings().host, AgentsSettings().port, None):
+            raise ConfigError(
+                "agents.host, agents.port and agents.public_url are not read with agents.sandbox: a program in a "
+                "sandbox reaches the endpoint by a socket of its own. Leave them out"
+            )
+    elif agents.sandboxed and settings.rollout.black_box:
+        raise ConfigError(
+            "agents.sandbox confines programs, and rollout.agent is a service: start that in a sandbox yourself, or "
+            "name its command line"
+        )
     if not settings.rollout.black_box and settings.agents != AgentsSettings():
         raise ConfigError(
             "agents: is read where rollout.agent is a command line or an http address only: set that, or leave agents "

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import partial
 
-from trainer.assembly.build import Players, Policy, model_actor
+from trainer.assembly.agents import PolicyPlayer
 from trainer.config.run import PLAIN_REPLY, RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.statistics import rate_difference
@@ -14,23 +14,21 @@ from trainer.evaluation.play import (
     Score,
     blind_baseline,
     panel_turns,
-    play_tasks,
+    play_each,
     random_baseline,
     score,
 )
-from trainer.rollout.actors import Actor
 from trainer.rollout.environments import EnvironmentPool
 from trainer.tasks.task import Task, TaskSource
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
-    """Measures the policy that the players hold.
+    """Measures the policy, played as it is in training.
 
     Attributes:
         settings: The run.
-        policy: The policy's tokenizer and renderer.
-        players: What plays with it.
+        player: Who plays with the policy.
         pool: The environments.
         console: Where results are said.
         panels: The fixed panels.
@@ -38,8 +36,7 @@ class Evaluator:
     """
 
     settings: RunSettings
-    policy: Policy
-    players: Players
+    player: PolicyPlayer
     pool: EnvironmentPool
     console: RunConsole
     panels: list[Panel]
@@ -60,13 +57,14 @@ class Evaluator:
             for mode, wanted in modes.items():
                 if not wanted:
                     continue
-                played = await play_tasks(
+                purpose = f"evaluate-{panel.name}-{mode}"
+                played = await play_each(
                     tasks,
-                    partial(self._player, f"evaluate-{panel.name}-{mode}", mode == "greedy"),
+                    self.player.playing(purpose, turns, greedy=mode == "greedy"),
                     self.pool,
-                    turns,
-                    self.players.slots,
-                    concurrency=self.settings.rollout.max_concurrent_sequences,
+                    self.player.players.slots,
+                    self.player.concurrency,
+                    self.player.timeout_s,
                 )
                 try:
                     scores[f"{panel.name}/{mode}"] = score(played)
@@ -97,9 +95,6 @@ class Evaluator:
                     self.console.say(f"baseline  {panel.name}/{name} is not played: {reason}")
         await self.pool.shrink()
         return scores
-
-    def _player(self, purpose: str, greedy: bool, _: Task) -> Actor:
-        return model_actor(self.settings, self.policy, self.players, purpose, greedy=greedy)
 
     def say(self, title: str, scores: dict[str, Score]) -> None:
         """Print scores, one a line."""

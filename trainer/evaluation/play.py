@@ -15,11 +15,11 @@ from trainer.core.errors import RunError
 from trainer.core.seeding import generator
 from trainer.core.statistics import Interval, mean_interval, success_rate
 from trainer.evaluation.panels import Panel
-from trainer.records.trajectory import Trajectory
+from trainer.records.trajectory import Outcome, Trajectory
 from trainer.rollout.actors import Actor, ExpertActor, RandomActor, ScriptedActor
 from trainer.rollout.agent import play_episode
 from trainer.rollout.environments import EnvironmentPool
-from trainer.rollout.episodes import play_in_session
+from trainer.rollout.episodes import PlayEpisode, play_in_session
 from trainer.rollout.slots import EpisodeSlots, Seat
 from trainer.tasks.task import Task
 
@@ -73,21 +73,44 @@ async def play_tasks(
     make_actor: MakeActor,
     pool: EnvironmentPool,
     max_turns: int,
-    slots: EpisodeSlots | None = None,
     concurrency: int = _CONCURRENCY,
 ) -> list[Trajectory]:
-    """Play every task once and return the trajectories in the order of the tasks."""
+    """Play every task once with a player that decides turn by turn; see `play_each`."""
+
+    async def play(session: EnvSession, task: Task) -> Trajectory:
+        return await play_episode(session, task, 0, make_actor(task), max_turns)
+
+    return await play_each(tasks, play, pool, concurrency=concurrency)
+
+
+async def play_each(
+    tasks: Sequence[Task],
+    play: PlayEpisode,
+    pool: EnvironmentPool,
+    slots: EpisodeSlots | None = None,
+    concurrency: int = _CONCURRENCY,
+    timeout_s: float | None = None,
+) -> list[Trajectory]:
+    """Play every task once and return the trajectories in the order of the tasks.
+
+    Args:
+        tasks: What is played.
+        play: Plays one of them in a session.
+        pool: Where.
+        slots: Told of every episode's start and end.
+        concurrency: Episodes at one time.
+        timeout_s: An episode that takes longer is cancelled, and its outcome says so.
+    """
     gate = asyncio.Semaphore(concurrency)
     slots = slots or EpisodeSlots()
 
-    async def play(task: Task, seat: Seat) -> Trajectory:
-        async def in_session(session: EnvSession) -> Trajectory:
-            return await play_episode(session, task, 0, make_actor(task), max_turns)
-
+    async def play_one(task: Task, seat: Seat) -> Trajectory:
         try:
             async with gate:
                 await seat.start(task, 0)
-                return await play_in_session(pool, task, in_session)
+                return await in_time(
+                    play_in_session(pool, task, lambda session: play(session, task)), task, timeout_s
+                )
         finally:
             seat.leave()
 
@@ -96,11 +119,24 @@ async def play_tasks(
     for start in range(0, len(tasks), concurrency):
         wave = [(task, Seat(slots)) for task in tasks[start : start + concurrency]]
         try:
-            results += await _all_of([play(task, seat) for task, seat in wave])
+            results += await _all_of([play_one(task, seat) for task, seat in wave])
         finally:
             for _, seat in wave:
                 seat.leave()
     return results
+
+
+async def in_time(
+    playing: Coroutine[Any, Any, Trajectory], task: Task, timeout_s: float | None
+) -> Trajectory:
+    """Wait for an episode so long; one that takes longer is cancelled, and its outcome says so."""
+    try:
+        async with asyncio.timeout(timeout_s) as limit:
+            return await playing
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        return Trajectory(task, 0, outcome=Outcome.TIMEOUT, detail=f"no end within {timeout_s} s")
 
 
 async def _all_of(plays: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:

@@ -3,7 +3,7 @@
 No type of torch stands here: the policy may be sampled in this process or on servers far away.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -52,6 +52,9 @@ class GenerationRequest:
         session_key: Names the episode. Where there are several servers, its requests go to the one whose cache holds
             its past.
         priority: Of requests that wait, the smallest is next; equal ones in the order in which they came.
+        on_tokens: Told of ids as they are drawn, in order, in the event loop. A client that cannot tell, or takes a
+            reply from elsewhere, does not; and where one is drawn again, because its server was lost, the reply may be
+            another than was told.
     """
 
     request_id: str
@@ -61,6 +64,7 @@ class GenerationRequest:
     order: tuple[int, ...] = ()
     session_key: str = ""
     priority: int = 0
+    on_tokens: Callable[[Sequence[int]], None] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,71 +1,244 @@
-"""Connections to one server, in pools that stay small."""
+"""Connections to one server: HTTP/1.1, one call at a time on each, answers read whole.
 
-from collections.abc import AsyncIterator, Callable
+httpx is not used for these: it looks at every connection of its pool at every call, and at much that no call to an
+inference server needs, which is most of what a turn costs a trainer. What comes is parsed by httptools, as in servers.
+"""
 
+import asyncio
+from base64 import b64encode
+from collections import deque
+from collections.abc import Callable, Mapping
+from urllib.parse import unquote, urlencode, urlsplit
+
+import httptools
 import httpx
 
-_LARGEST_POOL = 16
-"""Calls under way in one pool."""
+from trainer.inference.calls import HttpAnswer, HttpCall
+from trainer.inference.errors import MalformedReplyError
 
 
-class SpreadTransport(httpx.AsyncBaseTransport):
-    """Spreads calls over as many small pools of connections as they need.
+class LostCallError(ConnectionError):
+    """A call has no answer; nobody knows whether it arrived."""
 
-    httpx looks at every connection of a pool whenever a call begins or ends, at idle ones by a system call. In one pool
-    a call would cost the more, the more of them are under way (1,000: 9.3 ms of processor time, in small pools 1.7).
+
+class NotConnectedError(LostCallError):
+    """The server cannot be reached; the call was not sent."""
+
+
+class Connections:
+    """Makes calls to a server, on connections that are kept for the next ones.
 
     Args:
-        make_pool: Makes a pool.
+        url: Its root.
+        connect_s: How long it may take to be reached.
+        keep_s: How long a connection is kept that nobody uses.
+        largest: Bytes of an answer.
     """
 
-    def __init__(self, make_pool: Callable[[], httpx.AsyncBaseTransport]) -> None:
-        self._make_pool = make_pool
-        self._pools: list[_Pool] = []
+    def __init__(self, url: str, *, connect_s: float, keep_s: float, largest: int) -> None:
+        parts = urlsplit(url)
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = httpx.create_ssl_context(trust_env=False) if parts.scheme == "https" else None
+        self._prefix = parts.path.rstrip("/")
+        self._common = {
+            "Host": parts.netloc.rpartition("@")[2],
+            "Accept": "*/*",
+            "Accept-Encoding": "identity",
+        }
+        if parts.username is not None:
+            user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            self._common["Authorization"] = f"Basic {b64encode(user.encode()).decode()}"
+        self._connect_s, self._keep_s, self._largest = connect_s, keep_s, largest
+        self._idle: deque[_Connection] = deque()
+        self._open: set[_Connection] = set()
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request over the first pool that has room; so few calls share few connections."""
-        pool = next((pool for pool in self._pools if pool.under_way < _LARGEST_POOL), None)
-        if pool is None:
-            pool = _Pool(self._make_pool())
-            self._pools.append(pool)
-        return await pool.send(request)
+    async def call(
+        self,
+        call: HttpCall,
+        headers: Mapping[str, str],
+        content: bytes | None,
+        on_body: Callable[[bytes], None] | None = None,
+    ) -> HttpAnswer:
+        """Make a call; who gives it up closes its connection, which tells the server.
 
-    async def aclose(self) -> None:
-        """Close all pools."""
-        for pool in self._pools:
-            await pool.transport.aclose()
+        Args:
+            call: What to call.
+            headers: Beyond those of every call.
+            content: The body.
+            on_body: Told of the answer's body as it comes, for statuses that say yes.
 
-
-class _Pool:
-    def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
-        self.transport = transport
-        self.under_way = 0
-
-    async def send(self, request: httpx.Request) -> httpx.Response:
-        self.under_way += 1
+        Raises:
+            NotConnectedError: If the server cannot be reached.
+            LostCallError: If the connection broke, or what came is no HTTP.
+            MalformedReplyError: If the answer is too long.
+        """
+        sent = self._written(call, headers, content)
+        connection = self._kept() or await self._connected()
         try:
-            response = await self.transport.handle_async_request(request)
+            answer = await connection.exchange(sent, on_body)
         except BaseException:
-            self.under_way -= 1
+            connection.close()
             raise
-        response.stream = _CountedStream(response.stream, self)
-        return response
+        if connection.reusable:
+            connection.idle_since = asyncio.get_running_loop().time()
+            self._idle.append(connection)
+        else:
+            connection.close()
+        return answer
+
+    async def close(self) -> None:
+        """Close all connections; calls under way are lost."""
+        self._idle.clear()
+        for connection in list(self._open):
+            connection.close()
+        await asyncio.sleep(0)  # transports say a turn of the loop later that they are closed
+
+    def _written(self, call: HttpCall, headers: Mapping[str, str], content: bytes | None) -> bytes:
+        target = f"{self._prefix}{call.path}" + (f"?{urlencode(call.query)}" if call.query else "")
+        own = {**self._common, **headers}
+        if content is not None or call.method == "POST":
+            own["Content-Length"] = str(len(content or b""))
+        lines = [f"{call.method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in own.items())]
+        head = "\r\n".join(lines)
+        if head.count("\n") != len(lines) - 1:
+            raise ValueError("a header of a call holds the end of a line")
+        return head.encode("latin-1") + b"\r\n\r\n" + (content or b"")
+
+    def _kept(self) -> "_Connection | None":
+        """Take the connection that was used last, and close those that nobody used for long."""
+        oldest = asyncio.get_running_loop().time() - self._keep_s
+        while self._idle and (self._idle[0].idle_since < oldest or not self._idle[0].reusable):
+            self._idle.popleft().close()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.reusable:
+                return connection
+            connection.close()
+        return None
+
+    async def _connected(self) -> "_Connection":
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_s):
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(self._largest, self._open), self._host, self._port, ssl=self._tls
+                )
+        except TimeoutError as error:
+            raise NotConnectedError(f"no connection within {self._connect_s:g} s") from error
+        except OSError as error:
+            raise NotConnectedError(str(error) or type(error).__name__) from error
+        return connection
 
 
-class _CountedStream(httpx.AsyncByteStream):
-    """A body that gives its place back when it is closed, however often that is."""
+class _Connection(asyncio.Protocol):
+    """One connection: sends a request, and gathers the answer to it.
 
-    def __init__(self, stream: httpx.SyncByteStream | httpx.AsyncByteStream, pool: _Pool) -> None:
-        assert isinstance(stream, httpx.AsyncByteStream)
-        self._stream = stream
-        self._pool: _Pool | None = pool
+    Args:
+        largest: Bytes of an answer.
+        those_open: Where it is listed while it is open.
+    """
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for part in self._stream:
-            yield part
+    def __init__(self, largest: int, those_open: "set[_Connection]") -> None:
+        self.idle_since = 0.0
+        self.reusable = False
+        self._largest = largest
+        self._those_open = those_open
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[HttpAnswer] | None = None
+        self._parser: httptools.HttpResponseParser | None = None
+        self._on_body: Callable[[bytes], None] | None = None
+        self._body = bytearray()
+        self._length_is_told = self._has_head = False
 
-    async def aclose(self) -> None:
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.under_way -= 1
-        await self._stream.aclose()
+    async def exchange(self, sent: bytes, on_body: Callable[[bytes], None] | None) -> HttpAnswer:
+        """Send a request and return the answer."""
+        self._on_body = on_body
+        if self._transport is None or self._transport.is_closing():
+            raise LostCallError("the server closed the connection")
+        self.reusable = False
+        self._parser = httptools.HttpResponseParser(self)
+        self._begin()
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(sent)
+        return await self._answer
+
+    def close(self) -> None:
+        """Close it, whatever is under way."""
+        self.reusable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _begin(self) -> None:
+        self._body = bytearray()
+        self._length_is_told = self._has_head = False
+
+    # -- what the event loop says
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is open."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._those_open.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Read more of an answer; what nobody asked for closes the connection."""
+        if self._parser is None or self._answer is None or self._answer.done():
+            self.close()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(LostCallError(f"what the server sent is no HTTP: {error}"))
+        if len(self._body) > self._largest:
+            self._fail(MalformedReplyError(f"the answer has more than {self._largest} bytes"))
+
+    def eof_received(self) -> None:
+        """The server sends no more, which ends an answer that does not say how long it is."""
+        if self._has_head and not self._length_is_told:
+            self._end()
+        self.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """It is closed."""
+        self._those_open.discard(self)
+        self.reusable = False
+        self._fail(LostCallError(str(error or "") or "the server closed the connection"))
+
+    # -- what the parser says
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header is read."""
+        self._length_is_told |= name.lower() in (b"content-length", b"transfer-encoding")
+
+    def on_headers_complete(self) -> None:
+        """All headers are read."""
+        self._has_head = True
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body is read."""
+        self._body += body
+        if self._on_body is not None and self._parser is not None and self._parser.get_status_code() < 300:
+            self._on_body(body)
+
+    def on_message_complete(self) -> None:
+        """An answer is read, or a word that it will come."""
+        assert self._parser is not None
+        assert self._answer is not None
+        if self._answer.done():
+            self.reusable = False  # nobody asked for another one
+            return
+        if self._parser.get_status_code() < 200:
+            self._begin()
+            return
+        self.reusable = self._parser.should_keep_alive()
+        self._end()
+
+    def _end(self) -> None:
+        if self._answer is not None and not self._answer.done() and self._parser is not None:
+            self._answer.set_result(HttpAnswer(self._parser.get_status_code(), bytes(self._body)))
+
+    def _fail(self, error: Exception) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+        self.close()

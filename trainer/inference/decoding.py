@@ -44,6 +44,9 @@ class ActiveBatch:
     Args:
         model: The policy.
 
+    Attributes:
+        drawn: The token that each row drew in the last step, those included that then left.
+
     Raises:
         ConfigError: If a layer of it remembers anything but keys and values.
     """
@@ -53,6 +56,7 @@ class ActiveBatch:
         self._model = model
         self._device = model.device
         self._last_logits = {"logits_to_keep": 1} if keeps_logits(model) else {}
+        self.drawn: list[int] = []
         self._rows: list[_Row] = []
         self._layers: Layers = []
         # How many of the cache's columns, counted from its right end, are real for each row.
@@ -80,6 +84,7 @@ class ActiveBatch:
         tokens, logprobs = draw_tokens(
             logits, [row.request.sampling for row in self._rows], [row.stream for row in self._rows]
         )
+        self.drawn = tokens
         finished = []
         for place, row in enumerate(self._rows):
             result = row.take(tokens[place], logprobs[place], version)

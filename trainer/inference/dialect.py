@@ -3,7 +3,7 @@
 import re
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from trainer.inference.base import FinishReason, PauseMode, SamplingParams
 from trainer.inference.calls import HttpAnswer, HttpCall, excerpt, message_of
@@ -127,6 +127,8 @@ class Capabilities:
         sessions: SGLang: whether updates run between begin and end.
         drains: Whether it can wait by itself until replies under way have ended.
         world_size: Ranks that take weights.
+        streams: Whether a stream has each token once: SGLang's have all that there is with every event, unless it is
+            started with `--incremental-streaming-output`.
     """
 
     server: str
@@ -141,6 +143,7 @@ class Capabilities:
     sessions: bool = True
     drains: bool = True
     world_size: int = 1
+    streams: bool = True
 
     def inexact(self, sampling: SamplingParams) -> bool:
         """Whether log-probabilities of tokens drawn so are not those of the distribution that they were drawn from."""
@@ -181,6 +184,18 @@ class Dialect(Protocol):
             RequestRefusedError: If the server refuses the request.
             MalformedReplyError: If the reply breaks the contract.
         """
+        ...
+
+    def streaming(self, call: HttpCall) -> HttpCall:
+        """Ask for the same as a stream."""
+        ...
+
+    def drawn(self, event: Mapping[str, Any]) -> Sequence[int]:
+        """Return the ids that an event brings."""
+        ...
+
+    def joined(self, events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return what the server had answered without a stream."""
         ...
 
     def score(

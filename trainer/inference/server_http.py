@@ -6,21 +6,19 @@ server that stands still keeps its connections.
 """
 
 import asyncio
-import ssl
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar
 
-import httpx
 import orjson
 
 from trainer.core.errors import ConfigError
 from trainer.inference.calls import HttpAnswer, HttpCall, message_of
-from trainer.inference.connections import SpreadTransport
+from trainer.inference.connections import Connections, LostCallError, NotConnectedError
 from trainer.inference.dialect import Conversation
 from trainer.inference.errors import InferenceError, MalformedReplyError, ServerGoneError, words_of
 
 Result = TypeVar("Result")
+OnBody = Callable[[bytes], None]
 
 _LARGEST_ANSWER = 2**26
 """Bytes; a reply of 100,000 tokens has a fifth of it."""
@@ -67,13 +65,8 @@ class ServerHttp:
         self._admin_key = admin_api_key or api_key
         self._patience_s = patience_s
         self._watch_every_s = watch_every_s
-        self._client = httpx.AsyncClient(
-            base_url=self.url,
-            # How long an answer takes is the watch's business.
-            timeout=httpx.Timeout(None, connect=_CONNECT_S),
-            transport=SpreadTransport(partial(_pool, httpx.create_ssl_context(trust_env=False))),
-            # A server of one's own is not behind the proxy of the company.
-            trust_env=False,
+        self._connections = Connections(
+            self.url, connect_s=_CONNECT_S, keep_s=_KEEPALIVE_S, largest=_LARGEST_ANSWER
         )
         self._under_way: dict[asyncio.Timeout, Exception | None] = {}
         self._watch: asyncio.Task[None] | None = None
@@ -87,7 +80,7 @@ class ServerHttp:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._client.aclose()
+        await self._connections.close()
 
     def interrupt(self, error: Exception) -> None:
         """Let all calls that are under way fail with `error`."""
@@ -109,7 +102,12 @@ class ServerHttp:
             answer = await self.call(call, takes_pages=takes_pages)
 
     async def call(
-        self, call: HttpCall, *, held: Callable[[], bool] = lambda: False, takes_pages: bool = False
+        self,
+        call: HttpCall,
+        *,
+        held: Callable[[], bool] = lambda: False,
+        takes_pages: bool = False,
+        reading: Callable[[], OnBody] | None = None,
     ) -> HttpAnswer:
         """Make one call, again and again where it is lost or the server is busy.
 
@@ -118,6 +116,7 @@ class ServerHttp:
             held: Says whether the caller has paused the server; then it hears at once that it is busy.
             takes_pages: Whether a web page is an answer: where nobody knows yet if this is a server's address. Later
                 it comes from what stands before a server that is away.
+            reading: Gives, for each time that it is made, who is told of the answer's body as it comes.
 
         Raises:
             ServerGoneError: If patience ended.
@@ -128,10 +127,10 @@ class ServerHttp:
         failures = 0
         while True:
             try:
-                answer = await self._watched(call)
-            except httpx.HTTPError as error:
+                answer = await self._watched(call, reading)
+            except LostCallError as error:
                 self.troubles += 1
-                if not call.repeatable and not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+                if not call.repeatable and not isinstance(error, NotConnectedError):
                     raise InferenceError(
                         f"{self.url}{call.path} was lost on its way: {words_of(error)}"
                     ) from error
@@ -154,13 +153,13 @@ class ServerHttp:
                 continue
             return answer
 
-    async def _watched(self, call: HttpCall) -> HttpAnswer:
+    async def _watched(self, call: HttpCall, reading: Callable[[], OnBody] | None) -> HttpAnswer:
         limit = asyncio.timeout(None)
         try:
             async with limit:
                 self._under_way[limit] = None
                 self._start_watch()
-                return await self._once(call)
+                return await self._once(call, None if reading is None else reading())
         except TimeoutError:
             error = self._under_way[limit]
             if error is None:
@@ -169,26 +168,14 @@ class ServerHttp:
         finally:
             self._under_way.pop(limit, None)
 
-    async def _once(self, call: HttpCall) -> HttpAnswer:
-        headers = {"Accept-Encoding": "identity", **call.headers}
+    async def _once(self, call: HttpCall, on_body: OnBody | None = None) -> HttpAnswer:
+        headers = dict(call.headers)
         if key := self._admin_key if call.admin else self._key:
             headers["Authorization"] = f"Bearer {key}"
-        content = None
-        if call.body is not None:
-            content = orjson.dumps(call.body)
-            headers["Content-Type"] = "application/json"
-        sent = self._client.stream(
-            call.method, call.path, params=dict(call.query), headers=headers, content=content
-        )
-        async with sent as response:
-            body = bytearray()
-            async for part in response.aiter_raw():
-                body += part
-                if len(body) > _LARGEST_ANSWER:
-                    raise MalformedReplyError(
-                        f"{self.url}{call.path} answers with more than {_LARGEST_ANSWER} bytes"
-                    )
-            return HttpAnswer(response.status_code, bytes(body))
+        if call.body is None:
+            return await self._connections.call(call, headers, None, on_body)
+        headers["Content-Type"] = "application/json"
+        return await self._connections.call(call, headers, orjson.dumps(call.body), on_body)
 
     # Watching
 
@@ -197,9 +184,9 @@ class ServerHttp:
         try:
             async with asyncio.timeout(_HEALTH_S):
                 answer = await self._once(HttpCall("/health", method="GET"))
-        except (httpx.TimeoutException, TimeoutError, MalformedReplyError):
+        except (TimeoutError, MalformedReplyError):
             return False
-        except httpx.HTTPError:
+        except LostCallError:
             self.troubles += 1
             return False
         return answer.ok and not answer.is_page
@@ -269,8 +256,3 @@ class _Pace:
             ) from None
         finally:
             self._waited_s += loop.time() - started
-
-
-def _pool(certificates: ssl.SSLContext) -> httpx.AsyncHTTPTransport:
-    limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_S)
-    return httpx.AsyncHTTPTransport(verify=certificates, trust_env=False, limits=limits)

@@ -5,7 +5,7 @@ part of the prompt. Each token keeps the log-probability that it was drawn with 
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from uuid import uuid4
 
 from trainer.core.errors import ConfigError
@@ -13,6 +13,7 @@ from trainer.inference.base import FinishReason, InferenceCounters, SamplingPara
 from trainer.inference.calls import HttpAnswer
 from trainer.inference.dialect import GenerationCall, Stretch
 from trainer.inference.errors import RepeatedAbortError, RequestRefusedError
+from trainer.inference.event_stream import ReplyEvents
 from trainer.inference.partial_reply import PartialReply
 from trainer.inference.server_adapters import ServedAdapters
 from trainer.inference.server_link import ServerLink
@@ -181,13 +182,26 @@ class ServerReplies:
             async with limit:
                 ongoing.limit = limit
                 await self._weights.confirm_after_trouble()
-                return await self._link.http.call(
-                    self._link.dialect.generate(call), held=lambda: self._under_way.held
-                )
+                return await self._answered(call, ongoing.reply.request.on_tokens)
         except TimeoutError:
             if limit.expired():
                 return None
             raise
+
+    async def _answered(
+        self, call: GenerationCall, on_tokens: Callable[[Sequence[int]], None] | None
+    ) -> HttpAnswer:
+        dialect = self._link.dialect
+        asked = dialect.generate(call)
+        if on_tokens is None or not dialect.capabilities.streams:
+            return await self._link.http.call(asked, held=lambda: self._under_way.held)
+        loop = asyncio.get_running_loop()
+        # Faults of who is told are his: he is told by the event loop, before the reply is there.
+        events = ReplyEvents(dialect, lambda ids: loop.call_soon(on_tokens, ids))
+        answer = await self._link.http.call(
+            dialect.streaming(asked), held=lambda: self._under_way.held, reading=events.reading
+        )
+        return events.answer(answer)
 
     async def _read(self, answer: HttpAnswer, call: GenerationCall) -> Stretch:
         try:

@@ -1,6 +1,7 @@
 """SGLang's HTTP interface: calls to make and answers to read, for releases 0.5.20 to 0.5.23. No I/O."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from trainer.inference.base import FinishReason, PauseMode, SamplingParams
@@ -95,6 +96,21 @@ class SglangDialect:
         if token_ids:
             labels = labels_of_spans(meta.get("weight_versions"), len(token_ids), _REPLY)
         return checked_stretch(Stretch(token_ids, logprobs, labels, finish_reason), call, _REPLY)
+
+    def streaming(self, call: HttpCall) -> HttpCall:
+        """Ask for the same as a stream."""
+        return replace(call, body={**(call.body or {}), "stream": True})
+
+    def drawn(self, event: Mapping[str, Any]) -> Sequence[int]:
+        """Return the ids that an event brings."""
+        return _list(event, "output_ids")
+
+    def joined(self, events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return what the events amount to: each has its own tokens, and the last one what is known then."""
+        ids = [each for event in events for each in _list(event, "output_ids")]
+        triples = [each for event in events for each in _list(_meta(event), "output_token_logprobs")]
+        meta = {**_meta(events[-1]), "output_token_logprobs": triples}
+        return {**events[-1], "output_ids": ids, "meta_info": meta}
 
     def score(
         self, prompt_ids: Sequence[int], cache_salt: str, adapter: str | None
@@ -247,6 +263,16 @@ class SglangDialect:
         require(answer, "SGLang did not take its memory again")
 
 
+def _meta(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    meta = event.get("meta_info")
+    return meta if isinstance(meta, dict) else {}
+
+
+def _list(holder: Mapping[str, Any], key: str) -> list[Any]:
+    found = holder.get(key)
+    return found if isinstance(found, list) else []
+
+
 def sampling_params(sampling: SamplingParams, seed: int) -> dict[str, Any]:
     """Return SGLang's sampling parameters.
 
@@ -308,6 +334,7 @@ def probe(need: Need) -> Conversation[SglangDialect]:
             sessions=sessions,
             drains=False,
             world_size=info["tp_size"] if type(info.get("tp_size")) is int else 1,
+            streams=info.get("incremental_streaming_output") is True,
         )
     )
 

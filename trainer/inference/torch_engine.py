@@ -216,6 +216,7 @@ class TorchEngine:
                         self._thread, self._batch.advance, admitted, self._version
                     )
                     self._tokens_generated += rows
+                    self._tell()
                     self._answer(finished)
                 else:
                     self._work.clear()
@@ -243,6 +244,13 @@ class TorchEngine:
                 admitted.append(request)
                 self._active.append((request, future))
         return admitted
+
+    def _tell(self) -> None:
+        """Tell who listens what was drawn. Their faults are theirs, and none of the engine's."""
+        loop = asyncio.get_running_loop()
+        for (request, future), token in zip(self._active, self._batch.drawn, strict=True):
+            if request.on_tokens is not None and not future.done():
+                loop.call_soon(request.on_tokens, [token])
 
     def _answer(self, finished: list[tuple[int, GenerationResult]]) -> None:
         for row, result in finished:

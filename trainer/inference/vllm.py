@@ -4,6 +4,7 @@ Routes that steer exist only where the server was started with `VLLM_SERVER_DEV_
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from trainer.inference.base import FinishReason, PauseMode, SamplingParams
@@ -95,6 +96,27 @@ class VllmDialect:
         if self.capabilities.spans and token_ids:
             labels = labels_of_spans(choice.get("weight_versions"), len(token_ids), _REPLY)
         return checked_stretch(Stretch(token_ids, logprobs, labels, finish_reason), call, _REPLY)
+
+    def streaming(self, call: HttpCall) -> HttpCall:
+        """Ask for the same as a stream."""
+        return replace(call, body={**(call.body or {}), "stream": True})
+
+    def drawn(self, event: Mapping[str, Any]) -> Sequence[int]:
+        """Return the ids that an event brings."""
+        return [each for choice in _choices(event) for each in choice.get("token_ids") or ()]
+
+    def joined(self, events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return what the events amount to: each has a part of the choice, and the last one what is known then."""
+        ids: list[Any] = []
+        logprobs: dict[str, list[Any]] = {}
+        whole: dict[str, Any] = {}
+        for choice in (choice for event in events for choice in _choices(event)):
+            whole |= {key: value for key, value in choice.items() if value is not None}
+            ids += choice.get("token_ids") or []
+            for key, values in (choice.get("logprobs") or {}).items():
+                if isinstance(values, list):
+                    logprobs.setdefault(key, []).extend(values)
+        return {**events[-1], "choices": [whole | {"token_ids": ids, "logprobs": logprobs}]}
 
     def score(
         self, prompt_ids: Sequence[int], cache_salt: str, adapter: str | None
@@ -249,6 +271,11 @@ class VllmDialect:
         for tag in tags:
             answer = yield _steer("/wake_up", query={"tags": tag})
             require(answer, "vLLM did not wake up", missing=_DEV_MODE)
+
+
+def _choices(event: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    choices = event.get("choices")
+    return [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
 
 
 def sampling_params(sampling: SamplingParams, seed: int) -> dict[str, Any]:

@@ -70,6 +70,7 @@ class Training:
         adapters: Parameters of LoRA's adapters; 0 where all weights are trained.
         vocabulary_head: Whether it has logits (a policy) or one number for each token (a critic).
         accelerator: Whether it is on an accelerator: AdamW works on all weights at once there, which takes room.
+        moments: Numbers that the optimizer keeps of each weight: AdamW two, SGD none.
     """
 
     number_bytes: int = 4
@@ -78,6 +79,7 @@ class Training:
     adapters: int = 0
     vocabulary_head: bool = True
     accelerator: bool = True
+    moments: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +200,7 @@ def trained_need(shape: ModelShape, training: Training, sharding: Sharding) -> N
     groups = _groups(shape, sharding, training.vocabulary_head)
     states = [_states(group, training, sharding) for group in groups]
     if training.adapters:
-        states.append(_adapters(training.adapters, sharding))
+        states.append(_adapters(training, sharding))
     need = Need(
         weights=sum(each.weights for each in states),
         gradients=sum(each.gradients for each in states),
@@ -278,7 +280,7 @@ def _states(group: _Group, training: Training, sharding: Sharding) -> Need:
     masters = 0 if sharding.kind == "fsdp2" or (number == 4 and sharding.kind != "deepspeed") else 4 * held
     weights = (4 if sharding.kind == "fsdp2" else number) * held // cut[3]
     gradients = (number if sharding.kind == "deepspeed" else 4) * held // cut[2]
-    optimizer = 8 * held // cut[1]
+    optimizer = 4 * training.moments * held // cut[1]
     if sharding.offload and sharding.kind == "fsdp2":
         return Need(host=weights + gradients + optimizer)
     if sharding.offload:
@@ -287,10 +289,11 @@ def _states(group: _Group, training: Training, sharding: Sharding) -> Need:
     return Need(weights + masters // cut[1], gradients, optimizer)
 
 
-def _adapters(parameters: int, sharding: Sharding) -> Need:
+def _adapters(training: Training, sharding: Sharding) -> Need:
     """Return what adapters take, which are in fp32 and trained."""
     ranks = sharding.data * sharding.context if sharding.kind in ("fsdp2", "deepspeed") else 1
-    return Need(4 * parameters // ranks, 4 * parameters // ranks, 8 * parameters // ranks)
+    held = 4 * training.adapters // ranks
+    return Need(weights=held, gradients=held, optimizer=training.moments * held)
 
 
 def _gathered_bytes(shape: ModelShape, training: Training, sharding: Sharding) -> int:

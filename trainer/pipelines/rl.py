@@ -34,6 +34,7 @@ from trainer.pipelines.saving import Saver
 from trainer.records.checkpoint import RunState
 from trainer.records.ledger import Ledger
 from trainer.records.trajectory import KEPT, Group
+from trainer.rollout.recall import Recall
 from trainer.rollout.scheduler import LeaveOut, RolloutScheduler, StepGroups
 from trainer.weights.publisher import WeightPublisher
 
@@ -47,6 +48,7 @@ class Parts:
 
     Attributes:
         updating: Entered for as long as weights change: who samples with these very weights stands still.
+        recall: The rollout log, whose counters are metrics.
         resident: Entered for as long as models are used, which may be elsewhere meanwhile.
         work: What an update computes, for the numbers of a step; None where that is not known.
     """
@@ -63,6 +65,7 @@ class Parts:
     console: RunConsole
     saver: Saver
     updating: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    recall: Recall | None = None
     resident: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     work: TrainingWork | None = None
 
@@ -162,6 +165,8 @@ async def _record(
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     dropped = parts.scheduler.take_dropped()
     metrics |= {f"rollout/{name}": float(count) for name, count in parts.scheduler.counters.items()}
+    if parts.recall is not None:
+        metrics |= {f"rollout_log/{name}": float(count) for name, count in parts.recall.counters.items()}
     metrics |= response_metrics(trajectories) | outcome_metrics([*groups, *dropped])
     metrics |= episode_times(trajectories) | domain_metrics(groups, dropped) | memory_metrics()
     parts.tracker.episodes(step, groups)

@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import torch
@@ -362,7 +362,8 @@ def _checked_names(folder: Path) -> set[str]:
     for name, digest in hashes.items():
         file = folder / name
         # A part that ranks wrote is a folder of files; nothing lies deeper, or elsewhere.
-        ours = file.parent == folder or (file.parent.parent == folder and ".." not in file.parts)
+        steps = PurePath(name).parts
+        ours = len(steps) in (1, 2) and ".." not in steps and not PurePath(name).is_absolute()
         if not ours or not file.is_file() or _hash(file) != digest:
             raise CheckpointError(f"{file} is damaged or missing")
     return set(hashes)

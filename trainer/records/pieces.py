@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -52,7 +53,10 @@ class SavedPieces:
         """Return all of it as one process has it, put together on the processor."""
         stored = self._stored().items()
         tensors = {path: torch.empty(entry.size, dtype=entry.properties.dtype) for path, entry in stored}
-        load(tensors, checkpoint_id=self.folder, no_dist=True)
+        with warnings.catch_warnings():
+            # That no ranks are there is what is meant.
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+            load(tensors, checkpoint_id=self.folder, no_dist=True)
         return nested(iter([*tensors.items(), *self.plain().items()]))
 
     def _stored(self) -> dict[str, TensorStorageMetadata]:

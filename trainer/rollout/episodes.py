@@ -32,6 +32,8 @@ class BlackBox(Protocol):
 
 
 PlayInSession = Callable[[EnvSession], Awaitable[Trajectory]]
+PlayEpisode = Callable[[EnvSession, Task], Awaitable[Trajectory]]
+"""Plays a task in a session, once."""
 
 
 async def play_in_session(
@@ -66,6 +68,7 @@ class EpisodePlayer:
         reward: A function of the user's that gives the turns their rewards.
         recall: What the rollout log has of earlier processes' episodes, and where these are written; None without one.
         lost: Told the task, and why, when an episode could not be gone on with and begins again.
+        differs: Told the task, and how, when an episode was played again and did not ask for all that the log had.
         black_box: Plays with an agent that is a program or a service, in place of ours.
     """
 
@@ -77,6 +80,7 @@ class EpisodePlayer:
     recall: Recall | None = None
     lost: Callable[[int, str], None] = lambda task, why: None
     black_box: BlackBox | None = None
+    differs: Callable[[int, str], None] = lambda task, how: None
 
     async def play(self, task: Task, member: int, attempt: int) -> Trajectory:
         """Play one episode.
@@ -104,6 +108,9 @@ class EpisodePlayer:
                 outcome, detail = tape.ended
                 return Trajectory(task, member, attempt, outcome=Outcome(outcome), detail=detail)
             trajectory = await self._play(task, member, attempt, tape)
+            if unasked := tape.unasked():
+                replies, tokens = unasked["unasked_replies"], unasked["unasked_tokens"]
+                self.differs(task.index, f"member {member}: {replies} replies ({tokens} tokens) were in vain")
             if not trajectory.outcome.is_result:
                 tape.end(trajectory)
             return trajectory
@@ -137,20 +144,39 @@ class EpisodePlayer:
     async def _agent(self, session: EnvSession, task: Task, member: int, attempt: int) -> Trajectory:
         if self.black_box is not None:
             return await self.black_box.play(session, task, member, attempt, self.max_turns)
-        actor = self.make_actor()
         if self.agent is None:
-            return await play_episode(session, task, member, actor, self.max_turns, attempt)
-        with self.agent.running():
-            playing = self.agent.function(session, task, member, actor, self.max_turns, attempt)
-            if not isawaitable(playing):
-                raise self.agent.broken("must be a coroutine: write async def")
-            trajectory = await playing
-        if not isinstance(trajectory, Trajectory):
-            raise self.agent.broken(f"must return a Trajectory, not {type(trajectory).__name__}")
-        if fault := _record_fault(trajectory):
-            raise self.agent.broken(f"returned a record that does not fit together: {fault}")
-        _check_numbers(trajectory)
-        return trajectory
+            return await play_episode(session, task, member, self.make_actor(), self.max_turns, attempt)
+        return await play_coroutine(
+            self.agent, session, task, member, self.make_actor(), self.max_turns, attempt
+        )
+
+
+async def play_coroutine(
+    agent: Plugin,
+    session: EnvSession,
+    task: Task,
+    member: int,
+    actor: Actor,
+    max_turns: int,
+    attempt: int = 0,
+) -> Trajectory:
+    """Let a coroutine of the user's play an episode, and check its record.
+
+    Raises:
+        PluginError: If it raises, or returns what is no record that fits together.
+        InvalidNumberError: If a number of the record is none that can be computed with.
+    """
+    with agent.running():
+        playing = agent.function(session, task, member, actor, max_turns, attempt)
+        if not isawaitable(playing):
+            raise agent.broken("must be a coroutine: write async def")
+        trajectory = await playing
+    if not isinstance(trajectory, Trajectory):
+        raise agent.broken(f"must return a Trajectory, not {type(trajectory).__name__}")
+    if fault := _record_fault(trajectory):
+        raise agent.broken(f"returned a record that does not fit together: {fault}")
+    _check_numbers(trajectory)
+    return trajectory
 
 
 def _give_rewards(trajectory: Trajectory, reward: Plugin) -> None:

@@ -1,14 +1,15 @@
 """Takes episodes up again where an earlier process left them, from the rollout log.
 
 What an episode asks is answered from the log for as long as it asks what it asked before: replies by their very
-prompts, the environment's answers by the very actions. So an episode is played again by the code that played it, and
-no token is sampled, no step is taken twice. Where the log ends, the environment's session is brought to that point,
-and the episode goes on. What is asked anew is on disk before it is answered.
+prompts, the environment's answers by the very actions. So an episode is played again by the code that played it, ours
+or an agent's that is started anew, and no token is sampled, no step is taken twice. Where the log ends, the
+environment's session is brought to that point, and the episode goes on. What is asked anew is on disk before it is
+answered. An agent that asks otherwise than before is sampled for; what the log had for it is counted.
 """
 
 import asyncio
 from array import array
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -44,17 +45,20 @@ class EpisodeLostError(Exception):
     """The environment of an episode cannot be brought to where the log ends."""
 
 
+_Drawn = tuple[int | None, GenerationResult]
+
+
 @dataclass(slots=True)
 class _Past:
     """What an earlier process left of one attempt at an episode.
 
     Attributes:
-        replies: By prompt, in order.
+        replies: By prompt, in order, each with the seed that it was drawn with.
         answers: Resets and steps of the environment, in order.
         ended: Outcome and detail, if it failed.
     """
 
-    replies: defaultdict[bytes, deque[GenerationResult]] = field(default_factory=lambda: defaultdict(deque))
+    replies: defaultdict[bytes, list[_Drawn]] = field(default_factory=lambda: defaultdict(list))
     answers: list[Entry] = field(default_factory=list)
     ended: tuple[str, str] | None = None
 
@@ -67,7 +71,8 @@ class Recall:
 
     Attributes:
         log: The run's log.
-        counters: What was taken up again: `replies`, `tokens`, `episodes` begun again.
+        counters: What was taken up again: `replies`, `tokens`, `episodes` begun again; and of episodes that asked
+            otherwise than before, `unasked_replies` and `unasked_tokens` that the log had for them in vain.
     """
 
     def __init__(self, log: RolloutLog) -> None:
@@ -82,7 +87,8 @@ class Recall:
     @property
     def found(self) -> tuple[int, int, int]:
         """How many episodes, replies and tokens wait to be taken up again."""
-        replies = [reply for past in self._past.values() for each in past.replies.values() for reply in each]
+        drawn = [each for past in self._past.values() for each in past.replies.values()]
+        replies = [reply for each in drawn for _, reply in each]
         return len(self._past), len(replies), sum(len(reply.token_ids) for reply in replies)
 
     def rounds(self, max_attempts: int) -> dict[int, int]:
@@ -110,6 +116,8 @@ class Recall:
         self._playing[name] = tape
         try:
             yield tape
+            if past.ended is None:
+                self.counters.update(tape.unasked())
         finally:
             if self._playing.get(name) is tape:
                 del self._playing[name]
@@ -167,7 +175,9 @@ class EpisodeTape:
         waiting = self._past.replies.get(_digest(request))
         if not waiting:
             return None
-        result = waiting.popleft()
+        # Of several replies to one prompt each goes where it went before.
+        seeds = [seed for seed, _ in waiting]
+        _, result = waiting.pop(seeds.index(request.seed) if request.seed in seeds else 0)
         self._recall.counters.update(replies=1, tokens=len(result.token_ids))
         return result
 
@@ -184,7 +194,15 @@ class EpisodeTape:
             array("d", result.logprobs).tobytes(),
             runs(result.policy_versions),
             result.finish_reason,
+            request.seed,
         )
+
+    def unasked(self) -> dict[str, int]:
+        """Count the replies of the log that were not asked for, and their tokens."""
+        left = [reply for each in self._past.replies.values() for _, reply in each]
+        if not left:
+            return {}
+        return {"unasked_replies": len(left), "unasked_tokens": sum(len(each.token_ids) for each in left)}
 
     def answer(self, kind: str, asked: object) -> Entry | None:
         """Take the environment's next answer, if the log has it and the question is the same."""
@@ -399,15 +417,14 @@ class LoggedClient(ForwardingClient):
 
 def _take_in(past: _Past, entry: Entry) -> None:
     if entry.kind == _REPLY:
-        digest, ids, logprobs, versions, reason = entry.fields
-        past.replies[digest].append(
-            GenerationResult(
-                array("q", ids).tolist(),
-                array("d", logprobs).tolist(),
-                [version for version, count in versions for _ in range(count)],
-                reason,
-            )
+        digest, ids, logprobs, versions, reason, *seed = entry.fields
+        reply = GenerationResult(
+            array("q", ids).tolist(),
+            array("d", logprobs).tolist(),
+            [version for version, count in versions for _ in range(count)],
+            reason,
         )
+        past.replies[digest].append((seed[0] if seed else None, reply))
     elif entry.kind in (_RESET, _STEP):
         past.answers.append(entry)
     elif entry.kind == _CUT:

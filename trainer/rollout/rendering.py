@@ -38,6 +38,7 @@ class ChatRenderer:
     Attributes:
         end_of_turn_id: The first id behind a reply, as the template closes it.
         stop_token_ids: All ids that end a reply.
+        special_ids: Ids that are no part of a text.
         append_only: Whether a longer conversation always begins with the rendering of a shorter one.
 
     Raises:
@@ -60,6 +61,8 @@ class ChatRenderer:
         if tokenizer.eos_token_id is not None:
             stops.add(tokenizer.eos_token_id)
         self.stop_token_ids = tuple(sorted(stops))
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self.special_ids = frozenset(each for each, token in added.items() if token.special)
         self.append_only = self._only_appends(()) and self._keeps_system_in_front()
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:

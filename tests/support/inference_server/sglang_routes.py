@@ -464,6 +464,7 @@ class SglangRoutes:
                 "dp_size": 1,
                 "pp_size": 1,
                 "enable_lora": self._options.lora,
+                "incremental_streaming_output": self._options.incremental,
                 "enable_memory_saver": self._options.memory_saver,
                 "time": time.time(),
             }

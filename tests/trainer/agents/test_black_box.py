@@ -97,6 +97,7 @@ async def test_the_environments_end_stands_whatever_the_agent_does_then(pool):
         ("nan", Outcome.INVALID_NUMBER, "the agent posted a reward that is no number"),
         ("hello", Outcome.TRUNCATED, "the agent ended before its environment's episode did"),
         ("chatty", Outcome.TRUNCATED, "the agent ended before"),
+        ("flood", Outcome.AGENT_ERROR, "printed more than 64 MiB, and was ended"),
         ("reward", Outcome.SOLVED, "as the agent posted"),
         ("done", Outcome.FAILED, "as the agent posted"),
     ],

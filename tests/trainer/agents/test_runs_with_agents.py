@@ -46,10 +46,25 @@ async def _trained(directory, *words):
     return episodes(directory)
 
 
-async def test_a_program_that_asks_the_same_trains_the_same(tmp_path):
-    built_in = await _trained(tmp_path / "built_in")
+PANEL = "evaluation.panels={lake: {env_id: FrozenLake-v0, kwargs: %s, episodes: 3, distinct: false, baselines: false}}"
+
+
+def evaluated(directory):
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    return [
+        {name: value for name, value in row.items() if name.startswith("evaluate/")}
+        for row in map(json.loads, lines)
+        if any(name.startswith("evaluate/") for name in row)
+    ]
+
+
+async def test_a_program_that_asks_the_same_trains_and_measures_the_same(tmp_path):
+    together = [PANEL % MAP, "rollout.max_concurrent_sequences=2"]
+    built_in = await _trained(tmp_path / "built_in", *together)
+    # Its own temperature is passed over, in greedy panels, too.
+    variables = f"agents.environment={{PLAYED: {tmp_path / 'played'}, ASK_MORE: '{{\"temperature\": 0.3}}'}}"
     program = f"rollout.agent={sys.executable} {AGENT} just-play"
-    agents = await _trained(tmp_path / "agents", program, "agents.concurrency=2")
+    agents = await _trained(tmp_path / "agents", program, "agents.concurrency=2", variables, *together)
     assert [each["segments"] for each in agents] == [each["segments"] for each in built_in]
     assert [each["reward"] for each in agents] == [each["reward"] for each in built_in]
     digests = [
@@ -57,6 +72,16 @@ async def test_a_program_that_asks_the_same_trains_the_same(tmp_path):
         for name in ("built_in", "agents")
     ]
     assert digests[0] == digests[1]
+    assert evaluated(tmp_path / "agents") == evaluated(tmp_path / "built_in")
+    assert len(evaluated(tmp_path / "agents")) == 2, "at the beginning and at the end"
+    # A group of 2, and a panel of 3 in two modes, twice.
+    assert len((tmp_path / "played").read_text()) == 2 + 3 * 2 * 2
+
+
+async def test_agents_that_wait_for_a_place_keep_no_batch_waiting(tmp_path):
+    program = f"rollout.agent={sys.executable} {AGENT} just-play"
+    played = await _trained(tmp_path, program, "agents.concurrency=1")
+    assert len(played) == 2
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,9 @@ TOKENS = 120
 GRADIENT_RATE = 2.0**10
 """At such a rate a step is much larger than the weights, which then are the gradient, as exact as it is itself."""
 
+DEVICE = "auto" if torch.accelerator.device_count() >= 2 else "cpu"
+"""Where there are accelerators for two ranks, they compute, and are compared with the processor."""
+
 PRESETS = {
     "ppo": resolve_preset("ppo", {"minibatches": 1, "epochs": 1}),
     "grpo": resolve_preset("grpo", {"minibatches": 1, "epochs": 1, "kl": {"coefficient": 0.05}}),
@@ -48,7 +51,7 @@ MESHES = {"data": MeshShape(data=2), "tensor": MeshShape(tensor=2), "both": Mesh
 
 @pytest.fixture(scope="module", params=["data", "tensor", pytest.param("both", marks=pytest.mark.slow)])
 def ranks(request, tmp_path_factory):
-    started = Ranks(LocalRanks(tmp_path_factory.mktemp("ranks")), MESHES[request.param], "cpu", 120.0)
+    started = Ranks(LocalRanks(tmp_path_factory.mktemp("ranks")), MESHES[request.param], DEVICE, 120.0)
     started.start()
     yield started
     started.close()
@@ -79,7 +82,8 @@ class Made:
         if role == "reference":
             return FrozenModel(head_of(role), TOKENS)
         schedule = Schedule(self._rate, 0, 1, "constant")
-        return TorchBackend(head_of(role), self._optimizer, schedule, **self._options)
+        options = {name: value for name, value in self._options.items() if name != "cpu_offload"}
+        return TorchBackend(head_of(role), self._optimizer, schedule, **options)
 
     def models(self, settings):
         critic = self.backend("critic") if settings.critic is not None else None
@@ -126,7 +130,7 @@ def assert_equal_losses(found, expected):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    started = Ranks(LocalRanks(tmp_path_factory.mktemp("alone")), MeshShape(), "cpu", 120.0)
+    started = Ranks(LocalRanks(tmp_path_factory.mktemp("alone")), MeshShape(), DEVICE, 120.0)
     started.start()
     yield started
     started.close()
@@ -222,8 +226,12 @@ def some_rows():
 
 @pytest.mark.parametrize(
     ("options", "tolerance"),
-    [({"gradient_checkpointing": True}, 1e-6), ({"dtype": torch.bfloat16}, 2e-2)],
-    ids=["checkpointing", "bf16"],
+    [
+        ({"gradient_checkpointing": True}, 1e-6),
+        ({"cpu_offload": True}, 1e-6),
+        ({"dtype": torch.bfloat16}, 2e-2),
+    ],
+    ids=["checkpointing", "offload", "bf16"],
 )
 def test_options_mean_what_they_mean_in_one_process(ranks, options, tolerance):
     only_data(ranks)

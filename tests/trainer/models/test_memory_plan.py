@@ -96,6 +96,14 @@ def test_bytes_a_parameter_are_those_of_the_backends_papers(sharding, per_parame
     )
 
 
+def test_plain_gradient_descent_keeps_nothing_of_a_weight():
+    sgd, adamw = (
+        plan_of("model.path=Qwen/Qwen2.5-0.5B", f"optimizer.kind={kind}")[0] for kind in ("sgd", "adamw")
+    )
+    assert sgd.parts[0].need.optimizer == 0
+    assert adamw.parts[0].need.optimizer == 8 * 494_032_768
+
+
 def test_devices_share_what_they_can():
     whole = SEVEN.parameters.total
     assert parameters_per_device(SEVEN, Sharding("megatron", tensor=4)) == pytest.approx(whole / 4, rel=1e-6)
