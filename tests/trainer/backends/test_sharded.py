@@ -198,12 +198,18 @@ async def test_a_run_goes_on_with_another_number_of_ranks(ranks, alone, in_piece
         assert relative(weights_of(resumed), weights) < 1e-6, number
 
 
-def test_pieces_of_another_model_are_refused(ranks, tmp_path):
-    policy = Made(ranks, "fsdp2", settings_of(), 1e-3, in_pieces=True).backend("policy")
-    critic = Made(ranks, "fsdp2", settings_of(), 1e-3, in_pieces=True).backend("critic")
-    parts = saved_and_read(Models(policy, critic), tmp_path)
-    with pytest.raises(ValueError, match="its policy is of another shape"):
-        Models(policy).load_state_dicts({"policy": parts["critic"]})
+def test_pieces_of_another_model_are_refused(tmp_path):
+    # Ranks of its own: a call that fails ends them.
+    ranks = Ranks(LocalRanks(tmp_path / "ranks"), MeshShape(), DEVICE, 120.0)
+    ranks.start()
+    try:
+        policy = Made(ranks, "fsdp2", settings_of(), 1e-3, in_pieces=True).backend("policy")
+        critic = Made(ranks, "fsdp2", settings_of(), 1e-3, in_pieces=True).backend("critic")
+        parts = saved_and_read(Models(policy, critic), tmp_path / "saved")
+        with pytest.raises(ValueError, match="its policy is of another shape"):
+            Models(policy).load_state_dicts({"policy": parts["critic"]})
+    finally:
+        ranks.close()
 
 
 def only_data(ranks):
