@@ -18,6 +18,8 @@ _OPERATION_S = 60.0
 _SILENCE_S = 5.0
 _PONG_S = 10.0
 _CLOSE_S = 10.0
+# What a server that is not registered any more may still have is remembered so long, in case that it comes back.
+_REMEMBERED_S = 3600.0
 
 
 class Node:
@@ -32,7 +34,8 @@ class Node:
     Attributes:
         key: What ids of sessions call it.
         registrations: How many registrations use it.
-        abandoned: Sessions that it may still have, though they went on elsewhere.
+        abandoned: Sessions that it may still have, though they went on elsewhere or were closed.
+        released_at: When its last registration ended, on the loop's clock.
     """
 
     def __init__(self, target: Target, token: str | None, owner: str, max_reply_bytes: int) -> None:
@@ -41,6 +44,7 @@ class Node:
         self.token = token
         self.registrations = 0
         self.abandoned: list[str] = []
+        self.released_at = 0.0
         self._max_reply_bytes = max_reply_bytes
         self._links: dict[bool, Link] = {}
         self._to_close: list[str] = []
@@ -59,8 +63,8 @@ class Node:
             asyncio.get_running_loop().call_soon(self._close_sessions)
         self._to_close.append(upstream_id)
 
-    def returned(self) -> None:
-        """End what the node may still have from a time before it was away."""
+    def is_there(self) -> None:
+        """Note a sign of life: end what the node may still have from a time before it was away."""
         abandoned, self.abandoned = self.abandoned, []
         for upstream_id in abandoned:
             self.close_session(upstream_id)
@@ -69,6 +73,7 @@ class Node:
         """Note that a registration does not use it any more."""
         self.registrations -= 1
         if self.registrations <= 0:
+            self.released_at = asyncio.get_running_loop().time()
             if self._closing:
                 await asyncio.wait(self._closing)
             links, self._links = list(self._links.values()), {}
@@ -98,7 +103,7 @@ class Node:
         try:
             await caller.call(fields, None, caller.deadline(_CLOSE_S))
         except (ConnectionError, TimeoutError, ProblemError):
-            # It is told when it comes back; what it does not know any more is no error there.
+            # It is told at its next sign of life; what it does not know any more is no error there.
             self.abandoned.extend(upstream_ids)
 
 
@@ -111,10 +116,14 @@ class Nodes:
 
     def take(self, target: Target, token: str | None, owner: str) -> Node:
         """The node for one more registration."""
-        self._by_key = {key: node for key, node in self._by_key.items() if node.registrations > 0}
-        node = self._by_key.get(node_key(target.url, owner))
-        if node is None or (node.target, node.token) != (target, token):
+        self._forget()
+        before = self._by_key.get(node_key(target.url, owner))
+        if before is not None and (before.target, before.token) == (target, token):
+            node = before
+        else:
             node = Node(target, token, owner, self._max_reply_bytes)
+            if before is not None:
+                node.abandoned, before.abandoned = before.abandoned, []
             self._by_key[node.key] = node
         node.registrations += 1
         return node
@@ -123,3 +132,12 @@ class Nodes:
         """The node that ids of sessions call so, if there is one at present."""
         node = self._by_key.get(key)
         return node if node is not None and node.registrations > 0 else None
+
+    def _forget(self) -> None:
+        """Let go of nodes that are not registered, but not yet of those that may come back with sessions."""
+        remembered = asyncio.get_running_loop().time() - _REMEMBERED_S
+        self._by_key = {
+            key: node
+            for key, node in self._by_key.items()
+            if node.registrations > 0 or (node.abandoned and node.released_at > remembered)
+        }

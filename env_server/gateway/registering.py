@@ -167,7 +167,7 @@ class Registering:
                 )
             )
             if node is not None:
-                node.returned()
+                node.is_there()
         except BaseException:
             await upstream.shutdown()
             raise
@@ -185,6 +185,8 @@ class Registering:
         registration, rest = self._named(context, fields)
         request = validate(HeartbeatRequest, rest)
         self._registry.heartbeat(registration, request.load)
+        if registration.relay is not None:
+            registration.relay.is_there()
         return {"expires_at": self._registry.expires_at(registration)}
 
     async def unregister(self, context: Context, fields: Mapping[str, Any]) -> Reply:

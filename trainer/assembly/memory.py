@@ -78,7 +78,7 @@ def sharding(settings: RunSettings) -> Sharding:
     backend = settings.backend
     return Sharding(
         backend.kind,
-        data=backend.data,
+        data=backend.mesh.data or backend.data,  # what is not said follows from the ranks
         tensor=backend.mesh.tensor,
         pipeline=backend.mesh.pipeline,
         context=backend.mesh.context,

@@ -55,6 +55,7 @@ class LocalRanks:
         self._state = threading.Condition()
         self._death: RankDiedError | None = None
         self._closed = False
+        self._closing = threading.Lock()
 
     @property
     def pids(self) -> list[int]:
@@ -102,16 +103,17 @@ class LocalRanks:
         """End all ranks, whatever they are doing, and return once they are gone. A second call does nothing."""
         with self._state:
             self._closed = True
-        for rank in self._ranks:
-            with suppress(ProcessLookupError):
-                rank.process.kill()
-        for rank in self._ranks:
-            rank.process.wait()
-        for reader in self._readers:
-            reader.join(_GRACE_S)
-        for rank in self._ranks:
-            rank.pipe.close()
-        self._ranks, self._readers = [], []
+        with self._closing:  # whoever calls it beside another one waits for that one
+            for rank in self._ranks:
+                with suppress(ProcessLookupError):
+                    rank.process.kill()
+            for rank in self._ranks:
+                rank.process.wait()
+            for reader in self._readers:
+                reader.join(_GRACE_S)
+            for rank in self._ranks:
+                rank.pipe.close()
+            self._ranks, self._readers = [], []
 
     def _started(self, number: int, world_size: int) -> _Rank:
         ours, theirs = socket.socketpair()

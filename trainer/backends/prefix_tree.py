@@ -3,7 +3,8 @@
 A row that is the beginning of another one needs no computing of its own: a causal model gives its tokens the same
 states. Of the remaining rows, the *paths*, those that begin alike share *segments*: the model computes a segment once,
 and the segments behind it read its keys and values. Whether that pays is for `CallCosts` to say; a plan that is not
-clearly cheaper than the rows as they are is not made.
+clearly cheaper than the rows as they are is not made. It is estimated with padding, so that a plan may also do no more
+than divide rows that share nothing into calls of like length.
 """
 
 from collections.abc import Iterator, Sequence
@@ -227,12 +228,12 @@ def plan(ids: Sequence[Ids], budget: int, costs: CallCosts, *, prefixes: bool = 
         return flat
     paths = paths_of(ids)
     widths = [lengths[row] for row in paths.row]
-    if (sum(widths) - sum(paths.shared)) > _CLEARLY * sum(lengths):
+    flat_cost = sum(_flat_cost(bucket.rows, lengths, costs) for bucket in flat)
+    if sum(widths) - sum(paths.shared) > _CLEARLY * flat_cost:
         return flat  # not even with calls that cost nothing
     rows = np.bincount(paths.of_row).tolist()
     trees = list(_cut(widths, paths.shared, rows, budget, costs, prefixes=prefixes))
     shared_cost = sum(tree.cost(costs) for _, tree in trees)
-    flat_cost = sum(_flat_cost(bucket.rows, lengths, costs) for bucket in flat)
     return _buckets(trees, paths) if shared_cost < _CLEARLY * flat_cost else flat
 
 

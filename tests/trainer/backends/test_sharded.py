@@ -119,13 +119,13 @@ async def trained(made, preset, steps):
     return weights_of(models), metrics
 
 
-def assert_equal_losses(found, expected):
+def assert_equal_losses(found, expected, rel=1e-5):
     for one, other in zip(found, expected, strict=True):
         assert one.keys() == other.keys()
         for name, value in other.items():
             if name.endswith("/shared_prefixes"):
                 continue  # each rank shares what its own rows begin with
-            assert one[name] == pytest.approx(value, rel=1e-5, abs=2e-6), name
+            assert one[name] == pytest.approx(value, rel=rel, abs=2e-6), name
 
 
 @pytest.fixture(scope="module")
@@ -194,16 +194,23 @@ async def test_a_run_goes_on_with_another_number_of_ranks(ranks, alone, in_piece
     ]
     for number, (resumed, state) in enumerate(zip(others, (parts, parts, parts, back), strict=True)):
         resumed.load_state_dicts(copy.deepcopy(state))  # torch's optimizers train on in what they are given
-        assert_equal_losses([await one_more(resumed, settings)], [expected])
-        assert relative(weights_of(resumed), weights) < 1e-6, number
+        # As close as steps of Adam are on other meshes.
+        assert_equal_losses([await one_more(resumed, settings)], [expected], rel=1e-4)
+        assert relative(weights_of(resumed), weights) < 1e-5, number
 
 
-def test_pieces_of_another_model_are_refused(ranks, tmp_path):
-    policy = Made(ranks, "fsdp2", settings_of(), 1e-3, in_pieces=True).backend("policy")
-    critic = Made(ranks, "fsdp2", settings_of(), 1e-3, in_pieces=True).backend("critic")
-    parts = saved_and_read(Models(policy, critic), tmp_path)
-    with pytest.raises(ValueError, match="its policy is of another shape"):
-        Models(policy).load_state_dicts({"policy": parts["critic"]})
+def test_pieces_of_another_model_are_refused(tmp_path):
+    # Ranks of its own: a call that fails ends them.
+    ranks = Ranks(LocalRanks(tmp_path / "ranks"), MeshShape(), DEVICE, 120.0)
+    ranks.start()
+    try:
+        policy = Made(ranks, "fsdp2", settings_of(), 1e-3, in_pieces=True).backend("policy")
+        critic = Made(ranks, "fsdp2", settings_of(), 1e-3, in_pieces=True).backend("critic")
+        parts = saved_and_read(Models(policy, critic), tmp_path / "saved")
+        with pytest.raises(ValueError, match="its policy is of another shape"):
+            Models(policy).load_state_dicts({"policy": parts["critic"]})
+    finally:
+        ranks.close()
 
 
 def only_data(ranks):
