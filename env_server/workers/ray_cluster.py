@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,8 @@ class RayCluster:
             options |= {"include_dashboard": False, "object_store_memory": _LOCAL_OBJECT_STORE_BYTES}
         if self._working_dir is not None:
             options["runtime_env"] = {"working_dir": os.fspath(self._working_dir)}
-        ray.init(self._address, configure_logging=False, **options)
+        with _own_breakpoints():
+            ray.init(self._address, configure_logging=False, **options)
 
     def look_at_node(self) -> "asyncio.Future[bool]":
         """Ask whether the node that this process is connected through is there; Ray may take for ever to answer."""
@@ -132,6 +134,18 @@ async def _try(address: str) -> None:
         async with asyncio.timeout(_TRY_TIMEOUT_S):
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
         writer.close()
+
+
+@contextlib.contextmanager
+def _own_breakpoints() -> Iterator[None]:
+    """Keep what `breakpoint()` does in this process; Ray would have it call a debugger of its own, away from here."""
+    before = os.environ.get("PYTHONBREAKPOINT")
+    try:
+        yield
+    finally:
+        os.environ.pop("PYTHONBREAKPOINT", None)
+        if before is not None:
+            os.environ["PYTHONBREAKPOINT"] = before
 
 
 def _take_back_signals() -> None:

@@ -1,6 +1,7 @@
 """Environments in actors of a Ray cluster: actors and nodes that die, more of them and fewer, and none left behind."""
 
 import asyncio
+import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from ray.cluster_utils import Cluster
 
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, WorkerLost
+from env_server.workers.ray_cluster import RayCluster
 from env_server.workers.ray_scaling import Average, ScalingPolicy
 from env_server.workers.ray_wire import (
     Answer,
@@ -85,6 +87,18 @@ async def check_unharmed(*players: Player) -> None:
     for player in players:
         await player.step("after")
         player.check()
+
+
+async def test_what_breakpoints_do_in_the_server_is_not_for_ray_to_say(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONBREAKPOINT", "0")
+    connection = RayCluster(cluster.address, None)
+    await connection.connect()
+    try:
+        assert os.environ["PYTHONBREAKPOINT"] == "0"
+    finally:
+        await connection.disconnect()
 
 
 # -- what dies ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,8 @@ class RayCluster:
             }
         if self._working_dir is not None:
             options["runtime_env"] = {"working_dir": self._working_dir}
-        ray.init(self._address, configure_logging=False, log_to_driver=False, **options)
+        with _own_breakpoints():
+            ray.init(self._address, configure_logging=False, log_to_driver=False, **options)
 
     def take_back_signals(self) -> None:
         """Take signals that end a run in good order back from Ray, which writes stacks at them."""
@@ -300,6 +301,18 @@ class RayProcess:
             self.role,
             f"process {self.number} of {self.role} is gone: {_gist(error)} (log {self._log}){words}",
         )
+
+
+@contextlib.contextmanager
+def _own_breakpoints() -> Iterator[None]:
+    """Keep what `breakpoint()` does in this process; Ray would have it call a debugger of its own, away from here."""
+    before = os.environ.get("PYTHONBREAKPOINT")
+    try:
+        yield
+    finally:
+        os.environ.pop("PYTHONBREAKPOINT", None)
+        if before is not None:
+            os.environ["PYTHONBREAKPOINT"] = before
 
 
 def _accelerators() -> list[str]:

@@ -97,19 +97,25 @@ def test_a_run_on_ray_outlives_each_of_its_actors_and_learns_what_one_process_le
         "step 3:": lambda: kill_role(run, "actor_inference_0"),
     }
     say = RunConsole.say
+    breakpoints: set[str | None] = set()
 
     def listening(console: RunConsole, text: str) -> None:
         say(console, text)
+        breakpoints.add(os.environ.get("PYTHONBREAKPOINT"))
         for at in [at for at in kills if at in text]:
             kills.pop(at)()
 
     with monkeypatch.context() as patch:
         patch.setattr(RunConsole, "say", listening)
+        patch.delenv("PYTHONBREAKPOINT", raising=False)
         code = main(["--config", str(config), f"output_dir={run}", f"cluster.address={cluster.address}"])
     printed = capfd.readouterr()
     output = " ".join((printed.out + printed.err).split())
     assert code == 0, output
     assert not kills, "every kind was killed"
+    assert breakpoints == {None}, (
+        "an environment in this process stops at the terminal, not in Ray's debugger"
+    )
     assert output.count("its roles are started again") == 2, output
     for role in ("process 1 of actor_train is gone", "process 0 of actor_inference is gone"):
         assert role in output
