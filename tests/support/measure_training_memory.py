@@ -5,7 +5,6 @@ With gradient checkpointing and without. A program of its own: `python tests/sup
 
 import gc
 import json
-import resource
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -14,6 +13,7 @@ from trainer.backends.base import MicroBatch, TrainRow
 from trainer.backends.heads import PolicyHead
 from trainer.backends.torch_backend import Schedule, TorchBackend
 from trainer.config.run import OptimizerSettings
+from trainer.learn.step_metrics import memory_metrics
 
 ROWS, TOKENS, MICRO_BATCHES = 4, 128, 2
 CONFIG = {
@@ -30,7 +30,7 @@ CONFIG = {
 
 
 def peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return round(memory_metrics()["memory/rss_peak_gib"] * 2**30)
 
 
 def loss(micro: MicroBatch) -> tuple[torch.Tensor, dict[str, tuple[float, float]]]:

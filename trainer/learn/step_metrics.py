@@ -3,6 +3,7 @@
 `docs/guides/seeing.md` defines every number.
 """
 
+import contextlib
 import resource
 import sys
 from collections import Counter
@@ -214,9 +215,7 @@ def token_rates(generated: int, trained: int, times: StepTimes) -> dict[str, flo
 
 def memory_metrics() -> dict[str, float]:
     """Return this process's memory, and the accelerator's where there is one, in GiB."""
-    # Linux counts in KiB, macOS in bytes.
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    metrics = {"memory/rss_peak_gib": peak / 2**30}
+    metrics = {"memory/rss_peak_gib": _peak_bytes() / 2**30}
     if (resident := _resident_bytes()) is not None:
         metrics["memory/rss_gib"] = resident / 2**30
     accelerator = torch.accelerator
@@ -225,6 +224,16 @@ def memory_metrics() -> dict[str, float]:
         metrics["memory/accelerator_gib"] = accelerator.memory_allocated() / 2**30
         metrics["memory/accelerator_peak_gib"] = accelerator.max_memory_allocated() / 2**30
     return metrics
+
+
+def _peak_bytes() -> int:
+    """The most memory that this process ever had; `getrusage` also counts that of the one which started it."""
+    with contextlib.suppress(OSError):  # only Linux says it there
+        for line in Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    # Linux counts in KiB, macOS in bytes.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _resident_bytes() -> int | None:
