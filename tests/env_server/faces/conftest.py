@@ -2,6 +2,7 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from env_server.auth import add_token
@@ -40,7 +41,7 @@ def anywhere(request: pytest.FixtureRequest) -> Server:
 
 
 @pytest.fixture(scope="package")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, dict[str, str]]]:
+def few_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, dict[str, str]]]:
     """A server with tokens, and few places."""
     file: Path = tmp_path_factory.mktemp("tokens") / "tokens.yaml"
     tokens = {name: add_token(file, name, ["play"]) for name in ("alice", "bob")}
@@ -49,3 +50,15 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
     with Server(*ENVS, *INLINE, *arguments) as running:
         yield running, tokens
         assert "failed inside the server" not in running.log()
+
+
+@pytest.fixture
+def guarded(few_places: tuple[Server, dict[str, str]]) -> tuple[Server, dict[str, str]]:
+    """A server with tokens and few places, which are all free: what other tests have left there is closed."""
+    server, tokens = few_places
+    for name in ("alice", "bob"):
+        with httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {tokens[name]}"}) as client:
+            ids = [each["session_id"] for each in client.get("/v1/sessions").json()["sessions"]]
+            if ids:
+                client.post("/v1/sessions/close", json={"session_ids": ids}).raise_for_status()
+    return few_places
