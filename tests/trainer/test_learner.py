@@ -85,7 +85,7 @@ async def test_micro_batches_do_not_change_the_update(preset):
     whole, metrics = await updated(settings, "step")
     cut, cut_metrics = await updated(settings, "step", budget=20)
     assert_equal_weights(whole, cut)
-    assert cut_metrics == pytest.approx(metrics, abs=1e-4, rel=1e-3)
+    assert but_cost(cut_metrics) == pytest.approx(but_cost(metrics), abs=1e-4, rel=1e-3)
 
 
 class Sent(TorchBackend):
@@ -392,6 +392,11 @@ def cut_in_two(groups: list[Group]) -> list[Group]:
     return groups
 
 
+def but_cost(metrics: dict[str, float]) -> dict[str, float]:
+    """Metrics without what the cut alone decides: how many tokens rows of a micro-batch share."""
+    return {name: value for name, value in metrics.items() if not name.endswith("/shared_prefixes")}
+
+
 def segment_lists(segment: Segment) -> tuple[list, ...]:
     return segment.ids, segment.action_mask, segment.logprobs, segment.versions, segment.turn_index
 
@@ -412,4 +417,4 @@ async def test_an_episode_in_several_segments_has_one_credit_however_it_is_cut(p
     (whole, metrics), (cut, cut_metrics) = results
     assert cut_metrics.pop("batch/rows") > metrics.pop("batch/rows")
     assert_equal_weights(whole, cut)
-    assert cut_metrics == pytest.approx(metrics, abs=1e-4, rel=1e-3)
+    assert but_cost(cut_metrics) == pytest.approx(but_cost(metrics), abs=1e-4, rel=1e-3)

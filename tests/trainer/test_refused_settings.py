@@ -30,6 +30,11 @@ NESTED = {
     "algorithm.reward.overlong": {"max_tokens": 10, "buffer_tokens": 5},
     "algorithm.critic": {},
 }
+NAMED = {
+    "panels": {"held_out": {"env_id": "FrozenLake-v0"}},
+    "judges": {"own": {"model": "judge", "devices": [0], "command": ["vllm"]}},
+}
+"""Settings by names that users choose."""
 
 
 def leaves(
@@ -69,15 +74,15 @@ def settings_with(path: tuple[str, ...], kind: str | None, value: object) -> dic
             node[name] = (
                 [dict(entry) for entry in HOLDERS[name]] if name != "warm_start" else dict(HOLDERS[name])
             )
-        elif name == "panels":
-            node[name] = {"held_out": {"env_id": "FrozenLake-v0"}}
+        elif name in NAMED:
+            node[name] = {key: dict(entry) for key, entry in NAMED[name].items()}
         elif name == "dataset":
             node.pop("env_id", None)
             node[name] = dict(HOLDERS["datasets"][0])
         else:
             node.setdefault(name, {})
         node = node[name]
-        node = node[0] if isinstance(node, list) else node["held_out"] if name == "panels" else node
+        node = node[0] if isinstance(node, list) else next(iter(node.values())) if name in NAMED else node
     if kind is not None:
         node["kind"] = kind
     node[last] = value

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import orjson
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -31,6 +32,7 @@ from trainer.agents.mcp import mcp_answer
 from trainer.agents.responses import ResponseEvents, parse_responses, response_body
 from trainer.agents.session import AgentSession
 from trainer.agents.splicing import message_of
+from trainer.agents.unread_bodies import UnreadBodies
 from trainer.core.errors import TrainerError
 from trainer.core.numbers import LARGEST
 
@@ -67,7 +69,7 @@ def agents_app(sessions: Sessions, max_body_bytes: int, further: Iterable[Route]
 
     Args:
         sessions: Whom requests belong to.
-        max_body_bytes: The largest body that is read.
+        max_body_bytes: The largest body that is read; no more than twice as much is taken from who sends on.
         further: Routes beside those of every endpoint.
     """
     endpoint = _Endpoint(sessions, max_body_bytes)
@@ -86,7 +88,11 @@ def agents_app(sessions: Sessions, max_body_bytes: int, further: Iterable[Route]
         Route("/s/{key}/env/step", endpoint.guarded(endpoint.step), methods=["POST"]),
         Route("/s/{key}/mcp", endpoint.guarded(endpoint.mcp), methods=["POST", "GET", "DELETE"]),
     ]
-    return Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_allowed})
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(UnreadBodies, largest=max_body_bytes)],
+        exception_handlers={404: _not_found, 405: _not_allowed},
+    )
 
 
 async def _healthy(request: Request) -> Response:
@@ -113,9 +119,8 @@ def as_api_error(error: BaseException) -> ApiError:
 
 
 def refusal(error: ApiError) -> Response:
-    """Return a refusal as an answer. Who sends too much may never stop sending: the connection ends with it."""
-    headers = {"connection": "close"} if error.status == 413 else None
-    return JSONResponse(error.as_body(), error.status, headers)
+    """Return a refusal as an answer."""
+    return JSONResponse(error.as_body(), error.status)
 
 
 class _Endpoint:

@@ -176,7 +176,12 @@ async def _patience(session: AgentSession, grace_s: float) -> None:
 async def _settled(
     reading: "asyncio.Task[str | None]", process: asyncio.subprocess.Process
 ) -> tuple[str | None, int]:
-    return await reading, await process.wait()
+    said = await reading
+    # More than is read lies in the pipe, and a process counts as ended only once its pipe was read to the end.
+    assert process.stdout is not None
+    while await process.stdout.read(_CHUNK):
+        pass
+    return said, await process.wait()
 
 
 async def _output(process: asyncio.subprocess.Process, given: bytes) -> str | None:

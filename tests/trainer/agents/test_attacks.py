@@ -117,7 +117,10 @@ async def test_a_great_deal_of_one_character_keeps_nobody_waiting(unit, where):
     assert order == ["small", "large"]
 
 
-@pytest.mark.parametrize("path", ["end", "reward", "mcp", "v1/responses"])
+@pytest.mark.parametrize(
+    "path",
+    ["end", "reward", "mcp", "env/step", "v1/responses", "v1/models", "nowhere", "/sessions", "/healthz"],
+)
 async def test_no_more_of_a_body_is_read_than_is_allowed(path):
     read = 0
 
@@ -130,11 +133,46 @@ async def test_no_more_of_a_body_is_read_than_is_allowed(path):
     async with talking([]) as (http, session, _, _):
         try:
             answer = await http.post(path, content=endless())
-            assert answer.status_code in (404, 413)
+            assert answer.status_code in (404, 405, 413)
         except httpx.HTTPError:
             pass  # the server hung up while more was sent
         assert read < 64 << 20
         assert not session.ended.is_set()
+
+
+@asynccontextmanager
+async def sending(endpoint, target, announced, sent):
+    """Send the beginning of a body, and give what comes back."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(endpoint.url.rpartition(":")[2]))
+    head = f"POST {target} HTTP/1.1\r\nHost: x\r\nContent-Length: {announced}\r\n\r\n"
+    writer.write(head.encode() + b" " * sent)
+    async with asyncio.timeout(20):
+        yield reader, writer
+    writer.close()
+
+
+@pytest.mark.parametrize("target", ["/s/none/end", "/nowhere"])
+async def test_who_announces_a_body_and_does_not_send_it_is_refused_and_hung_up_on(target):
+    async with talking([]) as (_, _, _, endpoint), sending(endpoint, target, 100, 10) as (reader, _):
+        said = await reader.read()
+        assert said.startswith(b"HTTP/1.1 404")
+        assert b"connection: close" in said
+
+
+async def test_a_refusal_leaves_the_connection_to_the_next_request():
+    async with talking([]) as (_, _, _, endpoint), sending(endpoint, "/nowhere", 99, 99) as (reader, writer):
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"connection: close" not in head
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"HTTP/1.1 200" in await reader.readuntil(b"ok")
+
+
+async def test_who_sends_a_little_too_much_reads_why():
+    async with talking([]) as (http, _, _, _):
+        for _ in range(3):
+            answer = await http.post("end", content=b" " * (5 << 20))
+            assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+            assert "connection" not in answer.headers
 
 
 async def test_any_model_is_the_policy():

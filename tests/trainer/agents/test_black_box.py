@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from tests.support.agent_policy import ScriptedPolicy, assert_recorded, service_of, tool_tokenizer
 from tests.support.processes import env_server
-from trainer.agents import leash
+from trainer.agents import leash, runners
 from trainer.agents.black_box import open_black_box
 from trainer.agents.runners import ProgramRunner, ServiceRunner
 from trainer.agents.serving import serve_app
@@ -110,6 +110,17 @@ async def test_every_end_has_its_outcome(pool, what, outcome, detail):
     rewards = {"reward": [0.5], "done": [0.25]}
     if what in rewards:
         assert [turn.reward for turn in trajectory.turns] == rewards[what]
+
+
+async def test_who_prints_too_much_is_ended_whatever_lies_in_its_pipe(pool, monkeypatch):
+    monkeypatch.setattr(runners, "_MOST_OUTPUT", 1 << 20)
+    words = [sys.executable, "-IS", "-c", "while True: print('x' * 1_000_000)"]
+    runner = ProgramRunner(words, 4, {}, grace_s=0.1)
+    async with playing(pool, runner, []) as (play, _, _), asyncio.timeout(60):
+        trajectories = await asyncio.gather(*map(play, range(8)))
+    assert {trajectory.detail for trajectory in trajectories} == {
+        "the agent's program printed more than 1 MiB, and was ended"
+    }
 
 
 async def test_turns_end_an_episode(pool):
