@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from trainer.backends.base import EntropyMode
 from trainer.backends.prefix_cache import hidden_states, why_not_shared
 from trainer.backends.prefix_layout import SharedTokens
+from trainer.backends.routing import RoutedModel
 from trainer.models.language_head import LanguageHead, own_logits
 from trainer.models.value_head import ValueModel
 
@@ -49,6 +50,7 @@ class Head(nn.Module, ABC):
         column: Tensor,
         entropy: EntropyMode,
         shared: SharedTokens | None = None,
+        experts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return outputs and entropies `[n]` of some tokens, given those before each in its row.
 
@@ -58,6 +60,8 @@ class Head(nn.Module, ABC):
             column: Their columns, int64 `[n]`, never 0.
             entropy: Whether entropies are wanted.
             shared: The same tokens laid out so that those of several rows are computed once. It changes nothing else.
+            experts: Experts to take in place of those that the policy's routers choose, `[rows, tokens, layers *
+                taken]`, -1 where they choose. A critic is another model, whose routers always choose.
         """
 
     def _states(self, ids: Tensor, row: Tensor, column: Tensor, shared: SharedTokens | None) -> Tensor:
@@ -78,6 +82,9 @@ class PolicyHead(Head):
         model: A causal language model.
         temperature: The rollouts' sampling temperature: ratios compare equal distributions only.
         logits_at_once: Bound on the numbers of logits that are held at one time.
+
+    Attributes:
+        temperature: What logits are divided by.
     """
 
     def __init__(
@@ -85,7 +92,8 @@ class PolicyHead(Head):
     ) -> None:
         super().__init__()
         self.model: PreTrainedModel = model
-        self._temperature = temperature
+        self.temperature = temperature
+        self._routed = RoutedModel(model)
         head = LanguageHead(model)
         self._head = head if head.is_whole() else None
         self._tokens_at_once = max(1, logits_at_once // model.get_output_embeddings().weight.shape[0])
@@ -111,8 +119,10 @@ class PolicyHead(Head):
         column: Tensor,
         entropy: EntropyMode,
         shared: SharedTokens | None = None,
+        experts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the log-probability of each token and, if asked, the entropy it was drawn with."""
+        self._routed.take(experts)
         if self._head is None:
             logits = own_logits(self.model, ids, row, column - 1)
             return self._read(logits, ids[row, column], entropy)
@@ -143,7 +153,7 @@ class PolicyHead(Head):
         return self._read(head.logits(hidden), targets, entropy)
 
     def _read(self, logits: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
-        distribution = (logits.float() / self._temperature).log_softmax(dim=-1)
+        distribution = (logits.float() / self.temperature).log_softmax(dim=-1)
         # A sum of one, and no view of it: what leaves a module that is sharded must be a tensor of its own.
         chosen = distribution.gather(-1, targets[:, None]).sum(dim=-1)
         if entropy == "none":
@@ -175,6 +185,7 @@ class ValueHead(Head):
         column: Tensor,
         entropy: EntropyMode,
         shared: SharedTokens | None = None,
+        experts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the value of the state before each token; entropy means nothing here."""
         values = self.model(self._states(ids, row, column, shared))

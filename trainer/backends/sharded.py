@@ -5,7 +5,7 @@ divided by counts of the whole batch, and the ranks' gradients are added up.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -227,11 +227,13 @@ class ShardedModel:
     def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the outputs of this rank's rows; all ranks call it together, with as many micro-batches each."""
         kept = KeptOutputs(rows)
+
+        def keep(bucket: Bucket | None, micro: MicroBatch) -> None:
+            if bucket is not None:
+                kept.add(micro)
+
         with torch.no_grad(), self._pieces.computing():
-            for bucket in self._equal_buckets(rows):
-                micro = self._run(rows, bucket, "none")
-                if bucket is not None:
-                    kept.add(micro)
+            self._go_through(rows, self._equal_buckets(rows), "none", keep)
         return kept.by_row()
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
@@ -242,11 +244,17 @@ class ShardedModel:
         for name, tensor in self._pieces.parameters():
             yield name, tensor.to(self._dtype)
 
+    @property
+    def hub_model(self) -> PreTrainedModel | None:
+        """The model as the library has it, of which names and configuration are read; None of a critic."""
+        model = self._head.model
+        return model if isinstance(model, PreTrainedModel) else None
+
     def export(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the same by their Hugging Face names; tied weights once."""
-        model = self._head.model
+        model = self.hub_model
         for name, tensor in self.parameters():
-            if isinstance(model, PreTrainedModel):
+            if model is not None:
                 yield from hub_names(model, name, tensor)
             else:
                 yield name, tensor
@@ -266,8 +274,8 @@ class ShardedModel:
             directory: Where to.
             exact: Whether in float32, as it is trained, and not in the type that it computes in.
         """
-        model, before = self._head.model, self._dtype
-        if not isinstance(model, PreTrainedModel):
+        model, before = self.hub_model, self._dtype
+        if model is None:
             raise ValueError("a critic is saved in checkpoints only: no other tool has a use for it")
         self._dtype = torch.float32 if exact else before
         try:
@@ -377,6 +385,27 @@ class ShardedModel:
         if "parameters" in parts and isinstance(self._pieces, StoredPieces):
             self._pieces.move(device)
 
+    def _go_through(
+        self,
+        rows: Sequence[TrainRow],
+        buckets: Sequence[Bucket | None],
+        entropy: EntropyMode,
+        then: Callable[[Bucket | None, MicroBatch], Tensor | None],
+    ) -> None:
+        """Compute micro-batches, and the gradients of what `then` makes of each: its share of the loss, if any."""
+        for number, bucket in enumerate(buckets, start=1):
+            share = then(bucket, self._run(rows, bucket, entropy))
+            if share is not None:
+                self._backward(share, last=number == len(buckets))
+
+    def _backward(self, share: Tensor, *, last: bool) -> None:
+        """Add the gradients of a share of the loss.
+
+        Raises:
+            TypeError: If nothing is trained.
+        """
+        raise TypeError("a model that is only read has no gradients")
+
     def _equal_buckets(self, rows: Sequence[TrainRow]) -> list[Bucket | None]:
         """Cut this rank's rows into as many micro-batches as any rank has; None where it has none left."""
         buckets: list[Bucket | None] = [*self._pass.buckets(rows)]
@@ -456,24 +485,29 @@ class ShardedBackend(ShardedModel):
         kept = KeptOutputs(rows) if keep_outputs else None
         parts: list[Metrics] = []
         finite = torch.ones((), dtype=torch.bool, device=self._group.device)
+
+        def share_of(bucket: Bucket | None, micro: MicroBatch) -> Tensor:
+            if bucket is None:
+                share = micro.outputs.sum() * 0.0
+            else:
+                if kept is not None:
+                    kept.add(micro)
+                share, metrics = loss(replace(micro, rows=numbers[micro.rows]))
+                parts.append(metrics)
+            finite.logical_and_(share.detach().isfinite())
+            return share
+
+        buckets = self._equal_buckets(rows)
         with self._checkpointing.active():
-            buckets = self._equal_buckets(rows)
-            for number, bucket in enumerate(buckets, start=1):
-                micro = self._run(rows, bucket, entropy)
-                if bucket is None:
-                    share = micro.outputs.sum() * 0.0
-                else:
-                    if kept is not None:
-                        kept.add(micro)
-                    share, metrics = loss(replace(micro, rows=numbers[micro.rows]))
-                    parts.append(metrics)
-                finite &= share.detach().isfinite()
-                self._optimizer.backward(share, last=number == len(buckets))
+            self._go_through(rows, buckets, entropy, share_of)
         applied = self._optimizer.apply(finite, self.rate())
         self._steps += 1
         outputs = None if kept is None else kept.by_row()
         tokens = self._pass.tokens(rows, buckets)
         return StepReport(merge(parts) if applied.taken else {}, applied.norm, applied.taken, outputs, tokens)
+
+    def _backward(self, share: Tensor, *, last: bool) -> None:
+        self._optimizer.backward(share, last=last)
 
     def state(self) -> Iterator[tuple[str, Any]]:
         """Yield a checkpoint's contents by paths (see `ranked.nested`), gathered one at a time."""

@@ -62,9 +62,10 @@ class EngineHead(Head):
         column: Tensor,
         entropy: EntropyMode,
         shared: SharedTokens | None = None,
+        experts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return what the wrapped head returns."""
-        computed: tuple[Tensor, Tensor | None] = self._wrapped[1](ids, row, column, entropy, shared)
+        computed: tuple[Tensor, Tensor | None] = self._wrapped[1](ids, row, column, entropy, shared, experts)
         return computed
 
 
