@@ -38,5 +38,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Three workers on two cores: by their clocks, tests wait for servers and children 40 % of their time."""
-    return (os.cpu_count() or 1) * 3 // 2 or 1
+    """Two workers for each core: by their clocks, tests wait for servers and children half of their time."""
+    return 2 * (os.cpu_count() or 1)
