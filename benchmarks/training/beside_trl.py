@@ -50,7 +50,7 @@ from trainer.backends.base import TrainRow  # noqa: E402
 from trainer.backends.heads import PolicyHead  # noqa: E402
 from trainer.backends.optimizer import Schedule  # noqa: E402
 from trainer.backends.torch_backend import TorchBackend  # noqa: E402
-from trainer.config.run import OptimizerSettings  # noqa: E402
+from trainer.config.optimizer import OptimizerSettings  # noqa: E402
 from trainer.core.device import DTYPES, torch_device  # noqa: E402
 from trainer.learn.batches import EpisodeBatch, episode_batch  # noqa: E402
 from trainer.learn.learner import Learner, Models  # noqa: E402
@@ -393,6 +393,7 @@ def write(results: dict[str, object], options: argparse.Namespace) -> None:
             "torch": version("torch"),
             "transformers": version("transformers"),
             "threads": options.threads,
+            "load": os.getloadavg(),
             "device": device_name(torch_device(options.device)) or options.device,
             "settings": {name: getattr(options, name) for name in _RECORDED},
             "results": results,

@@ -37,7 +37,7 @@ from trainer.backends.rank_group import MeshShape, RankGroup, listen
 from trainer.backends.torch_backend import TorchBackend
 from trainer.backends.zero import zero_backend
 from trainer.config.model import LoraSettings
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 from trainer.core.device import torch_device
 from trainer.inference.base import GenerationRequest, SamplingParams
 from trainer.inference.torch_engine import TorchEngine

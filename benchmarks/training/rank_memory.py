@@ -26,7 +26,7 @@ from trainer.backends.optimizer import Schedule
 from trainer.backends.rank_group import MeshShape
 from trainer.backends.ranked import Ranks
 from trainer.backends.zero import zero_backend
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 from trainer.models.load import without_chance
 
 CONFIG = {

@@ -27,11 +27,10 @@ def beside_trl(record: dict[str, Any]) -> str:
             f"{found['speed_up_in_cpu_time']:.2f}x",
             f"{found['speed_up_with_shared_prefixes']:.2f}x",
             f"{found['speed_up_in_cpu_time_with_shared_prefixes']:.2f}x",
-            " to ".join(f"{each:g}" for each in found["load_average"]),
         ]
         for case, found in record["results"].items()
     ]
-    return _table(
+    table = _table(
         [
             "lengths",
             "padding in TRL's batch",
@@ -42,10 +41,10 @@ def beside_trl(record: dict[str, Any]) -> str:
             "processor time",
             "samples a second with shared prefixes",
             "processor time with shared prefixes",
-            "load of the machine",
         ],
         rows,
     )
+    return f"{table}\nLoad of the machine, the benchmark's own with it: {record['load'][0]:.1f}.\n"
 
 
 def shared_prefixes(record: dict[str, Any]) -> str:
@@ -78,9 +77,13 @@ def shared_prefixes(record: dict[str, Any]) -> str:
         "gradient's error",
     ]
     table = _table(heads, rows)
-    if not errors:
-        return table
-    return table + "\n" + _table(["model", "presets and layouts", "largest error", "of"], errors)
+    if errors:
+        table += "\n" + _table(["model", "presets and layouts", "largest error", "of"], errors)
+    begun, ended = (record["load_average"][when] for when in ("begun", "ended"))
+    rounds = f"Medians of {record['rounds']} rounds"
+    return (
+        f"{table}\n{rounds}. Load of the machine, the benchmark's own with it: {begun:.1f} to {ended:.1f}.\n"
+    )
 
 
 def one_gpu(record: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from trainer.backends import fsdp2, zero
 from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.optimizer import Schedule
 from trainer.backends.prefix_tree import CallCosts
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 from trainer.models.value_head import ValueModel
 
 CHEAP = CallCosts(pair=0.0, masked_pair=0.0, copied=0.0, call=4.0, held=0.05)

@@ -35,7 +35,7 @@ from trainer.backends.sharded_optimizer import (
 )
 from trainer.backends.tensor_parallel import divide_layers
 from trainer.backends.whole_model import WholeModel, divided_like
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 from trainer.models.lora import has_adapters
 
 _TINY = 1e-6

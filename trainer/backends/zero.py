@@ -19,7 +19,7 @@ from trainer.backends.sharded import ShardedBackend
 from trainer.backends.sharded_optimizer import Applied, by_paths, checked_groups, place_of, what_broke
 from trainer.backends.whole_model import WholeModel
 from trainer.backends.zero_pieces import ZeroPieces, put_exact
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 
 _AVERAGES = ("exp_avg", "exp_avg_sq")
 
