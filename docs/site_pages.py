@@ -14,18 +14,19 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 _FRONT = "README.md"
+_ROOT_PAGES = ("ARCHITECTURE", "CHANGELOG", "CODE_OF_CONDUCT", "CONTRIBUTING", "README", "SECURITY")
 _LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 _CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages of the root, and all that pages link to, page by page."""
-    for page in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md"):
+    for name in _ROOT_PAGES:
+        page = f"{name}.md"
         files.append(File.generated(config, _address(page), abs_src_path=str(ROOT / page)))
     waiting = list(files.documentation_pages())
     while waiting:
-        page = waiting.pop()
-        for path in _targets(page):
+        for path in _targets(waiting.pop()):
             if files.get_file_from_path(_address(path)) is None and (ROOT / path).is_file():
                 added = File.generated(config, _address(path), abs_src_path=str(ROOT / path))
                 files.append(added)

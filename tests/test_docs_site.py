@@ -22,7 +22,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_the_site_needs_no_other_host(site: Path):
-    loaded = re.compile(r"<(?:script|img|iframe)[^>]+src=\"https?:|<link[^>]+rel=\"stylesheet\"[^>]+href=\"https?:")
+    loaded = re.compile(
+        r"<(?:script|img|iframe)[^>]+src=\"https?:|<link[^>]+rel=\"stylesheet\"[^>]+href=\"https?:"
+    )
     pages = list(site.rglob("*.html"))
     assert len(pages) > 60
     assert [str(page) for page in pages if loaded.search(page.read_text())] == []
@@ -30,7 +32,9 @@ def test_the_site_needs_no_other_host(site: Path):
 
 @pytest.mark.slow
 def test_what_pages_link_to_beside_the_docs_is_in_the_site(site: Path):
-    assert (site / "files" / "examples" / "reward.py").read_text() == (ROOT / "examples" / "reward.py").read_text()
+    assert (site / "files" / "examples" / "reward.py").read_text() == (
+        ROOT / "examples" / "reward.py"
+    ).read_text()
     assert 'href="ARCHITECTURE.html"' in (site / "index.html").read_text()
 
 
