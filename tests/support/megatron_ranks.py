@@ -18,7 +18,7 @@ from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.optimizer import Schedule
 from trainer.backends.rank_group import MeshShape
 from trainer.backends.vocabulary_parallel import sharded_logprobs
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 from trainer.models.load import without_chance
 from trainer.models.value_head import ValueModel
 
@@ -104,7 +104,7 @@ class MegatronRecipe:
             if parallel_state.model_parallel_is_initialized():
                 parallel_state.destroy_model_parallel()
             group.shape = self.mesh
-        head = family_head(self.family, self.role)
+        head = family_head(self.family, self.role) if group.rank == 0 else None
         if self.role == "reference":
             return megatron_model(
                 head,

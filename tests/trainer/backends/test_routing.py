@@ -13,7 +13,7 @@ from trainer.backends.heads import PolicyHead
 from trainer.backends.optimizer import Schedule
 from trainer.backends.routing import packed_experts, taken_again
 from trainer.backends.torch_backend import TorchBackend
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 
 LAYERS, EXPERTS, TAKEN = 2, 4, 2
 

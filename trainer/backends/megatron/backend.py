@@ -19,8 +19,10 @@ from trainer.backends.megatron.weights import MegatronPieces
 from trainer.backends.optimizer import Schedule
 from trainer.backends.prefix_tree import Bucket
 from trainer.backends.rank_group import RankGroup
-from trainer.backends.sharded import ShardedBackend, ShardedModel
-from trainer.config.run import OptimizerSettings
+from trainer.backends.sharded import ShardedBackend
+from trainer.backends.sharded_model import ShardedModel
+from trainer.backends.whole_model import WholeModel
+from trainer.config.optimizer import OptimizerSettings
 from trainer.core.errors import ConfigError
 from trainer.models.lora import has_adapters
 
@@ -36,7 +38,7 @@ class MegatronModel(ShardedModel):
         """The model as the library has it, of which names and configuration are read; None of a critic."""
         return self.source
 
-    def _go_through(
+    def _each(
         self,
         rows: Sequence[TrainRow],
         buckets: Sequence[Bucket | None],
@@ -45,7 +47,7 @@ class MegatronModel(ShardedModel):
     ) -> None:
         """Compute micro-batches; where there are stages, several are under way at one time (Megatron's 1F1B)."""
         if self._group.shape.pipeline == 1:
-            super()._go_through(rows, buckets, entropy, then)
+            super()._each(rows, buckets, entropy, then)
             return
         head = self._head
         assert isinstance(head, MegatronHead)
@@ -90,7 +92,7 @@ class MegatronBackend(MegatronModel, ShardedBackend):
 
 
 def megatron_model(
-    head: Head,
+    head: Head | None,
     group: RankGroup,
     *,
     dtype: torch.dtype,
@@ -100,7 +102,7 @@ def megatron_model(
     """Return one rank's part of a model that stays as it is.
 
     Args:
-        head: The model, whole, in the processor's memory, and what is read off it; its weights are gone afterwards.
+        head: The model, whole, on any device, and what is read off it; the first rank's counts, and it is emptied.
         group: The ranks.
         dtype: Type of numbers that the model computes in, and is in.
         tokens_per_micro_batch: Tokens of a micro-batch, padding included.
@@ -109,18 +111,19 @@ def megatron_model(
     Raises:
         ConfigError: If the model cannot be divided as the group wants it.
     """
-    own = _divided(head, group, dtype, sequence_parallel, gradient_checkpointing=False)
+    whole = WholeModel(head, group, lambda each: None)
+    own = _divided(whole.shell, group, dtype, sequence_parallel, gradient_checkpointing=False)
     for parameter in own.parameters():
         parameter.requires_grad = False
-    pieces = _pieces(head, own, group, dtype)
-    _load(head, pieces)
+    pieces = _pieces(whole.shell, own, group, dtype)
+    _load(whole, pieces)
     model = MegatronModel(own, group, pieces, dtype=dtype, tokens_per_micro_batch=tokens_per_micro_batch)
-    model.source = _without_weights(head)
+    model.source = _language_model(whole.shell)
     return model
 
 
 def megatron_backend(
-    head: Head,
+    head: Head | None,
     group: RankGroup,
     optimizer: OptimizerSettings,
     schedule: Schedule,
@@ -135,7 +138,7 @@ def megatron_backend(
     ranks that hold the same; gradients are added up in float32.
 
     Args:
-        head: The model, whole, in the processor's memory, and what is read off it; its weights are gone afterwards.
+        head: The model, whole, on any device, and what is read off it; the first rank's counts, and it is emptied.
         group: The ranks.
         optimizer: The optimizer's settings, gradient clip and micro-batch size.
         schedule: The learning rate.
@@ -146,11 +149,14 @@ def megatron_backend(
     Raises:
         ConfigError: If the model cannot be divided as the group wants it.
     """
-    own = _divided(head, group, dtype, sequence_parallel, gradient_checkpointing=gradient_checkpointing)
+    whole = WholeModel(head, group, lambda each: None)
+    own = _divided(
+        whole.shell, group, dtype, sequence_parallel, gradient_checkpointing=gradient_checkpointing
+    )
     wrapped = wrap(own, optimizer)
-    pieces = _pieces(head, own, group, dtype)
+    pieces = _pieces(whole.shell, own, group, dtype)
     steps = MegatronSteps(wrapped, group, pieces, optimizer, schedule.rate(0))
-    _load(head, pieces)
+    _load(whole, pieces)
     backend = MegatronBackend(
         own,
         group,
@@ -161,7 +167,7 @@ def megatron_backend(
         tokens_per_micro_batch=optimizer.tokens_per_micro_batch,
         gradient_checkpointing=gradient_checkpointing,
     )
-    backend.source = _without_weights(head)
+    backend.source = _language_model(whole.shell)
     backend.meant_to_share = optimizer.shared_prefixes != "off"
     return backend
 
@@ -199,11 +205,10 @@ def _pieces(head: Head, own: MegatronHead, group: RankGroup, dtype: torch.dtype)
     return MegatronPieces(own.model, group, shape, sizes, dtype)
 
 
-def _load(head: Head, pieces: MegatronPieces) -> None:
-    for name, parameter in head.model.named_parameters():
-        pieces.take(name, parameter.detach())
+def _load(whole: WholeModel, pieces: MegatronPieces) -> None:
+    for name, tensor in whole.weights():
+        pieces.take(name.removeprefix("model."), tensor)
 
 
-def _without_weights(head: Head) -> PreTrainedModel | None:
-    model = head.model.to("meta")
-    return model if isinstance(model, PreTrainedModel) else None
+def _language_model(shell: Head) -> PreTrainedModel | None:
+    return shell.model if isinstance(shell.model, PreTrainedModel) else None

@@ -17,8 +17,8 @@ from trainer.backends.megatron.heads import MegatronHead
 from trainer.backends.megatron.weights import MegatronPieces
 from trainer.backends.optimizer import make_optimizer
 from trainer.backends.rank_group import RankGroup
-from trainer.backends.sharded import Applied
-from trainer.config.run import OptimizerSettings
+from trainer.backends.sharded_optimizer import Applied, by_paths, checked_groups, place_of, what_broke
+from trainer.config.optimizer import OptimizerSettings
 
 _AVERAGES = ("exp_avg", "exp_avg_sq")
 
@@ -116,7 +116,7 @@ class MegatronSteps:
             optimizer_config(settings, rate, wrapped.config.params_dtype), [wrapped], config_overrides={}
         )
         self._parts: list[Any] = self._optimizer.chained_optimizers
-        pieces.held = DistributedState(self._parts) if self._adam else WholeState()
+        pieces.states = DistributedState(self._parts) if self._adam else WholeState()
         self._names = [name for name, _ in pieces.names()]
         # As torch writes the settings of one group of all weights.
         own = make_optimizer(settings, [torch.empty(0) for _ in self._names], rate)
@@ -133,11 +133,15 @@ class MegatronSteps:
         self._optimizer.prepare_grads()
         norm = float(self._optimizer.get_grad_norm())
         taken = self._group.all_true(finite & torch.tensor(norm, device=finite.device).isfinite())
+        broken = ""
         if taken:
             self._step(norm, rate)
+        else:
+            gradients = self._pieces.finite(lambda parameter: parameter.main_grad)
+            broken = what_broke(self._group, finite, gradients)
         self._wrapped.zero_grad_buffer()
         self._optimizer.zero_grad()
-        return Applied(norm, taken)
+        return Applied(norm, taken, broken)
 
     def _step(self, norm: float, rate: float) -> None:
         for part in self._parts:
@@ -150,14 +154,15 @@ class MegatronSteps:
 
     def state(self) -> Iterator[tuple[str, Any]]:
         """Yield the state by paths, gathered one at a time, in torch's layout."""
+        yield from by_paths(self._entries(), self._param_groups)
+
+    def _entries(self) -> Iterator[tuple[int, str, Any]]:
         if not self._adam or not self._count:
-            yield "optimizer\tstate", {}
-        else:
-            for index, name in enumerate(self._names):
-                yield f"optimizer\tstate\t#{index}\tstep", torch.tensor(float(self._count))
-                for key in _AVERAGES:
-                    yield f"optimizer\tstate\t#{index}\t{key}", self._pieces.state(name, key)
-        yield "optimizer\tparam_groups", self._param_groups
+            return
+        for number, name in enumerate(self._names):
+            yield number, "step", torch.tensor(float(self._count))
+            for key in _AVERAGES:
+                yield number, key, self._pieces.state(name, key)
 
     def begin_load(self, plain: Mapping[str, Any]) -> None:
         """Take up what of a state is no tensor, and make room for what is.
@@ -165,9 +170,7 @@ class MegatronSteps:
         Raises:
             ValueError: If it is of another optimizer.
         """
-        groups = plain["optimizer\tparam_groups"]
-        if [len(group["params"]) for group in groups] != [len(self._names)]:
-            raise ValueError("its optimizer is of another model")
+        checked_groups(plain, len(self._names))
         self._count = 0
         if self._adam:
             for part in self._parts:
@@ -179,11 +182,11 @@ class MegatronSteps:
 
     def take(self, path: str, whole: Tensor) -> None:
         """Take up a tensor of a state that all ranks have whole."""
-        _, _, index, key = path.split("\t")
+        number, key = place_of(path)
         if key == "step":
             self._count = int(whole)
         elif key in _AVERAGES:
-            self._pieces.put(self._names[int(index.removeprefix("#"))], key, whole)
+            self._pieces.put(self._names[number], key, whole)
 
     def end_load(self) -> None:
         """All of it was given."""

@@ -13,7 +13,7 @@ from trainer.backends.megatron.layout import Place
 from trainer.backends.rank_group import RankGroup
 
 
-class Held(Protocol):
+class States(Protocol):
     """What the ranks hold for the optimizer of a weight.
 
     Attributes:
@@ -42,7 +42,7 @@ class MegatronPieces:
         dtype: Type of numbers that the model computes in.
 
     Attributes:
-        held: Who has the weights as they are trained, in float32; None where they are not trained.
+        states: Who has the weights as they are trained, in float32; None where they are not trained.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class MegatronPieces:
         sizes: Mapping[str, tuple[int, ...]],
         dtype: torch.dtype,
     ) -> None:
-        self.held: Held | None = None
+        self.states: States | None = None
         self._group = group
         self._shape = shape
         self._sizes = dict(sizes)
@@ -74,6 +74,18 @@ class MegatronPieces:
         """Yield names and whole shapes of the weights that a checkpoint holds."""
         yield from self._sizes.items()
 
+    def held(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what this rank holds of each weight that the model computes with, by name, or nothing of it.
+
+        Where it holds several tensors of one (experts), their largest numbers stand for them.
+        """
+        for name, held in self._own.items():
+            tensors = [parameter.detach() for _, parameter in held]
+            if len(tensors) != 1:
+                largest = [tensor.abs().amax().float() for tensor in tensors]
+                tensors = [torch.stack(largest) if largest else torch.empty(0, device=self._group.device)]
+            yield name, tensors[0]
+
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the whole weights by the names of the model's own modules, gathered one at a time."""
         for name in self._sizes:
@@ -85,9 +97,12 @@ class MegatronPieces:
         """Yield nothing: there are none."""
         yield from ()
 
+    def put_adapters(self, tensors: Mapping[str, Tensor]) -> None:
+        """Nothing: there are none."""
+
     def masters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what is trained whole and as exactly as it is held, gathered one at a time."""
-        if self.held is None:
+        if self.states is None:
             yield from self.parameters()
             return
         for name in self._sizes:
@@ -101,22 +116,22 @@ class MegatronPieces:
         for weight, parameter in self._own[name]:
             for mine, theirs in self._places(weight, parameter.data, name, whole):
                 mine.copy_(theirs)
-        if self.held is not None:
+        if self.states is not None:
             self.put(name, "param", whole)
 
     @torch.no_grad()
     def put(self, name: str, key: str, whole: Tensor) -> None:
         """Take of what all ranks have whole of the optimizer's state of a weight what this one holds."""
-        assert self.held is not None
+        assert self.states is not None
         for weight, parameter in self._own[name]:
-            content = self.held.read(parameter, key)
+            content = self.states.read(parameter, key)
             for mine, theirs in self._places(weight, content, name, whole):
                 mine.copy_(theirs)
-            self.held.write(parameter, key, content)
+            self.states.write(parameter, key, content)
 
     def state(self, name: str, key: str) -> Tensor:
         """Return the whole of an entry of the optimizer's state of a weight, in float32."""
-        held = self.held
+        held = self.states
         assert held is not None
         return self._gathered(
             name, torch.float32, lambda parameter: held.read(parameter, key), divided=held.divided
@@ -143,6 +158,18 @@ class MegatronPieces:
         # Each number comes from one rank; as bytes it arrives as it is, whatever its sign.
         dist.all_reduce(whole.view(-1).view(torch.uint8))
         return whole
+
+    def finite(self, of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        """Return by the names of weights whether what this rank has of each is finite.
+
+        Args:
+            of: Returns of a rank's parameter what is looked at.
+        """
+        found = {name: torch.ones((), dtype=torch.bool, device=self._group.device) for name in self._own}
+        for name, held in self._own.items():
+            for _, parameter in held:
+                found[name] = found[name] & of(parameter).isfinite().all()
+        return found
 
     def computing(self) -> AbstractContextManager[object]:
         """Entered while outputs are computed without gradient: nothing is to be done."""

@@ -15,18 +15,19 @@ from transformers import AutoModelForCausalLM
 
 from tests.support.megatron_ranks import MegatronRecipe, family_head, generated, vocabulary
 from tests.support.played_groups import played_groups
-from tests.support.rank_recipes import not_finite_at
-from tests.support.tiny_models import sharp_model
-from tests.trainer.backends.test_sharded import (
+from tests.support.rank_recipes import gradient_not_finite_at, not_finite_at
+from tests.support.sharded_models import (
     GRADIENT_RATE,
     PRESETS,
     SUPERVISED,
+    WIDTH,
     assert_equal_losses,
     relative,
     settings_of,
     some_rows,
     weights_of,
 )
+from tests.support.tiny_models import sharp_model
 from trainer.algorithms.metrics import collect
 from trainer.backends.local_ranks import LocalRanks
 from trainer.backends.megatron.layout import groups
@@ -39,7 +40,6 @@ from trainer.learn.batches import episode_batch
 from trainer.learn.learner import Learner, Models
 from trainer.learn.rows import row_builder
 
-WIDTH = 16
 needs_megatron = pytest.mark.skipif(
     find_spec("megatron") is None, reason="the extra [megatron] is not installed"
 )
@@ -359,16 +359,24 @@ def test_a_checkpoint_is_one_processs_and_the_reverse(ranks, family, mesh, kind)
 
 
 @needs_megatron
-def test_a_loss_that_is_not_finite_leaves_the_step_out(ranks):
-    for mesh in (TENSOR, DATA, STAGES):
-        backend = Made(ranks, mesh, settings_of(epsilon=1e-5), 1e-3).backend("policy")
-        before = dict(backend.export())
-        broken = backend.step(some_rows(), partial(not_finite_at, row=2), keep_outputs=True)
-        assert not broken.applied, mesh
-        assert broken.metrics == {}
-        assert [len(line) for line in broken.outputs] == [len(row.ids) for row in some_rows()]
-        assert all(torch.equal(tensor, before[name]) for name, tensor in backend.export())
-        assert backend.step(some_rows(), SUPERVISED).applied, "the next one is as if nothing had been"
+@pytest.mark.parametrize("mesh", ["tensor", "data", "stages"])
+@pytest.mark.parametrize(
+    ("loss", "broken"),
+    [
+        (not_finite_at, "the loss is not finite"),
+        (gradient_not_finite_at, "the gradient of model.embed_tokens.weight is not finite"),
+    ],
+)
+def test_what_is_not_finite_is_named_and_leaves_the_step_out(ranks, mesh, loss, broken):
+    backend = Made(ranks, MESHES[mesh], settings_of(epsilon=1e-5), 1e-3).backend("policy")
+    before = dict(backend.export())
+    report = backend.step(some_rows(), partial(loss, row=2), keep_outputs=True)
+    assert (report.applied, report.broken) == (False, broken)
+    assert report.metrics == {}
+    assert [len(line) for line in report.outputs] == [len(row.ids) for row in some_rows()]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in backend.export())
+    assert backend.step(some_rows(), SUPERVISED).applied, "the next one is as if nothing had been"
+    assert backend.not_finite() == []
 
 
 @needs_megatron

@@ -1,0 +1,99 @@
+"""A command that trains: one process a directory, started again where a role dies, ended with how to go on."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from trainer.cluster.supervision import Restarts, death_in
+from trainer.commands.resume import has_trained
+from trainer.config.run import RunSettings
+from trainer.core.console import RunConsole
+from trainer.core.ending import Ending
+from trainer.core.errors import RunError, TrainerError
+from trainer.core.run_files import WriteError
+from trainer.core.run_lock import run_lock
+from trainer.records.checkpoint import CheckpointStore
+
+Attempt = Callable[[RunSettings, CheckpointStore, RunConsole, Ending, AsyncExitStack], Awaitable[None]]
+"""One try at a run, from where it stands to its end."""
+
+
+class RunStoppedError(TrainerError):
+    """A run ended before its last step; the message says why, what is saved, and how to go on."""
+
+    def __init__(self, message: str, exit_code: int = 2) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+async def run_supervised(settings: RunSettings, ending: Ending, attempt: Attempt) -> int:
+    """Run a command's training to its end, in a directory that is this process's alone meanwhile.
+
+    Where a process of one of its roles dies, the roles are started again, and the run goes on from its last checkpoint.
+
+    Args:
+        settings: The run, its settings looked at.
+        ending: Ends the run before its time, in order.
+        attempt: What is done, from the start or from the newest checkpoint.
+
+    Raises:
+        RunStoppedError: If it was interrupted, lost its environments or its disk, lost roles too often, or cannot go
+            on, once what was learnt is saved.
+    """
+    directory = Path(settings.output_dir)
+    kept = settings.checkpoint
+    store = CheckpointStore(directory / "checkpoints", kept.keep, kept.keep_best, kept.best_is)
+    with run_lock(directory):
+        try:
+            await _supervised(settings, store, ending, attempt)
+        except asyncio.CancelledError:
+            if ending.reason is None:
+                raise
+            raise _stopped(ending.reason, store, directory) from None
+        except (ConnectionError, TimeoutError, WriteError, RunError) as error:
+            raise _stopped(ending.reason or error, store, directory) from error
+    return 0
+
+
+async def _supervised(
+    settings: RunSettings, store: CheckpointStore, ending: Ending, attempt: Attempt
+) -> None:
+    """Train to the end, however often roles die on the way, within the bounds that the settings name."""
+    restarts = Restarts(settings.cluster.restarts, settings.cluster.restart_after_s)
+    while True:
+        try:
+            async with AsyncExitStack() as stack:
+                console = RunConsole(settings.steps, live=settings.tracking.console)
+                stack.callback(console.close)
+                ending.say = console.say
+                await attempt(settings, store, console, ending, stack)
+            return
+        except (Exception, asyncio.CancelledError) as error:
+            died = death_in(ending.reason or error)
+            wait_s = None if died is None else restarts.wait_s(store.highest_step())
+            if died is None or wait_s is None or not await ending.take_back():
+                raise
+            say = RunConsole(settings.steps, live=False).explain
+            say(f"{died}")
+            say(_goes_on(store, restarts, settings.cluster.restarts, wait_s))
+        await asyncio.sleep(wait_s)
+        resumed = settings.checkpoint.model_copy(update={"resume": "auto"})
+        settings = settings.model_copy(update={"checkpoint": resumed})
+
+
+def _goes_on(store: CheckpointStore, restarts: Restarts, limit: int, wait_s: float) -> str:
+    newest = store.latest()
+    where = "from its beginning, there being no checkpoint yet" if newest is None else f"from {newest}"
+    return f"its roles are started again in {wait_s:g} s ({restarts.in_a_row} of {limit}), and the run goes on {where}"
+
+
+def _stopped(error: Exception, store: CheckpointStore, directory: Path) -> RunStoppedError:
+    newest = store.latest()
+    if newest is not None:
+        how = f"go on from {newest} by the same command with checkpoint.resume=auto"
+    elif has_trained(directory):
+        how = "no checkpoint was saved, and the same command with checkpoint.resume=auto begins again"
+    else:
+        how = "nothing was learnt yet, and the same command begins again"
+    return RunStoppedError(f"{error}; {how}", getattr(error, "exit_code", 2))
