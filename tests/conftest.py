@@ -30,6 +30,8 @@ def pytest_configure() -> None:
     # The programs that tests start would compile every module anew, hundreds of times.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    # The models of tests are tiny: threads that wait for each other on a busy machine take more than they give.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
