@@ -210,7 +210,9 @@ def can_be_forked(command: Command, environment: Mapping[str, str]) -> bool:
     _, preloaded, _ = _preloaded(command)
     names = (preloaded.keys() | environment.keys()) - set(_READ_LATE)
     return all(
-        preloaded.get(name) == environment.get(name) for name in names if not name.startswith(_READ_LATE_PREFIX)
+        preloaded.get(name) == environment.get(name)
+        for name in names
+        if not name.startswith(_READ_LATE_PREFIX)
     )
 
 

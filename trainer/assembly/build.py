@@ -214,6 +214,7 @@ def _backend(settings: RunSettings, head: PolicyHead | ValueHead, schedule: Sche
         schedule,
         dtype=DTYPES[settings.model.dtype],
         gradient_checkpointing=settings.model.gradient_checkpointing,
+        compiled=settings.model.compile,
     )
 
 
