@@ -17,29 +17,11 @@ from mypy.types import Type
 
 _LOG = "ATTRIBUTE_READS_LOG"
 # Nothing of these libraries is needed to know our own classes, and to read them takes minutes.
-_UNREAD = [
-    "torch",
-    "transformers",
-    "numpy",
-    "gymnasium",
-    "deepspeed",
-    "huggingface_hub",
-    "httpx",
-    "jinja2",
-    "matplotlib",
-    "openai",
-    "orjson",
-    "peft",
-    "prometheus_client",
-    "ray",
-    "rich",
-    "safetensors",
-    "starlette",
-    "tokenizers",
-    "uvicorn",
-    "websockets",
-    "yaml",
-]
+_UNREAD = (
+    *("torch", "transformers", "numpy", "gymnasium", "deepspeed", "huggingface_hub", "httpx"),
+    *("jinja2", "matplotlib", "openai", "orjson", "peft", "prometheus_client", "ray"),
+    *("rich", "safetensors", "starlette", "tokenizers", "uvicorn", "websockets", "yaml"),
+)
 _SETTINGS = """[mypy]
 plugins = {plugin}
 follow_imports = silent
