@@ -6,20 +6,18 @@ import sys
 
 import pytest
 
-# Files with tests of more than ten seconds, which would stretch the end.
-LONGEST = frozenset(
-    {
-        "tests/clients/audit/test_own_environments.py",
-        "tests/env_server/gateway/test_gateways_soak.py",
-        "tests/env_server/test_openapi_conformance.py",
-        "tests/envs/test_long_replies.py",
-        "tests/trainer/cluster/test_local_runs.py",
-        "tests/trainer/cluster/test_ray_runs.py",
-        "tests/trainer/models/test_memory_plan.py",
-        "tests/trainer/test_kills.py",
-        "tests/trainer/test_one_gpu.py",
-        "tests/trainer/test_runs.py",
-    }
+# Files with tests of more than ten seconds, which would stretch the end; those with the longest ones first.
+LONGEST = (
+    "tests/trainer/cluster/test_ray_runs.py",
+    "tests/env_server/test_openapi_conformance.py",
+    "tests/trainer/test_runs.py",
+    "tests/trainer/test_kills.py",
+    "tests/envs/test_long_replies.py",
+    "tests/env_server/gateway/test_gateways_soak.py",
+    "tests/trainer/models/test_memory_plan.py",
+    "tests/trainer/cluster/test_local_runs.py",
+    "tests/trainer/test_one_gpu.py",
+    "tests/clients/audit/test_own_environments.py",
 )
 
 
@@ -36,7 +34,8 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest: one worker is busy with it while the others take over all else that it has."""
-    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in LONGEST)
+    order = {path: place for place, path in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))
 
 
 def pytest_xdist_auto_num_workers() -> int:
