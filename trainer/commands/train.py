@@ -3,7 +3,6 @@
 import asyncio
 import difflib
 from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,13 +19,12 @@ from trainer.assembly.build import (
 )
 from trainer.assembly.data_check import check_streams, keep_digests
 from trainer.assembly.inference import check_inference
-from trainer.assembly.judges import open_judges
 from trainer.assembly.models import ModelSource, check_backend, open_models
+from trainer.assembly.standing import StandingRoles
 from trainer.assembly.turns import device_turns
 from trainer.backends.base import TrainBackend
-from trainer.cluster.cluster import open_cluster
 from trainer.cluster.placement import picture, place_roles
-from trainer.cluster.supervision import Restarts, death_in
+from trainer.cluster.supervision import RoleRestarts, death_in
 from trainer.commands.plots import plot_run
 from trainer.commands.policy import ADAPTER_FOLDER, MODEL_FOLDER
 from trainer.commands.resume import (
@@ -41,7 +39,6 @@ from trainer.config.cluster import ClusterSettings
 from trainer.config.load import public_settings
 from trainer.config.run import RunSettings, WarmStartSettings
 from trainer.core.console import RunConsole
-from trainer.core.embedded_server import embedded_server
 from trainer.core.ending import Ending, to_its_end
 from trainer.core.errors import RoleDiedError, RunError, TrainerError
 from trainer.core.plugins import Plugin, load_plugin
@@ -115,32 +112,39 @@ async def train(settings: RunSettings, ending: Ending) -> int:
 
 async def _supervised(settings: RunSettings, store: CheckpointStore, ending: Ending) -> None:
     """Train to the end, however often roles die on the way, within the bounds that the settings name."""
-    restarts = Restarts(settings.cluster.restarts, settings.cluster.restart_after_s)
-    while True:
-        try:
-            async with AsyncExitStack() as stack:
-                console = RunConsole(settings.steps, live=settings.tracking.console)
-                stack.callback(console.close)
-                ending.say = console.say
-                await _train(settings, store, console, ending, stack)
-            return
-        except (Exception, asyncio.CancelledError) as error:
-            died = death_in(ending.reason or error)
-            wait_s = None if died is None else restarts.wait_s(store.highest_step())
-            if died is None or wait_s is None or not await ending.take_back():
-                raise
-            say = RunConsole(settings.steps, live=False).explain
-            say(f"{died}")
-            say(_goes_on(store, restarts, settings.cluster.restarts, wait_s))
-        await asyncio.sleep(wait_s)
-        resumed = settings.checkpoint.model_copy(update={"resume": "auto"})
-        settings = settings.model_copy(update={"checkpoint": resumed})
+    cluster = settings.cluster
+    restarts = RoleRestarts(cluster.restarts, cluster.restart_after_s, store.highest_step)
+    roles = StandingRoles(settings, restarts, ending)
+    try:
+        while True:
+            try:
+                async with AsyncExitStack() as stack:
+                    console = RunConsole(settings.steps, live=settings.tracking.console)
+                    stack.callback(console.close)
+                    ending.say = console.say
+                    await _train(settings, store, console, ending, stack, roles)
+                return
+            except (Exception, asyncio.CancelledError) as error:
+                died = death_in(ending.reason or error)
+                if died is None or not await ending.take_back():
+                    raise
+                wait_s = restarts.wait_s(died)
+                ending.say = RunConsole(settings.steps, live=False).explain
+                ending.say(f"{died}")
+                ending.say(_goes_on(store, died, restarts, wait_s))
+            await roles.keep_after(died)
+            await asyncio.sleep(wait_s)
+            resumed = settings.checkpoint.model_copy(update={"resume": "auto"})
+            settings = settings.model_copy(update={"checkpoint": resumed})
+    finally:
+        await roles.close()
 
 
-def _goes_on(store: CheckpointStore, restarts: Restarts, limit: int, wait_s: float) -> str:
+def _goes_on(store: CheckpointStore, died: RoleDiedError, restarts: RoleRestarts, wait_s: float) -> str:
     newest = store.latest()
     where = "from its beginning, there being no checkpoint yet" if newest is None else f"from {newest}"
-    return f"its roles are started again in {wait_s:g} s ({restarts.in_a_row} of {limit}), and the run goes on {where}"
+    count = f"{restarts.in_a_row(died.role)} of {restarts.limit}"
+    return f"{died.role} is started again in {wait_s:g} s ({count}), and the run goes on {where}"
 
 
 def _stopped(error: Exception, store: CheckpointStore, directory: Path) -> RunStoppedError:
@@ -155,7 +159,12 @@ def _stopped(error: Exception, store: CheckpointStore, directory: Path) -> RunSt
 
 
 async def _train(
-    settings: RunSettings, store: CheckpointStore, console: RunConsole, ending: Ending, stack: AsyncExitStack
+    settings: RunSettings,
+    store: CheckpointStore,
+    console: RunConsole,
+    ending: Ending,
+    stack: AsyncExitStack,
+    roles: StandingRoles,
 ) -> None:
     directory = Path(settings.output_dir)
     checkpoint = find_checkpoint(settings, store, console.say)
@@ -165,12 +174,8 @@ async def _train(
     placement = place_roles(settings)
     if settings.cluster != ClusterSettings():
         console.say(picture(placement))
-    cluster = await stack.enter_async_context(open_cluster(settings, placement, ending.end, console.say))
-    serve_judge = partial(embedded_server, on_end=partial(_environments_died, ending))
-    settings = await open_judges(
-        settings, cluster, lambda served, words: serve_judge(served, words=words), stack, console.say
-    )
-    serve = partial(serve_judge, words=cluster.server_arguments())
+    await roles.open()
+    settings, cluster = roles.settings, roles.cluster
     source = task_source(settings)
     streams = row_streams(source)
     keep_digests(streams, directory, resuming=ours)
@@ -187,10 +192,10 @@ async def _train(
     policy = build_policy(settings, trained=trains_here, computes=computes)
     policy.renderer.template.say = console.say
     keep_tokenizer(policy.tokenizer, directory)
-    pool = await stack.enter_async_context(open_environments(settings, console, serve))
+    pool = await stack.enter_async_context(open_environments(settings, console, roles.serve))
     await check_streams(streams, pool)
     panels = await build_panels(settings, pool)
-    made = await stack.enter_async_context(open_models(settings, policy, directory, console, cluster))
+    made = await open_models(settings, policy, directory, console, placement, roles.groups)
     models, state = await _start(settings, store, checkpoint, policy, pool, source, console, made)
     if (reason := models.policy.why_not_shared) is not None:
         console.say(
@@ -208,7 +213,7 @@ async def _train(
         )
     )
     await players.publisher.publish(models.policy, state.version)
-    turns = device_turns(settings, models)
+    turns = device_turns(settings, models, made.shared)
     await turns.leave()
     run = RunIdentity(directory, settings.name, public_settings(settings))
     boards = open_boards(settings.tracking, run, console.say)
@@ -282,11 +287,6 @@ async def _train(
         async with turns.resident():
             console.say(await asyncio.to_thread(_save_policy, models.policy, policy, directory))
         console.say(f"curves: {plot_run(directory, settings.name)}")
-
-
-def _environments_died(ending: Ending, error: Exception) -> None:
-    """End this try at the run: the environment server that was started for it is gone."""
-    ending.end(RoleDiedError("environment", str(error)))
 
 
 def _say_if_unmeasured(named: str, measured: set[str], console: RunConsole) -> None:

@@ -94,8 +94,21 @@ def test_a_device_of_a_role_is_named_once():
         ),
         (["cluster.roles.reference.devices=3"], "the algorithm has no KL penalty"),
         (
-            [RAY, "algorithm=ppo", "cluster.roles.critic.devices=2-3"],
-            "names 2 devices, and backend.ranks is 1: the critic is divided as the policy is",
+            [
+                RAY,
+                "algorithm=ppo",
+                "backend={kind: fsdp2, ranks: 2, mesh: {tensor: 2}}",
+                "cluster.roles.critic.devices=2-4",
+            ],
+            r"names 3 devices, and its layers are divided over 2 \(backend.mesh.tensor\): name a multiple of 2",
+        ),
+        (
+            ["algorithm=ppo", "cluster.roles.critic.devices=2"],
+            "backend.kind 'torch' computes the critic where it trains the policy: leave it out, or set",
+        ),
+        (
+            [RAY, "algorithm=ppo", "cluster.roles.critic.devices=2-3", "cluster.offload_models=true"],
+            "has models of ranks that share devices be there by turns, and no two of this run's do",
         ),
         (["inference={kind: vllm, urls: ['http://a:1']}", f"{SAMPLES}=0"], "names servers that run already"),
         (
