@@ -5,6 +5,7 @@ import itertools
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,11 +14,14 @@ from tests.support.tiny_models import sharp_model
 from trainer.backends.transport import pack, unpack
 from trainer.cluster.engine_server import EngineServer
 from trainer.cluster.kept_process import KeptProcess
+from trainer.cluster.placement import place_roles
 from trainer.cluster.process import ActorRanks
+from trainer.cluster.ray_roles import RayRoles
 from trainer.cluster.remote_engine import RemoteEngines, answer_of
 from trainer.cluster.role_host import RoleHost
 from trainer.cluster.supervision import RoleRestarts
-from trainer.core.errors import RoleDiedError, RoleLostError
+from trainer.config.load import load_settings
+from trainer.core.errors import ConfigError, RoleDiedError, RoleLostError
 from trainer.inference.base import GenerationRequest, SamplingParams
 from trainer.inference.torch_engine import TorchEngine
 from trainer.weights.source import ModelWeights
@@ -359,3 +363,48 @@ async def test_an_engine_whose_machine_is_gone_is_for_the_run_to_place_anew():
         (lost,) = kept.lost
         assert lost.with_its_node
         assert len(kept.started) == 1
+
+
+# -- ranks on other machines ---------------------------------------------------------------------------------------
+
+
+class OtherMachine:
+    """A cluster whose node is another machine, which sees nothing of this one's files, or the same."""
+
+    def __init__(self, *, sees):
+        self._sees = sees
+
+    def start(self, *_):
+        process = Here(Ready())
+        process.node, process.sees = "10.0.0.7", lambda path: self._sees and Path(path).exists()
+        return process
+
+    def address_of(self, role, device):
+        return "10.0.0.7"
+
+    def is_beside(self, device):
+        return False
+
+
+@pytest.mark.parametrize("shared", [True, False])
+async def test_a_directory_that_the_ranks_do_not_see_is_refused_before_anything_is_trained(tmp_path, shared):
+    (tmp_path / "config.yaml").touch()
+    words = [
+        "cluster.kind=ray",
+        "backend.kind=fsdp2",
+        f"output_dir={tmp_path}",
+        "tasks=[{env_id: FrozenLake-v0}]",
+    ]
+    settings = load_settings(None, words)
+    restarts = RoleRestarts(3, 1.0, lambda: 0)
+    roles = RayRoles(settings, place_roles(settings), OtherMachine(sees=shared), restarts, print, print)
+    async with asyncio.timeout(PATIENCE_S):
+        ranks = roles.ranks("actor_train")
+        if shared:
+            await asyncio.to_thread(ranks.start, 1)
+            ranks.close()
+        else:
+            with pytest.raises(
+                ConfigError, match=r"is not the same folder on node 10\.0\.0\.7, where a rank of"
+            ):
+                await asyncio.to_thread(ranks.start, 1)
