@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from trainer.backends.base import MicroBatch, TrainRow
 from trainer.backends.heads import PolicyHead
 from trainer.backends.torch_backend import Schedule, TorchBackend
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 from trainer.learn.step_metrics import memory_metrics
 
 ROWS, TOKENS, MICRO_BATCHES = 4, 128, 2

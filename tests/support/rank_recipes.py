@@ -15,7 +15,7 @@ from trainer.backends.optimizer import Schedule
 from trainer.backends.sharded import ShardedPolicyWithoutAdapters
 from trainer.backends.zero import zero_backend
 from trainer.config.model import LoraSettings
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 from trainer.models.lora import add_lora
 from trainer.models.value_head import ValueModel
 

@@ -10,7 +10,7 @@ from trainer.backends import fsdp2, zero
 from trainer.backends.heads import PolicyHead
 from trainer.backends.optimizer import Schedule
 from trainer.backends.prefix_tree import CallCosts
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 
 CHEAP = CallCosts(pair=0.0, masked_pair=0.0, copied=0.0, call=4.0, held=0.05)
 """Small models compute a few tokens at little more than what a call takes: by their own costs nothing is shared."""

@@ -9,7 +9,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 from trainer.cluster.cluster import Cluster, open_cluster
 from trainer.cluster.placement import place_roles
-from trainer.cluster.supervision import RoleRestarts
 from trainer.config.data import DatasetSettings
 from trainer.config.run import RunSettings
 from trainer.core.embedded_server import embedded_server
@@ -62,8 +61,7 @@ async def open_judges_alone(
     """Start the judges of settings that nothing is trained by, and return the settings with what they judge."""
     if not settings.cluster.roles.judges:
         return settings
-    restarts = RoleRestarts(settings.cluster.restarts, settings.cluster.restart_after_s, lambda: 0)
-    opening = open_cluster(settings, place_roles(settings), restarts, lambda died: say(str(died)), say)
+    opening = open_cluster(settings, place_roles(settings), lambda died: say(str(died)), say)
     cluster = await stack.enter_async_context(opening)
     return await open_judges(
         settings, cluster, lambda served, words: embedded_server(served, words=words), stack, say

@@ -1,7 +1,8 @@
 """The models that a run trains and reads: in its own process, or divided over ranks."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +32,7 @@ from trainer.backends.rank_group import RankGroup
 from trainer.backends.ranked import RankedBackend, Ranks
 from trainer.backends.sharded import ShardedPolicyWithoutAdapters
 from trainer.backends.zero import zero_backend
+from trainer.cluster.cluster import Cluster
 from trainer.cluster.local_roles import RANKS_FOLDER
 from trainer.cluster.placement import ACTOR_TRAIN, CRITIC, REFERENCE, Placement
 from trainer.config.run import RunSettings
@@ -257,35 +259,41 @@ class RankedModels:
         return backend
 
 
+@asynccontextmanager
 async def open_models(
     settings: RunSettings,
     policy: Policy,
     directory: Path,
     console: RunConsole,
-    placement: Placement,
-    groups: RankGroups,
-) -> ModelSource:
-    """Return what makes the models of a run: this process, or ranks, which are started if they do not stand.
+    cluster: Cluster,
+    groups: RankGroups | None = None,
+) -> AsyncIterator[ModelSource]:
+    """Open what makes the models of a run: this process, or ranks.
 
     Args:
         settings: The run.
         policy: The policy as this process has it.
         directory: The run's.
         console: Told of ranks that were started.
-        placement: Where the roles are.
-        groups: The ranks.
+        cluster: Where the roles are.
+        groups: Ranks that outlive the context; without them, they are started here and end with it.
 
     Raises:
         ConfigError: If there are fewer devices than ranks.
         RunError: If a rank does not start.
     """
     if settings.backend.kind == "torch":
-        return OwnModels(settings, policy)
-    _check_devices(settings, placement)
-    placed = [role for name in (ACTOR_TRAIN, CRITIC, REFERENCE) if (role := placement.role(name)) is not None]
-    ranks = {role.name: (await groups.group(role), role.devices) for role in placed}
-    console.say(f"training on {settings.backend.ranks} ranks ({settings.backend.kind})")
-    return RankedModels(settings, policy, ranks, directory / RANKS_FOLDER)
+        yield OwnModels(settings, policy)
+        return
+    _check_devices(settings, cluster.placement)
+    placed = [cluster.placement.role(name) for name in (ACTOR_TRAIN, CRITIC, REFERENCE)]
+    async with AsyncExitStack() as stack:
+        if groups is None:
+            groups = RankGroups(settings, cluster)
+            stack.push_async_callback(groups.close)
+        ranks = {role.name: (await groups.group(role), role.devices) for role in placed if role is not None}
+        console.say(f"training on {settings.backend.ranks} ranks ({settings.backend.kind})")
+        yield RankedModels(settings, policy, ranks, directory / RANKS_FOLDER)
 
 
 def _check_devices(settings: RunSettings, placement: Placement) -> None:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from trainer.assembly.judges import open_judges
 from trainer.assembly.rank_groups import RankGroups
-from trainer.cluster.cluster import Cluster, open_cluster
+from trainer.cluster.cluster import Cluster, open_cluster, role_restarts
 from trainer.cluster.placement import place_roles
-from trainer.cluster.supervision import RoleRestarts
 from trainer.config.run import RunSettings
 from trainer.core.embedded_server import ServerRestarts, embedded_server
 from trainer.core.ending import Ending, to_its_end
@@ -37,13 +36,15 @@ class StandingRoles:
 
     Args:
         settings: The run.
-        restarts: Says how often a role is started again.
         ending: Told of roles whose death ends a try.
+
+    Attributes:
+        restarts: Says how often a role is started again.
     """
 
-    def __init__(self, settings: RunSettings, restarts: RoleRestarts, ending: Ending) -> None:
+    def __init__(self, settings: RunSettings, ending: Ending) -> None:
+        self.restarts = role_restarts(settings)
         self._settings = settings
-        self._restarts = restarts
         self._ending = ending
         self._opened: _Opened | None = None
         self._environments: str | None = None
@@ -79,9 +80,8 @@ class StandingRoles:
             await self._opened.groups.begin_anew()
             return
         async with AsyncExitStack() as stack:
-            opening = open_cluster(
-                self._settings, place_roles(self._settings), self._restarts, self._ending.end, self._say
-            )
+            placement = place_roles(self._settings)
+            opening = open_cluster(self._settings, placement, self._ending.end, self._say, self.restarts)
             cluster = await stack.enter_async_context(opening)
             settings = await open_judges(self._settings, cluster, self._served, stack, self._say)
             groups = RankGroups(self._settings, cluster)
@@ -113,7 +113,7 @@ class StandingRoles:
         return embedded_server(
             environments,
             words=words,
-            restarts=ServerRestarts(self._restarts.wait_s, self._ending.end, self._say),
+            restarts=ServerRestarts(self.restarts.wait_s, self._ending.end, self._say),
         )
 
     def _say(self, text: str) -> None:

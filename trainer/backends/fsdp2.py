@@ -25,7 +25,7 @@ from trainer.backends.prefix_tree import CallCosts
 from trainer.backends.rank_group import RankGroup
 from trainer.backends.sharded import Applied, ShardedBackend, ShardedModel
 from trainer.backends.tensor_parallel import divide_layers
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 from trainer.models.lora import adapter_tensors, has_adapters
 from trainer.models.weights import parameters_of
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from trainer.backends.heads import Head
 from trainer.backends.master_weights import MasterWeights
 from trainer.backends.optimizer import Schedule, make_optimizer
 from trainer.backends.prefix_costs import sharing_costs
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 from trainer.models.load import save_weights
 from trainer.models.lora import has_adapters, save_adapter
 from trainer.models.weights import hub_tensors, parameters_of

@@ -18,7 +18,7 @@ from trainer.backends.prefix_costs import sharing_costs
 from trainer.backends.prefix_layout import SharedTokens
 from trainer.backends.rank_group import RankGroup
 from trainer.backends.sharded import Applied, ShardedBackend
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 from trainer.core.errors import ConfigError
 from trainer.models.lora import adapter_tensors, is_adapter, merged, plain_name
 

@@ -81,18 +81,18 @@ class Cluster(Protocol):
 async def open_cluster(
     settings: RunSettings,
     placement: Placement,
-    restarts: RoleRestarts,
     lost: Lost,
     say: Callable[[str], None],
+    restarts: RoleRestarts | None = None,
 ) -> AsyncIterator[Cluster]:
     """Connect to what the roles of a run are started on; their processes end with the context.
 
     Args:
         settings: The run.
         placement: Where its roles are.
-        restarts: Says how often a role is started again in its place.
-        lost: Told of processes that died and are not.
+        lost: Told of processes that died and are not started again in their places.
         say: Told of a cluster that is waited for, and of roles that die and come back.
+        restarts: Says how often a role is started again; as the settings have it if None, all in a row.
 
     Raises:
         ConfigError: If there is no such cluster, or it does not have the devices.
@@ -105,13 +105,18 @@ async def open_cluster(
             await to_its_end(cluster.close())
         return
     async with _connected(settings, placement, say) as ray:
-        roles = RayRoles(settings, placement, ray, restarts, lost, say)
+        roles = RayRoles(settings, placement, ray, restarts or role_restarts(settings), lost, say)
         watch = asyncio.ensure_future(roles.watch_head())
         try:
             yield roles
         finally:
             watch.cancel()
             await to_its_end(roles.close())
+
+
+def role_restarts(settings: RunSettings) -> RoleRestarts:
+    """Return what counts the restarts of a run's roles that saves no checkpoints."""
+    return RoleRestarts(settings.cluster.restarts, settings.cluster.restart_after_s, lambda: 0)
 
 
 @asynccontextmanager

@@ -6,12 +6,11 @@ import itertools
 import logging
 import os
 import re
-import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayError, RayTaskE
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from clients.own_handlers import own_breakpoints, take_back_signals
 from trainer.backends.local_ranks import last_words
 from trainer.backends.transport import pack
 from trainer.cluster.placement import Placement
@@ -99,7 +99,7 @@ class RayCluster:
             }
         if self._working_dir is not None:
             options["runtime_env"] = {"working_dir": self._working_dir}
-        with _own_breakpoints():
+        with own_breakpoints():
             ray.init(self._address, configure_logging=False, log_to_driver=False, **options)
         self._reached_at = str(ray.get_runtime_context().gcs_address)
         own = ray.get_runtime_context().get_node_id()
@@ -107,11 +107,7 @@ class RayCluster:
 
     def take_back_signals(self) -> None:
         """Take signals that end a run in good order back from Ray, which writes stacks at them."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in (signal.SIGTERM, signal.SIGINT):
-            if (handler := signal.getsignal(number)) is not None:
-                signal.signal(number, handler)
+        take_back_signals()
 
     @property
     def address(self) -> str:
@@ -423,18 +419,6 @@ def _nodes() -> list[_Node]:
 def _aside(work: Callable[[], None]) -> None:
     """Do what asks Ray something in a thread of its own: Ray's, which hands answers over, would wait for itself."""
     threading.Thread(target=work, name="ray-death", daemon=True).start()
-
-
-@contextlib.contextmanager
-def _own_breakpoints() -> Iterator[None]:
-    """Keep what `breakpoint()` does in this process; Ray would have it call a debugger of its own, away from here."""
-    before = os.environ.get("PYTHONBREAKPOINT")
-    try:
-        yield
-    finally:
-        os.environ.pop("PYTHONBREAKPOINT", None)
-        if before is not None:
-            os.environ["PYTHONBREAKPOINT"] = before
 
 
 def _accelerators() -> list[str]:

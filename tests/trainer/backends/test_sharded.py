@@ -24,7 +24,7 @@ from trainer.backends.rank_group import MeshShape
 from trainer.backends.ranked import RankedBackend, Ranks
 from trainer.backends.reference import FrozenModel
 from trainer.backends.torch_backend import TorchBackend
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 from trainer.learn.batches import episode_batch
 from trainer.learn.learner import Learner, Models
 from trainer.learn.rows import row_builder

@@ -19,7 +19,7 @@ from trainer.backends.prefix_tree import CallCosts
 from trainer.backends.reference import FrozenModel, PolicyWithoutAdapters
 from trainer.backends.torch_backend import TorchBackend
 from trainer.config.model import LoraSettings
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 from trainer.learn.batches import episode_batch
 from trainer.learn.learner import Learner, Models
 from trainer.learn.rows import row_builder

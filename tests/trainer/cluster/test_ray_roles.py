@@ -53,7 +53,7 @@ class Opened:
         placement = place_roles(self.settings)
         async with asyncio.timeout(PATIENCE_S):
             async with open_cluster(
-                self.settings, placement, restarts, self.lost.append, self.said.append
+                self.settings, placement, self.lost.append, self.said.append, restarts
             ) as cluster:
                 yield cluster
 
@@ -174,12 +174,11 @@ DRIVER = """
 import asyncio, sys
 from trainer.cluster.cluster import open_cluster
 from trainer.cluster.placement import place_roles
-from trainer.cluster.supervision import RoleRestarts
 from trainer.config.load import load_settings
 
 async def main():
     settings = load_settings(None, sys.argv[1:])
-    opening = open_cluster(settings, place_roles(settings), RoleRestarts(3, 1.0, lambda: 0), print, print)
+    opening = open_cluster(settings, place_roles(settings), print, print)
     async with opening as cluster:
         print("judge on", await cluster.judge("Rubric"), flush=True)
         await asyncio.sleep(3600)

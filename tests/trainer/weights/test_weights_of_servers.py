@@ -14,7 +14,7 @@ from trainer.backends.local_ranks import LocalRanks
 from trainer.backends.rank_group import MeshShape
 from trainer.backends.ranked import RankedBackend, Ranks
 from trainer.backends.torch_backend import Schedule, TorchBackend
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 from trainer.core.errors import ConfigError
 from trainer.inference.base import GenerationRequest, SamplingParams
 from trainer.inference.errors import WrongWeightsError
