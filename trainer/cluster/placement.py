@@ -241,12 +241,6 @@ def _inference(settings: RunSettings, trains: Sequence[int]) -> Iterator[Role]:
             f"{_count(launch.count, 'server')} of {_count(launch.tensor_parallel, 'device')} each need {wanted}: "
             + _servers_remedy(len(devices), launch.tensor_parallel)
         )
-    broadcast = settings.weights.chosen(inference) == "broadcast"
-    if broadcast and settings.cluster.nodes > 1 and settings.weights.address is None:
-        raise ConfigError(
-            f"weights.transport 'broadcast' meets servers of {settings.cluster.nodes} nodes at an address of this "
-            "machine: set weights.address to one that they reach"
-        )
     each = launch.tensor_parallel
     groups = tuple(tuple(devices[start : start + each]) for start in range(0, wanted, each))
     gives_way = inference.sleep_level > 0 or launch.memory_fraction is not None

@@ -1,48 +1,35 @@
-"""The connection to a Ray cluster: the only module of the trainer that imports Ray."""
+"""The connection to a Ray cluster, with room for the roles of a run."""
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
-import re
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayError, RayTaskError
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from clients.own_handlers import own_breakpoints, take_back_signals
-from trainer.backends.local_ranks import last_words
-from trainer.backends.transport import pack
 from trainer.cluster.placement import Placement
+from trainer.cluster.ray_process import Node, RayProcess, gist, nodes
 from trainer.cluster.role_host import RoleHost
-from trainer.core.errors import ConfigError, RoleDiedError, RunError
+from trainer.core.errors import ConfigError, RunError
 
 _LOCAL = "local"
 _LOCAL_OBJECT_STORE_BYTES = 512 * 1024 * 1024
 _TRY_TIMEOUT_S = 10.0
 _HEAD_TIMEOUT_S = 5.0
 _LOOK_EVERY_S = 0.5
-_LOOK_AT_NODE_EVERY_S = 2.0
-_GONE_TIMEOUT_S = 15.0
 _CALLS_AT_ONCE = 100_000
-_LONGEST_REASON = 300
 _NODES_SHOWN = 8
-_NODE_DIED = re.compile(
-    r"node has died|node died|node was (?:terminated|removed)|node .{0,80} (?:is|was) dead"
-)
-_CUT_OFF = "End of file"
-"""What Ray says of a process that was killed from outside: its connection ended."""
 # Ray would decide itself which devices an actor sees, which it knows nothing of: they belong to the whole group.
 _DEVICES_ARE_OURS = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 
@@ -63,8 +50,8 @@ class RayCluster:
         self._working_dir = working_dir
         self._logs = logs.absolute()
         self._group: PlacementGroup | None = None
-        self._nodes: dict[int, _Node] = {}
-        self._own = _Node("", "127.0.0.1")
+        self._nodes: dict[int, Node] = {}
+        self._own = Node("", "127.0.0.1")
         self._reached_at = ""
         self._devices: dict[int, list[str]] = {}
         self._placement: Placement | None = None
@@ -81,7 +68,7 @@ class RayCluster:
             self._connect()
         except (RayError, OSError, ValueError, RuntimeError) as error:
             raise ConfigError(
-                f"cluster.address: cannot connect to Ray at '{self._address}': {_gist(error)}; `ray status` shows "
+                f"cluster.address: cannot connect to Ray at '{self._address}': {gist(error)}; `ray status` shows "
                 "whether a cluster runs (`ray start --head` starts one), one that asks for a token is reached with "
                 "RAY_AUTH_MODE=token, and without cluster.address the run starts its own"
             ) from error
@@ -103,7 +90,7 @@ class RayCluster:
             ray.init(self._address, configure_logging=False, log_to_driver=False, **options)
         self._reached_at = str(ray.get_runtime_context().gcs_address)
         own = ray.get_runtime_context().get_node_id()
-        self._own = next(node for node in _nodes() if node.name == own)
+        self._own = next(node for node in nodes() if node.name == own)
 
     def take_back_signals(self) -> None:
         """Take signals that end a run in good order back from Ray, which writes stacks at them."""
@@ -171,7 +158,7 @@ class RayCluster:
                 )
         self._placement = placement
         ids = ray.util.placement_group_table(group)["bundles_to_node_id"]
-        known = {node.name: node for node in _nodes()}
+        known = {node.name: node for node in nodes()}
         self._nodes = {node: known[ids[number]] for number, node in enumerate(used)}
         for number, node in enumerate(used):
             found = self._looked(number, each) if accelerators else []
@@ -196,7 +183,7 @@ class RayCluster:
         maker: str,
         arguments: tuple[Any, ...],
         environment: Mapping[str, str],
-    ) -> "RayProcess":
+    ) -> RayProcess:
         """Start a process of a role where its devices are, and return it when its server is made.
 
         Args:
@@ -269,158 +256,6 @@ class RayCluster:
         ray.shutdown()
 
 
-class RayProcess:
-    """A process of a role, in an actor.
-
-    Args:
-        role: The role's name.
-        number: The process's number in it.
-        handle: The actor.
-        log: Where it writes what it says, if it can.
-        machine: Its node.
-    """
-
-    def __init__(self, role: str, number: int, handle: Any, log: Path, machine: "_Node") -> None:
-        self.role = role
-        self.number = number
-        self.pid = 0
-        self._handle = handle
-        self._log = log
-        self.node = machine.address
-        self._machine = machine
-        self._numbers = itertools.count()
-        self._order = threading.Lock()
-        self._gone = threading.Event()
-        self._ended = False
-
-    def make(self, maker: str, arguments: tuple[Any, ...], timeout_s: float) -> None:
-        """Make its server, and wait for that.
-
-        Raises:
-            RunError: If it takes longer than `timeout_s`, or cannot be made.
-            RoleDiedError: If the process ends before.
-        """
-        try:
-            self.pid = self._answer(self._handle.process_id.remote(), timeout_s)
-            self._answer(self._handle.make.remote(maker, pack(arguments)), timeout_s)
-        except GetTimeoutError as error:
-            self.end()
-            raise RunError(
-                f"process {self.number} of {self.role} was not ready within {timeout_s:g} s "
-                f"(cluster.start_timeout_s); what it says: {self._log}"
-            ) from error
-        except RayTaskError as error:
-            self.end()
-            cause = error.as_instanceof_cause()
-            raise RunError(f"process {self.number} of {self.role} cannot start: {_gist(cause)}") from error
-        except RayError as error:
-            self.end()
-            raise self._death(error) from error
-        self._handle.live.remote().future().add_done_callback(lambda _: self._gone.set())
-
-    def _answer(self, asked: Any, timeout_s: float) -> Any:
-        """Wait for an answer; an actor whose node is gone would be waited for until there is another node like it.
-
-        Raises:
-            GetTimeoutError: If it takes longer than `timeout_s`.
-            RayError: If it fails.
-            RoleDiedError: If the node is gone.
-        """
-        deadline = time.monotonic() + timeout_s
-        while not ray.wait([asked], timeout=_LOOK_AT_NODE_EVERY_S)[0] and time.monotonic() < deadline:
-            if not self._node_lives():
-                self.end()
-                raise self._death(RunError("its node has died"))
-        return ray.get(asked, timeout=0.0)
-
-    def _node_lives(self) -> bool:
-        return any(node.name == self._machine.name for node in _nodes())
-
-    def call(self, data: bytes) -> "Future[bytes]":
-        """Have it answer a call; see `RoleProcess.call`."""
-        answer: Future[bytes] = Future()
-
-        def done(called: "Future[bytes]") -> None:
-            if not answer.set_running_or_notify_cancel():
-                return  # nobody waits for it any more
-            error = called.exception()
-            if error is None:
-                answer.set_result(called.result())
-            elif isinstance(error, RayError):
-                _aside(lambda: answer.set_exception(self._death(error)))
-            else:
-                answer.set_exception(error)
-
-        with self._order:
-            asked = self._handle.call.remote(next(self._numbers), data)
-        asked.future().add_done_callback(done)
-        return answer
-
-    def sees(self, path: str) -> bool:
-        """Whether there is a file at a path, as its machine sees it.
-
-        Raises:
-            RoleDiedError: If it is no more.
-        """
-        try:
-            return bool(ray.get(self._handle.sees.remote(path)))
-        except RayError as error:
-            raise self._death(error) from error
-
-    def on_death(self, tell: Callable[[RoleDiedError], None]) -> None:
-        """Have somebody told when the process ends without being asked to."""
-
-        def done(lived: "Future[None]") -> None:
-            error = lived.exception()
-            if error is not None and not self._ended:
-                _aside(lambda: tell(self._death(error)))
-
-        self._handle.live.remote().future().add_done_callback(done)
-
-    def end(self) -> None:
-        """End it at once, and return when it is gone. A second call does nothing."""
-        if self._ended:
-            return
-        self._ended = True
-        with contextlib.suppress(RayError, ConnectionError):
-            ray.kill(self._handle, no_restart=True)
-        if self.pid:
-            self._gone.wait(_GONE_TIMEOUT_S)
-
-    def _death(self, error: BaseException) -> RoleDiedError:
-        said = last_words(self._log)
-        words = f"; it said last:\n{said}" if said else ""
-        with_its_node = _NODE_DIED.search(str(error)) is not None or not self._node_lives()
-        return RoleDiedError(
-            self.role,
-            f"process {self.number} of {self.role} on node {self.node} is gone: {_gist(error)} (log {self._log})"
-            f"{words}",
-            node=self.node,
-            killed=not with_its_node and (isinstance(error, OutOfMemoryError) or _CUT_OFF in str(error)),
-            with_its_node=with_its_node,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Node:
-    """A machine of the cluster: what Ray calls it, and its address."""
-
-    name: str
-    address: str
-
-
-def _nodes() -> list[_Node]:
-    """The machines that live."""
-    return [
-        _Node(str(node["NodeID"]), str(node["NodeManagerAddress"])) for node in ray.nodes() if node["Alive"]
-    ]
-
-
-def _aside(work: Callable[[], None]) -> None:
-    """Do what asks Ray something in a thread of its own: Ray's, which hands answers over, would wait for itself."""
-    threading.Thread(target=work, name="ray-death", daemon=True).start()
-
-
 def _accelerators() -> list[str]:
     """What Ray calls the accelerators of the task that asks."""
     return [str(each) for each in ray.get_gpu_ids()]
@@ -441,13 +276,13 @@ def _large_enough(bundle: Mapping[str, float]) -> int:
 
 def _listed(bundle: Mapping[str, float]) -> str:
     """Say what the nodes of the cluster have of what a bundle needs, and how much of it all is free."""
-    nodes = [node for node in ray.nodes() if node["Alive"]]
+    living = [node for node in ray.nodes() if node["Alive"]]
     shown = [
         f"{_amounts(bundle, node['Resources'])} on {node['NodeManagerAddress']}"
-        for node in nodes[:_NODES_SHOWN]
+        for node in living[:_NODES_SHOWN]
     ]
-    if len(nodes) > _NODES_SHOWN:
-        shown.append(f"{len(nodes) - _NODES_SHOWN} nodes more")
+    if len(living) > _NODES_SHOWN:
+        shown.append(f"{len(living) - _NODES_SHOWN} nodes more")
     return f"{'; '.join(shown)}; {_amounts(bundle, ray.available_resources())} free in all"
 
 
@@ -461,13 +296,3 @@ def _try(address: str) -> None:
     if separator:
         with socket.create_connection((host.strip("[]"), int(port)), _TRY_TIMEOUT_S):
             pass
-
-
-def _gist(error: BaseException) -> str:
-    """The first and the last line of what Ray says: between them are often stacks of other processes."""
-    # What it supposes to be the reason is the same each time.
-    text = str(error).partition("Some common causes include")[0].partition("There are some potential root")[0]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    return lines[0] if len(lines) == 1 else f"{lines[0]} ({lines[-1][:_LONGEST_REASON]})"
