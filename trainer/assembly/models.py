@@ -21,12 +21,13 @@ from trainer.assembly.build import (
     run_schedule,
     warm_start_backend,
 )
-from trainer.assembly.rank_groups import RankGroups
+from trainer.assembly.rank_groups import RankGroups, mesh_shape
 from trainer.assembly.turns import SharedDevices
 from trainer.backends.base import Scorer, TrainBackend
 from trainer.backends.fsdp2 import fsdp2_backend, fsdp2_model
 from trainer.backends.gradient_checkpointing import bodies_of
 from trainer.backends.heads import Head
+from trainer.backends.megatron.layout import check_layout
 from trainer.backends.optimizer import Schedule
 from trainer.backends.rank_group import RankGroup
 from trainer.backends.ranked import RankedBackend, Ranks
@@ -45,6 +46,9 @@ from trainer.models.load import set_attention
 _START = "start"
 
 Role = Literal["policy", "critic", "reference", "warm_start"]
+
+_PACKAGES: dict[str, str] = {"deepspeed": "deepspeed", "megatron": "megatron"}
+"""What kinds of backends need beside torch."""
 
 _PLACED_AS: dict[Role, str] = {
     "policy": ACTOR_TRAIN,
@@ -156,6 +160,16 @@ class RankRecipe:
         return head
 
     def _read_only(self, head: Head | None, group: RankGroup) -> Any:
+        if self.settings.backend.kind == "megatron":
+            from trainer.backends.megatron.backend import megatron_model
+
+            return megatron_model(
+                head,
+                group,
+                dtype=DTYPES[self.settings.model.dtype],
+                tokens_per_micro_batch=self.settings.optimizer.tokens_per_micro_batch,
+                sequence_parallel=self.settings.backend.sequence_parallel,
+            )
         return fsdp2_model(
             head,
             group,
@@ -167,6 +181,18 @@ class RankRecipe:
 
     def _trained(self, head: Head | None, group: RankGroup) -> Any:
         settings = self.settings
+        if settings.backend.kind == "megatron":
+            from trainer.backends.megatron.backend import megatron_backend
+
+            return megatron_backend(
+                head,
+                group,
+                settings.optimizer,
+                self._schedule(),
+                dtype=DTYPES[settings.model.dtype],
+                gradient_checkpointing=settings.model.gradient_checkpointing,
+                sequence_parallel=settings.backend.sequence_parallel,
+            )
         if settings.backend.kind == "deepspeed":
             return zero_backend(
                 head,
@@ -295,6 +321,9 @@ async def open_models(
     if settings.backend.kind == "torch":
         yield OwnModels(settings, policy)
         return
+    if settings.backend.kind == "megatron":
+        config, parallel = policy.model.config, settings.backend.sequence_parallel
+        check_layout(config, mesh_shape(settings, settings.backend.ranks), sequence_parallel=parallel)
     _check_devices(settings, cluster.placement)
     placed = [cluster.placement.role(name) for name in (ACTOR_TRAIN, CRITIC, REFERENCE)]
     async with AsyncExitStack() as stack:
@@ -336,16 +365,24 @@ def check_backend(settings: RunSettings) -> None:
         ConfigError: If there is such a setting; the message says what to take in its place.
     """
     kind = settings.backend.kind
-    if kind == "megatron":
+    if kind in _PACKAGES and find_spec(_PACKAGES[kind]) is None:
         raise ConfigError(
-            "backend.kind megatron: memory is planned for it (--dry-run), and nothing trains with it yet: take fsdp2, "
-            "which divides layers too (backend.mesh.tensor), or deepspeed"
+            f"backend.kind {kind} needs a package that is not installed: pip install 'rollgym[{kind}]'"
         )
-    if kind == "deepspeed" and settings.model.compile is not None:
+    if kind in ("deepspeed", "megatron") and settings.model.compile is not None:
         raise ConfigError(
-            "model.compile: DeepSpeed's hooks are not compiled with: leave it out, or take kind torch or fsdp2"
+            f"model.compile: what backend.kind {kind} hooks into a model is not compiled with: leave it out, or take "
+            "kind torch or fsdp2"
         )
-    if kind == "deepspeed" and find_spec("deepspeed") is None:
+    if kind != "megatron":
+        return
+    if settings.model.lora is not None:
         raise ConfigError(
-            "backend.kind deepspeed needs a package that is not installed: pip install 'rollgym[deepspeed]'"
+            "model.lora: adapters are not trained by backend.kind megatron: take backend.kind fsdp2 or deepspeed, or "
+            "leave model.lora out"
+        )
+    if settings.cluster.kind == "local" and torch_device(settings.model.device).type != "cuda":
+        raise ConfigError(
+            "backend.kind megatron computes on CUDA devices only, and there is none here, or model.device names "
+            "another: take backend.kind fsdp2, which divides layers too (backend.mesh.tensor)"
         )

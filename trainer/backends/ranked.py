@@ -88,6 +88,11 @@ class Ranks:
         others.everywhere("forget")
         return others
 
+    @property
+    def failed(self) -> bool:
+        """Whether a call failed, and the ranks have ended."""
+        return self._failure is not None
+
     def everywhere(self, method: str, *arguments: Any) -> list[Any]:
         """Have all ranks do the same, and return their answers."""
         return self.each(method, [arguments] * self.mesh.size)

@@ -194,16 +194,16 @@ def ranks_of(settings: RunSettings) -> int:
 
 def _beside(settings: RunSettings, name: str, devices: Sequence[int], trains: Sequence[int]) -> Role:
     """A model in ranks of its own, or in those of the policy."""
-    tensor = settings.backend.mesh.tensor
+    whole = settings.backend.mesh.model_ranks
     if devices and settings.backend.kind == "torch":
         raise ConfigError(
             f"cluster.roles.{name}.devices names devices, and backend.kind 'torch' computes the {name} where it trains "
             "the policy: leave it out, or set backend.kind=fsdp2"
         )
-    if len(devices) % tensor:
+    if len(devices) % whole:
         raise ConfigError(
             f"cluster.roles.{name}.devices names {_count(len(devices), 'device')}, and its layers are divided over "
-            f"{tensor} (backend.mesh.tensor): name a multiple of {tensor}"
+            f"{whole} (backend.mesh): name a multiple of {whole}"
         )
     if name == REFERENCE and settings.model.lora is not None and devices:
         raise _unread(REFERENCE, "with model.lora the reference is the policy itself, its adapters off")

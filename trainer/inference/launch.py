@@ -122,6 +122,8 @@ def _vllm(
         words += ["--weight-transfer-config", f'{{"backend": "{model.broadcast}"}}']
     if inference.sleep_level:
         words.append("--enable-sleep-mode")
+    if inference.routed_experts:
+        words.append("--enable-return-routed-experts")
     if model.lora_rank:
         words += [
             "--enable-lora",
@@ -152,6 +154,8 @@ def _sglang(
         words += ["--quantization", inference.quantization]
     if inference.sleep_level:
         words.append("--enable-memory-saver")
+    if inference.routed_experts:
+        words.append("--enable-return-routed-experts")
     if model.lora_rank:
         words += ["--enable-lora", "--max-lora-rank", str(model.lora_rank), "--lora-target-modules", "all"]
         words += ["--max-loras-per-batch", str(model.adapters)]
