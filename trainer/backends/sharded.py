@@ -226,10 +226,17 @@ class ShardedModel:
 
     def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the outputs of this rank's rows; all ranks call it together, with as many micro-batches each."""
-        kept = KeptOutputs(rows)
+        return self._outputs(rows, entropy=False)
+
+    def entropies(self, rows: Sequence[TrainRow]) -> list[Tensor]:
+        """Return the entropy that each token of this rank's rows was drawn with; all ranks call it together."""
+        return self._outputs(rows, entropy=True)
+
+    def _outputs(self, rows: Sequence[TrainRow], *, entropy: bool) -> list[Tensor]:
+        kept = KeptOutputs(rows, entropy=entropy)
         with torch.no_grad(), self._pieces.computing():
             for bucket in self._equal_buckets(rows):
-                micro = self._run(rows, bucket, "none")
+                micro = self._run(rows, bucket, "metric" if entropy else "none")
                 if bucket is not None:
                     kept.add(micro)
         return kept.by_row()
