@@ -147,8 +147,8 @@ class GdpoAdvantage(Whitened):
     kind: Literal["gdpo"]
     weights: dict[str, float] = Field(
         {},
-        description="Weight of each reward that the environment names in info['reward_parts'], or a reward function returns "
-        "by name; absent: all of them, each 1.",
+        description="Weight of each reward that the environment names in info['reward_parts'], or a reward function "
+        "returns by name; absent: all of them, each 1.",
     )
     scale: Literal["group_std", "none"] = Field("group_std", description="As in 'group'.")
     singleton: Singleton = Field("zero", description=_SINGLETON)

@@ -1,5 +1,6 @@
 """`roll-train algorithms`: the presets by name, each with a line and its source, and what one of them sets."""
 
+import sys
 import textwrap
 from typing import Any
 
@@ -21,7 +22,7 @@ def algorithms(name: str | None) -> int:
     Raises:
         ConfigError: If there is no such preset.
     """
-    print("\n".join(listed() if name is None else resolved(name)))
+    sys.stdout.write("\n".join([*(listed() if name is None else resolved(name)), ""]))
     return 0
 
 
