@@ -22,8 +22,7 @@ def algorithms(name: str | None) -> int:
     Raises:
         ConfigError: If there is no such preset.
     """
-    lines = listed() if name is None else resolved(name)
-    sys.stdout.writelines(f"{line}\n" for line in lines)
+    sys.stdout.write("\n".join([*(listed() if name is None else resolved(name)), ""]))
     return 0
 
 
