@@ -126,6 +126,10 @@ class TrainBackend(Scorer, Protocol):
     Calls block for as long as they compute or write: they are made in threads, one at a time.
     """
 
+    def entropies(self, rows: Sequence[TrainRow]) -> list[Tensor]:
+        """Return the entropy that each token was drawn with, float32 `[tokens]`, zero outside its row's mask."""
+        ...
+
     def step(
         self,
         rows: Sequence[TrainRow],

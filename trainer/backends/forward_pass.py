@@ -49,12 +49,12 @@ class ForwardPass:
         """Where it is."""
         return next(self._head.model.parameters()).device
 
-    def outputs(self, rows: Sequence[TrainRow]) -> list[Tensor]:
-        """Return the outputs of each row, float32 `[tokens]` on the processor, without gradient."""
-        kept = KeptOutputs(rows)
+    def outputs(self, rows: Sequence[TrainRow], *, entropy: bool = False) -> list[Tensor]:
+        """Return the outputs of each row, or its entropies, float32 `[tokens]` on the processor, without gradient."""
+        kept = KeptOutputs(rows, entropy=entropy)
         with torch.no_grad():
             for bucket in self.buckets(rows):
-                kept.add(self.run(rows, bucket, "none"))
+                kept.add(self.run(rows, bucket, "metric" if entropy else "none"))
         return kept.by_row()
 
     def buckets(self, rows: Sequence[TrainRow]) -> list[Bucket]:
@@ -125,15 +125,19 @@ class KeptOutputs:
 
     Args:
         rows: All rows that micro-batches are cut from.
+        entropy: Whether the entropies are kept, and not the outputs.
     """
 
-    def __init__(self, rows: Sequence[TrainRow]) -> None:
+    def __init__(self, rows: Sequence[TrainRow], *, entropy: bool = False) -> None:
         self._rows = rows
+        self._entropy = entropy
         self._parts: list[tuple[Tensor, Tensor]] = []
 
     def add(self, micro: MicroBatch) -> None:
         """Take in a micro-batch's outputs; its gradient's graph is not held."""
-        self._parts.append((micro.rows, micro.outputs.detach()))
+        numbers = micro.entropy if self._entropy else micro.outputs
+        assert numbers is not None
+        self._parts.append((micro.rows, numbers.detach()))
 
     def by_row(self) -> list[Tensor]:
         """Return the outputs of each row, float32 `[tokens]` on the processor."""

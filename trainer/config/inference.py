@@ -212,7 +212,8 @@ class WeightSettings(Settings):
     address: str | None = Field(
         None,
         min_length=1,
-        description="This machine as the servers reach it, for broadcast; 127.0.0.1 if absent.",
+        description="This machine as the servers reach it, for broadcast; if absent 127.0.0.1, and on a Ray cluster of "
+        "several machines the address that Ray has for it.",
     )
     pause: Literal["wait", "abort", "keep", "recompute"] = Field(
         "abort",

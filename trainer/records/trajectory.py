@@ -203,6 +203,7 @@ class Turn:
         format_penalty: The part of the reward that punishes an unreadable reply (zero or negative).
         finish_reason: Why the reply ended: "stop" or "length".
         advantages: What the update made of each token of the reply; empty where it was not trained on.
+        reward_parts: What the reward is made of, by name, where whoever gave it says so.
     """
 
     segment: int
@@ -216,6 +217,7 @@ class Turn:
     format_penalty: float = 0.0
     finish_reason: str = "stop"
     advantages: list[float] = field(default_factory=list)
+    reward_parts: dict[str, float] = field(default_factory=dict)
 
     def as_record(self) -> dict[str, Any]:
         """Return the turn as plain data."""
@@ -229,7 +231,7 @@ class Turn:
             "finish_reason": self.finish_reason,
             "tokens": [self.segment, self.start, self.end],
             "advantages": self.advantages[:1] if len(set(self.advantages)) == 1 else self.advantages,
-        }
+        } | ({"reward_parts": self.reward_parts} if self.reward_parts else {})
 
     @classmethod
     def from_schema(cls, data: TurnSchema, name: str, lengths: Sequence[int]) -> "Turn":
@@ -253,6 +255,7 @@ class Turn:
             format_penalty=data.format_penalty,
             finish_reason=data.finish_reason,
             advantages=_for_each(data.advantages, end - start, name),
+            reward_parts=dict(data.reward_parts),
         )
 
 
@@ -378,6 +381,7 @@ class Group:
         task: What all members played.
         admitted_version: Policy version when the group was admitted.
         trajectories: The members that ended with a result.
+        greedy: The episode that was played beside them with the most likely tokens, for a baseline; it is not trained.
         failures: How many attempts failed for reasons of the environment, by outcome.
         detail: A word on the last of them, for people.
         decision: What the algorithm's filter made of it: "kept", or "filter:" and why it was dropped; empty before.
@@ -387,6 +391,7 @@ class Group:
     task: Task
     admitted_version: int
     trajectories: list[Trajectory] = field(default_factory=list)
+    greedy: Trajectory | None = None
     failures: dict[str, int] = field(default_factory=dict)
     detail: str = ""
     decision: str = ""
