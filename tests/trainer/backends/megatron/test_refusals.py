@@ -34,6 +34,7 @@ def test_a_run_is_refused_before_it_begins(monkeypatch):
             "adapters are not trained by backend.kind megatron: take backend.kind fsdp2",
         ),
         ({"model": {"compile": "inductor"}}, "model.compile"),
+        ({"optimizer": {"fused": True}}, "optimizer.fused"),
         ({"model": {"device": "cpu"}}, "computes on CUDA devices only"),
     ],
 )
