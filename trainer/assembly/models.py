@@ -2,14 +2,15 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
+from transformers import PreTrainedModel
 
 from trainer.assembly.build import (
     Policy,
@@ -20,6 +21,7 @@ from trainer.assembly.build import (
     policy_head,
     reference_model,
     run_schedule,
+    training_head,
     warm_start_backend,
 )
 from trainer.backends.base import Scorer, TrainBackend
@@ -68,6 +70,14 @@ class ModelSource(Protocol):
         """Return what the run trains and reads."""
         ...
 
+    def other(self, path: str) -> AbstractContextManager[Scorer]:
+        """Have another policy at hand, to be read.
+
+        Args:
+            path: Its folder, or its name on the hub.
+        """
+        ...
+
 
 class OwnModels:
     """Models in this process.
@@ -97,6 +107,21 @@ class OwnModels:
         critic = critic_backend(settings, model) if settings.algorithm.critic is not None else None
         reference = reference_model(settings, model) if settings.algorithm.needs_reference else None
         return Models(policy_backend(settings, model), critic, reference)
+
+    @contextmanager
+    def other(self, path: str) -> Iterator[Scorer]:
+        """Have another policy at hand, to be read; its memory is free again afterwards."""
+        settings = _with_model(self._settings, path)
+        yield reference_model(settings, build_policy(settings).model)
+
+
+def _with_model(settings: RunSettings, path: str) -> RunSettings:
+    """Return the settings of the same run with another model, without adapters."""
+    plain = {
+        name: type(settings.model).model_fields[name].default for name in ("hidden_size", "layers", "heads")
+    }
+    model = settings.model.model_copy(update={**plain, "path": path, "lora": None})
+    return settings.model_copy(update={"model": model})
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +158,7 @@ class RankRecipe:
         if self.role == "critic":
             head = critic_head(settings, policy.model)
         else:
-            temperature = 1.0 if self.role == "warm_start" else settings.rollout.temperature
-            head = policy_head(policy.model, temperature)
+            head = _role_head(settings, self.role, policy.model)
         if self.role == "reference":
             return self._read_only(head, group)
         return self._trained(head, group)
@@ -178,6 +202,12 @@ class RankRecipe:
         optimizer = self.settings.optimizer
         peak = optimizer.critic_learning_rate if self.role == "critic" else optimizer.learning_rate
         return run_schedule(self.settings, peak)
+
+
+def _role_head(settings: RunSettings, role: Role, model: PreTrainedModel) -> Head:
+    if role == "policy":
+        return training_head(settings, model)
+    return policy_head(model, 1.0 if role == "warm_start" else settings.rollout.temperature)
 
 
 class RankedModels:
@@ -225,6 +255,15 @@ class RankedModels:
         if self._start is not None:
             shutil.rmtree(self._start)
         return Models(policy, critic, reference)
+
+    @contextmanager
+    def other(self, path: str) -> Iterator[Scorer]:
+        """Have another policy at hand, to be read; the ranks forget it afterwards."""
+        recipe = RankRecipe(_with_model(self._settings, path), "reference")
+        width = self._policy.model.config.get_text_config().hidden_size
+        backend = RankedBackend(self._ranks_of("policy"), "reference", recipe, width)
+        yield backend
+        backend.drop()
 
     def _recipe(self, role: Role) -> RankRecipe:
         return RankRecipe(self._settings, role, self._start)

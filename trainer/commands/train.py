@@ -23,6 +23,7 @@ from trainer.assembly.turns import device_turns
 from trainer.cluster.cluster import open_cluster
 from trainer.cluster.placement import picture, place_roles
 from trainer.commands.beginning import begin
+from trainer.commands.learners import make_learner
 from trainer.commands.plots import plot_run
 from trainer.commands.policy import save_policy
 from trainer.commands.resume import (
@@ -36,6 +37,7 @@ from trainer.commands.supervision import run_supervised
 from trainer.config.checks import check_settings
 from trainer.config.cluster import ClusterSettings
 from trainer.config.load import public_settings
+from trainer.config.pipelines import check_command
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.embedded_server import embedded_server
@@ -45,7 +47,6 @@ from trainer.core.run_files import write_errors
 from trainer.evaluation.evaluator import Evaluator, as_metrics, build_panels
 from trainer.evaluation.play import Score
 from trainer.learn.boards import RunIdentity, open_boards
-from trainer.learn.learner import Learner
 from trainer.learn.rows import row_builder
 from trainer.learn.tracking import Tracker
 from trainer.learn.utilisation import training_work
@@ -57,16 +58,18 @@ from trainer.reporting.tokens import keep_tokenizer
 from trainer.tasks.dataset import row_streams
 
 
-async def train(settings: RunSettings, ending: Ending) -> int:
+async def train(settings: RunSettings, ending: Ending, command: str = "train") -> int:
     """Train a policy, from the start or from the newest checkpoint.
 
     Args:
         settings: The run.
         ending: Ends the run before its time, in order.
+        command: "train", or "distill" where the policy learns from a teacher on its own episodes.
 
     Raises:
         RunStoppedError: If it ends before its last step, once what was learnt is saved.
     """
+    check_command(settings, command)
     check_settings(settings)
     check_inference(settings)
     check_backend(settings)
@@ -160,13 +163,7 @@ async def _train(
     parts = rl.Parts(
         algorithm=settings.algorithm,
         scheduler=scheduler,
-        learner=Learner(
-            settings.algorithm,
-            models,
-            settings.seed,
-            max_skipped_steps=settings.optimizer.max_skipped_steps,
-            truncated=settings.rollout.truncates,
-        ),
+        learner=await make_learner(settings, models, policy, stack),
         models=models,
         publisher=players.publisher,
         client=players.client,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 from trainer.algorithms.filters import refills
 from trainer.algorithms.objective import select_groups
@@ -14,8 +15,8 @@ from trainer.algorithms.settings import AlgorithmSettings
 from trainer.core.console import RunConsole
 from trainer.core.ending import Ending
 from trainer.inference.base import InferenceClient
-from trainer.learn.batches import episode_batch, turns_of
-from trainer.learn.learner import Learner, Models
+from trainer.learn.batches import EpisodeBatch, episode_batch, turns_of
+from trainer.learn.learner import Models
 from trainer.learn.rows import RowBuilder
 from trainer.learn.step_metrics import (
     StepTimes,
@@ -42,6 +43,14 @@ Evaluate = Callable[[int], Awaitable[None]]
 """Measures the policy after so many steps, if it is time to."""
 
 
+class Updater(Protocol):
+    """Learns from batches of episodes: by reward, or from a teacher."""
+
+    async def update(self, batch: EpisodeBatch, step: int, version: int | None = None) -> dict[str, float]:
+        """Take the optimizer steps of one batch and return their metrics, while the event loop goes on."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What the loop drives.
@@ -55,7 +64,7 @@ class Parts:
 
     algorithm: AlgorithmSettings
     scheduler: RolloutScheduler
-    learner: Learner
+    learner: Updater
     models: Models
     publisher: WeightPublisher
     client: InferenceClient
