@@ -182,6 +182,7 @@ def test_every_setting_is_read_by_code(tmp_path):
     """A setting that no code reads is a promise that nothing keeps."""
     # What settings do among themselves, such as refusing what does not fit together, is no use of them.
     declared = {ROOT / "trainer" / "algorithms" / name for name in ("settings.py", "advantage_settings.py")}
+    declared |= {ROOT / "trainer" / "algorithms" / "preference_settings.py"}
     declared |= {ROOT / "trainer" / "algorithms" / "presets.py", *(ROOT / "trainer" / "config").glob("*.py")}
     reads = attribute_reads(ROOT, "trainer", tmp_path)
     unread = {name for name in every_field() if not reads.get(name, set()) - declared}
@@ -217,7 +218,7 @@ def test_a_read_counts_for_its_own_class_only(tmp_path):
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
 def test_every_example_loads(path):
     settings = load_settings(path)
-    assert settings.tasks or settings.datasets
+    assert settings.tasks or settings.datasets or settings.section
 
 
 def test_the_settings_page_is_in_step():

@@ -56,6 +56,13 @@ class PreferenceResult:
     rejected: Tensor
 
 
+def strength(settings: PreferenceLossSettings) -> float:
+    """Return the loss's beta: the one that is set, or 2.0 for SimPO (its section 4.1) and 0.1 for the others."""
+    if settings.beta is not None:
+        return settings.beta
+    return 2.0 if settings.kind == "simpo" else 0.1
+
+
 def paired_loss(settings: PreferenceLossSettings, chosen: Replies, rejected: Replies) -> PreferenceResult:
     """Return the mean loss of pairs; `chosen` and `rejected` have the pairs in one order.
 
@@ -67,7 +74,7 @@ def paired_loss(settings: PreferenceLossSettings, chosen: Replies, rejected: Rep
     - orpo: Hong et al. 2024 (2403.07691), equations 6 and 7; likelihood and odds are those of the reply.
     - simpo: Meng et al. 2024 (2405.14734), equation 6.
     """
-    beta, smoothing = settings.strength, settings.label_smoothing
+    beta, smoothing = strength(settings), settings.label_smoothing
     difference = chosen.log_ratio - rejected.log_ratio
     rewards = beta * chosen.log_ratio, beta * rejected.log_ratio
     match settings.kind:
@@ -109,8 +116,8 @@ def unpaired_loss(
             far the policy is from the reference (z0, section 4.1). No gradient flows through it.
     """
     zero = others.log_ratio.detach().mean().clamp(min=0.0)
-    rewards = settings.strength * replies.log_ratio
-    shift = settings.strength * zero
+    rewards = strength(settings) * replies.log_ratio
+    shift = strength(settings) * zero
     value = torch.sigmoid(torch.where(good, rewards - shift, shift - rewards))
     weight = torch.where(good, settings.desirable_weight, settings.undesirable_weight)
     loss = (weight * (1.0 - value)).mean()

@@ -8,7 +8,6 @@ from trainer.core.strict import Settings
 
 PreferenceKind = Literal["dpo", "robust", "hinge", "ipo", "kto", "orpo", "simpo"]
 
-_BETA: dict[str, float] = {"simpo": 2.0}
 _READ_BY: dict[str, tuple[str, ...]] = {
     "label_smoothing": ("dpo", "robust", "simpo"),
     "margin": ("simpo",),
@@ -44,11 +43,6 @@ class PreferenceLossSettings(Settings):
     )
     desirable_weight: PositiveFloat = Field(1.0, description="kto: weight of good replies.")
     undesirable_weight: PositiveFloat = Field(1.0, description="kto: weight of bad replies.")
-
-    @property
-    def strength(self) -> float:
-        """The value of `beta`, or what the kind has without one."""
-        return self.beta if self.beta is not None else _BETA.get(self.kind, 0.1)
 
     @property
     def has_reference(self) -> bool:

@@ -80,7 +80,7 @@ def read_pairs(data: Sequence[ExamplesSettings]) -> Iterator[Pair]:
     for place, row in _rows(data):
         _need(place, row, "chosen", "rejected")
         chosen, rejected = _reply(place, row, "chosen"), _reply(place, row, "rejected")
-        margin = row.get("margin", 0.0)
+        margin = 0.0 if row.get("margin") is None else row["margin"]
         if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
             raise ConfigError(f"data set {place}: 'margin' must be a number, not {_shown(margin)}")
         yield Pair(chosen, rejected, float(margin))
