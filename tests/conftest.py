@@ -2,14 +2,41 @@
 
 import os
 import signal
+import sys
+
+import pytest
+
+# Files with tests of more than ten seconds, which would stretch the end.
+LONGEST = frozenset(
+    {
+        "tests/clients/audit/test_own_environments.py",
+        "tests/env_server/gateway/test_gateways_soak.py",
+        "tests/env_server/test_openapi_conformance.py",
+        "tests/envs/test_long_replies.py",
+        "tests/trainer/cluster/test_local_runs.py",
+        "tests/trainer/cluster/test_ray_runs.py",
+        "tests/trainer/models/test_memory_plan.py",
+        "tests/trainer/test_kills.py",
+        "tests/trainer/test_one_gpu.py",
+        "tests/trainer/test_runs.py",
+    }
+)
 
 
 def pytest_configure() -> None:
     """Let Ctrl-C be Ctrl-C: a shell starts what runs in its background with it ignored, and so would we start all."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # The programs that tests start would compile every module anew, hundreds of times.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest: one worker is busy with it while the others take over all else that it has."""
+    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in LONGEST)
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Three workers on two cores: by their clocks, tests wait for servers and children 40 % of their time."""
-    return (os.cpu_count() or 1) * 3 // 2 or 1
+    """Two workers for each core: by their clocks, tests wait for servers and children half of their time."""
+    return 2 * (os.cpu_count() or 1)

@@ -4,11 +4,13 @@ A name alone says little: `.path` may be read of a hundred things. mypy knows th
 plugin of each attribute that it looks up; this module is that plugin, and what runs mypy with it.
 """
 
+import functools
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 from mypy.plugin import AttributeContext, Plugin
 from mypy.types import Type
@@ -31,11 +33,16 @@ class Recorder(Plugin):
         """Note a look-up of `module.Class.attribute`."""
 
         def note(context: AttributeContext) -> Type:
-            with open(os.environ[_LOG], "a", encoding="utf-8") as log:
-                log.write(f"{fullname}\t{context.api.path}\n")
+            _log().write(f"{fullname}\t{context.api.path}\n")
             return context.default_attr_type
 
         return note
+
+
+@functools.cache
+def _log() -> TextIO:
+    """Where it is written down; the end of the process closes it."""
+    return open(os.environ[_LOG], "a", encoding="utf-8", buffering=1)
 
 
 def plugin(version: str) -> type[Plugin]:

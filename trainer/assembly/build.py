@@ -232,6 +232,7 @@ def _backend(settings: RunSettings, head: Head, schedule: Schedule) -> TorchBack
         schedule,
         dtype=DTYPES[settings.model.dtype],
         gradient_checkpointing=settings.model.gradient_checkpointing,
+        compiled=settings.model.compile,
     )
 
 

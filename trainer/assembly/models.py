@@ -26,12 +26,12 @@ from trainer.assembly.build import (
 )
 from trainer.backends.base import Scorer, TrainBackend
 from trainer.backends.fsdp2 import fsdp2_backend, fsdp2_model
+from trainer.backends.gradient_checkpointing import bodies_of
 from trainer.backends.heads import Head
 from trainer.backends.optimizer import Schedule
-from trainer.backends.prefix_costs import sharing_costs
 from trainer.backends.rank_group import MeshShape, RankGroup
 from trainer.backends.ranked import RankedBackend, Ranks
-from trainer.backends.sharded import ShardedPolicyWithoutAdapters
+from trainer.backends.sharded_reference import ShardedPolicyWithoutAdapters
 from trainer.backends.transport import RankTransport
 from trainer.backends.zero import zero_backend
 from trainer.cluster.cluster import RANKS_FOLDER, Cluster
@@ -42,6 +42,7 @@ from trainer.core.device import DTYPES, torch_device
 from trainer.core.ending import to_its_end
 from trainer.core.errors import ConfigError
 from trainer.learn.learner import Models
+from trainer.models.load import set_attention
 
 _START = "start"
 
@@ -151,29 +152,37 @@ class RankRecipe:
         torch.set_num_threads(settings.threads)
         if self.role == "reference" and settings.model.lora is not None:
             return ShardedPolicyWithoutAdapters(backends["policy"], warm=settings.warm_start is not None)
-        # On the processor: only this rank's part of it comes to the device.
-        host = settings.model_copy(update={"model": settings.model.model_copy(update={"device": "cpu"})})
-        policy = build_policy(host, self.start, trained=self.role != "reference")
-        head: Head
-        if self.role == "critic":
-            head = critic_head(settings, policy.model)
-        else:
-            head = _role_head(settings, self.role, policy.model)
+        # The others get their pieces of the first rank's.
+        head = self._whole() if group.rank == 0 else None
         if self.role == "reference":
             return self._read_only(head, group)
         return self._trained(head, group)
 
-    def _read_only(self, head: Head, group: RankGroup) -> Any:
+    def _whole(self) -> Head:
+        settings = self.settings
+        # On the processor: only a rank's part of it comes to its device. What a head finds out of its model is found
+        # out there too, by an attention that the processor has.
+        model = settings.model.model_copy(update={"device": "cpu", "attention": None})
+        host = settings.model_copy(update={"model": model})
+        policy = build_policy(host, self.start, trained=self.role != "reference")
+        if self.role == "critic":
+            head: Head = critic_head(settings, policy.model)
+        else:
+            head = _role_head(settings, self.role, policy.model)
+        set_attention(bodies_of(head.model), settings.model.attention)
+        return head
+
+    def _read_only(self, head: Head | None, group: RankGroup) -> Any:
         return fsdp2_model(
             head,
             group,
             dtype=DTYPES[self.settings.model.dtype],
             tokens_per_micro_batch=self.settings.optimizer.tokens_per_micro_batch,
             cpu_offload=self.settings.backend.cpu_offload,
-            costs=sharing_costs(head, self.settings.optimizer.shared_prefixes, group.device),
+            shared_prefixes=self.settings.optimizer.shared_prefixes,
         )
 
-    def _trained(self, head: Head, group: RankGroup) -> Any:
+    def _trained(self, head: Head | None, group: RankGroup) -> Any:
         settings = self.settings
         if settings.backend.kind == "deepspeed":
             return zero_backend(
@@ -193,6 +202,7 @@ class RankRecipe:
             self._schedule(),
             dtype=DTYPES[settings.model.dtype],
             gradient_checkpointing=settings.model.gradient_checkpointing,
+            compiled=settings.model.compile,
             cpu_offload=settings.backend.cpu_offload,
         )
 
@@ -368,6 +378,16 @@ def check_backend(settings: RunSettings) -> None:
         raise ConfigError(
             "backend.kind megatron: memory is planned for it (--dry-run), and nothing trains with it yet: take fsdp2, "
             "which divides layers too (backend.mesh.tensor), or deepspeed"
+        )
+    if kind == "deepspeed" and settings.model.compile is not None:
+        raise ConfigError(
+            "model.compile: DeepSpeed's hooks are not compiled with: leave it out, or take kind torch or fsdp2"
+        )
+    beside = settings.distill is not None and settings.distill.estimate != "sampled"
+    if kind == "deepspeed" and beside:
+        raise ConfigError(
+            "backend.kind deepspeed computes no teachers beside the student: take kind torch or fsdp2, or "
+            "distill.estimate=sampled"
         )
     if kind == "deepspeed" and find_spec("deepspeed") is None:
         raise ConfigError(

@@ -78,6 +78,7 @@ class StepReport(NamedTuple):
         applied: Whether the step was taken. It is left out where the loss or its gradient is not finite.
         outputs: What was computed of each row before the step, as `Scorer.forward` returns it; None where nobody asked.
         tokens: Tokens of its rows.
+        broken: What was not finite, where the step was left out.
     """
 
     metrics: Metrics
@@ -85,6 +86,7 @@ class StepReport(NamedTuple):
     applied: bool
     outputs: Sequence[Tensor] | None = None
     tokens: TokenCounts = TokenCounts()
+    broken: str = ""
 
 
 class Digest(Protocol):
@@ -154,6 +156,10 @@ class TrainBackend(Scorer, Protocol):
 
     def digest(self, into: Digest) -> None:
         """Add all that is trained to a digest, bit by bit."""
+        ...
+
+    def not_finite(self) -> list[str]:
+        """Return the names of the weights that hold anything but finite numbers; nothing is gathered for it."""
         ...
 
     def save(self, directory: Path) -> None:

@@ -1,6 +1,6 @@
 """The group of ranks that compute one model together: who does what, on which device, and what they add up."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from trainer.core.device import torch_device
 from trainer.core.errors import ConfigError
@@ -89,6 +90,9 @@ class RankGroup:
         self.mesh: DeviceMesh = init_device_mesh(
             self.device.type, (mesh.data, mesh.tensor), mesh_dim_names=("data", "tensor")
         )
+        for dimension in (self.data, self.tensor):
+            # Groups of some of the ranks are made with torch's own patience.
+            _set_pg_timeout(timeout, dimension.get_group())
 
     @property
     def data(self) -> DeviceMesh:
@@ -111,6 +115,14 @@ class RankGroup:
         shared = flag.to(torch.int32)
         dist.all_reduce(shared, dist.ReduceOp.MIN)
         return bool(shared)
+
+    def all_true_each(self, flags: Sequence[Tensor]) -> list[bool]:
+        """Return of each flag whether it is true in all ranks; they all have as many."""
+        if not flags:
+            return []
+        shared = torch.stack([flag.to(self.device) for flag in flags]).to(torch.int32)
+        dist.all_reduce(shared, dist.ReduceOp.MIN)
+        return [bool(flag) for flag in shared.tolist()]
 
     def from_first(self, tensor: Tensor) -> Tensor:
         """Return the first rank's tensor; in the others, the given one has its shape and type."""

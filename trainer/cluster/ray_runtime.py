@@ -4,12 +4,11 @@ import contextlib
 import itertools
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from clients.own_handlers import own_breakpoints, take_back_signals
 from trainer.backends.local_ranks import last_words
 from trainer.backends.transport import pack
 from trainer.cluster.placement import Placement
@@ -86,16 +86,12 @@ class RayCluster:
             }
         if self._working_dir is not None:
             options["runtime_env"] = {"working_dir": self._working_dir}
-        with _own_breakpoints():
+        with own_breakpoints():
             ray.init(self._address, configure_logging=False, log_to_driver=False, **options)
 
     def take_back_signals(self) -> None:
         """Take signals that end a run in good order back from Ray, which writes stacks at them."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in (signal.SIGTERM, signal.SIGINT):
-            if (handler := signal.getsignal(number)) is not None:
-                signal.signal(number, handler)
+        take_back_signals()
 
     @property
     def address(self) -> str:
@@ -301,18 +297,6 @@ class RayProcess:
             self.role,
             f"process {self.number} of {self.role} is gone: {_gist(error)} (log {self._log}){words}",
         )
-
-
-@contextlib.contextmanager
-def _own_breakpoints() -> Iterator[None]:
-    """Keep what `breakpoint()` does in this process; Ray would have it call a debugger of its own, away from here."""
-    before = os.environ.get("PYTHONBREAKPOINT")
-    try:
-        yield
-    finally:
-        os.environ.pop("PYTHONBREAKPOINT", None)
-        if before is not None:
-            os.environ["PYTHONBREAKPOINT"] = before
 
 
 def _accelerators() -> list[str]:

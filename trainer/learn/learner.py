@@ -211,13 +211,13 @@ class Learner:
                 if taken.outputs is not None:
                     mismatch = _mismatch(chosen, taken.outputs, places, batch, version)
                 updates += 1
-                self._policy_steps.note(applied=taken.applied)
+                self._policy_steps.note(applied=taken.applied, why=taken.broken)
                 policy_steps.append(taken)
                 if self._models.critic is not None:
                     taken = self._models.critic.step(
                         chosen, partial(_critic_share, settings=settings, lengths=totals, counts=counts)
                     )
-                    self._critic_steps.note(applied=taken.applied)
+                    self._critic_steps.note(applied=taken.applied, why=taken.broken)
                     critic_steps.append(taken)
         numbers = means(merge(taken.metrics for taken in [*policy_steps, *critic_steps]))
         numbers |= _step_metrics("policy", policy_steps) | _step_metrics("critic", critic_steps)
