@@ -98,66 +98,65 @@ class DistillationHead(Head):
         shared: SharedTokens | None = None,
         fields: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the loss of each token and, if asked, the student's entropy at it."""
-        targets = ids[row, column]
+        """Return the loss of each token and, if asked, the student's entropy at it.
+
+        Args:
+            ids: Padded token ids, `[rows, tokens]`.
+            row: Rows of the tokens, int64 `[n]`.
+            column: Their columns, int64 `[n]`, never 0.
+            entropy: Whether entropies are wanted.
+            shared: The same tokens laid out so that those of several rows are computed once.
+            fields: With several teachers, the number of each token's, `[n]`.
+        """
+        if fields is None:
+            return super().forward(ids, row, column, entropy, shared)
+        states = self._states(ids, row, column, shared)
+        # One token may be learnt from several teachers, in rows that share it.
+        states = states if shared is None else states[shared.which]
+        return self._routed(states, ids[row, column], fields[TEACHER_FIELD].long(), entropy)
+
+    def _states(self, ids: Tensor, row: Tensor, column: Tensor, shared: SharedTokens | None) -> Tensor:
+        """Return the states of the student and of all teachers, one behind the other."""
         student = self._student.states(ids, row, column, shared)
-        if len(self._readers) == 1:
-            return self._losses(self._readers[0], student, ids, row, column, shared, targets, entropy)
-        assert fields is not None
-        return self._routed(fields[TEACHER_FIELD].long(), student, ids, row, column, shared, targets, entropy)
+        with torch.no_grad():
+            taught = [reader.states(ids, row, column, shared) for reader in self._readers]
+        return torch.cat([student, *taught], dim=-1)
+
+    def _read(self, states: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
+        """Return the loss of each token by the first teacher."""
+        return self._losses(0, states, targets, entropy)
 
     def _routed(
-        self,
-        which: Tensor,
-        student: Tensor,
-        ids: Tensor,
-        row: Tensor,
-        column: Tensor,
-        shared: SharedTokens | None,
-        targets: Tensor,
-        entropy: EntropyMode,
+        self, states: Tensor, targets: Tensor, which: Tensor, entropy: EntropyMode
     ) -> tuple[Tensor, Tensor | None]:
         """Compute tokens teacher by teacher, and put them back in their order."""
-        losses = torch.zeros(len(targets), device=student.device)
+        losses = torch.zeros(len(targets), device=states.device)
         spread = None if entropy == "none" else torch.zeros_like(losses)
-        for number, reader in enumerate(self._readers):
-            places = (which == number).nonzero()[:, 0]
-            if not len(places) and shared is None:
-                continue
-            part, its = self._losses(reader, student, ids, row, column, shared, targets, entropy, places)
+        for number in range(len(self._readers)):
+            (places,) = (which == number).nonzero(as_tuple=True)
+            part, its = self._losses(number, states[places], targets[places], entropy)
             losses = losses.index_put((places,), part)
             if spread is not None and its is not None:
                 spread = spread.index_put((places,), its)
         return losses, spread
 
     def _losses(
-        self,
-        teacher: "_Reader",
-        student: Tensor,
-        ids: Tensor,
-        row: Tensor,
-        column: Tensor,
-        shared: SharedTokens | None,
-        targets: Tensor,
-        entropy: EntropyMode,
-        places: Tensor | None = None,
+        self, number: int, states: Tensor, targets: Tensor, entropy: EntropyMode
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute the losses of all tokens, or of those at some places."""
-        with torch.no_grad():
-            taught = teacher.states(ids, row, column, shared)
-        if places is not None:
-            student, taught, targets = student[places], taught[places], targets[places]
-        if len(targets) <= self._tokens_at_once:
-            return self._token_losses(teacher, student, taught, targets, entropy)
+        widths = [self._student.width, *(reader.width for reader in self._readers)]
+        parts = states.split(widths, dim=-1)
+        teacher, student, taught = self._readers[number], parts[0], parts[1 + number]
         size = self._tokens_at_once
-        parts = [
+        if len(targets) <= size:
+            return self._token_losses(teacher, student, taught, targets, entropy)
+        found = [
             checkpoint(
                 self._token_losses, teacher, *part, entropy, use_reentrant=False, preserve_rng_state=False
             )
             for part in zip(student.split(size), taught.split(size), targets.split(size), strict=True)
         ]
-        losses = torch.cat([part[0] for part in parts])
-        return losses, None if entropy == "none" else torch.cat([part[1] for part in parts])
+        losses = torch.cat([part[0] for part in found])
+        return losses, None if entropy == "none" else torch.cat([part[1] for part in found])
 
     def _token_losses(
         self, teacher: "_Reader", student: Tensor, taught: Tensor, targets: Tensor, entropy: EntropyMode
@@ -185,6 +184,9 @@ class DistillationHead(Head):
 class _Reader:
     """The states and logits of one of the models.
 
+    Attributes:
+        width: Numbers of a state.
+
     Args:
         model: A causal language model.
     """
@@ -193,6 +195,8 @@ class _Reader:
         self._model = model
         head = LanguageHead(model)
         self._head = head if head.is_whole() else None
+        embedding = model.get_output_embeddings().weight
+        self.width = int(embedding.shape[1 if self._head is not None else 0])
 
     @property
     def why_not_shared(self) -> str | None:
@@ -208,11 +212,11 @@ class _Reader:
         return body
 
     def states(self, ids: Tensor, row: Tensor, column: Tensor, shared: SharedTokens | None) -> Tensor:
-        """Return what logits of some tokens are made of, `[n, width]`."""
+        """Return what logits of some tokens are made of, `[n, width]`; of those that are shared, the distinct ones."""
         if self._head is None:
             return own_logits(self._model, ids, row, column - 1)
         if shared is not None:
-            return hidden_states(self._body, shared.calls)[shared.which]
+            return hidden_states(self._body, shared.calls)
         states: Tensor = self._body(input_ids=ids, use_cache=False).last_hidden_state
         return states[row, column - 1]
 
