@@ -184,6 +184,7 @@ def _named(settings: RunSettings) -> Iterator[tuple[str, str]]:
     named = {
         "rollout.agent": None if rollout.black_box else rollout.agent,
         "rollout.reward": rollout.reward,
+        "rollout.group_reward": rollout.group_reward,
         "rollout.task_source": rollout.task_source,
         "prompt.custom_context": settings.prompt.custom_context,
         "algorithm.advantage.function": getattr(algorithm.advantage, "function", None),

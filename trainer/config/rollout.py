@@ -103,7 +103,12 @@ class RolloutSettings(Settings):
         "for each episode, or the http address of a service. The latter two reach the policy by OpenAI's API.",
     )
     reward: str | None = Field(
-        None, description="module:attr of a function Trajectory -> list of turn rewards."
+        None, description="module:attr of a function or coroutine: Trajectory -> list of turn rewards."
+    )
+    group_reward: str | None = Field(
+        None,
+        description="module:attr of a function or coroutine over a whole group: list of Trajectory -> for each a list of "
+        "turn rewards.",
     )
     task_source: str | None = Field(
         None, description="module:attr of a function (settings, seed) -> TaskSource."
