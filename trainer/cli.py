@@ -104,7 +104,11 @@ def _report(options: argparse.Namespace) -> int:
 
 def _replay(options: argparse.Namespace) -> int:
     """Take steps of a run again; its settings are those that it wrote."""
+    from transformers.utils.logging import disable_progress_bar
+
     from trainer.commands.replay import replay  # Imported late: torch takes seconds.
+
+    disable_progress_bar()  # the command has a console of its own
 
     return asyncio.run(
         replay(options.run, options.step, from_start=options.from_start, output=options.output)

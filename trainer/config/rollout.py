@@ -107,8 +107,8 @@ class RolloutSettings(Settings):
     )
     group_reward: str | None = Field(
         None,
-        description="module:attr of a function or coroutine over a whole group: list of Trajectory -> for each a list of "
-        "turn rewards.",
+        description="module:attr of a function or coroutine over a whole group: list of Trajectory -> for each a "
+        "list of turn rewards.",
     )
     task_source: str | None = Field(
         None, description="module:attr of a function (settings, seed) -> TaskSource."

@@ -38,7 +38,12 @@ LAKE = (
 def recorded(tmp_path_factory) -> Path:
     """An asynchronous run of a few steps."""
     directory = tmp_path_factory.mktemp("async")
-    assert main([*LAKE, "steps=8", "checkpoint={every: 3, keep: 2}", f"output_dir={directory}"]) == 0
+    warm = "warm_start={demonstrations: 20, epochs: 4, learning_rate: 5.0e-3}"
+    words = [*LAKE, warm, "steps=8", "checkpoint={every: 3, keep: 9}", "rollout.groups_per_step=4"]
+    assert main([*words, f"output_dir={directory}"]) == 0
+    assert len({line["weights"] for line in read_lines(directory / "digests.jsonl")}) > 4, (
+        "something is learnt"
+    )
     return directory
 
 
@@ -57,10 +62,11 @@ def test_steps_of_an_asynchronous_run_give_their_weights_again(recorded, capsys)
     everything = [word for step in range(8) for word in ("--step", str(step))]
     assert main(["replay", str(recorded), *everything, "--from-start"]) == 0
     assert capsys.readouterr().out.count("as recorded") == 8
-    assert main(["replay", str(recorded), "--step", "7"]) == 0
+    assert main(["replay", str(recorded), "--step", "7", "--output", f"{recorded}/again"]) == 0
     shown = capsys.readouterr().out
     assert "step_000006" in shown
     assert shown.count("as recorded") == 1
+    assert f"model: {recorded}/again/model" in shown
 
 
 def test_a_record_that_was_changed_gives_other_weights(recorded, tmp_path, capsys):
@@ -79,6 +85,7 @@ def test_a_record_that_was_changed_gives_other_weights(recorded, tmp_path, capsy
     ("words", "message"),
     [
         (["{run}", "--step", "99"], "has no digest of step 99, but those from 0 to 7"),
+        (["{run}/again", "--step", "0"], "holds no run: it has no config.yaml"),
         (["{run}/checkpoints", "--step", "0"], "holds no run: it has no config.yaml"),
     ],
 )
