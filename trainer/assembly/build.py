@@ -47,6 +47,7 @@ from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.recall import LoggedClient, Recall
 from trainer.rollout.rendering import ChatRenderer
 from trainer.rollout.slots import BoundedSlots, EpisodeSlots
+from trainer.tasks.curriculum import CurriculumTaskSource
 from trainer.tasks.dataset import load_streams
 from trainer.tasks.interleaved import EnvironmentStream, InterleavedTaskSource, TaskStream
 from trainer.tasks.mixture import MixtureTaskSource
@@ -261,6 +262,8 @@ def task_source(settings: RunSettings) -> TaskSource:
     for dataset in settings.datasets:
         streams += load_streams(dataset)
     block = settings.rollout.groups_per_step if settings.interleave == "step" else _STREAM_BLOCK
+    if settings.curriculum is not None:
+        return CurriculumTaskSource(streams, block, settings.seed, settings.curriculum)
     return InterleavedTaskSource(streams, block, settings.seed)
 
 

@@ -55,6 +55,7 @@ from trainer.pipelines.saving import Saver
 from trainer.records.checkpoint import CheckpointStore
 from trainer.records.ledger import LEDGER_FILE, Ledger
 from trainer.reporting.tokens import keep_tokenizer
+from trainer.tasks.curriculum import CurriculumTaskSource
 from trainer.tasks.dataset import row_streams
 
 
@@ -158,6 +159,10 @@ async def _train(
             before = await _measure_start(evaluator, tracker)
         else:
             await evaluate(state.step)
+    curriculum = source if isinstance(source, CurriculumTaskSource) else None
+    if curriculum is not None:
+        curriculum.take_up(directory, state.step)
+        stack.callback(curriculum.close)
     scheduler = make_scheduler(settings, playing, pool, source, ledger, state, console, recall)
     stack.push_async_callback(scheduler.close)
     parts = rl.Parts(
@@ -183,6 +188,7 @@ async def _train(
         resident=turns.resident,
         updating=players.updating,
         recall=recall,
+        curriculum=curriculum,
         work=training_work(settings, policy.model.config.to_dict()),
     )
     console.begin_training(state.step)

@@ -19,6 +19,17 @@ class TaskSettings(Settings):
     url: ServerUrl | None = Field(None, description="Server of this entry; the run's default if absent.")
 
 
+class CurriculumSettings(Settings):
+    """Shares of domains that follow the policy's success: more of what it solves now and then."""
+
+    smoothing: float = Field(
+        0.9, ge=0.0, lt=1.0, description="Of the running mean of a domain's success: what it keeps each step."
+    )
+    floor: float = Field(
+        0.1, gt=0.0, le=1.0, description="Smallest factor of a domain's weight; 1 leaves weights as they are."
+    )
+
+
 class RolloutSettings(Settings):
     """How episodes are played for training."""
 

@@ -19,7 +19,7 @@ from trainer.config.inference import InferenceSettings, WeightSettings, disagree
 from trainer.config.model import ModelSettings
 from trainer.config.optimizer import OptimizerSettings
 from trainer.config.prompt import PromptSettings
-from trainer.config.rollout import RolloutSettings, TaskSettings
+from trainer.config.rollout import CurriculumSettings, RolloutSettings, TaskSettings
 from trainer.config.supervised import DpoSettings, RewardModelSettings, SftSettings, WarmStartSettings
 from trainer.config.tracking import TrackingSettings
 from trainer.core.strict import ServerUrl, Settings
@@ -62,6 +62,11 @@ class RunSettings(Settings):
         "stream",
         description="Where the shares of data sets and environments hold: over the stream of tasks (in every thousand, "
         "where there are data sets; each drawn by weight, where there are none), or in the tasks of every step.",
+    )
+    curriculum: CurriculumSettings | None = Field(
+        None,
+        description="The shares of each step follow the success in each domain (with interleave step); {} for "
+        "defaults. What they were is written to curriculum.jsonl, and a resumed run goes on with it.",
     )
     model: ModelSettings = ModelSettings()
     backend: BackendSettings = BackendSettings()
@@ -153,6 +158,17 @@ class RunSettings(Settings):
         if self.deterministic and self.rollout.extra_groups > 0:
             raise ValueError(
                 "deterministic: true needs rollout.extra_groups: 0: who is put aside is a matter of time"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _shares_can_follow(self) -> Self:
+        if self.curriculum is None:
+            return self
+        if self.interleave != "step" or self.rollout.task_source is not None:
+            raise ValueError(
+                "curriculum sets the shares of domains in each step: set interleave to 'step', and leave "
+                "rollout.task_source out"
             )
         return self
 

@@ -37,6 +37,7 @@ from trainer.records.ledger import Ledger
 from trainer.records.trajectory import KEPT, Group
 from trainer.rollout.recall import Recall
 from trainer.rollout.scheduler import LeaveOut, RolloutScheduler, StepGroups
+from trainer.tasks.curriculum import CurriculumTaskSource
 from trainer.weights.publisher import WeightPublisher
 
 Evaluate = Callable[[int], Awaitable[None]]
@@ -59,6 +60,7 @@ class Parts:
         updating: Entered for as long as weights change: who samples with these very weights stands still.
         recall: The rollout log, whose counters are metrics.
         resident: Entered for as long as models are used, which may be elsewhere meanwhile.
+        curriculum: Told of each step's successes, where the shares of domains follow them.
         work: What an update computes, for the numbers of a step; None where that is not known.
     """
 
@@ -77,6 +79,7 @@ class Parts:
     recall: Recall | None = None
     resident: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     work: TrainingWork | None = None
+    curriculum: CurriculumTaskSource | None = None
 
 
 async def train(
@@ -177,6 +180,11 @@ async def _record(
     if parts.recall is not None:
         metrics |= {f"rollout_log/{name}": float(count) for name, count in parts.recall.counters.items()}
     metrics |= response_metrics(trajectories) | outcome_metrics([*groups, *dropped])
+    if parts.curriculum is not None:
+        solved: dict[str, list[bool]] = {}
+        for trajectory in trajectories:
+            solved.setdefault(trajectory.task.domain, []).append(trajectory.success)
+        metrics |= parts.curriculum.follow(step, solved, parts.scheduler.window.next_index)
     metrics |= episode_times(trajectories) | domain_metrics(groups, dropped) | memory_metrics()
     parts.tracker.episodes(step, groups)
     if parts.tracker.wants_digests:

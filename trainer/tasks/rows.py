@@ -112,7 +112,10 @@ def _hub_rows(settings: RowsSettings) -> Iterator[tuple[str, Row]]:
     try:
         found = datasets.load_dataset(settings.hub, settings.subset)
     except (OSError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"data set {settings.hub} cannot be loaded: {error}") from error
+        raise ConfigError(
+            f"data set {settings.hub} cannot be loaded: {error}; without a network name a file of its rows (path), or "
+            "fetch it elsewhere and set HF_HOME to that cache and HF_HUB_OFFLINE=1"
+        ) from error
     yield from _split_rows(settings, found)
 
 
