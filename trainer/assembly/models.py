@@ -424,6 +424,11 @@ def check_backend(settings: RunSettings) -> None:
         )
     if kind != "megatron":
         return
+    if settings.optimizer.fused:
+        raise ConfigError(
+            "optimizer.fused: Megatron-Core takes its steps by the kernels that it finds (TransformerEngine's, Apex's "
+            "or torch's): leave it out"
+        )
     if settings.model.lora is not None:
         raise ConfigError(
             "model.lora: adapters are not trained by backend.kind megatron: take backend.kind fsdp2 or deepspeed, or "
