@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -111,7 +112,7 @@ def put_exact(parameter: Tensor, whole: Tensor, rank: int, key: str | None = Non
         return
     # At stage 3 each rank sets its own piece. The last ones are filled up where a weight cannot be divided evenly: the
     # engine's functions for whole tensors do not know of it.
-    size = parameter.ds_tensor.numel()
+    size = cast(Any, parameter).ds_tensor.numel()
     start = rank * size
     piece = torch.zeros(size, dtype=whole.dtype, device=whole.device)
     own = whole.flatten()[start : start + size]

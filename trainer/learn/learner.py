@@ -3,11 +3,13 @@
 import asyncio
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.algorithms.aggregation import Denominators
@@ -128,10 +130,12 @@ class Learner:
         if not batch.rows:
             return {"batch/rows": 0.0}
         settings = self._settings
-        rows = [_train_row(row.ids, row.mask, {"behaviour": row.logprobs}) for row in batch.rows]
+        rows = [_train_row(row.ids, row.mask, {"behaviour": row.logprobs}, row.experts) for row in batch.rows]
         old = self._models.policy.forward(rows) if settings.needs_old_logprobs else None
-        reference = self._forward(self._models.reference, rows) if settings.needs_reference else None
-        values = self._forward(self._models.critic, rows) if settings.estimates_values else None
+        # Other models have routers of their own.
+        free = [replace(row, experts=None) for row in rows]
+        reference = self._forward(self._models.reference, free) if settings.needs_reference else None
+        values = self._forward(self._models.critic, free) if settings.estimates_values else None
         turn_index = padded([[float(turn) for turn in row.turn_index] for row in batch.rows]).long()
         row_batch = RowBatch(
             trajectory=torch.tensor([row.trajectory for row in batch.rows]),
@@ -160,6 +164,7 @@ class Learner:
                 row.ids,
                 row.mask,
                 {**row.fields, **{name: part[place] for name, part in extra.items() if part is not None}},
+                row.experts,
             )
             for place, row in enumerate(rows)
         ]
@@ -271,11 +276,17 @@ class Learner:
         return backend.forward(rows)
 
 
-def _train_row(ids: list[int], mask: list[bool], fields: Mapping[str, list[float]]) -> TrainRow:
+def _train_row(
+    ids: list[int],
+    mask: list[bool],
+    fields: Mapping[str, list[float]],
+    experts: NDArray[np.int16] | None = None,
+) -> TrainRow:
     return TrainRow(
         torch.tensor(ids),
         torch.tensor(mask),
         {name: torch.tensor(values, dtype=torch.float32) for name, values in fields.items()},
+        None if experts is None else torch.from_numpy(experts[: len(ids)].copy()),
     )
 
 
