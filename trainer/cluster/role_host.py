@@ -95,10 +95,7 @@ class RoleHost:
 
     async def sees(self, path: str) -> bool:
         """Say whether there is a file at a path, as this machine sees it; a disk of several shows a new one late."""
-        until = time.monotonic() + _SEEN_LATE_S
-        while not (seen := await asyncio.to_thread(os.path.exists, path)) and time.monotonic() < until:
-            await asyncio.sleep(0.5)
-        return seen
+        return await asyncio.to_thread(_seen, path)
 
     async def live(self) -> None:
         """Return never: whoever waits for it hears of this process's end."""
@@ -151,6 +148,15 @@ def _interface_of(address: str) -> str | None:
                 if socket.inet_ntoa(found[20:24]) == address:
                     return name
     return None
+
+
+def _seen(path: str) -> bool:
+    until = time.monotonic() + _SEEN_LATE_S
+    while not os.path.exists(path):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.5)
+    return True
 
 
 def _say_to(log: Path) -> None:
