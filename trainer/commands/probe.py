@@ -1,4 +1,4 @@
-"""`roll-train --dry-run --probe`: asks server, data sets and model what a run would ask them first."""
+"""`roll-train --dry-run --probe`: asks environments, data sets, model and inference servers who they are."""
 
 import asyncio
 import sys
@@ -13,6 +13,7 @@ from transformers import AutoConfig
 from clients.protocol.errors import ProblemError
 from trainer.assembly.build import chat_renderer, open_environments, task_source
 from trainer.assembly.data_check import check_streams
+from trainer.assembly.inference import check_inference, look_at_servers
 from trainer.assembly.judges import apart_from_judges
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
@@ -42,10 +43,13 @@ async def probe(settings: RunSettings) -> int:
     if judges := settings.cluster.roles.judges:
         console.say(f"probe: judges: {', '.join(judges)} would be started by the run, and are not asked")
         settings = apart_from_judges(settings)
-    answers = await asyncio.gather(
+    questions = [
         _answer("model", _in_time(_model(settings))),
         _answer("environments", _environments(settings, console)),
-    )
+    ]
+    if not settings.inference.embedded:
+        questions.append(_answer("inference", _in_time(_inference(settings))))
+    answers = await asyncio.gather(*questions)
     for name, answer, fault in answers:
         console.say(f"probe: {name}: {answer}") if fault is None else _complain(f"probe: {name}: {fault}")
     return 2 if any(fault is not None for _, _, fault in answers) else 0
@@ -87,6 +91,18 @@ def _look_at_model(settings: RunSettings, path: str) -> str:
     if settings.prompt.tools == "template":
         renderer.require_tools()
     return f"{config.model_type} in {folder}"
+
+
+async def _inference(settings: RunSettings) -> str:
+    """Look at servers that run already, without steering them: another run may be training by them."""
+    if settings.inference.launch is not None:
+        check_inference(settings)
+        return f"{settings.inference.kind} would be started by the run"
+    seen = await look_at_servers(settings, _CONNECT_S)
+    return "; ".join(
+        f"{url} is {each.server} with '{each.model}'"
+        for url, each in zip(settings.inference.urls, seen, strict=True)
+    )
 
 
 async def _environments(settings: RunSettings, console: RunConsole) -> str:

@@ -135,7 +135,7 @@ async def _train(
     await players.publisher.publish(models.policy, state.version)
     turns = device_turns(settings, models, made.shared)
     await turns.leave()
-    run = RunIdentity(directory, settings.name, public_settings(settings))
+    run = RunIdentity(directory, settings.name, public_settings(settings), state.step)
     boards = open_boards(settings.tracking, run, console.say)
     tracker = Tracker(directory, settings.tracking, state.step, boards, settings.checkpoint.best_metric)
     stack.push_async_callback(asyncio.to_thread, tracker.close)
