@@ -355,8 +355,14 @@ def test_a_probe_reads_the_examples(data, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["rollout", "sft.data=[{path: README.md}]"], "roll-train rollout plays episodes, and 'tasks' is empty"),
-        (["export", "--output", "x", "reward.data=[{path: README.md}]"], "what was trained is a reward model"),
+        (
+            ["rollout", "sft.data=[{path: README.md}]"],
+            "roll-train rollout plays episodes, and 'tasks' is empty",
+        ),
+        (
+            ["export", "--output", "x", "reward.data=[{path: README.md}]"],
+            "what was trained is a reward model",
+        ),
     ],
 )
 def test_commands_for_policies_say_what_they_need(words, message, capsys):
