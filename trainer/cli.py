@@ -131,8 +131,7 @@ def _with_settings(
     known.append(settings)
     if options.dry_run:
         print(dump_settings(settings), end="")
-        if command in ("train", *PIPELINES):
-            check_command(settings, command)
+        check_command(settings, command)
         check_settings(settings)
         # As comments: what is printed can be read as settings again.
         lines = [
@@ -143,6 +142,7 @@ def _with_settings(
         print("\n".join(f"# {line}".rstrip() for line in lines))
         if not options.probe:
             return 0
+    check_command(settings, command)
     return asyncio.run(_run(command, settings, options))
 
 
