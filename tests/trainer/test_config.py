@@ -102,12 +102,26 @@ def test_overrides_are_laid_over_the_file(tmp_path):
         (["backend={kind: fsdp2, ranks: 3, mesh: {tensor: 2}}"], r"data 1 x tensor 2 is 2"),
         (
             ["backend={kind: fsdp2, ranks: 2, mesh: {pipeline: 2}}"],
-            "divides data and tensor only: leave mesh.pipeline out",
+            "divides data and tensor only: set kind to megatron, or leave mesh.pipeline out",
         ),
         (
             ["backend={kind: deepspeed, ranks: 2, mesh: {tensor: 2}}"],
             "divides data only: set kind to fsdp2, or leave",
         ),
+        (["backend={kind: fsdp2, sequence_parallel: false}"], "read by kind 'megatron' only, not by 'fsdp2'"),
+        (
+            ["backend={kind: megatron, ranks: 2, cpu_offload: true}"],
+            "read by kinds 'fsdp2' and 'deepspeed' only",
+        ),
+        (
+            ["backend={kind: megatron, ranks: 8, mesh: {tensor: 2, pipeline: 2, context: 4}}"],
+            r"data 1 x tensor 2 x pipeline 2 x context 4 is 16\): set ranks to 16",
+        ),
+        (
+            ["backend={kind: megatron, ranks: 6, mesh: {tensor: 2, expert: 2}}"],
+            "mesh.expert 2 does not divide the 3 ranks of mesh.data",
+        ),
+        (["inference.routed_experts=true"], "the embedded engine does not tell which experts"),
         (["backend={kind: fsdp2, zero_stage: 2}"], "read by kind 'deepspeed' only, not by 'fsdp2'"),
         (["backend={kind: deepspeed, sharded_checkpoints: true}"], "read by kind 'fsdp2' only"),
         (
@@ -181,8 +195,9 @@ def every_field(model: type[BaseModel] = RunSettings) -> set[str]:
 def test_every_setting_is_read_by_code(tmp_path):
     """A setting that no code reads is a promise that nothing keeps."""
     # What settings do among themselves, such as refusing what does not fit together, is no use of them.
-    declared = {ROOT / "trainer" / "algorithms" / name for name in ("settings.py", "advantage_settings.py")}
-    declared |= {ROOT / "trainer" / "algorithms" / "presets.py", *(ROOT / "trainer" / "config").glob("*.py")}
+    algorithms = ROOT / "trainer" / "algorithms"
+    declared = {*algorithms.glob("*settings.py"), *algorithms.glob("*presets.py")}
+    declared |= set((ROOT / "trainer" / "config").glob("*.py"))
     reads = attribute_reads(ROOT, "trainer", tmp_path)
     unread = {name for name in every_field() if not reads.get(name, set()) - declared}
     assert unread == set()
@@ -217,7 +232,7 @@ def test_a_read_counts_for_its_own_class_only(tmp_path):
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
 def test_every_example_loads(path):
     settings = load_settings(path)
-    assert settings.tasks or settings.datasets
+    assert settings.tasks or settings.datasets or settings.section
 
 
 def test_the_settings_page_is_in_step():

@@ -1,14 +1,15 @@
 """The models that a run trains and reads: in its own process, or divided over ranks."""
 
 import shutil
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
+from transformers import PreTrainedModel
 
 from trainer.assembly.build import (
     Policy,
@@ -19,18 +20,20 @@ from trainer.assembly.build import (
     policy_head,
     reference_model,
     run_schedule,
+    training_head,
     warm_start_backend,
 )
-from trainer.assembly.rank_groups import RankGroups
+from trainer.assembly.rank_groups import RankGroups, mesh_shape
 from trainer.assembly.turns import SharedDevices
 from trainer.backends.base import Scorer, TrainBackend
 from trainer.backends.fsdp2 import fsdp2_backend, fsdp2_model
+from trainer.backends.gradient_checkpointing import bodies_of
 from trainer.backends.heads import Head
+from trainer.backends.megatron.layout import check_layout
 from trainer.backends.optimizer import Schedule
-from trainer.backends.prefix_costs import sharing_costs
 from trainer.backends.rank_group import RankGroup
 from trainer.backends.ranked import RankedBackend, Ranks
-from trainer.backends.sharded import ShardedPolicyWithoutAdapters
+from trainer.backends.sharded_reference import ShardedPolicyWithoutAdapters
 from trainer.backends.zero import zero_backend
 from trainer.cluster.cluster import Cluster
 from trainer.cluster.local_roles import RANKS_FOLDER
@@ -40,10 +43,14 @@ from trainer.core.console import RunConsole
 from trainer.core.device import DTYPES, torch_device
 from trainer.core.errors import ConfigError
 from trainer.learn.learner import Models
+from trainer.models.load import set_attention
 
 _START = "start"
 
 Role = Literal["policy", "critic", "reference", "warm_start"]
+
+_PACKAGES: dict[str, str] = {"deepspeed": "deepspeed", "megatron": "megatron"}
+"""What kinds of backends need beside torch."""
 
 _PLACED_AS: dict[Role, str] = {
     "policy": ACTOR_TRAIN,
@@ -72,6 +79,14 @@ class ModelSource(Protocol):
 
     def models(self) -> Models:
         """Return what the run trains and reads."""
+        ...
+
+    def other(self, path: str) -> AbstractContextManager[Scorer]:
+        """Have another policy at hand, to be read.
+
+        Args:
+            path: Its folder, or its name on the hub.
+        """
         ...
 
 
@@ -105,6 +120,21 @@ class OwnModels:
         reference = reference_model(settings, model) if settings.algorithm.needs_reference else None
         return Models(policy_backend(settings, model), critic, reference)
 
+    @contextmanager
+    def other(self, path: str) -> Iterator[Scorer]:
+        """Have another policy at hand, to be read; its memory is free again afterwards."""
+        settings = _with_model(self._settings, path)
+        yield reference_model(settings, build_policy(settings).model)
+
+
+def _with_model(settings: RunSettings, path: str) -> RunSettings:
+    """Return the settings of the same run with another model, without adapters."""
+    plain = {
+        name: type(settings.model).model_fields[name].default for name in ("hidden_size", "layers", "heads")
+    }
+    model = settings.model.model_copy(update={**plain, "path": path, "lora": None})
+    return settings.model_copy(update={"model": model})
+
 
 @dataclass(frozen=True, slots=True)
 class RankRecipe:
@@ -133,31 +163,60 @@ class RankRecipe:
         torch.set_num_threads(settings.threads)
         if self.role == "reference" and settings.model.lora is not None:
             return ShardedPolicyWithoutAdapters(backends["policy"], warm=settings.warm_start is not None)
-        # On the processor: only this rank's part of it comes to the device.
-        host = settings.model_copy(update={"model": settings.model.model_copy(update={"device": "cpu"})})
-        policy = build_policy(host, self.start, trained=self.role != "reference")
-        head: Head
-        if self.role == "critic":
-            head = critic_head(settings, policy.model)
-        else:
-            temperature = 1.0 if self.role == "warm_start" else settings.rollout.temperature
-            head = policy_head(policy.model, temperature)
+        # The others get their pieces of the first rank's.
+        head = self._whole() if group.rank == 0 else None
         if self.role == "reference":
             return self._read_only(head, group)
         return self._trained(head, group)
 
-    def _read_only(self, head: Head, group: RankGroup) -> Any:
+    def _whole(self) -> Head:
+        settings = self.settings
+        # On the processor: only a rank's part of it comes to its device. What a head finds out of its model is found
+        # out there too, by an attention that the processor has.
+        model = settings.model.model_copy(update={"device": "cpu", "attention": None})
+        host = settings.model_copy(update={"model": model})
+        policy = build_policy(host, self.start, trained=self.role != "reference")
+        if self.role == "critic":
+            head: Head = critic_head(settings, policy.model)
+        else:
+            head = _role_head(settings, self.role, policy.model)
+        set_attention(bodies_of(head.model), settings.model.attention)
+        return head
+
+    def _read_only(self, head: Head | None, group: RankGroup) -> Any:
+        if self.settings.backend.kind == "megatron":
+            from trainer.backends.megatron.backend import megatron_model
+
+            return megatron_model(
+                head,
+                group,
+                dtype=DTYPES[self.settings.model.dtype],
+                tokens_per_micro_batch=self.settings.optimizer.tokens_per_micro_batch,
+                sequence_parallel=self.settings.backend.sequence_parallel,
+            )
         return fsdp2_model(
             head,
             group,
             dtype=DTYPES[self.settings.model.dtype],
             tokens_per_micro_batch=self.settings.optimizer.tokens_per_micro_batch,
             cpu_offload=self.settings.backend.cpu_offload,
-            costs=sharing_costs(head, self.settings.optimizer.shared_prefixes, group.device),
+            shared_prefixes=self.settings.optimizer.shared_prefixes,
         )
 
-    def _trained(self, head: Head, group: RankGroup) -> Any:
+    def _trained(self, head: Head | None, group: RankGroup) -> Any:
         settings = self.settings
+        if settings.backend.kind == "megatron":
+            from trainer.backends.megatron.backend import megatron_backend
+
+            return megatron_backend(
+                head,
+                group,
+                settings.optimizer,
+                self._schedule(),
+                dtype=DTYPES[settings.model.dtype],
+                gradient_checkpointing=settings.model.gradient_checkpointing,
+                sequence_parallel=settings.backend.sequence_parallel,
+            )
         if settings.backend.kind == "deepspeed":
             return zero_backend(
                 head,
@@ -176,6 +235,7 @@ class RankRecipe:
             self._schedule(),
             dtype=DTYPES[settings.model.dtype],
             gradient_checkpointing=settings.model.gradient_checkpointing,
+            compiled=settings.model.compile,
             cpu_offload=settings.backend.cpu_offload,
         )
 
@@ -185,6 +245,12 @@ class RankRecipe:
         optimizer = self.settings.optimizer
         peak = optimizer.critic_learning_rate if self.role == "critic" else optimizer.learning_rate
         return run_schedule(self.settings, peak)
+
+
+def _role_head(settings: RunSettings, role: Role, model: PreTrainedModel) -> Head:
+    if role == "policy":
+        return training_head(settings, model)
+    return policy_head(model, 1.0 if role == "warm_start" else settings.rollout.temperature)
 
 
 class RankedModels:
@@ -238,6 +304,18 @@ class RankedModels:
             shutil.rmtree(self._start)
         return Models(policy, critic, reference)
 
+    @contextmanager
+    def other(self, path: str) -> Iterator[Scorer]:
+        """Have another policy at hand, to be read; the ranks forget it afterwards."""
+        recipe = RankRecipe(_with_model(self._settings, path), "reference")
+        width = self._policy.model.config.get_text_config().hidden_size
+        ranks, devices = self._ranks[_PLACED_AS["policy"]]
+        if self.shared is not None:
+            self.shared.make_room(devices)
+        backend = RankedBackend(ranks, "reference", recipe, width)
+        yield backend
+        backend.drop()
+
     def _recipe(self, role: Role) -> RankRecipe:
         return RankRecipe(self._settings, role, self._start)
 
@@ -285,6 +363,9 @@ async def open_models(
     if settings.backend.kind == "torch":
         yield OwnModels(settings, policy)
         return
+    if settings.backend.kind == "megatron":
+        config, parallel = policy.model.config, settings.backend.sequence_parallel
+        check_layout(config, mesh_shape(settings, settings.backend.ranks), sequence_parallel=parallel)
     _check_devices(settings, cluster.placement)
     placed = [cluster.placement.role(name) for name in (ACTOR_TRAIN, CRITIC, REFERENCE)]
     async with AsyncExitStack() as stack:
@@ -326,12 +407,35 @@ def check_backend(settings: RunSettings) -> None:
         ConfigError: If there is such a setting; the message says what to take in its place.
     """
     kind = settings.backend.kind
-    if kind == "megatron":
+    if kind in _PACKAGES and find_spec(_PACKAGES[kind]) is None:
         raise ConfigError(
-            "backend.kind megatron: memory is planned for it (--dry-run), and nothing trains with it yet: take fsdp2, "
-            "which divides layers too (backend.mesh.tensor), or deepspeed"
+            f"backend.kind {kind} needs a package that is not installed: pip install 'rollgym[{kind}]'"
         )
-    if kind == "deepspeed" and find_spec("deepspeed") is None:
+    if kind in ("deepspeed", "megatron") and settings.model.compile is not None:
         raise ConfigError(
-            "backend.kind deepspeed needs a package that is not installed: pip install 'rollgym[deepspeed]'"
+            f"model.compile: what backend.kind {kind} hooks into a model is not compiled with: leave it out, or take "
+            "kind torch or fsdp2"
+        )
+    beside = settings.distill is not None and settings.distill.estimate != "sampled"
+    if kind == "deepspeed" and beside:
+        raise ConfigError(
+            "backend.kind deepspeed computes no teachers beside the student: take kind torch or fsdp2, or "
+            "distill.estimate=sampled"
+        )
+    if kind != "megatron":
+        return
+    if settings.optimizer.fused:
+        raise ConfigError(
+            "optimizer.fused: Megatron-Core takes its steps by the kernels that it finds (TransformerEngine's, Apex's "
+            "or torch's): leave it out"
+        )
+    if settings.model.lora is not None:
+        raise ConfigError(
+            "model.lora: adapters are not trained by backend.kind megatron: take backend.kind fsdp2 or deepspeed, or "
+            "leave model.lora out"
+        )
+    if settings.cluster.kind == "local" and torch_device(settings.model.device).type != "cuda":
+        raise ConfigError(
+            "backend.kind megatron computes on CUDA devices only, and there is none here, or model.device names "
+            "another: take backend.kind fsdp2, which divides layers too (backend.mesh.tensor)"
         )

@@ -61,5 +61,5 @@ async def _closed(groups: list[Ranks]) -> None:
 
 def mesh_shape(settings: RunSettings, ranks: int) -> MeshShape:
     """Return how so many ranks share the work of a model."""
-    tensor = settings.backend.mesh.tensor
-    return MeshShape(ranks // tensor, tensor)
+    mesh = settings.backend.mesh
+    return MeshShape(ranks // mesh.model_ranks, mesh.tensor, mesh.pipeline, mesh.context, mesh.expert)

@@ -3,7 +3,7 @@
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,18 @@ from trainer.algorithms.metrics import merge
 from trainer.backends.balance import balanced, balanced_trees, row_cost
 from trainer.backends.base import Digest, EntropyMode, LossFunction, StepReport, TokenCounts, TrainRow
 from trainer.backends.rank_group import MeshShape
-from trainer.backends.transport import MakeBackend, RankFailedError, RankTransport
+from trainer.backends.transport import (
+    MakeBackend,
+    RankDiedError,
+    RankFailedError,
+    RankTransport,
+    RankWaitedError,
+)
 from trainer.core.errors import TrainerError
 from trainer.records.pieces import SavedPieces, flattened, nested, whole_state
+
+_BESIDE_S = 2.0
+"""How long after a rank's failure the others' own are waited for: they waited for each other equally long."""
 
 _STREAM_BYTES = 2**26
 """What is sent of a model's weights at one time, unless one of them is larger."""
@@ -79,6 +88,11 @@ class Ranks:
         others.everywhere("forget")
         return others
 
+    @property
+    def failed(self) -> bool:
+        """Whether a call failed, and the ranks have ended."""
+        return self._failure is not None
+
     def everywhere(self, method: str, *arguments: Any) -> list[Any]:
         """Have all ranks do the same, and return their answers."""
         return self.each(method, [arguments] * self.mesh.size)
@@ -95,7 +109,12 @@ class Ranks:
             if self._failure is not None:
                 raise RankFailedError(f"the ranks have ended: {self._failure}") from self._failure
             asked = [self._transport.call(rank, method, *given) for rank, given in enumerate(arguments)]
-        return self._answers(asked)
+        try:
+            return self._answers(asked)
+        except Exception as error:
+            self._failure = error
+            self.close()
+            raise
 
     def stream(self, name: str, method: str) -> Iterator[tuple[str, Any]]:
         """Yield what a backend yields by names, no more than some of it held at a time."""
@@ -114,12 +133,26 @@ class Ranks:
             self._transport.close()
 
     def _answers(self, asked: "Sequence[Future[Any]]") -> list[Any]:
-        done, _ = wait(asked, return_when=FIRST_EXCEPTION)
-        if error := next((each.exception() for each in asked if each in done and each.exception()), None):
-            self._failure = error
-            self.close()
-            raise error
+        """Wait for the answers: for the first as long as it computes, then for the others as long as ranks wait."""
+        wait(asked, return_when=FIRST_COMPLETED)
+        wait(asked, self._timeout_s, FIRST_EXCEPTION)
+        errors = [error for each in asked if each.done() and (error := each.exception()) is not None]
+        if errors and not isinstance(errors[0], RankWaitedError):
+            raise errors[0]
+        # Whoever waited for a rank in vain fails, the rank itself says nothing.
+        _, silent = wait(asked, _BESIDE_S if errors else 0.0)
+        if silent and len(silent) < len(asked):
+            raise self._hung([rank for rank, each in enumerate(asked) if each in silent], errors)
         return [each.result() for each in asked]
+
+    def _hung(self, silent: Sequence[int], errors: Sequence[BaseException]) -> RankDiedError:
+        names = ", ".join(map(str, silent))
+        heard = f": {errors[0]}" if errors else ""
+        return RankDiedError(
+            f"rank {names} of {self.mesh.size} does not answer, and the others have (backend.timeout_s "
+            f"{self._timeout_s:g}){heard}",
+            silent[0],
+        )
 
 
 class RankedBackend:
@@ -162,6 +195,12 @@ class RankedBackend:
         answers = self._each_part("forward", [(_chosen(rows, part),) for part in places])
         return _in_order(places, answers, len(rows))
 
+    def entropies(self, rows: Sequence[TrainRow]) -> list[Tensor]:
+        """Return the entropy that each token was drawn with, float32 `[tokens]`, without gradient."""
+        places = self._divided(rows)
+        answers = self._each_part("entropies", [(_chosen(rows, part),) for part in places])
+        return _in_order(places, answers, len(rows))
+
     def step(
         self,
         rows: Sequence[TrainRow],
@@ -181,7 +220,8 @@ class RankedBackend:
             outputs = _in_order(places, [report.outputs or [] for report in reports], len(rows))
         metrics = merge(report.metrics for report in reports)
         counts = [sum(each) for each in zip(*(report.tokens for report in reports), strict=True)]
-        return StepReport(metrics, first.gradient_norm, first.applied, outputs, TokenCounts(*counts))
+        tokens = TokenCounts(*counts)
+        return StepReport(metrics, first.gradient_norm, first.applied, outputs, tokens, first.broken)
 
     @property
     def learning_rate(self) -> float:
@@ -209,6 +249,11 @@ class RankedBackend:
     def digest(self, into: Digest) -> None:
         """Add all that is trained to a digest, bit by bit and in float32."""
         into.update(self._all("digest")[0])
+
+    def not_finite(self) -> list[str]:
+        """Return the names of the weights that hold anything but finite numbers in any rank."""
+        names: list[str] = self._all("not_finite")[0]
+        return names
 
     def save(self, directory: Path, *, exact: bool = False) -> None:
         """Write the model in Hugging Face layout; the first rank writes, all of them gather.

@@ -36,6 +36,10 @@ class RankFailedError(RunError):
     """A call failed in a rank; the message names it and says why."""
 
 
+class RankWaitedError(RankFailedError):
+    """A rank waited for another one in vain."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """What a call came to that raised.

@@ -99,7 +99,9 @@ def place_roles(settings: RunSettings) -> Placement:
     per_node = cluster.devices_per_node or -(-(largest + 1) // cluster.nodes)
     workers = cluster.roles.environment
     said = "processes beside the driver"
-    if settings.env_url is not None:
+    if not settings.plays:
+        said = "none: the run learns from examples"
+    elif settings.env_url is not None:
         said = "servers that run already"
     elif workers is not None and cluster.kind == "ray":
         cpus = f"{workers.cpus:g} {'CPU' if workers.cpus == 1 else 'CPUs'}"
@@ -152,7 +154,8 @@ def _roles(settings: RunSettings) -> Iterator[Role]:
     named = settings.cluster.roles
     trains = _trainers(settings, named.actor_train.devices)
     yield Role(ACTOR_TRAIN, _one_each(trains), "rank")
-    yield from _inference(settings, trains)
+    if settings.plays:
+        yield from _inference(settings, trains)
     if settings.algorithm.needs_reference:
         yield _beside(settings, REFERENCE, named.reference.devices, trains)
     elif named.reference.devices:
@@ -194,16 +197,16 @@ def ranks_of(settings: RunSettings) -> int:
 
 def _beside(settings: RunSettings, name: str, devices: Sequence[int], trains: Sequence[int]) -> Role:
     """A model in ranks of its own, or in those of the policy."""
-    tensor = settings.backend.mesh.tensor
+    whole = settings.backend.mesh.model_ranks
     if devices and settings.backend.kind == "torch":
         raise ConfigError(
             f"cluster.roles.{name}.devices names devices, and backend.kind 'torch' computes the {name} where it trains "
             "the policy: leave it out, or set backend.kind=fsdp2"
         )
-    if len(devices) % tensor:
+    if len(devices) % whole:
         raise ConfigError(
             f"cluster.roles.{name}.devices names {_count(len(devices), 'device')}, and its layers are divided over "
-            f"{tensor} (backend.mesh.tensor): name a multiple of {tensor}"
+            f"{whole} (backend.mesh): name a multiple of {whole}"
         )
     if name == REFERENCE and settings.model.lora is not None and devices:
         raise _unread(REFERENCE, "with model.lora the reference is the policy itself, its adapters off")

@@ -14,7 +14,7 @@ from trainer.records.ledger import Ledger
 from trainer.records.rollout_log import ROLLOUT_LOG_FOLDER, RolloutLog
 from trainer.rollout.admission import AdmissionWindow
 from trainer.rollout.environments import EnvironmentPool
-from trainer.rollout.episodes import EpisodePlayer
+from trainer.rollout.episodes import EpisodePlayer, group_reward
 from trainer.rollout.recall import Recall
 from trainer.rollout.scheduler import GroupPlan, RolloutScheduler
 from trainer.tasks.task import TaskSource
@@ -51,6 +51,7 @@ def make_scheduler(
         rollout_settings.max_failed_groups,
         replace_at_once=not settings.deterministic,
         max_left_out=chosen.max_rounds * rollout_settings.groups_per_step if refills(chosen) else None,
+        greedy=settings.algorithm.needs_greedy,
     )
 
     def lost(task: int, why: str) -> None:
@@ -70,7 +71,11 @@ def make_scheduler(
         lost=lost,
         black_box=playing.black_box,
         differs=differs,
+        make_greedy=lambda: model_actor(settings, policy, players, "train", greedy=True),
+        greedy_member=plan.sampled if plan.greedy else None,
     )
+
+    judge = _plugin(rollout_settings.group_reward, "rollout.group_reward")
 
     async def disconnected() -> bool:
         return pool.disconnected or not (await players.client.health()).ready
@@ -85,6 +90,7 @@ def make_scheduler(
         report=console.explain,
         disconnected=disconnected,
         leave_out=rl.leave_out(settings.algorithm) if refills(chosen) else None,
+        judge=None if judge is None else group_reward(judge),
         times_aside=recall.rounds(rollout_settings.max_attempts) if recall is not None else None,
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from trainer.core.errors import RunError
+from trainer.core.errors import InvalidNumberError, RunError
 from trainer.records.ledger import Ledger
 from trainer.records.trajectory import KEPT, Group, Outcome, Trajectory
 from trainer.rollout.admission import AdmissionWindow
@@ -31,6 +31,10 @@ LeaveOut = Callable[[Group], str | None]
 """Says why a group is not trained on; None keeps it."""
 
 
+JudgeGroup = Callable[[Group], Awaitable[None]]
+"""Gives the episodes of a whole group their rewards."""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
     """How a group is played.
@@ -43,6 +47,8 @@ class GroupPlan:
         max_failed_groups: Groups of one environment that may be dropped in a row; one more ends the run.
         replace_at_once: Whether a dropped group's place is taken at once, or only when no other group plays any
             more: then it never hangs on time who shares a batch.
+        greedy: Whether one more episode of each group is played with the most likely tokens; its member is the number
+            after all others.
         max_left_out: Groups that a filter may leave out in one step before no more are played for it; None is no
             limit.
     """
@@ -54,6 +60,12 @@ class GroupPlan:
     max_failed_groups: int = 8
     replace_at_once: bool = True
     max_left_out: int | None = None
+    greedy: bool = False
+
+    @property
+    def sampled(self) -> int:
+        """Episodes that a group starts with sampled tokens."""
+        return self.size + self.extra
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +108,7 @@ class RolloutScheduler:
         disconnected: Whether a server is gone now that episodes wait for. That time is not theirs.
         leave_out: The filter; None keeps every group.
         times_aside: How often tasks were put aside before a restart.
+        judge: Gives whole groups their rewards; None where episodes have theirs.
     """
 
     def __init__(
@@ -110,6 +123,7 @@ class RolloutScheduler:
         disconnected: Callable[[], Awaitable[bool]] | None = None,
         leave_out: LeaveOut | None = None,
         times_aside: Mapping[int, int] | None = None,
+        judge: JudgeGroup | None = None,
     ) -> None:
         self.window = window
         self.counters: Counter[str] = Counter()
@@ -121,6 +135,7 @@ class RolloutScheduler:
         self._report = report
         self._disconnected = disconnected
         self._leave_out = leave_out
+        self._judge = judge
         self._left_out: list[Group] = []
         self._failed_in_a_row: Counter[str] = Counter()
         self._failed_of: Counter[tuple[str, str]] = Counter()
@@ -141,7 +156,7 @@ class RolloutScheduler:
             return
         for index in self.window.admit(version):
             self._ledger.issued(index, version)
-            seats = [Seat(self._slots) for _ in range(self._plan.size + self._plan.extra)]
+            seats = [Seat(self._slots) for _ in range(self._plan.sampled + self._plan.greedy)]
             task = asyncio.get_running_loop().create_task(self._run_group(index, version, seats))
             self._tasks[task] = index
             task.add_done_callback(partial(self._group_ended, seats))
@@ -262,8 +277,9 @@ class RolloutScheduler:
             asyncio.get_running_loop().create_task(self._run_member(group, member, seat))
             for member, seat in enumerate(seats)
         ]
+        sampled, greedy = members[: self._plan.sampled], members[self._plan.sampled :]
         try:
-            for finished in asyncio.as_completed(members):
+            for finished in asyncio.as_completed(sampled):
                 trajectory = await finished
                 if trajectory is None:
                     self._drop(group)
@@ -271,8 +287,13 @@ class RolloutScheduler:
                 group.trajectories.append(trajectory)
                 if len(group.trajectories) == self._plan.size:
                     break
+            for baseline in greedy:
+                group.greedy = await baseline
+                if group.greedy is None:
+                    self._drop(group)
+                    return
         finally:
-            self.counters["episodes_surplus"] += sum(not member.done() for member in members)
+            self.counters["episodes_surplus"] += sum(not member.done() for member in sampled)
             for member in members:
                 member.cancel()
             await asyncio.gather(*members, return_exceptions=True)
@@ -281,7 +302,22 @@ class RolloutScheduler:
                 seat.leave()
         self._failed_in_a_row[group.task.env_id] = 0
         group.trajectories.sort(key=lambda trajectory: trajectory.member)
-        self._hand_over(group)
+        if await self._judged(group):
+            self._hand_over(group)
+        else:
+            self._drop(group)
+
+    async def _judged(self, group: Group) -> bool:
+        """Give a whole group its rewards, where that is wanted; whether they can be computed with."""
+        if self._judge is None:
+            return True
+        try:
+            await self._judge(group)
+        except InvalidNumberError as error:
+            group.failures[Outcome.INVALID_NUMBER.value] = len(group.trajectories)
+            group.detail = str(error)[:_LONGEST_DETAIL]
+            return False
+        return True
 
     def _hand_over(self, group: Group) -> None:
         """Give a whole group to training, or leave it out and free its place."""
