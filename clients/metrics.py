@@ -17,12 +17,21 @@ def sum_of_metric(url: str, token: str | None, name: str) -> float | None:
         token: Bearer token.
         name: Of the metric.
     """
+    return sums_of_metrics(url, token, name)[0]
+
+
+def sums_of_metrics(url: str, token: str | None, *names: str) -> list[float | None]:
+    """Return the sums of some metrics over their labels, as of one moment; None for each that is not told."""
     address = url.replace("ws://", "http://").replace("wss://", "https://").rstrip("/") + "/metrics"
     request = urllib.request.Request(address, headers={"Authorization": f"Bearer {token}"} if token else {})
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
             text = reply.read().decode()
     except (urllib.error.URLError, TimeoutError):
-        return None
+        return [None for _ in names]
+    return [_sum(text, name) for name in names]
+
+
+def _sum(text: str, name: str) -> float | None:
     values = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
     return sum(map(float, values)) if values else None

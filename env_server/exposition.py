@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from clients.run_queue import queued_seconds
 from env_server.durations import BOUNDS, Durations
 from env_server.gateway.registry import Registry
 from env_server.held import HeldSession
@@ -102,6 +103,14 @@ class Exposition(Collector):
             "How late the event loop came to a timer, twice a second",
             (),
             {(): self._metrics.loop_lag},
+        )
+        # Whoever asks runs in the loop's thread.
+        queued = queued_seconds()
+        yield _counter(
+            "rollgym_event_loop_queued_seconds",
+            "Time that the event loop was ready to run and had no processor",
+            (),
+            {} if queued is None else {(): queued},
         )
         yield _counter(
             "rollgym_event_loop_holds",

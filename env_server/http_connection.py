@@ -42,6 +42,12 @@ _TOO_SLOW = _Refusal(
 )
 
 
+# What is on its way when a request has its answer is read on for so long, as nginx does: a connection that is closed
+# over it is reset, which can take the answer away from a client that still sends.
+_LINGER_S = 5.0
+_LINGER_BYTES = 4 * 1024 * 1024
+
+
 class _Refused(Exception):  # noqa: N818 - never leaves the parser
     """A request is refused for what its head says."""
 
@@ -61,6 +67,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._patience_s = settings.request_timeout_s
         self._head = 0
         self._in_head = True
+        self._unwanted = 0
         self._refusal: _Refusal | None = None
         self._ends = False
         self._deadline: asyncio.TimerHandle | None = None
@@ -86,8 +93,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             super().data_received(data)
             if self._in_head and self._head > self._max_head and not self.transport.is_closing():
                 self.send_400_response("")
-        else:
-            super().data_received(data)
+            return
+        if self.cycle.response_complete:
+            self._unwanted += len(data)
+            if self._unwanted > _LINGER_BYTES:
+                self.transport.close()
+                return
+        super().data_received(data)
 
     def handle_websocket_upgrade(self) -> None:
         """Hand the connection on; the socket has time limits of its own."""
@@ -107,6 +119,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """A request is answered."""
         super().on_response_complete()
+        if not self._in_head and self.cycle.response_complete:
+            # Nobody wants the rest of its body.
+            self._stop_waiting()
+            self._wait(min(_LINGER_S, self._patience_s))
         if self._ends and (self.cycle is None or self.cycle.response_complete):
             self._refuse(self._refusal or _NO_REQUEST)
 
@@ -134,7 +150,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refusal = _wrong_with_upgrade(self.parser.get_method(), self.headers)
         if self._refusal is not None:
             raise _Refused
-        self._head = 0
+        self._head = self._unwanted = 0
         self._in_head = False
         super().on_headers_complete()
 
@@ -146,8 +162,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     # -- the time ------------------------------------------------------------------------------------------------
 
-    def _wait(self) -> None:
-        self._deadline = self.loop.call_later(self._patience_s, self._too_slow)
+    def _wait(self, patience_s: float | None = None) -> None:
+        patience_s = self._patience_s if patience_s is None else patience_s
+        self._deadline = self.loop.call_later(patience_s, self._too_slow)
 
     def _stop_waiting(self) -> None:
         if self._deadline is not None:

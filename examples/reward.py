@@ -1,6 +1,6 @@
 """A reward of one's own: `rollout.reward=examples.reward:sooner_is_better`."""
 
-from trainer.records.trajectory import Trajectory
+from rollgym import Trajectory
 
 COST_OF_A_TURN = 0.02
 

@@ -5,44 +5,104 @@ environments known to Gymnasium (``gymnasium.make("rollgym/FrozenLake-v0")``), a
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollgym.gymnasium_plugin import register_environments
 
 __version__ = "0.1.0"
 
-_EXPORTS = {
-    "EnvClient": "clients.client",
-    "EnvSession": "clients.session",
-    "ProblemError": "clients.protocol.errors",
-    "RemoteEnv": "clients.env",
-    "RemoteVectorEnv": "clients.vector",
-    "RemoteVerifier": "clients.verifier",
-    "UnicodeText": "clients.protocol.spaces",
-}
+if TYPE_CHECKING:
+    from clients.client import EnvClient
+    from clients.env import RemoteEnv
+    from clients.protocol.errors import ProblemError
+    from clients.protocol.spaces import UnicodeText
+    from clients.session import EnvSession
+    from clients.vector import RemoteVectorEnv
+    from clients.verifier import RemoteVerifier
+    from envs.kwargs import OPERATOR, DeclaredKwargs, OneOf
+    from envs.text_game import TextGame
+    from envs.tools.base import ToolEnv
+    from envs.tools.tool import Tool
+    from envs.verifiers.base import Verdict, VerifierEnv
+    from sandbox.base import Sandbox, SandboxSession
+    from sandbox.limits import Limits
+    from sandbox.pool import WarmPool
+    from sandbox.program import Program
+    from sandbox.result import Outcome, RunResult
+    from sandbox.selection import open_sandbox
+    from trainer.config.load import load_settings
+    from trainer.config.run import RunSettings
+    from trainer.core.errors import ConfigError, RunError, TrainerError
+    from trainer.records.trajectory import Trajectory
+else:
+    _EXPORTS = {
+        "clients.client": ("EnvClient",),
+        "clients.env": ("RemoteEnv",),
+        "clients.protocol.errors": ("ProblemError",),
+        "clients.protocol.spaces": ("UnicodeText",),
+        "clients.session": ("EnvSession",),
+        "clients.vector": ("RemoteVectorEnv",),
+        "clients.verifier": ("RemoteVerifier",),
+        "envs.kwargs": ("OPERATOR", "DeclaredKwargs", "OneOf"),
+        "envs.text_game": ("TextGame",),
+        "envs.tools.base": ("ToolEnv",),
+        "envs.tools.tool": ("Tool",),
+        "envs.verifiers.base": ("Verdict", "VerifierEnv"),
+        "sandbox.base": ("Sandbox", "SandboxSession"),
+        "sandbox.limits": ("Limits",),
+        "sandbox.pool": ("WarmPool",),
+        "sandbox.program": ("Program",),
+        "sandbox.result": ("Outcome", "RunResult"),
+        "sandbox.selection": ("open_sandbox",),
+        "trainer.config.load": ("load_settings",),
+        "trainer.config.run": ("RunSettings",),
+        "trainer.core.errors": ("ConfigError", "RunError", "TrainerError"),
+        "trainer.records.trajectory": ("Trajectory",),
+    }
+    _HOMES = {name: home for home, names in _EXPORTS.items() for name in names}
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name on first use (PEP 562)."""
+        if name not in _HOMES:
+            raise AttributeError(f"module 'rollgym' has no attribute {name!r}")
+        return getattr(import_module(_HOMES[name]), name)
+
+    def __dir__() -> list[str]:
+        return sorted(__all__)
+
 
 __all__ = [
+    "OPERATOR",
+    "ConfigError",
+    "DeclaredKwargs",
     "EnvClient",
     "EnvSession",
+    "Limits",
+    "OneOf",
+    "Outcome",
     "ProblemError",
+    "Program",
     "RemoteEnv",
     "RemoteVectorEnv",
     "RemoteVerifier",
+    "RunError",
+    "RunResult",
+    "RunSettings",
+    "Sandbox",
+    "SandboxSession",
+    "TextGame",
+    "Tool",
+    "ToolEnv",
+    "TrainerError",
+    "Trajectory",
     "UnicodeText",
+    "Verdict",
+    "VerifierEnv",
+    "WarmPool",
     "__version__",
+    "load_settings",
+    "open_sandbox",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use (PEP 562)."""
-    if name not in _EXPORTS:
-        raise AttributeError(f"module 'rollgym' has no attribute {name!r}")
-    return getattr(import_module(_EXPORTS[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
 
 # Gymnasium has had no plug-in mechanism since 1.0: packages register when they are imported.
 register_environments()

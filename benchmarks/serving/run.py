@@ -9,13 +9,11 @@ the folder are installed there first.
 """
 
 import argparse
-import re
 import time
 from collections import defaultdict
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
+import cases
 import orjson
 import processes
 import rounds
@@ -23,7 +21,6 @@ import uvloop
 from clients_compared import CLIENT_CASES, measure_client
 from contenders import CONTENDERS, Contender
 from load import close, hold_sessions, run_load
-from peers import install
 from report import markdown
 from rounds import Rows, medians, progress
 from wire import ACTION, Session
@@ -34,33 +31,10 @@ _WARM_SESSIONS = 50
 _CHECKED_SEED = 1
 
 
-def measure_steps(chosen: list[Contender], options: argparse.Namespace, pythons: dict[str, str]) -> Rows:
-    """Every case once a round; each round has servers of its own, since equal processes differ by some percent."""
-    rows: Rows = defaultdict(list)
-    for number in range(options.rounds):
-        with ExitStack() as stack:
-            servers = {
-                each.server: stack.enter_context(processes.server((each.python(pythons), *each.server)))
-                for each in {each.server: each for each in chosen}.values()
-            }
-            for each in chosen:
-                if each.plays and number == 0:
-                    uvloop.run(check(each, servers[each.server]))
-                for sessions in each.sizes:
-                    if sessions in options.sessions:
-                        found = uvloop.run(measure(each, servers[each.server], sessions, options.seconds))
-                        rows[each.label, sessions].append(found)
-                        progress(f"round {number + 1}: {each.label}, {sessions}: {found}")
-    return rows
-
-
-async def measure(
-    contender: Contender, server: processes.Server, sessions: int, seconds: float
-) -> dict[str, float]:
-    """One case."""
-    groups = contender.groups(sessions)
-    measured = await run_load(server.port, server.pid, contender.kind, groups, seconds=seconds)
-    return measured.summary() | {"load_average": processes.load_average()}
+def check_game(contender: Contender, server: processes.Server) -> None:
+    """Check a contender that plays."""
+    if contender.plays:
+        uvloop.run(check(contender, server))
 
 
 async def check(contender: Contender, server: processes.Server) -> None:
@@ -125,29 +99,19 @@ def measure_clients(options: argparse.Namespace, pythons: dict[str, str]) -> Row
 
 
 def main() -> None:
-    parser = rounds.parser(__doc__, rounds=3, seconds=2.0)
-    parser.add_argument("--peers", type=Path, help="folder of the peers' virtual environments")
-    parser.add_argument("--python", action="append", default=[], help="an interpreter to try for peers")
+    parser = cases.parser(__doc__)
     parser.add_argument("--sessions", type=int, nargs="*", default=[1, 64, 256])
     parser.add_argument("--idle", type=int, default=1000, help="idle sessions for memory; 0 leaves it out")
     parser.add_argument("--no-clients", action="store_true", help="leave the comparison of clients out")
     options = parser.parse_args()
 
-    pythons: dict[str, str] = {}
-    if options.peers is not None:
-        install.install(options.peers, options.python)
-        pythons = install.interpreters(options.peers)
-    chosen = [
-        each
-        for each in CONTENDERS
-        if (each.peer is None or each.peer in pythons) and re.search(options.only, each.label)
-    ]
+    pythons = cases.interpreters(options)
+    chosen = cases.choose(CONTENDERS, options, pythons)
     processes.allow_many_files()
     processes.pin_load()
-    paths = {str(options.peers): "PEERS", **dict.fromkeys(options.python, "PYTHON")}
     result: dict[str, Any] = {
-        **rounds.record("benchmarks/serving/run.py", options, pythons, paths),
-        "steps": medians(measure_steps(chosen, options, pythons)),
+        **rounds.record("benchmarks/serving/run.py", options, pythons, cases.placeholders(options)),
+        "steps": medians(cases.measure(chosen, options, pythons, sizes=options.sessions, first=check_game)),
         "idle": medians(measure_all_memory(chosen, options, pythons)),
         "clients": [] if options.no_clients else medians(measure_clients(options, pythons)),
     }

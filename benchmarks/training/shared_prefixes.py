@@ -35,7 +35,7 @@ from trainer.backends.prefix_costs import Kernels, costs_of_calls
 from trainer.backends.prefix_layout import SharedTokens
 from trainer.backends.prefix_tree import CallCosts, finest_tree, paths_of
 from trainer.backends.torch_backend import TorchBackend
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 from trainer.learn.batches import episode_batch
 from trainer.learn.learner import Learner, Models
 from trainer.learn.rows import row_builder

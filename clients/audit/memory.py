@@ -1,4 +1,4 @@
-"""What memory a process and its children hold, and what CPU time they take, as far as this system tells."""
+"""What memory a process and its children hold, as far as this system tells."""
 
 from __future__ import annotations
 
@@ -22,18 +22,6 @@ def resident_of_tree(process_id: int) -> int | None:
         if found is not None:
             total += int(found.group(1)) * 1024
     return total or None
-
-
-def cpu_of_tree(process_id: int) -> float | None:
-    """Return the CPU seconds of a process and all below it that run now; None where /proc does not tell."""
-    total = 0
-    for home in _tree(process_id):
-        for task in (home / "task").glob("*/schedstat"):
-            try:
-                total += int(task.read_text().split()[0])
-            except (OSError, ValueError, IndexError):
-                continue
-    return total / 1e9 if total else None
 
 
 def _tree(process_id: int) -> Iterator[Path]:

@@ -61,7 +61,7 @@ async def run_audit(
     subject_name: str,
     resident_bytes: Callable[[], int | None],
     elsewhere: Callable[[], AbstractAsyncContextManager[EnvClient]] | None,
-    cpu_seconds: Callable[[], float | None] = lambda: None,
+    queued_seconds: Callable[[], float | None] = lambda: None,
     progress: Callable[[str, Budget], None],
 ) -> Card:
     """Audit an environment of a server.
@@ -74,7 +74,7 @@ async def run_audit(
         subject_name: What the card calls it.
         resident_bytes: Tells how much memory the server's processes hold.
         elsewhere: Starts the same server in fresh processes; None where it cannot be started.
-        cpu_seconds: Tells how much CPU time they have taken; None where that cannot be known.
+        queued_seconds: Tells how long its loop has stood in line for a processor; None where that cannot be known.
         progress: Told which part begins, and the budget.
 
     Raises:
@@ -95,7 +95,7 @@ async def run_audit(
         wording=known.wording,
         resident_bytes=resident_bytes,
         elsewhere=elsewhere,
-        cpu_seconds=cpu_seconds,
+        queued_seconds=queued_seconds,
     )
     entries: list[Entry] = []
     seconds: dict[str, float] = {}

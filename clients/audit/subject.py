@@ -79,7 +79,7 @@ class Subject:
         wording: How texts are written so that the environment reads them.
         resident_bytes: Tells how much memory the server's processes hold, where that can be known.
         elsewhere: Starts the same server in fresh processes with another hash seed, where it can be started.
-        cpu_seconds: Tells how much CPU time the server's processes have taken, where that can be known.
+        queued_seconds: Tells how long the server's loop has stood in line for a processor, where that can be known.
         watch: What was wrong in anything that came back.
         played: Episodes by policy, for those who look at them later.
     """
@@ -94,7 +94,7 @@ class Subject:
     wording: Wording
     resident_bytes: Callable[[], int | None]
     elsewhere: Callable[[], AbstractAsyncContextManager[EnvClient]] | None
-    cpu_seconds: Callable[[], float | None]
+    queued_seconds: Callable[[], float | None]
     watch: Watch = field(default_factory=Watch)
     played: dict[str, list[Episode]] = field(default_factory=dict)
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from clients.audit.card import Card, Verdict
-from clients.audit.memory import cpu_of_tree, resident_by_metrics, resident_of_tree
+from clients.audit.memory import resident_by_metrics, resident_of_tree
 from clients.audit.printing import print_card
 from clients.audit.runner import PARTS, run_audit
 from clients.audit.subject import Budget, Settings
@@ -32,6 +32,7 @@ from clients.commands.arguments import (
     server_url,
 )
 from clients.commands.local_server import LocalServer
+from clients.run_queue import queued_by_metrics, queued_seconds
 
 # One worker, so that all sessions share a process: what leaks between them must show. The hash seeds differ, so that
 # what depends on them must show as well.
@@ -120,6 +121,11 @@ def _audit(
         if process_id is None
         else partial(resident_of_tree, process_id)
     )
+    queued = (
+        partial(queued_by_metrics, url, options.token)
+        if process_id is None
+        else partial(queued_seconds, process_id)
+    )
 
     async def audit() -> Card:
         async with _client(url, options.token) as client:
@@ -132,7 +138,7 @@ def _audit(
                     subject_name=options.target,
                     resident_bytes=resident,
                     elsewhere=elsewhere,
-                    cpu_seconds=(lambda: None) if process_id is None else partial(cpu_of_tree, process_id),
+                    queued_seconds=queued,
                     progress=progress,
                 )
 

@@ -4,10 +4,8 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from clients.own_handlers import own_breakpoints, take_back_signals
 from env_server.configuration import ConfigurationError
 from env_server.workers.base import WorkerLost
 from env_server.workers.ray_host import Host
@@ -59,7 +58,7 @@ class RayCluster:
                 "a cluster runs (`ray start --head` starts one), one that asks for a token is reached with "
                 "RAY_AUTH_MODE=token, and without ray_address the server starts its own"
             ) from error
-        _take_back_signals()
+        take_back_signals()
         self._host = ray.remote(Host)
 
     def _connect(self) -> None:
@@ -74,7 +73,7 @@ class RayCluster:
             options |= {"include_dashboard": False, "object_store_memory": _LOCAL_OBJECT_STORE_BYTES}
         if self._working_dir is not None:
             options["runtime_env"] = {"working_dir": os.fspath(self._working_dir)}
-        with _own_breakpoints():
+        with own_breakpoints():
             ray.init(self._address, configure_logging=False, **options)
 
     def look_at_node(self) -> "asyncio.Future[bool]":
@@ -134,27 +133,6 @@ async def _try(address: str) -> None:
         async with asyncio.timeout(_TRY_TIMEOUT_S):
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
         writer.close()
-
-
-@contextlib.contextmanager
-def _own_breakpoints() -> Iterator[None]:
-    """Keep what `breakpoint()` does in this process; Ray would have it call a debugger of its own, away from here."""
-    before = os.environ.get("PYTHONBREAKPOINT")
-    try:
-        yield
-    finally:
-        os.environ.pop("PYTHONBREAKPOINT", None)
-        if before is not None:
-            os.environ["PYTHONBREAKPOINT"] = before
-
-
-def _take_back_signals() -> None:
-    """Ray writes stacks to the log at signals that end a server in good order."""
-    if threading.current_thread() is not threading.main_thread():
-        return
-    for number in (signal.SIGTERM, signal.SIGINT):
-        if (handler := signal.getsignal(number)) is not None:
-            signal.signal(number, handler)
 
 
 def _settle(answer: "asyncio.Future[Any]", called: Any) -> None:

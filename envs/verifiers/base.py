@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import gymnasium
@@ -22,11 +22,13 @@ class Verdict:
         score: Between 0 and 1.
         outcome: In a word; `timeout` and `error` are faults of ours and never mean a score of 0.
         detail: What was read and what was expected, for people.
+        metrics: Other numbers of the response, beside the score; an episode has them in its info.
     """
 
     score: float
     outcome: Outcome
     detail: str
+    metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
 class VerifierEnv(DeclaredKwargs, gymnasium.Env[str, str]):
@@ -112,7 +114,7 @@ class VerifierEnv(DeclaredKwargs, gymnasium.Env[str, str]):
             "env_reward": verdict.score,
             "outcome": verdict.outcome,
             "detail": verdict.detail,
-            "metrics": {"score": verdict.score},
+            "metrics": {"score": verdict.score, **verdict.metrics},
             "state": self._state(),
             "anchor": "1",
         }

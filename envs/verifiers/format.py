@@ -7,22 +7,21 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from envs.kwargs import OneOf, RenderMode, SomeOf
-from envs.splits import TaskSplit, checked_split, split_of_text
+from envs.splits import TaskSplit
 from envs.verifiers.arguments import count
-from envs.verifiers.base import Verdict, VerifierEnv
+from envs.verifiers.base import Verdict
 from envs.verifiers.formats.prompts import FAMILIES, draw_form
 from envs.verifiers.formats.reply import Reply
 from envs.verifiers.formats.rules import Wanted, rate, read_rules
-from envs.verifiers.patterns import TooMuchWorkError
+from envs.verifiers.ruled import RuledVerifier, one_of
 
 Reward = Literal["product", "mean"]
 
 _REWARDS = ("product", "mean")
-_TRIES = 10_000
 _KEPT = 1.0 - 1e-6
 
 
-class FormatEnv(VerifierEnv):
+class FormatEnv(RuledVerifier):
     """The form of a response: tags, boxes, JSON by a schema, patterns, length, repetition, script.
 
     A task has `rules`; how well each is kept is between 0 and 1. A task may say `reward` for itself.
@@ -31,7 +30,7 @@ class FormatEnv(VerifierEnv):
         ValueError: If an argument makes no sense.
     """
 
-    metadata: dict[str, Any] = VerifierEnv.metadata | {
+    metadata: dict[str, Any] = RuledVerifier.metadata | {
         "description": "The form of a response: tags, JSON by a schema, patterns, length, repetition, script.",
         "observation": "What is to be written, and in which form.",
         "reward": "The product of how well each rule is kept, or their weighted mean with `reward: mean`.",
@@ -65,29 +64,17 @@ class FormatEnv(VerifierEnv):
         split: TaskSplit = None,
         render_mode: RenderMode = None,
     ) -> None:
-        super().__init__(render_mode=render_mode)
+        super().__init__(split=split, render_mode=render_mode)
         self._reward: str = reward
         self._families = tuple(families)
-        self._split = checked_split(split)
 
-    def draw_task(self) -> dict[str, Any]:
-        """Draw a task of the wanted split."""
-        for _ in range(_TRIES):
-            task = draw_form(self.np_random, self._families)
-            if self._split is None or split_of_text(task["prompt"]) == self._split:
-                return task
-        raise ValueError(f"no task of split {self._split} in {_TRIES} tries: allow more families")
+    def draw_prompt(self) -> dict[str, Any]:
+        """Draw a task of the wanted families."""
+        return draw_form(self.np_random, self._families)
 
-    def checked_task(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a task whose rules are known."""
+    def check_rules(self, fields: Mapping[str, Any]) -> None:
+        """Look at the rules, and at what is paid for them."""
         self._read(fields)
-        if not isinstance(fields.get("prompt"), str):
-            raise ValueError("a task needs the field 'prompt': what the policy is asked")
-        return dict(fields)
-
-    def prompt(self, task: Mapping[str, Any]) -> str:
-        """Return the prompt."""
-        return str(task["prompt"])
 
     def instruction(self) -> str:
         """Return how to answer."""
@@ -96,17 +83,10 @@ class FormatEnv(VerifierEnv):
             "whole response, so write nothing but the response itself."
         )
 
-    def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
-        """Hold every rule of a task against a response."""
-        try:
-            rules, reward, tokens = self._read(task)
-            rates = rate(Reply(response, tokens), rules)
-        except ValueError as error:
-            return Verdict(0.0, "error", str(error))
-        except TooMuchWorkError as error:
-            return Verdict(0.0, "timeout", str(error))
-        if not response.strip():
-            return Verdict(0.0, "unparsable", "the response is blank")
+    def rate(self, response: str, task: Mapping[str, Any]) -> Verdict:
+        """Return the product or the mean of how well each rule is kept."""
+        rules, reward, tokens = self._read(task)
+        rates = rate(Reply(response, tokens), rules)
         score = math.prod(rates) if reward == "product" else _mean(rates, rules)
         detail = ", ".join(f"{each.name} {value:.3g}" for each, value in zip(rules, rates, strict=True))
         if score >= _KEPT:
@@ -115,7 +95,7 @@ class FormatEnv(VerifierEnv):
 
     def _read(self, task: Mapping[str, Any]) -> tuple[list[Wanted], str, int | None]:
         rules = read_rules(task.get("rules"))
-        reward = _checked_reward(task.get("reward", self._reward))
+        reward = one_of("reward", task.get("reward", self._reward), _REWARDS)
         if reward == "product" and any(rule.weight != 1.0 for rule in rules):
             raise ValueError("rules have a weight in a mean only: say reward 'mean'")
         tokens = task.get("tokens")
@@ -125,9 +105,3 @@ class FormatEnv(VerifierEnv):
 def _mean(rates: Sequence[float], rules: Sequence[Wanted]) -> float:
     weights = [rule.weight for rule in rules]
     return sum(value * weight for value, weight in zip(rates, weights, strict=True)) / sum(weights)
-
-
-def _checked_reward(value: Any) -> str:
-    if value not in _REWARDS:
-        raise ValueError(f"reward must be one of {', '.join(_REWARDS)}, not {str(value)[:80]!r}")
-    return str(value)

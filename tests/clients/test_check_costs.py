@@ -24,8 +24,9 @@ def test_a_pattern_that_looks_back_is_found() -> None:
     assert "look at no place of a reply twice" in found[MEGABYTE].remedy
 
 
-def test_a_reset_that_takes_its_time_is_found() -> None:
-    found = findings("BroodsAtReset")
+@pytest.mark.parametrize("name", ["BroodsAtReset", "SleepsAtReset"])
+def test_a_reset_that_takes_its_time_is_found(name: str) -> None:
+    found = findings(name)
     assert found[RESET].status is Status.FAIL
     assert "metadata['inline']" in found[RESET].remedy
 

@@ -15,7 +15,8 @@ import pytest
 from clients.commands.main import main
 from clients.commands.play import read_action
 from tests.support.client_envs import Arm, Walk
-from tests.support.client_server import ROOT, ServerProcess
+from tests.support.client_server import ServerProcess
+from tests.support.processes import ROOT
 
 
 class Done(NamedTuple):

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from tests.support.client_server import ROOT, ServerProcess
+from tests.support.client_server import ServerProcess
+from tests.support.processes import ROOT
 
 PAGE = (ROOT / "docs" / "clients.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

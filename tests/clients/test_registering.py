@@ -11,10 +11,10 @@ import httpx
 import orjson
 import pytest
 
-from tests.support.client_server import ROOT, ServerProcess
+from tests.support.client_server import ServerProcess
 from tests.support.foreign_gem import Gem
 from tests.support.foreign_servers import ForeignServer, plain, scripted
-from tests.support.processes import running
+from tests.support.processes import ROOT, running
 from tests.support.scripted_openenv import refusing, scripted_openenv
 
 

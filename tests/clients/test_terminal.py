@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clients.terminal import wrapped
-from tests.support.client_server import ROOT, ServerProcess
+from tests.support.client_server import ServerProcess
+from tests.support.processes import ROOT
 
 QUIET = ("--log-level", "error")
 

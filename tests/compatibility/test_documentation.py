@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.client_server import ROOT
 from tests.support.peer_processes import peer_environment
+from tests.support.processes import ROOT
 from tests.support.wire import Server
 
 ADDRESS = "http://127.0.0.1:8000"

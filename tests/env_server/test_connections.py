@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -224,6 +224,46 @@ async def test_bodies_are_not_unpacked(bounded: Server) -> None:
         ]
         answer = await client.post("/v1/sessions", content=b'{"env_id": "Count"}', headers=twice)
         assert answer.status_code == 415, "of a header that came twice, both count"
+
+
+UNWANTED = b"POST /v1/nothing HTTP/1.1\r\nHost: x\r\n"
+WITHOUT_END = [
+    UNWANTED + b"Content-Length: 10000000000\r\n\r\n",
+    UNWANTED + b"Transfer-Encoding: chunked\r\n\r\n2540be400\r\n",
+]
+
+
+@pytest.mark.parametrize("head", WITHOUT_END, ids=["length", "chunk"])
+async def test_a_body_that_nobody_wants_is_not_read_without_end(patient: Server, head: bytes) -> None:
+    sent = 0
+    async with raw(patient) as (reader, writer), asyncio.timeout(20):
+        writer.write(head)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 404 ")
+        with suppress(ConnectionError):
+            while sent < 4 * _MORE_THAN_KERNELS_HOLD:
+                writer.write(b"a" * 65536)
+                await writer.drain()
+                sent += 65536
+    assert sent < _MORE_THAN_KERNELS_HOLD
+
+
+async def test_a_body_that_nobody_wants_is_not_waited_for(patient: Server) -> None:
+    """Long before the minute that a request may take."""
+    async with raw(patient) as (reader, writer):
+        writer.write(WITHOUT_END[0] + b"a" * 1000)
+        answer = await rest(reader)
+    assert is_problem(answer, 404, "not_found")
+
+
+async def test_a_body_that_nobody_wants_and_that_ends_leaves_the_connection_as_it_was(
+    patient: Server,
+) -> None:
+    async with raw(patient) as (reader, writer), asyncio.timeout(20):
+        for _ in range(2):
+            writer.write(UNWANTED + b"Content-Length: 3000000\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 404 ")
+            writer.write(b"a" * 3_000_000 + HEAD + b"\r\n")
+            await reader.readuntil(b'"alive"}')
 
 
 async def test_connections_are_bounded(bounded: Server) -> None:

@@ -15,7 +15,8 @@ from playwright.sync_api import Browser, expect
 from env_server.auth import add_token
 from env_server.console.pages import Console
 from tests.support.browser import Witness, chromium, running_browser
-from tests.support.wire import ENVS, INLINE, ROOT, Server
+from tests.support.processes import ROOT
+from tests.support.wire import ENVS, INLINE, Server
 
 CONSOLE = ROOT / "env_server" / "console"
 

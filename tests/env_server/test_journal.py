@@ -15,9 +15,8 @@ from clients.protocol.episode import step_digest
 from env_server import journal_file
 from env_server.journal import EndedStep, Journal
 from env_server.journal_file import JournalError, JournalFile
-from tests.support.client_server import ROOT
 from tests.support.journals import HEAD, MAGIC, Writer, look, look_at, offsets, opened, read, writing
-from tests.support.processes import running
+from tests.support.processes import ROOT, running
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.just("long " * 200)
 NUMBER = st.integers(-(2**53) + 1, 2**53 - 1)

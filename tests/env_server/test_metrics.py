@@ -14,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.client_server import ServerProcess
 from tests.support.metrics import Samples, scrape, value
-from tests.support.wire import ENVS, INLINE, ROOT, Server
+from tests.support.processes import ROOT
+from tests.support.wire import ENVS, INLINE, Server
 
 NAMES = {
     "rollgym_build_info": ("gauge", {"version", "role"}),
@@ -22,6 +23,7 @@ NAMES = {
     "rollgym_process_restarts_total": ("counter", set()),
     "rollgym_ready": ("gauge", set()),
     "rollgym_event_loop_lag_seconds": ("histogram", set()),
+    "rollgym_event_loop_queued_seconds_total": ("counter", set()),
     "rollgym_event_loop_holds_total": ("counter", {"env_id", "op", "isolation"}),
     "rollgym_operations_total": ("counter", {"op", "code"}),
     "rollgym_problems_total": ("counter", {"code"}),

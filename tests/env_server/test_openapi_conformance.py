@@ -14,7 +14,8 @@ import pytest
 
 from env_server.auth import add_token
 from tests.support.foreign_servers import ForeignServer
-from tests.support.wire import ROOT, Server
+from tests.support.processes import ROOT
+from tests.support.wire import Server
 
 EXAMPLES = os.environ.get("ROLLGYM_SCHEMA_EXAMPLES", "12")
 SERVED = "tests.support.served_envs"

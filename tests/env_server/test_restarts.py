@@ -9,9 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.client_server import ROOT, ServerProcess
+from tests.support.client_server import ServerProcess
 from tests.support.fragile_envs import Beacon, ended, undisturbed
 from tests.support.patient_calls import calls, open_socket
+from tests.support.processes import ROOT
 
 MODULE = "tests.support.fragile_envs"
 # Without child processes, a server starts in no time.

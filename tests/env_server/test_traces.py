@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.otlp_collector import Collector, Sent
-from tests.support.wire import ENVS, INLINE, ROOT, Server
+from tests.support.processes import ROOT
+from tests.support.wire import ENVS, INLINE, Server
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.splits import split_of_text
+from envs.verifiers import instruction_following
 from envs.verifiers.instruction_following import InstructionFollowingEnv
 from envs.verifiers.instructions.following import follow, loose_variants, read_constraints
 from envs.verifiers.instructions.prompts import KINDS
@@ -243,6 +244,19 @@ def test_splits_and_seeds():
             assert split_of_text(prompt) == split
             assert seen.setdefault(prompt, split) == split
             assert environment.reset(seed=seed)[0] == prompt
+
+
+def test_a_response_is_read_once(monkeypatch):
+    """The four accuracies of an episode's metrics are of the reading that the verdict is of."""
+    read = []
+    monkeypatch.setattr(
+        instruction_following, "follow", lambda *arguments: read.append(arguments) or follow(*arguments)
+    )
+    environment = InstructionFollowingEnv()
+    environment.reset(seed=3)
+    *_, info = environment.step("a")
+    assert len(read) == 1
+    assert info["metrics"].keys() == InstructionFollowingEnv.metadata["metrics"].keys()
 
 
 def test_an_episode():

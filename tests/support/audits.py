@@ -11,11 +11,12 @@ from typing import Any, Self
 from clients.audit.acquaintance import get_to_know
 from clients.audit.card import Card, Entry, Verdict
 from clients.audit.costs import audit_costs
-from clients.audit.memory import cpu_of_tree, resident_of_tree
+from clients.audit.memory import resident_of_tree
 from clients.audit.runner import run_audit
 from clients.audit.subject import Budget, Settings, Subject
 from clients.client import EnvClient
 from clients.commands.local_server import LocalServer
+from clients.run_queue import queued_seconds
 
 
 class Auditor:
@@ -68,7 +69,7 @@ class Auditor:
                 wording=known.wording,
                 resident_bytes=lambda: None,
                 elsewhere=None,
-                cpu_seconds=partial(cpu_of_tree, self._here.process.pid),
+                queued_seconds=partial(queued_seconds, self._here.process.pid),
             )
             return await audit_costs(subject)
 
@@ -84,7 +85,7 @@ class Auditor:
                 settings,
                 subject_name=env_id,
                 resident_bytes=partial(resident_of_tree, self._here.process.pid),
-                cpu_seconds=partial(cpu_of_tree, self._here.process.pid),
+                queued_seconds=partial(queued_seconds, self._here.process.pid),
                 elsewhere=self._fresh,
                 progress=lambda part, budget: None,
             )

@@ -6,14 +6,13 @@ import asyncio
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from tests.support.processes import end
+from tests.support.preloaded import Forked
+from tests.support.processes import end, start_server
 
-ROOT = Path(__file__).parents[2]
 INLINE = ("Walk", "Dice", "Arm")
 ENVS = (
     *(
@@ -33,21 +32,22 @@ class ServerProcess:
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.arguments = list(arguments)
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Forked | subprocess.Popen[str] | None = None
 
     def start(self) -> ServerProcess:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "env_server", "--port", str(self.port), *self.arguments],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
+        self._process = start_server("--port", str(self.port), *self.arguments)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if "serving on" not in line:
             self.stop()
             raise RuntimeError(f"the server did not start: {line!r}")
         return self
+
+    @property
+    def pid(self) -> int:
+        """Its process id, while it runs."""
+        assert self._process is not None
+        return self._process.pid
 
     def children(self) -> list[int]:
         """The ids of the processes that it has started and that run."""

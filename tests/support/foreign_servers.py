@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tests.support.client_server import ROOT
+from tests.support.processes import ROOT
 
 _NODE = shutil.which("node") or "node"
 COMMANDS = {

@@ -1,9 +1,10 @@
-"""`roll-train` in processes of its own that are forked from one which has imported all that it needs.
+"""Our commands in processes of their own that are forked from one which has imported all that they need.
 
-Torch and transformers take seconds of CPU to import, and the tests start the command some seventy times. A process that
-is forked has its own memory, files, signals and end like any other; only the imports are not made again. What is forked
-has the hash seed of the others, so that a run which must be equal to one of these is better started afresh, as is what
-depends on variables that are read while modules are imported (`can_be_forked`).
+Torch and transformers take seconds of CPU to import, a server's modules most of one, and the tests start `roll-train`
+some seventy times and `roll-serve` some hundreds. A process that is forked has its own memory, files, signals and end
+like any other; only the imports are not made again. What is forked has the hash seed of the others, so that what must
+be equal to one of these is better started afresh, as is what depends on variables that are read while modules are
+imported (`can_be_forked`).
 """
 
 from __future__ import annotations
@@ -23,37 +24,85 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, NamedTuple, Self
 
 ROOT = Path(__file__).parents[2]
-_PRELOADED = (
-    "trainer.commands.train",
-    "trainer.commands.evaluate",
-    "trainer.commands.rollout",
-    "trainer.cli",
-)
 # Read when the command runs, and not while modules are imported.
-_READ_LATE = ("ROLLGYM_TOKEN", "PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED")
+# Ray, which leaves some of these in a test's process, is imported only by who asks for it.
+_READ_LATE = ("ROLLGYM_TOKEN", "PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED", "PYTHONBREAKPOINT")
+_READ_LATE_PREFIX = "RAY_"
+
+
+class Command(NamedTuple):
+    """A command that can be forked.
+
+    Attributes:
+        name: What it is called.
+        main: The module whose function `main` it is.
+        beside: What it imports only once it runs.
+    """
+
+    name: str
+    main: str
+    beside: tuple[str, ...] = ()
+
+
+TRAIN = Command(
+    "roll-train",
+    "trainer.cli",
+    ("trainer.commands.train", "trainer.commands.evaluate", "trainer.commands.rollout"),
+)
+SERVE = Command("roll-serve", "env_server.cli")
+_COMMANDS = {each.name: each for each in (TRAIN, SERVE)}
 
 
 class Forked:
-    """A forked process: what tests use of `subprocess.Popen`, with standard output and error in one text pipe."""
+    """A forked process: what tests use of `subprocess.Popen`, with text pipes.
 
-    def __init__(self, address: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    Args:
+        address: Of the process to fork from.
+        arguments: The command's.
+        environment: All of its variables.
+        stdin: `PIPE`, or `DEVNULL`.
+        stderr: `PIPE`, `STDOUT`, or None: they go where those of this process go.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        stdin: int = subprocess.DEVNULL,
+        stderr: int | None = subprocess.STDOUT,
+    ) -> None:
         self.args = list(arguments)
         self.returncode: int | None = None
+        self.stdin: IO[str] | None = None
+        self.stderr: IO[str] | None = None
         self._told = b""
-        readable, writable = os.pipe()
-        self.stdout = open(readable, encoding="utf-8", errors="replace")  # noqa: SIM115 - closed with the process
+        given = os.open(os.devnull, os.O_RDONLY)
+        if stdin == subprocess.PIPE:
+            os.close(given)
+            given, writable = os.pipe()
+            self.stdin = open(writable, "w", encoding="utf-8")  # noqa: SIM115 - closed with the process
+        self.stdout, output = _read_end()
+        theirs = [given, output, output]
+        if stderr == subprocess.PIPE:
+            self.stderr, theirs[2] = _read_end()
+        elif stderr is None:
+            theirs[2] = os.dup(2)
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(address)
         order = json.dumps({"arguments": self.args, "environment": dict(environment)}).encode() + b"\n"
         try:
-            sent = socket.send_fds(self._socket, [order], [writable])
+            sent = socket.send_fds(self._socket, [order], theirs)
             self._socket.sendall(order[sent:])
         finally:
-            os.close(writable)
+            for descriptor in set(theirs):
+                os.close(descriptor)
         self.pid = int(self._line(30.0))
 
     def poll(self) -> int | None:
@@ -74,15 +123,24 @@ class Forked:
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for its end, and for that of all who write to its output; gives what it wrote."""
-        found: list[str] = []
+        if self.stdin is not None:
+            self.stdin.close()
+        found = ["", ""]
         began = time.monotonic()
-        reading = threading.Thread(target=lambda: found.append(self.stdout.read()), daemon=True)
-        reading.start()
-        reading.join(timeout)
-        if reading.is_alive():
-            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+
+        def read(place: int, pipe: IO[str]) -> None:
+            found[place] = pipe.read()
+
+        pipes = [each for each in (self.stdout, self.stderr) if each is not None]
+        reading = [threading.Thread(target=read, args=each, daemon=True) for each in enumerate(pipes)]
+        for each in reading:
+            each.start()
+        for each in reading:
+            each.join(None if timeout is None else max(0.0, timeout - (time.monotonic() - began)))
+            if each.is_alive():
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         self.wait(None if timeout is None else max(0.0, timeout - (time.monotonic() - began)))
-        return "".join(found), ""
+        return found[0], found[1]
 
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
@@ -101,7 +159,10 @@ class Forked:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stdout.close()
+        for pipe in (self.stdin, self.stdout, self.stderr):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
         self.wait()
         self._socket.close()
 
@@ -120,13 +181,19 @@ class Forked:
         return line
 
 
+def _read_end() -> tuple[IO[str], int]:
+    """A pipe: what is read from it as text, and the descriptor that is written to."""
+    readable, writable = os.pipe()
+    return open(readable, encoding="utf-8", errors="replace"), writable
+
+
 @functools.cache
-def _preloaded() -> tuple[str, dict[str, str], subprocess.Popen[str]]:
+def _preloaded(command: Command) -> tuple[str, dict[str, str], subprocess.Popen[str]]:
     """The process to fork from, its address and its environment. It ends with this one, whose pipe it reads."""
     address = f"{tempfile.mkdtemp(prefix='rollgym-tests-')}/socket"
     environment = dict(os.environ)
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.preloaded", address],
+        [sys.executable, "-m", "tests.support.preloaded", command.name, address],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -134,30 +201,36 @@ def _preloaded() -> tuple[str, dict[str, str], subprocess.Popen[str]]:
         env=environment,
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n", "the trainer cannot be imported"
+    assert process.stdout.readline() == "ready\n", f"{command.name} cannot be imported"
     return address, environment, process
 
 
-def can_be_forked(environment: Mapping[str, str]) -> bool:
+def can_be_forked(command: Command, environment: Mapping[str, str]) -> bool:
     """Whether nothing that modules may have read when they were imported is different."""
-    _, preloaded, _ = _preloaded()
+    _, preloaded, _ = _preloaded(command)
     names = (preloaded.keys() | environment.keys()) - set(_READ_LATE)
-    return all(preloaded.get(name) == environment.get(name) for name in names)
+    return all(
+        preloaded.get(name) == environment.get(name)
+        for name in names
+        if not name.startswith(_READ_LATE_PREFIX)
+    )
 
 
-def fork(arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
-    """Run `roll-train` with these arguments."""
-    address, _, _ = _preloaded()
-    return Forked(address, arguments, environment)
+def fork(
+    command: Command, arguments: Sequence[str], environment: Mapping[str, str], **pipes: int | None
+) -> Forked:
+    """Run a command with these arguments, and with pipes as `Forked` has them."""
+    address, _, _ = _preloaded(command)
+    return Forked(address, arguments, environment, **pipes)
 
 
 # -- in the process to fork from ---------------------------------------------------------------------------------------
 
 
-def _serve(address: str) -> Callable[[], int]:
+def _serve(command: Command, address: str) -> Callable[[], int]:
     """Fork a process for each connection until standard input ends; returns in the forked ones: what they are to do."""
-    for name in _PRELOADED:
-        __import__(name)
+    for name in (*command.beside, command.main):
+        import_module(name)
     # What is there is shared with all that are forked; a collection would copy it into each.
     gc.collect()
     gc.freeze()
@@ -178,33 +251,33 @@ def _serve(address: str) -> Callable[[], int]:
                 connection.close()
                 continue
             listening.close()
-            return _ordered(connection)
+            return _ordered(command, connection)
 
 
-def _ordered(connection: socket.socket) -> Callable[[], int]:
+def _ordered(command: Command, connection: socket.socket) -> Callable[[], int]:
     """Fork the command, and tell its process id and its exit code; returns in the command's process."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    content, (output,), _, _ = socket.recv_fds(connection, 65536, 1)
+    content, streams, _, _ = socket.recv_fds(connection, 65536, 3)
     while not content.endswith(b"\n"):
         content += connection.recv(65536)
     order = json.loads(content)
-    command = os.fork()
-    if command:
-        os.close(output)
+    forked = os.fork()
+    if forked:
+        for descriptor in streams:
+            os.close(descriptor)
         with contextlib.suppress(BrokenPipeError):
-            connection.sendall(b"%d\n" % command)
-            code = os.waitstatus_to_exitcode(os.waitpid(command, 0)[1])
+            connection.sendall(b"%d\n" % forked)
+            code = os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])
             connection.sendall(b"%d\n" % code)
         os._exit(0)
     connection.close()
-    return functools.partial(_run, order, output)
+    return functools.partial(_run, command, order, streams)
 
 
-def _run(order: dict[str, Any], output: int) -> int:
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (output, 1), (output, 2)):
+def _run(command: Command, order: dict[str, Any], streams: Sequence[int]) -> int:
+    for target, source in enumerate(streams):
         os.dup2(source, target)
-    for descriptor in (nothing, output):
+    for descriptor in streams:
         os.close(descriptor)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
@@ -216,11 +289,9 @@ def _run(order: dict[str, Any], output: int) -> int:
         io.TextIOWrapper(os.fdopen(number, "wb", 0, closefd=False), encoding="utf-8", write_through=True)
         for number in (1, 2)
     )
-    sys.argv = ["roll-train", *order["arguments"]]
-    from trainer.cli import main
-
-    return main()
+    sys.argv = [command.name, *order["arguments"]]
+    return int(import_module(command.main).main())
 
 
 if __name__ == "__main__":
-    sys.exit(_serve(sys.argv[1])())
+    sys.exit(_serve(_COMMANDS[sys.argv[1]], sys.argv[2])())

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.support.preloaded import Forked, can_be_forked, fork
+from tests.support.preloaded import SERVE, TRAIN, Forked, can_be_forked, fork
 
 Process = TypeVar("Process", "subprocess.Popen[str]", "subprocess.Popen[bytes]", Forked)
 ROOT = Path(__file__).parents[2]
@@ -63,11 +63,34 @@ def running(process: Process) -> Iterator[Process]:
             end(process)
 
 
+def start_server(
+    *arguments: str, stdin: int = subprocess.DEVNULL, stderr: int | None = None
+) -> "Forked | subprocess.Popen[str]":
+    """Start `roll-serve` with its output captured.
+
+    Args:
+        arguments: Its arguments.
+        stdin: Its input, as `Popen` takes it.
+        stderr: Its errors, as `Popen` takes them.
+    """
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    if can_be_forked(SERVE, environment):
+        return fork(SERVE, arguments, environment, stdin=stdin, stderr=stderr)
+    return subprocess.Popen(
+        [sys.executable, "-m", "env_server", *arguments],
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+    )
+
+
 @contextlib.contextmanager
 def env_server(*arguments: str) -> Iterator[str]:
     """Run `roll-serve` on a free loopback port and give its URL."""
-    command = [sys.executable, "-m", "env_server", "--port", "0", *arguments]
-    with running(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)) as process:
+    with running(start_server("--port", "0", *arguments)) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if match := re.search(r"rollgym serving on (http://\S+)", line):
@@ -85,8 +108,8 @@ def start_training(*arguments: str, fresh: bool = False) -> "Forked | subprocess
         fresh: Whether it has to import all that it needs by itself, and to have a hash seed of its own.
     """
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    if not fresh and can_be_forked(environment):
-        return fork(arguments, environment)
+    if not fresh and can_be_forked(TRAIN, environment):
+        return fork(TRAIN, arguments, environment)
     return subprocess.Popen(
         [sys.executable, "-m", "trainer.cli", *arguments],
         stdout=subprocess.PIPE,
@@ -126,3 +149,20 @@ def refused(*arguments: str) -> str:
 def read_lines(path: Path) -> list[dict]:
     """Read a file of JSON lines."""
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def descendants(process: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the processes below one with their command lines, those nearest to it first."""
+    parents: dict[int, int] = {}
+    commands: dict[int, bytes] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            commands[int(folder.name)] = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+    below = [process]
+    for parent in below:
+        children = [pid for pid, each in parents.items() if each == parent]
+        below += children
+        yield from ((pid, commands[pid]) for pid in children if pid in commands)

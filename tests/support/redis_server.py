@@ -17,8 +17,9 @@ _PATIENCE_S = 20.0
 
 
 def program() -> str:
-    """The program; a test that needs it is skipped where it is missing, and fails in CI."""
-    found = shutil.which("redis-server") or shutil.which("valkey-server")
+    """The program, or the one that `ROLLGYM_REDIS_SERVER` names; a test is skipped without it, and fails in CI."""
+    named = os.environ.get("ROLLGYM_REDIS_SERVER")
+    found = shutil.which(named or "redis-server") or (None if named else shutil.which("valkey-server"))
     if found is None:
         if os.environ.get("CI"):
             pytest.fail("these tests need redis-server (apt-get install redis-server)")

@@ -1,24 +1,20 @@
 """What a client of the server is without a library: HTTP calls and raw frames."""
 
 import json
-import os
 import queue
 import re
 import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
 import msgpack
 import websockets
 
-from tests.support.processes import end
+from tests.support.processes import end, start_server
 
-ROOT = Path(__file__).parents[2]
 MODULE = "tests.support.served_envs"
 ENVS = tuple(
     part
@@ -32,14 +28,10 @@ class Server:
     """A real server in a process of its own, on a free port."""
 
     def __init__(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "env_server", "--port", "0", "--log-level", "error", *arguments],
+        self.process = start_server(
+            *("--port", "0", "--log-level", "error", *arguments),
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

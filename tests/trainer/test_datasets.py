@@ -13,8 +13,9 @@ from tests.support.processes import env_server, read_lines, train
 from trainer.assembly.build import task_source
 from trainer.assembly.data_check import check_streams, keep_digests
 from trainer.config.data import DatasetSettings
+from trainer.config.evaluation import PanelSettings
 from trainer.config.load import load_settings
-from trainer.config.run import PanelSettings, TaskSettings
+from trainer.config.rollout import TaskSettings
 from trainer.core.errors import ConfigError
 from trainer.evaluation.panels import build_panel
 from trainer.records.checkpoint import CheckpointError

@@ -12,7 +12,7 @@ from tests.support.tiny_models import sharp_model
 from trainer.algorithms.presets import resolve_preset
 from trainer.backends.heads import PolicyHead
 from trainer.backends.torch_backend import Schedule, TorchBackend
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 from trainer.core.ending import to_its_end
 from trainer.learn.learner import Models
 from trainer.pipelines import rl

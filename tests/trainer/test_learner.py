@@ -15,7 +15,7 @@ from trainer.algorithms.presets import PRESETS, resolve_preset
 from trainer.backends.base import TrainRow
 from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.torch_backend import Schedule, TorchBackend
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 from trainer.core.errors import RunError
 from trainer.core.numbers import not_finite
 from trainer.learn.batches import episode_batch

@@ -7,7 +7,7 @@ import pytest
 
 from trainer.algorithms.filter_settings import CustomFilter
 from trainer.algorithms.filters import filter_groups
-from trainer.config.run import PromptSettings
+from trainer.config.prompt import PromptSettings
 from trainer.core.errors import PluginError
 from trainer.core.plugins import load_plugin
 from trainer.core.seeding import MAX_WIRE_SEED

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config.run import TaskSettings
+from trainer.config.rollout import TaskSettings
 from trainer.tasks.mixture import MixtureTaskSource
 
 MIX = [

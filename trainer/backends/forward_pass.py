@@ -10,6 +10,7 @@ from trainer.backends.batching import length_buckets, pad_rows
 from trainer.backends.heads import Head
 from trainer.backends.prefix_layout import SharedTokens
 from trainer.backends.prefix_tree import Bucket, CallCosts, plan, rows_apart
+from trainer.backends.routing import packed_experts
 
 
 class ForwardPass:
@@ -57,8 +58,8 @@ class ForwardPass:
         return kept.by_row()
 
     def buckets(self, rows: Sequence[TrainRow]) -> list[Bucket]:
-        """Cut rows into micro-batches."""
-        if self._costs is None:
+        """Cut rows into micro-batches. Those whose experts were recorded are computed each as it is."""
+        if self._costs is None or any(row.experts is not None for row in rows):
             return [Bucket(bucket) for bucket in length_buckets([len(row.ids) for row in rows], self._tokens)]
         ids = [row.ids.numpy() for row in rows]
         return plan(ids, self._tokens, self._costs, prefixes=self._prefixes)
@@ -90,7 +91,14 @@ class ForwardPass:
         device = self.device
         ids = pad_rows([each.ids for each in chosen]).to(device)
         row, column, mask = row.to(device), column.to(device), mask.to(device)
-        values, entropies = self._head(ids, row, column, entropy, self._shared(rows, bucket, calls))
+        shared = self._shared(rows, bucket, calls)
+        experts = packed_experts(chosen, ids.shape[1], device)
+        if shared is not None and experts is not None:
+            raise ValueError(
+                "rows with recorded experts share no prefixes, and others of this batch do: set "
+                "optimizer.shared_prefixes=off"
+            )
+        values, entropies = self._head(ids, row, column, entropy, shared, experts)
         return MicroBatch(
             rows=torch.tensor(bucket.rows, device=device),
             mask=mask,

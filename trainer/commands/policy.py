@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from trainer.assembly.build import Policy, build_policy
+from trainer.backends.base import TrainBackend
 from trainer.config.run import RunSettings
 from trainer.models.lora import ADAPTER_CONFIG
 from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
@@ -42,6 +43,20 @@ def trained_policy(settings: RunSettings, checkpoint: Path | None) -> Policy:
     if (checkpoint / "config.json").exists():
         return build_policy(settings, checkpoint)
     return _of_checkpoint(settings, load_checkpoint(checkpoint))
+
+
+def save_policy(backend: TrainBackend, policy: Policy, directory: Path) -> str:
+    """Write what was trained for other tools, and return a line about it."""
+    if backend.has_adapter:
+        folder = directory / ADAPTER_FOLDER
+        backend.save_adapter(folder)
+        said = f"adapters: {folder} (roll-train export adds them to the model's weights)"
+    else:
+        folder = directory / MODEL_FOLDER
+        backend.save(folder)
+        said = f"model: {folder}"
+    policy.tokenizer.save_pretrained(folder)
+    return said
 
 
 def _of_checkpoint(settings: RunSettings, checkpoint: Checkpoint) -> Policy:

@@ -10,7 +10,7 @@ import orjson
 from clients.protocol.errors import ProblemError
 from trainer.assembly.data_check import check_streams
 from trainer.config.data import DatasetSettings
-from trainer.config.run import PanelSettings
+from trainer.config.evaluation import PanelSettings
 from trainer.core.errors import ConfigError
 from trainer.rollout.environments import EnvironmentPool
 from trainer.tasks.dataset import load_streams

@@ -10,7 +10,7 @@ from typing import Any
 from clients.protocol.errors import ProblemError
 from clients.protocol.spaces import parse_space
 from clients.session import EnvSession
-from trainer.config.run import PanelSettings
+from trainer.config.evaluation import PanelSettings
 from trainer.core.errors import RunError
 from trainer.core.seeding import generator
 from trainer.core.statistics import Interval, mean_interval, success_rate

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, assert_never
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.algorithms.aggregation import Denominators
@@ -146,10 +148,12 @@ class Learner:
         settings = self._effective()
         memory = self._models.memory
         memory.state = with_returns(settings, memory.state, batch.episodes)
-        rows = [_train_row(row.ids, row.mask, {"behaviour": row.logprobs}) for row in batch.rows]
+        rows = [_train_row(row.ids, row.mask, {"behaviour": row.logprobs}, row.experts) for row in batch.rows]
         old = self._models.policy.forward(rows) if settings.needs_old_logprobs else None
-        reference = self._forward(self._models.reference, rows) if settings.needs_reference else None
-        values = self._forward(self._models.critic, rows) if settings.estimates_values else None
+        # Other models have routers of their own.
+        free = [replace(row, experts=None) for row in rows]
+        reference = self._forward(self._models.reference, free) if settings.needs_reference else None
+        values = self._forward(self._models.critic, free) if settings.estimates_values else None
         turn_index = padded([[float(turn) for turn in row.turn_index] for row in batch.rows]).long()
         row_batch = RowBatch(
             trajectory=torch.tensor([row.trajectory for row in batch.rows]),
@@ -179,6 +183,7 @@ class Learner:
                 row.ids,
                 row.mask,
                 {**row.fields, **{name: part[place] for name, part in extra.items() if part is not None}},
+                row.experts,
             )
             for place, row in enumerate(rows)
         ]
@@ -291,13 +296,13 @@ class Learner:
                 if taken.outputs is not None:
                     told = mismatch(chosen, taken.outputs, places, batch, version)
                 updates += 1
-                self._policy_steps.note(applied=taken.applied)
+                self._policy_steps.note(applied=taken.applied, why=taken.broken)
                 policy_steps.append(taken)
                 if self._models.critic is not None:
                     taken = self._models.critic.step(
                         chosen, partial(critic_share, settings=settings, lengths=totals, counts=counts)
                     )
-                    self._critic_steps.note(applied=taken.applied)
+                    self._critic_steps.note(applied=taken.applied, why=taken.broken)
                     critic_steps.append(taken)
         numbers = means(merge(taken.metrics for taken in [*policy_steps, *critic_steps]))
         numbers |= step_metrics("policy", policy_steps) | step_metrics("critic", critic_steps)
@@ -324,11 +329,17 @@ class Learner:
         return backend.forward(rows)
 
 
-def _train_row(ids: list[int], mask: list[bool], fields: Mapping[str, list[float]]) -> TrainRow:
+def _train_row(
+    ids: list[int],
+    mask: list[bool],
+    fields: Mapping[str, list[float]],
+    experts: NDArray[np.int16] | None = None,
+) -> TrainRow:
     return TrainRow(
         torch.tensor(ids),
         torch.tensor(mask),
         {name: torch.tensor(values, dtype=torch.float32) for name, values in fields.items()},
+        None if experts is None else torch.from_numpy(experts[: len(ids)].copy()),
     )
 
 

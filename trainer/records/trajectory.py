@@ -12,6 +12,9 @@ from enum import StrEnum
 from itertools import compress
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trainer.records.schema import (
     EPISODE_FORMAT,
     EpisodeFormatError,
@@ -72,6 +75,8 @@ class Segment:
         turn_index: Turn of the episode that the sampled token belongs to; -1 outside the mask.
         parent: Another segment and how many ids it begins with in common with that one; None where there is none.
         fork: Why it was opened; None for an episode's first segment.
+        experts: Experts that tokens took when replies were drawn, `[tokens, layers * taken]` of the first of them; None
+            where no server told. They are not written to files.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -81,6 +86,7 @@ class Segment:
     turn_index: list[int] = field(default_factory=list)
     parent: tuple[int, int] | None = None
     fork: Fork | None = None
+    experts: NDArray[np.int16] | None = field(default=None, compare=False, repr=False)
 
     def append_context(self, ids: list[int]) -> None:
         """Append tokens that the policy reads but did not choose."""
@@ -107,6 +113,16 @@ class Segment:
         self.logprobs += logprobs
         self.versions += versions
         self.turn_index += [turn] * len(ids)
+
+    def append_experts(self, experts: NDArray[np.int16]) -> None:
+        """Take up the experts of the tokens of which none are known yet.
+
+        Args:
+            experts: Of the segment's tokens from the first on, as the server computed them for its last reply.
+        """
+        known = 0 if self.experts is None else len(self.experts)
+        more = experts[known : len(self.ids)]
+        self.experts = more if self.experts is None else np.concatenate([self.experts, more])
 
     def as_record(self) -> dict[str, Any]:
         """Return the segment as plain data."""

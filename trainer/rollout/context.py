@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clients.protocol.arrays import DecodeError
-from trainer.config.run import PromptSettings
+from trainer.config.prompt import PromptSettings
 from trainer.core.plugins import Plugin, load_plugin
 
 _LAST_TURNS = 3

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from trainer.config.run import TaskSettings
+from trainer.config.rollout import TaskSettings
 from trainer.core.errors import ConfigError
 from trainer.core.seeding import derive_seed, generator
 from trainer.tasks.task import Task

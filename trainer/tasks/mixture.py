@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainer.config.run import TaskSettings
+from trainer.config.rollout import TaskSettings
 from trainer.core.seeding import derive_seed, generator
 from trainer.tasks.task import Task
 

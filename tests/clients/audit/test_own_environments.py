@@ -8,7 +8,7 @@ import pytest
 from clients.audit.card import Verdict
 from envs.registry import builtin_environments
 from tests.support.audits import Auditor, entry_of, faults
-from tests.support.client_server import ROOT
+from tests.support.processes import ROOT
 from tests.support.sandboxes import working_sandbox
 
 # Gymnasium's own environments say no success.

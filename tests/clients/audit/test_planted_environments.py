@@ -226,7 +226,8 @@ def test_episodes_that_never_end_are_found(auditor: Auditor) -> None:
     ("name", "check", "said"),
     [
         ("LooksBack", "a megabyte holds nobody up", "'a' over and over"),
-        ("BroodsAtReset", "reset holds nobody up", "of the server's CPU time at most"),
+        ("BroodsAtReset", "reset holds nobody up", " ms at most, of 16 seeds"),
+        ("SleepsAtReset", "reset holds nobody up", " ms at most, of 16 seeds"),
     ],
 )
 def test_who_holds_up_the_server_is_found(auditor: Auditor, name: str, check: str, said: str) -> None:

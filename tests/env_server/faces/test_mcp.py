@@ -18,7 +18,8 @@ from clients.protocol.errors import ProblemError
 from env_server.faces.mcp_forms import META, VERSIONS, listed_tools, own_tools, problem_message
 from envs.tools.formats.table import FORMATS
 from envs.tools.tool_use import ToolUseEnv
-from tests.support.wire import ROOT, Server
+from tests.support.processes import ROOT
+from tests.support.wire import Server
 
 HEADERS = {"Accept": "application/json, text/event-stream"}
 

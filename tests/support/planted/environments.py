@@ -381,3 +381,15 @@ class BroodsAtReset(Sums):
             begun = time.process_time()
             while time.process_time() - begun < 0.06:
                 self.one += 0
+
+
+class SleepsAtReset(Sums):
+    """Waits for something before some tasks, and has everybody wait with it."""
+
+    metadata: ClassVar[dict[str, Any]] = Sums.metadata | {"inline": True}
+    served_inline = True
+
+    def draw(self) -> None:
+        super().draw()
+        if self.round == 0 and self.one % 3 == 0:
+            time.sleep(0.06)

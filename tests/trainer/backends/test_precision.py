@@ -13,7 +13,7 @@ from trainer.algorithms.metrics import collect
 from trainer.backends.base import TrainRow
 from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.torch_backend import Schedule, TorchBackend
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 from trainer.core.device import torch_device
 from trainer.core.errors import ConfigError
 from trainer.inference.base import GenerationRequest, SamplingParams

@@ -19,7 +19,7 @@ from trainer.backends.prefix_tree import CallCosts
 from trainer.backends.reference import FrozenModel, PolicyWithoutAdapters
 from trainer.backends.torch_backend import TorchBackend
 from trainer.config.model import LoraSettings
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 from trainer.learn.batches import episode_batch
 from trainer.learn.learner import Learner, Models
 from trainer.learn.rows import row_builder
@@ -259,7 +259,7 @@ def played_groups() -> list[Group]:
     ("preset", "family", "rows"),
     [
         *((preset, "qwen3", rows) for preset in sorted(PRESETS) for rows in ("step", "trajectory")),
-        *(("ppo", family, "step") for family in ("llama-3", "gemma-2")),
+        *((preset, family, "step") for preset in sorted(PRESETS) for family in ("llama-3", "gemma-2")),
     ],
 )
 def test_every_presets_gradients_are_those_without(preset, family, rows, cheap_calls):

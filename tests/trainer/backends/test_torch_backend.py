@@ -13,7 +13,7 @@ from trainer.backends.base import TrainRow
 from trainer.backends.batching import length_buckets
 from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.torch_backend import Schedule, TorchBackend
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 from trainer.models.value_head import ValueModel
 
 CONSTANT = Schedule(1e-2, 0, 10, "constant")

@@ -23,7 +23,7 @@ from trainer.assembly.probe import probe_log_probabilities
 from trainer.backends.base import TrainRow
 from trainer.backends.heads import PolicyHead
 from trainer.backends.torch_backend import Schedule, TorchBackend
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 from trainer.core.errors import ConfigError
 from trainer.inference.base import GenerationRequest, SamplingParams
 from trainer.inference.torch_engine import TorchEngine

@@ -17,7 +17,7 @@ from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.reference import PolicyWithoutAdapters
 from trainer.backends.torch_backend import Schedule, TorchBackend
 from trainer.config.model import LoraSettings
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 from trainer.core.errors import ConfigError
 from trainer.inference.base import GenerationRequest, SamplingParams
 from trainer.inference.torch_engine import TorchEngine

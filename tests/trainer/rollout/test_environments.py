@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from tests.support.processes import env_server
-from trainer.config.run import PanelSettings
+from trainer.config.evaluation import PanelSettings
 from trainer.evaluation.panels import build_panel
 from trainer.rollout.environments import EnvironmentPool
 from trainer.tasks.task import Task

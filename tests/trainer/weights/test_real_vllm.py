@@ -20,7 +20,7 @@ from trainer.backends.heads import PolicyHead
 from trainer.backends.torch_backend import Schedule, TorchBackend
 from trainer.config.inference import InferenceSettings, LaunchSettings
 from trainer.config.model import LoraSettings
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 from trainer.inference.base import GenerationRequest, SamplingParams
 from trainer.inference.launch import (
     SERVED_NAME,

@@ -10,7 +10,7 @@ import torch
 from tests.support.tiny_models import VOCABULARY, WeightsOf, sharp_model
 from trainer.backends.heads import PolicyHead
 from trainer.backends.torch_backend import Schedule, TorchBackend
-from trainer.config.run import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 from trainer.inference.errors import WrongWeightsError
 from trainer.inference.torch_engine import TorchEngine
 from trainer.weights.publisher import WeightPublisher

@@ -1,0 +1,95 @@
+"""A verifier of rules: a task is a prompt and the rules of its response, which a program can check."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envs.kwargs import RenderMode
+from envs.splits import checked_split, split_of_text
+from envs.verifiers.base import Verdict, VerifierEnv
+from envs.verifiers.patterns import TooMuchWorkError
+
+_TRIES = 10_000
+_SAID = 80
+
+
+class RuledVerifier(VerifierEnv):
+    """Base of verifiers whose tasks are prompts with rules. What a response must be is in the task, and no answer.
+
+    Args:
+        split: Only prompts of this split, by content.
+        render_mode: As in Gymnasium.
+    """
+
+    def __init__(self, *, split: str | None, render_mode: RenderMode) -> None:
+        super().__init__(render_mode=render_mode)
+        self._split = checked_split(split)
+
+    @abstractmethod
+    def draw_prompt(self) -> dict[str, Any]:
+        """Draw a task from `self.np_random`, of whichever split."""
+
+    @abstractmethod
+    def check_rules(self, fields: Mapping[str, Any]) -> None:
+        """Look at the rules of a task.
+
+        Raises:
+            ValueError: They are not known, or make no sense.
+        """
+
+    @abstractmethod
+    def rate(self, response: str, task: Mapping[str, Any]) -> Verdict:
+        """Hold every rule of a task against a response.
+
+        Raises:
+            ValueError: The task's rules are not known, or make no sense.
+            TooMuchWorkError: A pattern of theirs takes too long.
+        """
+
+    def said(self, response: str) -> str:
+        """Return the part of a response that is looked at."""
+        return response
+
+    def draw_task(self) -> dict[str, Any]:
+        """Draw a task of the wanted split."""
+        for _ in range(_TRIES):
+            task = self.draw_prompt()
+            if self._split is None or split_of_text(task["prompt"]) == self._split:
+                return task
+        raise ValueError(
+            f"no task of split {self._split} in {_TRIES} tries: allow more kinds of tasks than these kwargs do"
+        )
+
+    def checked_task(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a task whose rules are known."""
+        self.check_rules(fields)
+        if not isinstance(fields.get("prompt"), str):
+            raise ValueError("a task needs the field 'prompt': what the policy is asked")
+        return dict(fields)
+
+    def prompt(self, task: Mapping[str, Any]) -> str:
+        """Return the prompt."""
+        return str(task["prompt"])
+
+    def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
+        """Hold every rule of a task against a response."""
+        try:
+            verdict = self.rate(response, task)
+        except ValueError as error:
+            return Verdict(0.0, "error", str(error))
+        except TooMuchWorkError as error:
+            return Verdict(0.0, "timeout", str(error))
+        if not self.said(response).strip():
+            return Verdict(0.0, "unparsable", "the response is blank", verdict.metrics)
+        return verdict
+
+
+def one_of(name: str, value: Any, choices: Sequence[str]) -> str:
+    """Return a field of a task that is one of some words.
+
+    Raises:
+        ValueError: It is none of them.
+    """
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {str(value)[:_SAID]!r}")
+    return str(value)

@@ -1,0 +1,42 @@
+"""The page that says where things are, held against where they are."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import LONGEST
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "ARCHITECTURE.md").read_text()
+
+
+def test_the_drawings_are_as_the_imports_are() -> None:
+    drawn = runpy.run_path(str(ROOT / "docs" / "draw_rooms.py"))["drawn"]
+    assert drawn(PAGE) == PAGE, "make drawings"
+
+
+@pytest.mark.parametrize("arrows", [{"a": {"b", "c"}, "b": {"c"}, "c": set()}])
+def test_a_drawing_leaves_out_what_follows(arrows: dict[str, set[str]]) -> None:
+    drawing = runpy.run_path(str(ROOT / "docs" / "draw_rooms.py"))["_drawing"]
+    assert drawing(arrows).splitlines()[2:-1] == ["    a --> b", "    b --> c", "    c"]
+    arrows["c"] = {"b"}
+    assert drawing(arrows).splitlines()[2:-1] == ["    a --> b", "    a --> c", "    b --> c", "    c --> b"]
+
+
+def test_every_place_that_it_names_is_there() -> None:
+    named = re.findall(r"`((?:trainer|env_server|envs|clients|sandbox|rollgym|docs)/[\w/.]*)`", PAGE)
+    links = re.findall(r"\]\(([\w/.]+)\)", PAGE)
+    assert len(named) > 20
+    assert [each for each in (*named, *links) if not (ROOT / each).exists()] == []
+
+
+def test_every_room_says_what_it_is_for() -> None:
+    for floor in ("trainer", "env_server", "envs", "clients", "sandbox"):
+        for room in (ROOT / floor).glob("*/__init__.py"):
+            assert room.read_text().startswith('"""'), room
+
+
+def test_the_tests_that_come_first_are_there() -> None:
+    assert [path for path in LONGEST if not (ROOT / path).exists()] == []

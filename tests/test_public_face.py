@@ -1,0 +1,142 @@
+"""`from rollgym import ...`: every name is there, typed, and the one that the docs use."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import rollgym
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("clients", "envs", "env_server", "rollgym", "sandbox", "trainer")
+USERS_FILE = """
+import rollgym
+from rollgym import EnvClient, RemoteEnv, RemoteVerifier, Verdict, VerifierEnv, load_settings, open_sandbox
+
+reveal_type(RemoteEnv("http://127.0.0.1:8000", "FrozenLake-v0"))
+reveal_type(rollgym.EnvClient("http://127.0.0.1:8000"))
+reveal_type(RemoteVerifier)
+reveal_type(open_sandbox())
+reveal_type(load_settings(None))
+reveal_type(rollgym.__version__)
+
+
+class Polite(VerifierEnv):
+    def score(self, response: int, task: object) -> Verdict:
+        return Verdict(1.0, "correct", "")
+
+
+rollgym.RemotEnv
+"""
+REVEALED = (
+    "clients.env.RemoteEnv",
+    "clients.client.EnvClient",
+    "clients.verifier.RemoteVerifier",
+    "sandbox.base.Sandbox",
+    "trainer.config.run.RunSettings",
+    "str",
+)
+
+
+def test_what_is_typed_is_what_is_loaded() -> None:
+    tree = ast.parse((ROOT / "rollgym" / "__init__.py").read_text())
+    (typed,) = (each for each in tree.body if isinstance(each, ast.If))
+    imported = {
+        alias.name: each.module
+        for each in typed.body
+        if isinstance(each, ast.ImportFrom)
+        for alias in each.names
+    }
+    assert {*imported, "__version__"} == set(rollgym.__all__)
+    assert imported == rollgym._HOMES  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", rollgym.__all__)
+def test_every_name_is_there(name: str) -> None:
+    assert getattr(rollgym, name) is not None
+    assert name in dir(rollgym)
+
+
+def test_another_name_is_an_error() -> None:
+    with pytest.raises(AttributeError, match="'rollgym' has no attribute 'RemotEnv'"):
+        rollgym.RemotEnv  # noqa: B018
+
+
+def test_users_are_shown_this_face_and_no_other() -> None:
+    shown = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.py")]
+    inside = re.compile(rf"^(?:from|import) ({'|'.join(PACKAGES[:3] + PACKAGES[4:])})\b.*", re.MULTILINE)
+    found = {str(path.relative_to(ROOT)): inside.findall(path.read_text()) for path in shown}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_the_packages_say_that_they_are_typed() -> None:
+    assert [name for name in PACKAGES if not (ROOT / name / "py.typed").exists()] == []
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "py.typed" in project["tool"]["setuptools"]["package-data"]["*"]
+
+
+def test_there_is_one_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "version" not in project["project"]
+    assert version("rollgym") == rollgym.__version__
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder with a file, and with an environment of its own that has rollgym in its site-packages.
+
+    There only `py.typed` opens the door to the types.
+    """
+    folder = tmp_path_factory.mktemp("user")
+    venv.create(folder / "venv", symlinks=True)
+    (site,) = folder.glob("venv/lib/python*/site-packages")
+    places = [Path(each) for each in sys.path if each.endswith("site-packages")]
+    ours = next(place for place in places if (place / "gymnasium").exists())
+    (site / "rollgym.pth").write_text(f"{ROOT}\n{ours}\n")
+    (folder / "user.py").write_text(USERS_FILE)
+    return folder
+
+
+def checked(user: Path, *command: str) -> str:
+    """What a type checker says of the user's file."""
+    ended = subprocess.run(command, cwd=user, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 1, ended
+    return ended.stdout
+
+
+@pytest.mark.slow
+def test_mypy_knows_the_types_of_a_user(user: Path) -> None:
+    said = checked(
+        user,
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        f"--python-executable={user}/venv/bin/python",
+        "user.py",
+    )
+    revealed = re.findall(r'Revealed type is "(?:def \(.*\) -> )?([\w.]+)', said)
+    assert tuple(revealed) == REVEALED, said
+    assert len(re.findall(" error: ", said)) == 2, said
+    assert 'has no attribute "RemotEnv"' in said
+    assert 'incompatible with supertype "envs.verifiers.base.VerifierEnv"' in said
+
+
+@pytest.mark.slow
+def test_pyright_knows_the_types_of_a_user(user: Path) -> None:
+    pyright = shutil.which("pyright")
+    if pyright is None:
+        pytest.skip("pyright is not installed: npm install --global pyright")
+    said = checked(user, pyright, f"--pythonpath={user}/venv/bin/python", "user.py")
+    revealed = re.findall(r'Type of ".*" is "(?:type\[)?(\w+)', said)
+    assert revealed == [name.rpartition(".")[2] for name in REVEALED], said
+    assert len(re.findall(" error: ", said)) == 2, said
+    assert '"RemotEnv" is not a known attribute' in said
+    assert 'Method "score" overrides class "VerifierEnv" in an incompatible manner' in said

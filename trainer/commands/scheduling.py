@@ -1,0 +1,114 @@
+"""What hands a run its groups: the scheduler of episodes, and the rollout log that outlives the process."""
+
+from pathlib import Path
+
+from trainer.algorithms.filters import refills
+from trainer.assembly.agents import PolicyPlayer
+from trainer.assembly.build import model_actor
+from trainer.config.run import RunSettings
+from trainer.core.console import RunConsole
+from trainer.core.plugins import Plugin, load_plugin
+from trainer.pipelines import rl
+from trainer.records.checkpoint import RunState
+from trainer.records.ledger import Ledger
+from trainer.records.rollout_log import ROLLOUT_LOG_FOLDER, RolloutLog
+from trainer.rollout.admission import AdmissionWindow
+from trainer.rollout.environments import EnvironmentPool
+from trainer.rollout.episodes import EpisodePlayer
+from trainer.rollout.recall import Recall
+from trainer.rollout.scheduler import GroupPlan, RolloutScheduler
+from trainer.tasks.task import TaskSource
+
+
+def make_scheduler(
+    settings: RunSettings,
+    playing: PolicyPlayer,
+    pool: EnvironmentPool,
+    source: TaskSource,
+    ledger: Ledger,
+    state: RunState,
+    console: RunConsole,
+    recall: Recall | None,
+) -> RolloutScheduler:
+    """Return what plays groups ahead of training, from where the run stands."""
+    rollout_settings, policy, players = settings.rollout, playing.policy, playing.players
+    window = AdmissionWindow(
+        rollout_settings.groups_per_step,
+        rollout_settings.max_staleness,
+        rollout_settings.window_fraction,
+        start=state.next_task,
+        reissue=state.untrained,
+        aside=state.aside,
+        long_round=state.long_round,
+        extra=rollout_settings.extra_groups,
+    )
+    chosen = settings.algorithm.filter
+    plan = GroupPlan(
+        rollout_settings.group_size,
+        rollout_settings.extra_members,
+        rollout_settings.max_attempts,
+        rollout_settings.episode_timeout_s,
+        rollout_settings.max_failed_groups,
+        replace_at_once=not settings.deterministic,
+        max_left_out=chosen.max_rounds * rollout_settings.groups_per_step if refills(chosen) else None,
+        greedy=settings.algorithm.needs_greedy,
+    )
+
+    def lost(task: int, why: str) -> None:
+        ledger.begun_again(task, why)
+        console.explain(f"an episode of task {task} begins again: {why}")
+
+    def differs(task: int, how: str) -> None:
+        console.explain(f"an episode of task {task} asked otherwise than before the run was resumed: {how}")
+
+    player = EpisodePlayer(
+        pool,
+        lambda: model_actor(settings, policy, players, "train"),
+        rollout_settings.max_turns,
+        agent=playing.coroutine,
+        reward=_plugin(rollout_settings.reward, "rollout.reward"),
+        recall=recall,
+        lost=lost,
+        black_box=playing.black_box,
+        differs=differs,
+        make_greedy=lambda: model_actor(settings, policy, players, "train", greedy=True),
+        greedy_member=plan.sampled if plan.greedy else None,
+    )
+
+    async def disconnected() -> bool:
+        return pool.disconnected or not (await players.client.health()).ready
+
+    return RolloutScheduler(
+        source,
+        window,
+        player.play,
+        plan,
+        ledger,
+        players.slots,
+        report=console.explain,
+        disconnected=disconnected,
+        leave_out=rl.leave_out(settings.algorithm) if refills(chosen) else None,
+        times_aside=recall.rounds(rollout_settings.max_attempts) if recall is not None else None,
+    )
+
+
+def open_recall(
+    settings: RunSettings, directory: Path, state: RunState, console: RunConsole
+) -> Recall | None:
+    """Open the rollout log, and say what of it is taken up again."""
+    if settings.rollout.log == "none":
+        return None
+    durable = settings.rollout.log == "machine"
+    log = RolloutLog(directory / ROLLOUT_LOG_FOLDER, durable=durable, say=console.say)
+    log.settle(state.next_task, state.untrained)()  # nothing is written yet: what is settled is not read
+    recall = Recall(log)
+    episodes, replies, tokens = recall.found
+    if episodes:
+        console.say(
+            f"rollout log: {replies} replies ({tokens} tokens) of {episodes} episodes are not sampled again"
+        )
+    return recall
+
+
+def _plugin(path: str | None, setting: str) -> Plugin | None:
+    return None if path is None else load_plugin(path, setting)

@@ -1,0 +1,117 @@
+"""A command that trains: one process a directory, started again where a role dies, ended with how to go on."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from trainer.assembly.standing import StandingRoles
+from trainer.cluster.supervision import RoleRestarts, death_in
+from trainer.commands.resume import has_trained
+from trainer.config.run import RunSettings
+from trainer.core.console import RunConsole
+from trainer.core.ending import Ending
+from trainer.core.errors import RoleDiedError, RunError, TrainerError
+from trainer.core.run_files import WriteError
+from trainer.core.run_lock import run_lock
+from trainer.records.checkpoint import CheckpointStore
+
+Attempt = Callable[[RunSettings, CheckpointStore, RunConsole, Ending, AsyncExitStack], Awaitable[None]]
+"""One try at a run, from where it stands to its end."""
+
+
+class RunStoppedError(TrainerError):
+    """A run ended before its last step; the message says why, what is saved, and how to go on."""
+
+    def __init__(self, message: str, exit_code: int = 2) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+async def run_supervised(
+    settings: RunSettings, ending: Ending, attempt: Attempt, roles: StandingRoles | None = None
+) -> int:
+    """Run a command's training to its end, in a directory that is this process's alone meanwhile.
+
+    Where a rank of its models dies, it is started again, and the run goes on from its last checkpoint.
+
+    Args:
+        settings: The run, its settings looked at.
+        ending: Ends the run before its time, in order.
+        attempt: What is done, from the start or from the newest checkpoint.
+        roles: What of it stands from one attempt to the next; they are closed in the end.
+
+    Raises:
+        RunStoppedError: If it was interrupted, lost its environments or its disk, lost roles too often, or cannot go
+            on, once what was learnt is saved.
+    """
+    directory = Path(settings.output_dir)
+    kept = settings.checkpoint
+    store = CheckpointStore(directory / "checkpoints", kept.keep, kept.keep_best, kept.best_is)
+    with run_lock(directory):
+        try:
+            try:
+                await _supervised(settings, store, ending, attempt, roles)
+            finally:
+                if roles is not None:
+                    await roles.close()
+        except asyncio.CancelledError:
+            if ending.reason is None:
+                raise
+            raise _stopped(ending.reason, store, directory) from None
+        except (ConnectionError, TimeoutError, WriteError, RunError) as error:
+            raise _stopped(ending.reason or error, store, directory) from error
+    return 0
+
+
+async def _supervised(
+    settings: RunSettings,
+    store: CheckpointStore,
+    ending: Ending,
+    attempt: Attempt,
+    roles: StandingRoles | None,
+) -> None:
+    """Train to the end, however often roles die on the way, within the bounds that the settings name."""
+    cluster = settings.cluster
+    restarts = RoleRestarts(cluster.restarts, cluster.restart_after_s, store.highest_step)
+    if roles is not None:
+        roles.restarts = restarts
+    while True:
+        try:
+            async with AsyncExitStack() as stack:
+                console = RunConsole(settings.steps, live=settings.tracking.console)
+                stack.callback(console.close)
+                ending.say = console.say
+                await attempt(settings, store, console, ending, stack)
+            return
+        except (Exception, asyncio.CancelledError) as error:
+            died = death_in(ending.reason or error)
+            if died is None or not await ending.take_back():
+                raise
+            wait_s = restarts.wait_s(died)
+            ending.say = RunConsole(settings.steps, live=False).explain
+            ending.say(f"{died}")
+            ending.say(_goes_on(store, died, restarts, wait_s))
+        if roles is not None:
+            await roles.keep_after(died)
+        await asyncio.sleep(wait_s)
+        resumed = settings.checkpoint.model_copy(update={"resume": "auto"})
+        settings = settings.model_copy(update={"checkpoint": resumed})
+
+
+def _goes_on(store: CheckpointStore, died: RoleDiedError, restarts: RoleRestarts, wait_s: float) -> str:
+    newest = store.latest()
+    where = "from its beginning, there being no checkpoint yet" if newest is None else f"from {newest}"
+    count = f"{restarts.in_a_row(died.role)} of {restarts.limit}"
+    return f"{died.role} is started again in {wait_s:g} s ({count}), and the run goes on {where}"
+
+
+def _stopped(error: Exception, store: CheckpointStore, directory: Path) -> RunStoppedError:
+    newest = store.latest()
+    if newest is not None:
+        how = f"go on from {newest} by the same command with checkpoint.resume=auto"
+    elif has_trained(directory):
+        how = "no checkpoint was saved, and the same command with checkpoint.resume=auto begins again"
+    else:
+        how = "nothing was learnt yet, and the same command begins again"
+    return RunStoppedError(f"{error}; {how}", getattr(error, "exit_code", 2))

@@ -1,0 +1,60 @@
+"""When and on what the policy is measured."""
+
+from typing import Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from trainer.config.data import DatasetSettings
+from trainer.core.strict import Count, JsonObject, ServerUrl, Settings
+
+
+class PanelSettings(Settings):
+    """A fixed set of tasks to evaluate on."""
+
+    env_id: str = Field("", description="The environment; empty where a data set is named.")
+    dataset: DatasetSettings | None = Field(
+        None, description="In place of an environment: the panel's tasks are the first rows."
+    )
+    kwargs: JsonObject = Field({}, description="What the environment is made with.")
+    options: JsonObject | None = None
+    episodes: Count = 200
+    distinct: bool = Field(
+        True, description="Keep only tasks whose first state (of a data set: row) differs from all before it."
+    )
+    max_turns: PositiveInt | None = Field(None, description="The rollout's max_turns if absent.")
+    url: ServerUrl | None = None
+    baselines: bool = Field(
+        True,
+        description="Also play the random baseline and the blind one (the best fixed sequence of actions), once. The "
+        "blind one is the expert's on training tasks of this environment; a line says why where there is none.",
+    )
+
+    @model_validator(mode="after")
+    def _environment_or_rows(self) -> Self:
+        if bool(self.env_id) == (self.dataset is not None):
+            raise ValueError("a panel needs either an env_id or a dataset")
+        return self
+
+
+class EvaluationSettings(Settings):
+    """When and how the policy is measured."""
+
+    every: int = Field(
+        25, ge=0, description="Training steps between evaluations; 0 evaluates at the ends only."
+    )
+    sampled: bool = True
+    greedy: bool = True
+    interim_episodes: Count | None = Field(
+        None, description="Episodes per panel between the two ends; all if absent."
+    )
+    panels: dict[str, PanelSettings] = Field(
+        {}, description="Named panels; any environment, trained on or not."
+    )
+
+    @model_validator(mode="after")
+    def _panels_are_played(self) -> Self:
+        if self.panels and not self.sampled and not self.greedy:
+            raise ValueError(
+                "sampled and greedy are both false, so nobody plays the panels: set one of them, or no panels"
+            )
+        return self

@@ -1,0 +1,120 @@
+"""What is played for training, and how."""
+
+from typing import Literal
+
+from pydantic import Field, PositiveInt
+
+from trainer.config.agents import agent_kind
+from trainer.core.strict import Count, JsonObject, Seconds, ServerUrl, Settings, Weight
+
+
+class TaskSettings(Settings):
+    """One environment of the mixture that a run plays."""
+
+    env_id: str = Field(min_length=1)
+    kwargs: JsonObject = Field({}, description="What the environment is made with.")
+    options: JsonObject | None = Field(None, description="Options of every reset.")
+    weight: Weight = Field(1.0, description="Share of the tasks, relative to the other entries.")
+    domain: str = Field("", description="Name in the metrics; the environment's id if empty.")
+    url: ServerUrl | None = Field(None, description="Server of this entry; the run's default if absent.")
+
+
+class RolloutSettings(Settings):
+    """How episodes are played for training."""
+
+    groups_per_step: Count = 8
+    group_size: Count = 8
+    extra_members: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="Episodes started beyond group_size; the last ones are cancelled. Groups then hold the episodes "
+        "that end first, which are the short ones: training sees fewer long episodes than the policy plays.",
+    )
+    extra_groups: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="Groups started beyond those that a step needs; when it is full, those of them that are due and "
+        "not ready are stopped, and begin anew as soon as groups_per_step of them are aside, in a round of their own "
+        "that waits for them. All lengths are trained, long ones later; what they had sampled is thrown away.",
+    )
+    max_turns: PositiveInt = 30
+    max_new_tokens: PositiveInt = 64
+    temperature: float = Field(1.0, ge=0.01, le=100.0, description="Divides the logits.")
+    top_p: float = Field(
+        1.0,
+        gt=0.0,
+        le=1.0,
+        description="Draw from the most likely tokens of this mass; 1 is off. Not with proximal 'behaviour' or a "
+        "correction: see top_k.",
+    )
+    top_k: int = Field(
+        0,
+        ge=0,
+        description="Draw from so many most likely tokens; 0 is off. What was drawn then has another distribution "
+        "than what is trained, so log-probabilities at sampling cannot be compared with the policy's.",
+    )
+    max_staleness: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="Most updates that a group may be behind when it is trained; 0 trains on-policy. Rollouts run "
+        "ahead by as many steps.",
+    )
+    window_fraction: float = Field(
+        0.3,
+        ge=0.0,
+        le=1.0,
+        description="Share of the groups under way that may overtake an unfinished one, where max_staleness allows.",
+    )
+    episode_timeout_s: Seconds = Field(300.0, description="A hung episode is cancelled and played again.")
+    server_timeout_s: Seconds = Field(
+        300.0, description="A server that is gone is waited for so long; then the run is saved and ends."
+    )
+    max_attempts: PositiveInt = Field(3, description="Attempts at an episode before its group is dropped.")
+    max_failed_groups: Count = Field(
+        8,
+        description="Groups of one environment that may be dropped in a row because it fails; one more ends the run.",
+    )
+    max_concurrent_sequences: Count = Field(
+        256,
+        description="Replies that are sampled at once; of the requests that wait, those of the next step go first.",
+    )
+    max_concurrent_episodes: Count | None = Field(
+        None,
+        description="Episodes, and with them sessions of environments, at one time; absent: as many as servers allow.",
+    )
+    max_concurrent_by_environment: dict[str, Count] = Field(
+        {},
+        description="The same by environment id, for those that are dear, such as ones with a sandbox. An episode "
+        "that waits for its environment keeps no other one, and no reply, from going on.",
+    )
+    encoding: Literal["json", "msgpack"] = "msgpack"
+    log: Literal["none", "process", "machine"] = Field(
+        "process",
+        description="What the sampled tokens of episodes under way outlive, so that a resumed run goes on with them: "
+        "nothing, the trainer's process, or the machine (every reply waits for the disk).",
+    )
+    agent: str | None = Field(
+        None,
+        min_length=1,
+        description="Who plays in place of ours: module:attr of a coroutine, the command line of a program that is run "
+        "for each episode, or the http address of a service. The latter two reach the policy by OpenAI's API.",
+    )
+    reward: str | None = Field(
+        None, description="module:attr of a function Trajectory -> list of turn rewards."
+    )
+    task_source: str | None = Field(
+        None, description="module:attr of a function (settings, seed) -> TaskSource."
+    )
+
+    @property
+    def black_box(self) -> bool:
+        """Whether an agent plays that reaches the policy by OpenAI's API."""
+        return self.agent is not None and agent_kind(self.agent) != "coroutine"
+
+    @property
+    def truncates(self) -> bool:
+        """Whether tokens are drawn from a part of the vocabulary."""
+        return self.top_p < 1.0 or self.top_k > 0
