@@ -6,20 +6,18 @@ import sys
 
 import pytest
 
-# Files with tests of more than ten seconds, which would stretch the end.
-LONGEST = frozenset(
-    {
-        "tests/clients/audit/test_own_environments.py",
-        "tests/env_server/gateway/test_gateways_soak.py",
-        "tests/env_server/test_openapi_conformance.py",
-        "tests/envs/test_long_replies.py",
-        "tests/trainer/cluster/test_local_runs.py",
-        "tests/trainer/cluster/test_ray_runs.py",
-        "tests/trainer/models/test_memory_plan.py",
-        "tests/trainer/test_kills.py",
-        "tests/trainer/test_one_gpu.py",
-        "tests/trainer/test_runs.py",
-    }
+# Files with tests of more than ten seconds, which would stretch the end; those with the longest ones first.
+LONGEST = (
+    "tests/trainer/cluster/test_ray_runs.py",
+    "tests/env_server/test_openapi_conformance.py",
+    "tests/trainer/test_runs.py",
+    "tests/trainer/test_kills.py",
+    "tests/envs/test_long_replies.py",
+    "tests/env_server/gateway/test_gateways_soak.py",
+    "tests/trainer/models/test_memory_plan.py",
+    "tests/trainer/cluster/test_local_runs.py",
+    "tests/trainer/test_one_gpu.py",
+    "tests/clients/audit/test_own_environments.py",
 )
 
 
@@ -30,11 +28,14 @@ def pytest_configure() -> None:
     # The programs that tests start would compile every module anew, hundreds of times.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    # The models of tests are tiny: threads that wait for each other on a busy machine take more than they give.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest: one worker is busy with it while the others take over all else that it has."""
-    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in LONGEST)
+    order = {path: place for place, path in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -40,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.port and not options.serve:
             parser.error("--port belongs to --serve")
         return _told(lambda: _report(options))
+    if command == "algorithms":
+        return _told(lambda: _algorithms(options))
     if command == "replay":
         return _told(lambda: _replay(options))
     if command == "rollout" and (options.recorded is not None) != (options.policy == "recorded"):
@@ -100,6 +102,13 @@ def _report(options: argparse.Namespace) -> int:
     if options.serve:
         return serve(options.run, options.port, open_page=options.open)
     return report(options.run, options.output, open_page=options.open)
+
+
+def _algorithms(options: argparse.Namespace) -> int:
+    """List the presets, or show one; needs no settings, and nothing that trains."""
+    from trainer.commands.algorithms import algorithms  # Imported late: --help needs no presets.
+
+    return algorithms(options.name)
 
 
 def _replay(options: argparse.Namespace) -> int:

@@ -44,7 +44,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from trainer.algorithms.batch import RowBatch  # noqa: E402
-from trainer.algorithms.objective import compute_advantages  # noqa: E402
+from trainer.algorithms.credit import compute_advantages  # noqa: E402
 from trainer.algorithms.presets import resolve_preset  # noqa: E402
 from trainer.backends.base import TrainRow  # noqa: E402
 from trainer.backends.heads import PolicyHead  # noqa: E402

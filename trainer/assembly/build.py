@@ -275,6 +275,7 @@ def sampling_params(settings: RunSettings, renderer: ChatRenderer, *, greedy: bo
         top_p=1.0 if greedy else settings.rollout.top_p,
         top_k=0 if greedy else settings.rollout.top_k,
         stop_token_ids=renderer.stop_token_ids,
+        routed_experts=settings.inference.routed_experts and not greedy,
     )
 
 

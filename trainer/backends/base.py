@@ -18,11 +18,14 @@ class TrainRow:
         ids: Token ids, int64 `[tokens]`.
         mask: True where a result is wanted, bool `[tokens]`; never at the first token, which nothing predicts.
         fields: Further numbers per token, float32 `[tokens]` each, handed to the loss.
+        experts: Experts that tokens are to take, layer by layer that has some, int16 `[tokens, layers * taken]`. Where
+            it has -1, and behind its end, the model's routers choose; None where they choose all.
     """
 
     ids: Tensor
     mask: Tensor
     fields: Mapping[str, Tensor] = field(default_factory=dict)
+    experts: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,10 @@ class TrainBackend(Scorer, Protocol):
 
     Calls block for as long as they compute or write: they are made in threads, one at a time.
     """
+
+    def entropies(self, rows: Sequence[TrainRow]) -> list[Tensor]:
+        """Return the entropy that each token was drawn with, float32 `[tokens]`, zero outside its row's mask."""
+        ...
 
     def step(
         self,

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from trainer.backends.base import EntropyMode
 from trainer.backends.prefix_cache import hidden_states, why_not_shared
 from trainer.backends.prefix_layout import SharedTokens
+from trainer.backends.routing import RoutedModel
 from trainer.models.language_head import LanguageHead, own_logits
 from trainer.models.value_head import ValueModel
 
@@ -53,6 +54,7 @@ class Head(nn.Module, ABC):
         column: Tensor,
         entropy: EntropyMode,
         shared: SharedTokens | None = None,
+        experts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return outputs and entropies `[n]` of some tokens, given those before each in its row.
 
@@ -62,12 +64,18 @@ class Head(nn.Module, ABC):
             column: Their columns, int64 `[n]`, never 0.
             entropy: Whether entropies are wanted.
             shared: The same tokens laid out so that those of several rows are computed once. It changes nothing else.
+            experts: Experts to take in place of those that the policy's routers choose, `[rows, tokens, layers *
+                taken]`, -1 where they choose. A critic is another model, whose routers always choose.
         """
+        self._take(experts)
         states = self._states(ids, row, column, shared)
         if shared is None:
             return self._read(states, ids[row, column], entropy)
         outputs, spread = self._read(states, shared.targets, entropy)
         return outputs[shared.which], None if spread is None else spread[shared.which]
+
+    def _take(self, experts: Tensor | None) -> None:
+        """Have routers take experts, or choose them; nothing where they always choose."""
 
     @abstractmethod
     def _read(self, states: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
@@ -97,6 +105,9 @@ class PolicyHead(Head):
         model: A causal language model.
         temperature: The rollouts' sampling temperature: ratios compare equal distributions only.
         logits_at_once: Bound on the numbers of logits that are held at one time.
+
+    Attributes:
+        temperature: What logits are divided by.
     """
 
     def __init__(
@@ -104,7 +115,8 @@ class PolicyHead(Head):
     ) -> None:
         super().__init__()
         self.model: PreTrainedModel = model
-        self._temperature = temperature
+        self.temperature = temperature
+        self._routed = RoutedModel(model)
         head = LanguageHead(model)
         self._head = head if head.is_whole() else None
         self._tokens_at_once = max(1, logits_at_once // model.get_output_embeddings().weight.shape[0])
@@ -122,6 +134,9 @@ class PolicyHead(Head):
         if self._head is None:
             return "its logits are made of more than its last hidden states"
         return super().why_not_shared
+
+    def _take(self, experts: Tensor | None) -> None:
+        self._routed.take(experts)
 
     def _states(self, ids: Tensor, row: Tensor, column: Tensor, shared: SharedTokens | None) -> Tensor:
         """Return hidden states, or all logits where these are made of more."""
@@ -158,7 +173,7 @@ class PolicyHead(Head):
     def _of_logits(
         self, logits: Tensor, targets: Tensor, entropy: EntropyMode
     ) -> tuple[Tensor, Tensor | None]:
-        distribution = (logits.float() / self._temperature).log_softmax(dim=-1)
+        distribution = (logits.float() / self.temperature).log_softmax(dim=-1)
         # A sum of one, and no view of it: what leaves a module that is sharded must be a tensor of its own.
         chosen = distribution.gather(-1, targets[:, None]).sum(dim=-1)
         if entropy == "none":

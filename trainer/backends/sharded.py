@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from trainer.algorithms.metrics import Metrics, merge
-from trainer.backends.base import EntropyMode, LossFunction, StepReport, TrainRow
+from trainer.backends.base import EntropyMode, LossFunction, MicroBatch, StepReport, TrainRow
 from trainer.backends.compilation import CompiledLayers
 from trainer.backends.forward_pass import KeptOutputs
 from trainer.backends.gradient_checkpointing import GradientCheckpointing
 from trainer.backends.heads import Head
 from trainer.backends.optimizer import Schedule
-from trainer.backends.prefix_tree import CallCosts
+from trainer.backends.prefix_tree import Bucket, CallCosts
 from trainer.backends.rank_group import RankGroup
 from trainer.backends.sharded_model import ShardedModel
 from trainer.backends.sharded_optimizer import ShardedOptimizer, StoredOptimizer
@@ -94,25 +94,30 @@ class ShardedBackend(ShardedModel):
         kept = KeptOutputs(rows) if keep_outputs else None
         parts: list[Metrics] = []
         finite = torch.ones((), dtype=torch.bool, device=self._group.device)
+
+        def share_of(bucket: Bucket | None, micro: MicroBatch) -> Tensor:
+            if bucket is None:
+                share = micro.outputs.sum() * 0.0
+            else:
+                if kept is not None:
+                    kept.add(micro)
+                share, metrics = loss(replace(micro, rows=numbers[micro.rows]))
+                parts.append(metrics)
+            finite.logical_and_(share.detach().isfinite())
+            return share
+
+        buckets = self._equal_buckets(rows)
         with self._checkpointing.active(), self._layers.active():
-            buckets = self._equal_buckets(rows)
-            for number, bucket in enumerate(buckets, start=1):
-                micro = self._run(rows, bucket, entropy)
-                if bucket is None:
-                    share = micro.outputs.sum() * 0.0
-                else:
-                    if kept is not None:
-                        kept.add(micro)
-                    share, metrics = loss(replace(micro, rows=numbers[micro.rows]))
-                    parts.append(metrics)
-                finite &= share.detach().isfinite()
-                self._optimizer.backward(share, last=number == len(buckets))
+            self._each(rows, buckets, entropy, share_of)
         applied = self._optimizer.apply(finite, self.rate())
         self._steps += 1
         outputs = None if kept is None else kept.by_row()
         tokens = self._pass.tokens(rows, buckets)
         metrics = merge(parts) if applied.taken else {}
         return StepReport(metrics, applied.norm, applied.taken, outputs, tokens, applied.broken)
+
+    def _backward(self, share: Tensor, *, last: bool) -> None:
+        self._optimizer.backward(share, last=last)
 
     def state(self) -> Iterator[tuple[str, Any]]:
         """Yield a checkpoint's contents by paths (see `ranked.nested`), gathered one at a time."""

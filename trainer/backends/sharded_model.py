@@ -1,7 +1,7 @@
 """One rank's part of a model that several ranks compute together, whatever it is that divides the model."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -99,12 +99,21 @@ class ShardedModel:
 
     def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the outputs of this rank's rows; all ranks call it together, with as many micro-batches each."""
-        kept = KeptOutputs(rows)
+        return self._outputs(rows, entropy=False)
+
+    def entropies(self, rows: Sequence[TrainRow]) -> list[Tensor]:
+        """Return the entropy that each token of this rank's rows was drawn with; all ranks call it together."""
+        return self._outputs(rows, entropy=True)
+
+    def _outputs(self, rows: Sequence[TrainRow], *, entropy: bool) -> list[Tensor]:
+        kept = KeptOutputs(rows, entropy=entropy)
+
+        def keep(bucket: Bucket | None, micro: MicroBatch) -> None:
+            if bucket is not None:
+                kept.add(micro)
+
         with torch.no_grad(), self._pieces.computing():
-            for bucket in self._equal_buckets(rows):
-                micro = self._run(rows, bucket, "none")
-                if bucket is not None:
-                    kept.add(micro)
+            self._each(rows, self._equal_buckets(rows), "metric" if entropy else "none", keep)
         return kept.by_row()
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
@@ -115,11 +124,17 @@ class ShardedModel:
         for name, tensor in self._pieces.parameters():
             yield name, tensor.to(self._dtype)
 
+    @property
+    def hub_model(self) -> PreTrainedModel | None:
+        """The model as the library has it, of which names and configuration are read; None of a critic."""
+        model = self._head.model
+        return model if isinstance(model, PreTrainedModel) else None
+
     def export(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the same by their Hugging Face names; tied weights once."""
-        model = self._head.model
+        model = self.hub_model
         for name, tensor in self.parameters():
-            if isinstance(model, PreTrainedModel):
+            if model is not None:
                 yield from hub_names(model, name, tensor)
             else:
                 yield name, tensor
@@ -147,8 +162,8 @@ class ShardedModel:
             directory: Where to.
             exact: Whether in float32, as it is trained, and not in the type that it computes in.
         """
-        model, before = self._head.model, self._dtype
-        if not isinstance(model, PreTrainedModel):
+        model, before = self.hub_model, self._dtype
+        if model is None:
             raise ValueError("a critic is saved in checkpoints only: no other tool has a use for it")
         self._dtype = torch.float32 if exact else before
         try:
@@ -272,6 +287,27 @@ class ShardedModel:
     def _move(self, parts: Sequence[str], device: torch.device) -> None:
         if "parameters" in parts and isinstance(self._pieces, StoredPieces):
             self._pieces.move(device)
+
+    def _each(
+        self,
+        rows: Sequence[TrainRow],
+        buckets: Sequence[Bucket | None],
+        entropy: EntropyMode,
+        then: Callable[[Bucket | None, MicroBatch], Tensor | None],
+    ) -> None:
+        """Compute micro-batches, and the gradients of what `then` makes of each: its share of the loss, if any."""
+        for number, bucket in enumerate(buckets, start=1):
+            share = then(bucket, self._run(rows, bucket, entropy))
+            if share is not None:
+                self._backward(share, last=number == len(buckets))
+
+    def _backward(self, share: Tensor, *, last: bool) -> None:
+        """Add the gradients of a share of the loss.
+
+        Raises:
+            TypeError: If nothing is trained.
+        """
+        raise TypeError("a model that is only read has no gradients")
 
     def _equal_buckets(self, rows: Sequence[TrainRow]) -> list[Bucket | None]:
         """Cut this rank's rows into as many micro-batches as any rank has; None where it has none left."""

@@ -6,7 +6,7 @@ holds a model once, however many ranks are on a machine, and files are read once
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +67,14 @@ class WholeModel:
                 whole = self._from_first(name, empty)
                 filled[name] = nn.Parameter(divided_like(empty, whole), requires_grad=empty.requires_grad)
             owner._parameters[key] = filled[name]
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the whole weights in all ranks, one after the other and tied ones once; the shell stays empty.
+
+        They are for a model that is built apart from the shell. The first rank's own are gone once they are read.
+        """
+        for name, empty in self.shell.named_parameters():
+            yield name, self._from_first(name, empty)
 
     def _from_first(self, name: str, empty: Tensor) -> Tensor:
         if self._group.rank != 0:

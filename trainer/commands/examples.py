@@ -135,7 +135,7 @@ async def _learn(
             await asyncio.to_thread(models.load_state_dicts, checkpoint.parts)
         except ValueError as error:
             raise CheckpointError(f"cannot resume from {checkpoint.folder}: {error}") from error
-    turns = device_turns(settings, models)
+    turns = device_turns(settings, models, made.shared)
     run = RunIdentity(directory, settings.name, public_settings(settings))
     boards = open_boards(settings.tracking, run, console.say)
     tracker = Tracker(directory, settings.tracking, state.step, boards, settings.checkpoint.best_metric)

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from trainer.inference.base import FinishReason, PauseMode, SamplingParams
 from trainer.inference.calls import HttpAnswer, HttpCall, excerpt, message_of
 from trainer.inference.errors import MalformedReplyError, RequestRefusedError, ServerSetupError
+from trainer.inference.routed_experts import Experts
 
 Result = TypeVar("Result")
 
@@ -56,12 +57,14 @@ class Stretch:
         logprobs: Log-probability of each, of whatever the server reports.
         labels: Name of the weights that drew each token; None where the server does not say.
         finish_reason: Why it ended.
+        experts: Experts that tokens of prompt and stretch took; None where nobody asked.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     labels: list[str] | None
     finish_reason: FinishReason
+    experts: Experts | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
