@@ -118,7 +118,7 @@ class DistillationHead(Head):
         states = self._states(ids, row, column, shared)
         # One token may be learnt from several teachers, in rows that share it.
         states = states if shared is None else states[shared.which]
-        return self._routed(states, ids[row, column], fields[TEACHER_FIELD].long(), entropy)
+        return self._by_teacher(states, ids[row, column], fields[TEACHER_FIELD].long(), entropy)
 
     def _take(self, experts: Tensor | None) -> None:
         self._routed.take(experts)
@@ -134,7 +134,7 @@ class DistillationHead(Head):
         """Return the loss of each token by the first teacher."""
         return self._losses(0, states, targets, entropy)
 
-    def _routed(
+    def _by_teacher(
         self, states: Tensor, targets: Tensor, which: Tensor, entropy: EntropyMode
     ) -> tuple[Tensor, Tensor | None]:
         """Compute tokens teacher by teacher, and put them back in their order."""
