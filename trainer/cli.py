@@ -127,7 +127,7 @@ def _replay(options: argparse.Namespace) -> int:
 def _with_settings(
     command: str, options: argparse.Namespace, overrides: Sequence[str], known: list[RunSettings]
 ) -> int:
-    settings = load_settings(options.config, overrides)
+    settings = load_settings(options.config, overrides, command)
     known.append(settings)
     if options.dry_run:
         print(dump_settings(settings), end="")
