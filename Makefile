@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install train reproduce test coverage format drawings lint types contracts check clean
+.PHONY: help install train reproduce test coverage format drawings docs lint types contracts check clean
 
 help:
 	@echo "make install    a virtual environment in .venv with all commands; train and test begin with it"
@@ -16,6 +16,7 @@ help:
 	@echo "make check      lint, types and import contracts"
 	@echo "make format     what the formatter and the linter can mend by themselves"
 	@echo "make coverage   all tests, and which lines none of them runs (takes twice as long)"
+	@echo "make docs       the documentation as a site, in build/site; a link that leads nowhere is an error"
 	@echo "make drawings   the drawings of ARCHITECTURE.md, from the imports"
 
 $(STAMP): pyproject.toml constraints-cpu.txt
@@ -50,6 +51,10 @@ format: $(STAMP)
 
 drawings: $(STAMP)
 	$(BIN)/python docs/draw_rooms.py
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "The site is in build/site: open build/site/index.html"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

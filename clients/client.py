@@ -29,7 +29,7 @@ class EnvClient:
     Any number of sessions share the sockets. Broken sockets are made again and what was asked is asked again, which
     the protocol makes safe; `rate_limited`, `at_capacity` and `draining` are waited out.
 
-    Example:
+    Examples:
         >>> async with EnvClient("http://127.0.0.1:8000") as client:
         ...     session = await client.make("FrozenLake-v0")
         ...     observation, info = await session.reset(seed=0)

@@ -21,7 +21,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
     Without a seed, `reset` draws one from `np_random`, so a run that was seeded once is reproducible as a whole.
 
-    Example:
+    Examples:
         >>> env = RemoteEnv("http://127.0.0.1:8000", "FrozenLake-v0", {"size": 4})
         >>> observation, info = env.reset(seed=0)
         >>> observation, reward, terminated, truncated, info = env.step("Right")

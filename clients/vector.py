@@ -52,7 +52,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
     episodes from a generator that its first seed fixes, in every autoreset mode alike, so a run that was seeded
     once is reproducible as a whole.
 
-    Example:
+    Examples:
         >>> envs = RemoteVectorEnv("http://127.0.0.1:8000", "FrozenLake-v0", num_envs=64)
         >>> observations, infos = envs.reset(seed=0)
         >>> observations, rewards, terminations, truncations, infos = envs.step(["Right"] * 64)

@@ -14,7 +14,7 @@ from clients.protocol.messages import Verdict
 class RemoteVerifier:
     """Scores responses in batches; nothing is kept on the server, so every call may be repeated.
 
-    Example:
+    Examples:
         >>> with RemoteVerifier("http://127.0.0.1:8000", "Arithmetic-v0") as verifier:
         ...     verdicts = verifier.score([{"response": "4", "question": "2 + 2", "answer": "4"}])
 

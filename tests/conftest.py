@@ -4,6 +4,22 @@ import os
 import signal
 import sys
 
+import pytest
+
+# Files with tests of more than ten seconds, which would stretch the end; those with the longest ones first.
+LONGEST = (
+    "tests/trainer/cluster/test_ray_runs.py",
+    "tests/env_server/test_openapi_conformance.py",
+    "tests/trainer/test_runs.py",
+    "tests/trainer/test_kills.py",
+    "tests/envs/test_long_replies.py",
+    "tests/env_server/gateway/test_gateways_soak.py",
+    "tests/trainer/models/test_memory_plan.py",
+    "tests/trainer/cluster/test_local_runs.py",
+    "tests/trainer/test_one_gpu.py",
+    "tests/clients/audit/test_own_environments.py",
+)
+
 
 def pytest_configure() -> None:
     """Let Ctrl-C be Ctrl-C: a shell starts what runs in its background with it ignored, and so would we start all."""
@@ -12,8 +28,16 @@ def pytest_configure() -> None:
     # The programs that tests start would compile every module anew, hundreds of times.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    # The models of tests are tiny: threads that wait for each other on a busy machine take more than they give.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest: one worker is busy with it while the others take over all else that it has."""
+    order = {path: place for place, path in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Three workers on two cores: by their clocks, tests wait for servers and children 40 % of their time."""
-    return (os.cpu_count() or 1) * 3 // 2 or 1
+    """Two workers for each core: by their clocks, tests wait for servers and children half of their time."""
+    return 2 * (os.cpu_count() or 1)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import LONGEST
+
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()
 
@@ -34,3 +36,7 @@ def test_every_room_says_what_it_is_for() -> None:
     for floor in ("trainer", "env_server", "envs", "clients", "sandbox"):
         for room in (ROOT / floor).glob("*/__init__.py"):
             assert room.read_text().startswith('"""'), room
+
+
+def test_the_tests_that_come_first_are_there() -> None:
+    assert [path for path in LONGEST if not (ROOT / path).exists()] == []

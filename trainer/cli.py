@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["report"]:
         return _report(words[1:])
+    if words[:1] == ["algorithms"]:
+        return _algorithms(words[1:])
     command = words.pop(0) if words and words[0] in ("rollout", "eval", "export") else "train"
     options = _parser(command).parse_intermixed_args(words)
     if command == "rollout" and (options.recorded is not None) != (options.policy == "recorded"):
@@ -124,6 +126,23 @@ def _report(words: Sequence[str]) -> int:
         return 130
 
 
+def _algorithms(words: Sequence[str]) -> int:
+    """List the presets, or show one; needs no settings, and nothing that trains."""
+    parser = _Parser(
+        prog="roll-train algorithms",
+        description="The algorithms by name: presets and corrections, each with a line and its source.",
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="show what this one sets")
+    options = parser.parse_args(words)
+    from trainer.commands.algorithms import algorithms  # Imported late: --help needs no presets.
+
+    try:
+        return algorithms(options.name)
+    except TrainerError as error:
+        print(f"roll-train: {error}", file=sys.stderr)
+        return 2
+
+
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"'{text}' is no port: give a number up to 65535")
@@ -150,8 +169,8 @@ def _parser(command: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="roll-train" if command == "train" else f"roll-train {command}",
         description={
-            "train": "Train a policy in served environments. Other commands: roll-train rollout, eval, export and "
-            "report.",
+            "train": "Train a policy in served environments. Other commands: roll-train rollout, eval, export, "
+            "report and algorithms.",
             "rollout": "Play episodes without training, in one process where a debugger works.",
             "eval": "Measure a policy on the panels of a config.",
             "export": "Write a trained policy as a folder in Hugging Face layout, adapters added to the weights.",

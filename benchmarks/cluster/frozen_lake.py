@@ -2,8 +2,8 @@
 
     nice python benchmarks/cluster/frozen_lake.py --out benchmarks/results/cluster.json
 
-The policy, the maps, the warm start and the algorithm are those of examples/frozen_lake.yaml, with fewer steps and
-groups (`--steps`, `--groups`); on the cluster two ranks train, an engine of its own samples, and environments are in
+The policy, the maps, the warm start and the algorithm are those of examples/frozen_lake.yaml, at its size unless
+`--steps` and `--groups` say less; on the cluster two ranks train, an engine of its own samples, and environments are in
 workers. Compared are the losses of the first five steps and the success on held-out maps in the end.
 
 A third run has every role that there is: a critic and a reference on devices of their own, and a judge beside the maps.
@@ -29,6 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from tests.support.processes import descendants  # noqa: E402
 from trainer.records.ledger import Fate, Ledger  # noqa: E402
 
 COMPARED = 5
@@ -73,8 +74,8 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=24, help="of the learning runs")
-    parser.add_argument("--groups", type=int, default=32, help="of each of their steps, four episodes each")
+    parser.add_argument("--steps", type=int, default=80, help="of the learning runs")
+    parser.add_argument("--groups", type=int, default=64, help="of each of their steps, four episodes each")
     parser.add_argument("--killed-steps", type=int, default=21, help="of the run with kills")
     parser.add_argument("--work", type=Path, default=Path("runs/cluster"))
     parser.add_argument("--out", type=Path)
@@ -96,7 +97,10 @@ def _alike(options: argparse.Namespace) -> dict[str, Any]:
     success = {name: _success(options.work / name.replace(" ", "_")) for name in runs}
     apart = _apart(here, afar)
     one, other = success.values()
-    overlap = one["low"] <= other["high"] and other["low"] <= one["high"]
+    overlap = {
+        panel: one[panel]["low"] <= other[panel]["high"] and other[panel]["low"] <= one[panel]["high"]
+        for panel in one
+    }
     return {
         "steps": options.steps,
         "episodes_per_step": 4 * options.groups,
@@ -106,7 +110,7 @@ def _alike(options: argparse.Namespace) -> dict[str, Any]:
         "largest_difference": apart,
         "success": success,
         "overlap": overlap,
-        "holds": overlap and max(apart.values()) <= 1e-4 and len(here) == len(afar) == options.steps,
+        "holds": all(overlap.values()) and max(apart.values()) <= 1e-4 and len(here) == len(afar) == options.steps,
     }  # fmt: skip
 
 
@@ -119,16 +123,14 @@ def _apart(one: Sequence[dict[str, float]], other: Sequence[dict[str, float]]) -
     }
 
 
-def _success(run: Path) -> dict[str, float]:
-    """Success on the held-out maps in the end, with its interval."""
-    last = [line for line in _lines(run) if any(key.endswith("/success_low") for key in line)][-1]
-    (panel,) = {key.rpartition("/")[0] for key in last if key.endswith("/success_low")} - {
-        key.rpartition("/")[0] for key in last if "baseline" in key
-    }
+def _success(run: Path) -> dict[str, dict[str, float]]:
+    """Success on the held-out maps in the end, sampled and greedy, with its interval."""
+    last = _lines(run)[-1]
+    panels = sorted(key.rpartition("/")[0] for key in last if key.endswith("/success_low"))
     return {
-        "rate": last[f"{panel}/success"],
-        "low": last[f"{panel}/success_low"],
-        "high": last[f"{panel}/success_high"],
+        panel: {"rate": last[f"{panel}/success"]}
+        | {end: last[f"{panel}/success_{end}"] for end in ("low", "high")}
+        for panel in panels
     }
 
 
@@ -224,27 +226,11 @@ def _reached(process: "subprocess.Popen[bytes]", run: Path, step: int) -> bool:
 def _processes_of(driver: int, run: Path, kind: str) -> Iterator[int]:
     """The processes of a kind."""
     if kind == "environment":
-        yield from (pid for pid, command in _descendants(driver) if command.startswith(b"ray::Host"))
+        yield from (pid for pid, command in descendants(driver) if command.startswith(b"ray::Host"))
     else:
         name = "Judged_0" if kind == "judge" else kind
         said = _PROCESS.findall((run / "ranks" / f"{name}.log").read_text())
         yield from (int(pid) for pid in said[-1:])
-
-
-def _descendants(driver: int) -> Iterator[tuple[int, bytes]]:
-    """The processes below one, each with its command line; those nearest to it first."""
-    parents, commands = {}, {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            commands[int(folder.name)] = (folder / "cmdline").read_bytes()
-        except OSError:
-            continue
-    below = [driver]
-    for parent in below:
-        children = [pid for pid, each in parents.items() if each == parent]
-        below += children
-        yield from ((pid, commands[pid]) for pid in children)
 
 
 def _step(run: Path) -> int:

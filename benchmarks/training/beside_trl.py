@@ -14,6 +14,9 @@ TRL lives in an environment of its own:
     python -m venv trl-venv
     trl-venv/bin/pip install torch transformers trl -e .
     trl-venv/bin/python benchmarks/training/beside_trl.py --output benchmarks/results/beside_trl.json
+    python benchmarks/training/tables.py     # writes docs/results.md anew from what was measured
+
+On an accelerator (`--device auto --dtype bf16`) both compute in bfloat16 from float32 weights, TRL by autocast.
 """
 
 import argparse
@@ -41,21 +44,26 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from trainer.algorithms.batch import RowBatch  # noqa: E402
-from trainer.algorithms.objective import compute_advantages  # noqa: E402
+from trainer.algorithms.credit import compute_advantages  # noqa: E402
 from trainer.algorithms.presets import resolve_preset  # noqa: E402
 from trainer.backends.base import TrainRow  # noqa: E402
 from trainer.backends.heads import PolicyHead  # noqa: E402
 from trainer.backends.optimizer import Schedule  # noqa: E402
 from trainer.backends.torch_backend import TorchBackend  # noqa: E402
-from trainer.config.run import OptimizerSettings  # noqa: E402
+from trainer.config.optimizer import OptimizerSettings  # noqa: E402
+from trainer.core.device import DTYPES, torch_device  # noqa: E402
 from trainer.learn.batches import EpisodeBatch, episode_batch  # noqa: E402
 from trainer.learn.learner import Learner, Models  # noqa: E402
 from trainer.learn.rows import row_builder  # noqa: E402
+from trainer.learn.utilisation import device_name  # noqa: E402
+from trainer.models.flops import training_flops  # noqa: E402
+from trainer.models.shape import ModelShape  # noqa: E402
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model  # noqa: E402
 from trainer.models.tokenizer import build_tiny_tokenizer  # noqa: E402
 from trainer.records.trajectory import Group, Outcome, Segment, Trajectory, Turn  # noqa: E402
 from trainer.tasks.task import Task  # noqa: E402
 
+_RECORDED = ("rounds", "micro", "prompt", "completion", "vocabulary", "hidden", "layers", "heads", "dtype")
 GROUPS, MEMBERS = 4, 8
 RATE, BETAS, FREE = 1e-4, (0.9, 0.95), 1e9
 ALGORITHM = resolve_preset("grpo", {"proximal": "behaviour"})
@@ -205,6 +213,8 @@ class Beside(TrainerCallback):
 
 
 def now() -> tuple[float, float]:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
     return time.perf_counter(), time.process_time()
 
 
@@ -212,7 +222,9 @@ def since(begun: tuple[float, float]) -> tuple[float, float]:
     return tuple(end - start for start, end in zip(begun, now(), strict=True))
 
 
-def our_backend(start: torch.nn.Module, micro_batch_tokens: int, shared_prefixes: str) -> TorchBackend:
+def our_backend(
+    start: torch.nn.Module, micro_batch_tokens: int, shared_prefixes: str, dtype: str
+) -> TorchBackend:
     settings = OptimizerSettings(
         learning_rate=RATE,
         betas=BETAS,
@@ -220,26 +232,33 @@ def our_backend(start: torch.nn.Module, micro_batch_tokens: int, shared_prefixes
         tokens_per_micro_batch=micro_batch_tokens,
         shared_prefixes=shared_prefixes,
     )
-    return TorchBackend(PolicyHead(copy.deepcopy(start), 1.0), settings, Schedule(RATE, 0, 1, "constant"))
+    head, schedule = PolicyHead(copy.deepcopy(start), 1.0), Schedule(RATE, 0, 1, "constant")
+    return TorchBackend(head, settings, schedule, dtype=DTYPES[dtype])
 
 
 def measure(case: str, options: argparse.Namespace) -> dict[str, object]:
     """Take steps of both, and return what they took."""
     torch.manual_seed(0)
-    shape = TinyPolicySettings(options.vocabulary, options.hidden, options.layers, max_length=4096)
-    start = build_tiny_model(shape, 0)
+    device = torch_device(options.device)
+    shape = TinyPolicySettings(
+        options.vocabulary, options.hidden, options.layers, heads=options.heads, max_length=4096
+    )
+    start = build_tiny_model(shape, 0).to(device)
+    load = [os.getloadavg()[0]]
     rollouts = draw(case, options.vocabulary, options.prompt, options.completion)
     longest = max(len(prompt) + len(completion) for prompt, completion in rollouts.rows)
-    backend = our_backend(start, options.micro * longest, "off")
+    backend = our_backend(start, options.micro * longest, "off", options.dtype)
     batch = our_batch(rollouts, backend)
     learner = Learner(ALGORITHM, Models(backend), seed=0)
-    sharing = Learner(ALGORITHM, Models(our_backend(start, options.micro * longest, "auto")), seed=0)
+    other = our_backend(start, options.micro * longest, "auto", options.dtype)
+    sharing = Learner(ALGORITHM, Models(other), seed=0)
     our_gradients: dict[str, torch.Tensor] = {}
 
     def keep(optimizer, *_):
         if optimizer is backend._optimizer and not our_gradients:
-            named = dict(backend._head.model.named_parameters())
-            our_gradients.update({name: parameter.grad.clone() for name, parameter in named.items()})
+            names = [name for name, _ in backend._head.model.named_parameters()]
+            pairs = zip(names, backend._masters.trained, strict=True)
+            our_gradients.update({name: parameter.grad.clone() for name, parameter in pairs})
 
     handle = register_optimizer_step_pre_hook(keep)
     tokenizer = build_tiny_tokenizer()
@@ -263,8 +282,8 @@ def measure(case: str, options: argparse.Namespace) -> dict[str, object]:
                 beta=0.0,
                 loss_type="grpo",
                 gradient_checkpointing=False,
-                bf16=False,
-                use_cpu=True,
+                bf16=options.dtype == "bf16",
+                use_cpu=device.type == "cpu",
                 report_to="none",
                 logging_strategy="no",
                 save_strategy="no",
@@ -273,7 +292,8 @@ def measure(case: str, options: argparse.Namespace) -> dict[str, object]:
             train_dataset=Dataset.from_list([{"prompt": "go"}] * GROUPS),
             processing_class=tokenizer,
         )
-        trl.rollouts = trl_inputs(rollouts, batch, advantages_of(batch), tokenizer.pad_token_id)
+        inputs = trl_inputs(rollouts, batch, advantages_of(batch), tokenizer.pad_token_id)
+        trl.rollouts = {name: tensor.to(device) for name, tensor in inputs.items()}
         trl.losses = []
         beside = Beside(learner, sharing, batch, trl)
         trl.add_callback(beside)
@@ -289,8 +309,16 @@ def measure(case: str, options: argparse.Namespace) -> dict[str, object]:
         for steps in (beside.ours, beside.shared, beside.theirs)
     )
     rows = len(rollouts.rows)
+    load.append(os.getloadavg()[0])
+    lengths = [(len(prompt) + len(completion), len(completion)) for prompt, completion in rollouts.rows]
+    flops = training_flops(ModelShape.from_config(start.config.to_dict()), lengths)
     result = {
         "rows": rows,
+        "load_average": [round(each, 2) for each in load],
+        "model_tflops_per_s_ours": round(flops / ours[0] / 1e12, 4),
+        "model_tflops_per_s_trl": round(flops / theirs[0] / 1e12, 4),
+        "tokens_per_s_ours": round(real / ours[0], 1),
+        "tokens_per_s_trl": round(real / theirs[0], 1),
         "tokens": real,
         "padding_share_of_trl": round(1 - real / padded, 3),
         "clipped_share_ours": round(beside.clipped, 3),
@@ -308,7 +336,10 @@ def measure(case: str, options: argparse.Namespace) -> dict[str, object]:
         "speed_up_in_cpu_time_with_shared_prefixes": round(theirs[1] / shared[1], 3),
     }
     print(case, json.dumps(result, indent=1), flush=True)
-    if difference > 1e-5 or abs(beside.our_loss - their_loss) > 1e-5:
+    exact = (
+        1e-5 if options.dtype == "fp32" else 5e-2
+    )  # bfloat16 keeps eight bits, and the two round elsewhere
+    if difference > exact or abs(beside.our_loss - their_loss) > exact:
         raise SystemExit("the two do not compute the same update: no comparison")
     return result
 
@@ -338,6 +369,9 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=4096)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"])
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -360,10 +394,8 @@ def write(results: dict[str, object], options: argparse.Namespace) -> None:
             "transformers": version("transformers"),
             "threads": options.threads,
             "load": os.getloadavg(),
-            "settings": {
-                name: getattr(options, name)
-                for name in ("rounds", "micro", "prompt", "completion", "vocabulary", "hidden", "layers")
-            },
+            "device": device_name(torch_device(options.device)) or options.device,
+            "settings": {name: getattr(options, name) for name in _RECORDED},
             "results": results,
         }
         options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

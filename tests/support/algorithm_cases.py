@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from trainer.algorithms.batch import LossInputs, RowBatch, TrajectoryBatch
+from trainer.algorithms.batch import LossInputs, RowBatch, StepTokens, TrajectoryBatch
+from trainer.algorithms.objective import bounded_difference
+from trainer.algorithms.prepare import prepare_step
 from trainer.algorithms.ratio import elsewhere
 from trainer.algorithms.settings import AlgorithmSettings
 
@@ -89,12 +91,16 @@ class Rows:
         whole = {}
         if algorithm is not None:
             start = self.numbers["behaviour" if algorithm.proximal == "behaviour" else "old"]
-            difference = torch.where(self.mask, self.numbers["logprobs"] - start, 0.0).sum(dim=1)
+            moved = bounded_difference(algorithm, self.numbers["logprobs"], start, advantages)
+            difference = torch.where(self.mask, moved, 0.0).sum(dim=1)
             whole = {
                 "elsewhere_difference": elsewhere(difference, self.trajectory),
                 "elsewhere_tokens": elsewhere(self.mask.sum(dim=1), self.trajectory),
                 "lengths": self.lengths(),
             }
+            if algorithm.prepares:
+                prepared = prepare_step(algorithm, self.step_tokens(advantages), seed=3)
+                whole |= {"weights": prepared.weights, "charges": prepared.charges}
         return LossInputs(
             logprobs=self.numbers["logprobs"],
             behaviour_logprobs=self.numbers["behaviour"],
@@ -106,6 +112,19 @@ class Rows:
             entropy=self.numbers["entropy"],
             scores=scores,
             **whole,
+        )
+
+    def step_tokens(self, advantages: torch.Tensor) -> StepTokens:
+        """Return what the preparation of an optimizer step on these rows reads."""
+        return StepTokens(
+            self.trajectory,
+            self.mask,
+            self.turn_index,
+            advantages,
+            behaviour_logprobs=self.numbers["behaviour"],
+            old_logprobs=self.numbers["old"],
+            current_logprobs=self.numbers["logprobs"],
+            entropy=self.numbers["entropy"],
         )
 
     def permuted(self, order: torch.Tensor) -> "Rows":
@@ -160,4 +179,31 @@ def random_case(seed: int, *, groups: int = 3, members: int = 4, turns: int = 4,
         anchors.append([str(rng.choice(["a", "b", "c"])) for _ in episode])
         counts.append([len(turn["values"]) for turn in episode])
     ids = [group for group in range(groups) for _ in range(members)]
-    return Case(TrajectoryBatch(ids, rewards, penalties, valid, anchors, counts), data)
+    names = [str(group) for group in ids]
+    batch = TrajectoryBatch(
+        ids,
+        rewards,
+        penalties,
+        valid,
+        anchors,
+        counts,
+        parts=[[{"whole": value, "half": value / 2 - 0.1} for value in turns] for turns in rewards],
+        tasks=names,
+        domains=names,
+        greedy=greedy_batch(range(groups), [float(rng.integers(2)) for _ in range(groups)]),
+    )
+    return Case(batch, data)
+
+
+def greedy_batch(groups, returns) -> TrajectoryBatch:
+    """Return a greedy episode of one turn for each group."""
+    ids = list(groups)
+    alone = [[0.0] for _ in ids]
+    return TrajectoryBatch(
+        ids,
+        [[value] for value in returns],
+        alone,
+        [[True] for _ in ids],
+        [[None] for _ in ids],
+        [[1] for _ in ids],
+    )

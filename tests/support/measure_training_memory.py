@@ -1,4 +1,4 @@
-"""Trains two steps of 110 million random weights on the processor, and prints what memory that took.
+"""Trains two steps of 35 million random weights on the processor, and prints what memory that took.
 
 With gradient checkpointing and without. A program of its own: `python tests/support/measure_training_memory.py`.
 """
@@ -21,7 +21,7 @@ CONFIG = {
     "vocab_size": 8192,
     "hidden_size": 768,
     "intermediate_size": 3072,
-    "num_hidden_layers": 12,
+    "num_hidden_layers": 4,
     "num_attention_heads": 12,
     "num_key_value_heads": 4,
     "head_dim": 64,

@@ -30,7 +30,9 @@ from typing import IO, Any, NamedTuple, Self
 
 ROOT = Path(__file__).parents[2]
 # Read when the command runs, and not while modules are imported.
-_READ_LATE = ("ROLLGYM_TOKEN", "PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED")
+# Ray, which leaves some of these in a test's process, is imported only by who asks for it.
+_READ_LATE = ("ROLLGYM_TOKEN", "PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED", "PYTHONBREAKPOINT")
+_READ_LATE_PREFIX = "RAY_"
 
 
 class Command(NamedTuple):
@@ -207,7 +209,11 @@ def can_be_forked(command: Command, environment: Mapping[str, str]) -> bool:
     """Whether nothing that modules may have read when they were imported is different."""
     _, preloaded, _ = _preloaded(command)
     names = (preloaded.keys() | environment.keys()) - set(_READ_LATE)
-    return all(preloaded.get(name) == environment.get(name) for name in names)
+    return all(
+        preloaded.get(name) == environment.get(name)
+        for name in names
+        if not name.startswith(_READ_LATE_PREFIX)
+    )
 
 
 def fork(

@@ -149,3 +149,20 @@ def refused(*arguments: str) -> str:
 def read_lines(path: Path) -> list[dict]:
     """Read a file of JSON lines."""
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def descendants(process: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the processes below one with their command lines, those nearest to it first."""
+    parents: dict[int, int] = {}
+    commands: dict[int, bytes] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            commands[int(folder.name)] = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+    below = [process]
+    for parent in below:
+        children = [pid for pid, each in parents.items() if each == parent]
+        below += children
+        yield from ((pid, commands[pid]) for pid in children if pid in commands)

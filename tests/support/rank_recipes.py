@@ -4,15 +4,18 @@ import os
 import signal
 import time
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from tests.support.tiny_models import adapted_model, sharp_model
 from trainer.backends.fsdp2 import fsdp2_backend, fsdp2_model
 from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.optimizer import Schedule
-from trainer.backends.sharded import ShardedPolicyWithoutAdapters
+from trainer.backends.sharded_reference import ShardedPolicyWithoutAdapters
 from trainer.backends.zero import zero_backend
 from trainer.config.model import LoraSettings
 from trainer.config.optimizer import OptimizerSettings
@@ -49,12 +52,13 @@ class Recipe:
     options: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     lora: bool = False
+    warm: bool = False
 
     def __call__(self, group, backends):
         torch.set_num_threads(1)
         if self.role == "base":
-            return ShardedPolicyWithoutAdapters(backends["policy"], warm=False)
-        head = head_of(self.role, self.seed, lora=self.lora)
+            return ShardedPolicyWithoutAdapters(backends["policy"], warm=self.warm)
+        head = head_of(self.role, self.seed, lora=self.lora) if group.rank == 0 else None
         if self.role == "reference":
             tokens = self.optimizer.tokens_per_micro_batch
             return fsdp2_model(head, group, dtype=torch.float32, tokens_per_micro_batch=tokens)
@@ -65,10 +69,22 @@ class Recipe:
         return zero_backend(head, group, self.optimizer, schedule, stage=stage, **self.options)
 
 
-def adapted(group, backends):
-    """Make a rank's part of a policy with adapters."""
-    head = PolicyHead(adapted_model(1), 1.0)
-    return fsdp2_backend(head, group, OptimizerSettings(), Schedule(1e-3, 0, 1, "constant"))
+@dataclass(frozen=True)
+class Adapted:
+    """A rank's part of a policy with adapters.
+
+    Attributes:
+        kind: What divides it.
+    """
+
+    kind: str
+
+    def __call__(self, group, backends):
+        head, schedule = PolicyHead(adapted_model(1), 1.0), Schedule(1e-3, 0, 1, "constant")
+        if self.kind == "fsdp2":
+            return fsdp2_backend(head, group, OptimizerSettings(), schedule)
+        stage = int(self.kind.removeprefix("zero"))
+        return zero_backend(head, group, OptimizerSettings(), schedule, stage=stage)
 
 
 class Patient:
@@ -108,3 +124,74 @@ def not_finite_at(micro, row):
     """A loss that is infinite where one row of the batch is."""
     worst = torch.where(micro.rows == row, torch.inf, 1.0)
     return (micro.outputs.sum(dim=1) * worst).sum(), {}
+
+
+def gradient_not_finite_at(micro, row):
+    """A loss that is finite, and whose gradient is not where one row of the batch is."""
+    loss = micro.outputs.sum() / 20
+    if bool((micro.rows == row).any()):
+        # The root's slope at nothing is infinite, and infinitely much of nothing is no number.
+        loss = loss + (micro.outputs * 0.0).abs().sqrt().sum()
+    return loss, {}
+
+
+def killed_at(micro, row):
+    """A loss that ends the process that computes one row of the batch, while the others wait for its gradients."""
+    if bool((micro.rows == row).any()):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return micro.outputs.sum() / 20, {}
+
+
+def stopped_at(micro, row):
+    """A loss that has the process of one row stand still for ever, as on a machine that hangs."""
+    if bool((micro.rows == row).any()):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return micro.outputs.sum() / 20, {}
+
+
+def impatient(group, backends):
+    """Make a rank's part of a policy; from then on, ranks wait for each other no longer than a moment."""
+    backend = Recipe("fsdp2", "policy", OptimizerSettings(), 1e-3)(group, backends)
+    for each in (None, group.data.get_group()):
+        _set_pg_timeout(timedelta(seconds=3), each)
+    return backend
+
+
+@dataclass(frozen=True)
+class DyingInASave:
+    """A policy one rank of which ends itself in its second save.
+
+    Attributes:
+        rank: Which one.
+        when: "its own", when its pieces are written and nothing says so yet, or "all written".
+    """
+
+    optimizer: OptimizerSettings
+    rank: int
+    when: str
+
+    def __call__(self, group, backends):
+        backend = Recipe("fsdp2", "policy", self.optimizer, 1e-3)(group, backends)
+        write, saves = backend.write_pieces, []
+
+        def write_pieces(folder):
+            saves.append(folder)
+            if len(saves) == 2 and group.rank == self.rank:
+                name = {"its own": "write_data", "all written": "finish"}[self.when]
+                setattr(FileSystemWriter, name, last(getattr(FileSystemWriter, name)))
+            write(folder)
+
+        def last(call):
+            def called(*arguments, **named):
+                call(*arguments, **named)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            return called
+
+        backend.write_pieces = write_pieces
+        return backend
+
+
+def dying_in_a_save(optimizer, rank, when):
+    """Return the recipe."""
+    return DyingInASave(optimizer, rank, when)

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from trainer.algorithms.filter_settings import CustomFilter
 from trainer.algorithms.filters import filter_groups
-from trainer.algorithms.settings import CustomFilter
 from trainer.config.prompt import PromptSettings
 from trainer.core.errors import PluginError
 from trainer.core.plugins import load_plugin

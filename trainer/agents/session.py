@@ -463,7 +463,7 @@ def _stopped(
         text = plain_text(result.token_ids[:middle])
         low, high = (low, middle) if any(stop in text for stop in stops) else (middle, high)
     ended = GenerationResult(
-        result.token_ids[:high], result.logprobs[:high], result.policy_versions[:high], "stop"
+        result.token_ids[:high], result.logprobs[:high], result.policy_versions[:high], "stop", result.experts
     )
     plain, marked = plain_text(ended.token_ids), marked_text(ended.token_ids)
     return ended, _cut(plain, stops), _cut(marked, stops)

@@ -1,17 +1,16 @@
-"""How advantages are computed: one settings class per kind. The code is in `advantages.py` and `gigpo.py`."""
+"""How advantages are computed: one settings class per kind. The code is in `credit.py` and the modules it names."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from trainer.core.strict import Settings
+from trainer.algorithms.modes import GaeMask, WhitenForm
+from trainer.core.strict import Count, Settings
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Singleton = Literal["zero", "raw"]
 Unit = Literal["trajectory", "step"]
 
-_WHITEN = "Shift and scale the advantages to mean 0 and standard deviation 1 over the batch's sampled tokens."
-_CLIP = "Bound the magnitude of every advantage, at the very end; absent: no bound (ROLL: 0.2 for GiGPO)."
 _UNIT = (
     "What counts once in the statistics: a trajectory, or each of its steps (long episodes then weigh more)."
 )
@@ -19,43 +18,90 @@ _SINGLETON = (
     "Advantage in a group of one: 0 (ROLL), or the bare score (verl). With unit 'step' that is a single step."
 )
 _EPSILON = "Added to the standard deviation (verl, ROLL: 1e-6)."
+_TOKEN_DISCOUNT = "Discount per sampled token (gamma)."
 
 
-class GroupAdvantage(Settings):
+class Finished(Settings):
+    """What is made of advantages of any kind at the end."""
+
+    whiten: bool = Field(
+        False,
+        description="Shift and scale the advantages to mean 0 and standard deviation 1 over the batch's sampled "
+        "tokens. Of 'group' with scale 'none': REINFORCE++-baseline.",
+    )
+    whiten_unbiased: bool = Field(
+        True, description="Divide squares by n - 1 (verl), or by n (OpenRLHF, AReaL)."
+    )
+    whiten_epsilon: PositiveFloat = Field(1e-8, description="Keeps that division finite (AReaL: 1e-5).")
+    whiten_form: WhitenForm = Field(
+        "variance",
+        description="Where it is: added to the variance (verl), to the deviation (AReaL), or the variance's floor "
+        "(OpenRLHF).",
+    )
+    clip: PositiveFloat | None = Field(
+        None,
+        description="Bound the magnitude of every advantage, at the very end; absent: no bound (ROLL: 0.2 for GiGPO).",
+    )
+
+    @model_validator(mode="after")
+    def _whitening_is_read(self) -> Self:
+        own = ("whiten_unbiased", "whiten_epsilon", "whiten_form")
+        set_here = [name for name in own if getattr(self, name) != type(self).model_fields[name].default]
+        if set_here and not self.whiten:
+            raise ValueError(f"{', '.join(set_here)}: read with whiten: true only")
+        return self
+
+
+class Whitened(Finished):
+    """The same, whitened unless it is turned off."""
+
+    whiten: bool = Field(True, description=str(Finished.model_fields["whiten"].description))
+
+
+class GroupAdvantage(Finished):
     """One advantage per trajectory, relative to its group (GRPO, arXiv:2402.03300, and its relatives)."""
 
     kind: Literal["group"] = "group"
-    baseline: Literal["mean", "leave_one_out", "none"] = Field(
-        "mean", description="Group mean (GRPO), mean of the other members (RLOO), or nothing (plain return)."
+    baseline: Literal[
+        "mean", "leave_one_out", "length_weighted", "greedy", "second_best", "batch_mean", "none"
+    ] = Field(
+        "mean",
+        description="Group mean (GRPO), mean of the other members (RLOO), mean by length (OPO, arXiv:2505.23585), "
+        "return of a greedy episode that is played beside each group (ReMax, arXiv:2310.10505), the second best where "
+        "only the best member has an advantage (pass@k, arXiv:2503.19595), mean of the batch, or nothing.",
     )
     scale: Literal["group_std", "batch_std", "none"] = Field(
         "group_std",
         description="Divide by the group's (GRPO) or the batch's (LitePPO) deviation, or not at all (Dr. GRPO).",
     )
+    biased: bool = Field(
+        False, description="Deviations with n in place of n - 1 (HGPO, AReaL's normalisation)."
+    )
+    factor: Literal["none", "informative", "nonzero_scores"] = Field(
+        "none",
+        description="GPG (arXiv:2504.02546): times the number of episodes over that of episodes in groups of unequal "
+        "returns, or over that of episodes whose return is not 0 (verl).",
+    )
     turn_discount: Fraction = Field(1.0, description="Discount of a turn's reward per turn before it.")
     unit: Unit = Field("trajectory", description=_UNIT)
     singleton: Singleton = Field("zero", description=_SINGLETON)
     epsilon: PositiveFloat = Field(1e-6, description=_EPSILON)
-    whiten: bool = Field(False, description=_WHITEN + " With scale 'none': REINFORCE++-baseline.")
-    clip: PositiveFloat | None = Field(None, description=_CLIP)
 
 
-class TurnAdvantage(Settings):
+class TurnAdvantage(Finished):
     """One advantage per turn: its discounted return, relative to all turns of the group (ROLL's agentic form)."""
 
     kind: Literal["turn"]
-    baseline: Literal["mean", "none"] = Field(
-        "mean", description="Mean over the group's turn returns, or nothing."
+    baseline: Literal["mean", "batch_mean", "none"] = Field(
+        "mean", description="Mean over the group's or the batch's turn returns, or nothing."
     )
     scale: Literal["group_std", "batch_std", "none"] = Field("group_std", description="As in 'group'.")
     turn_discount: Fraction = Field(0.95, description="Discount from one turn to the next.")
     singleton: Singleton = Field("zero", description=_SINGLETON)
     epsilon: PositiveFloat = Field(1e-6, description=_EPSILON)
-    whiten: bool = Field(False, description=_WHITEN)
-    clip: PositiveFloat | None = Field(None, description=_CLIP)
 
 
-class GigpoAdvantage(Settings):
+class GigpoAdvantage(Finished):
     """Episode advantage plus step advantage among steps that began in the same state (GiGPO, arXiv:2505.10978)."""
 
     kind: Literal["gigpo"]
@@ -73,44 +119,107 @@ class GigpoAdvantage(Settings):
     unit: Unit = Field("step", description=_UNIT + " The authors' code uses steps, their paper trajectories.")
     singleton: Singleton = Field("zero", description=_SINGLETON + " Anchor groups of one always give 0.")
     epsilon: PositiveFloat = Field(1e-6, description=_EPSILON)
-    whiten: bool = Field(False, description=_WHITEN)
-    clip: PositiveFloat | None = Field(None, description=_CLIP)
 
 
-class TokenReturnAdvantage(Settings):
+class HgpoAdvantage(Finished):
+    """Step advantages among steps of equal state and ever longer equal history (HGPO, arXiv:2602.22817)."""
+
+    kind: Literal["hgpo"]
+    normalisation: Literal["mean_norm", "mean_std_norm"] = Field(
+        "mean_std_norm", description="As in 'gigpo'; deviations are biased, as in the authors' code."
+    )
+    history: Annotated[int, Field(ge=0, le=1000)] = Field(
+        2, description="States before the current one that the longest histories hold (the paper's K)."
+    )
+    length_weight: NonNegativeFloat = Field(
+        1.0, description="A group of k equal states weighs (k + 1)^this (the paper's alpha)."
+    )
+    episode_group: bool = Field(
+        False, description="Whether the episode's advantage is one of them, with weight 1 (base_group)."
+    )
+    turn_discount: Fraction = Field(0.95, description="Discount of step returns.")
+    epsilon: PositiveFloat = Field(1e-6, description=_EPSILON)
+
+
+class GdpoAdvantage(Whitened):
+    """Several rewards, each relative to its group, then added and whitened (GDPO, arXiv:2601.05242)."""
+
+    kind: Literal["gdpo"]
+    weights: dict[str, float] = Field(
+        {},
+        description="Weight of each reward that the environment names in info['reward_parts'], or a reward function "
+        "returns by name; absent: all of them, each 1.",
+    )
+    scale: Literal["group_std", "none"] = Field("group_std", description="As in 'group'.")
+    singleton: Singleton = Field("zero", description=_SINGLETON)
+    epsilon: PositiveFloat = Field(1e-6, description=_EPSILON)
+
+
+class SpoAdvantage(Finished):
+    """Return less what the task was worth so far, over the batch's deviation; no groups (SPO, arXiv:2509.13232)."""
+
+    kind: Literal["spo"]
+    tracks: Literal["task", "domain"] = Field(
+        "task",
+        description="What has a value of its own: a task, which must come again, as rows of data sets do; or a domain.",
+    )
+    rho_low: Fraction = Field(0.875, description="What is kept of the tracker at least at each visit.")
+    rho_high: Fraction = Field(0.96, description="At most.")
+    half_kl: PositiveFloat = Field(
+        0.06, description="How far the policy moves until half of it is forgotten (nats per token)."
+    )
+    prior: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        0.5, description="Value of what was never played: a share of solved episodes."
+    )
+    tracked: Count = Field(
+        100_000, description="Values that are kept at most; those that were not asked for longest go."
+    )
+    epsilon: PositiveFloat = Field(1e-8, description="Added to the deviation (the authors' code: 1e-8).")
+
+    @model_validator(mode="after")
+    def _rho_is_a_range(self) -> Self:
+        if self.rho_low > self.rho_high or self.rho_low >= 1.0:
+            raise ValueError("rho_low must be below 1, and at most rho_high")
+        return self
+
+
+class TokenReturnAdvantage(Whitened):
     """One advantage per token: the discounted return from it on (REINFORCE++, arXiv:2501.03262). No critic, no group.
 
     A KL penalty in the reward is charged at its token, so that only the tokens up to it pay for it.
     """
 
     kind: Literal["token_return"]
-    token_discount: Fraction = Field(1.0, description="Discount per sampled token (gamma).")
-    whiten: bool = Field(True, description=_WHITEN)
-    clip: PositiveFloat | None = Field(None, description=_CLIP)
+    token_discount: Fraction = Field(1.0, description=_TOKEN_DISCOUNT)
+    baseline: Literal["none", "group_mean"] = Field(
+        "none",
+        description="Nothing, or the group's mean return, taken off every token (REINFORCE++-baseline with its KL).",
+    )
 
 
-class GaeAdvantage(Settings):
+class GaeAdvantage(Whitened):
     """One advantage per token from a critic; observation tokens are skipped, not discounted (PPO, verl's form)."""
 
     kind: Literal["gae"]
-    token_discount: Fraction = Field(1.0, description="Discount per sampled token (gamma).")
+    token_discount: Fraction = Field(1.0, description=_TOKEN_DISCOUNT)
     trace: Fraction = Field(1.0, description="Decay of the error trace per sampled token (lambda).")
-    whiten: bool = Field(True, description=_WHITEN)
-    clip: PositiveFloat | None = Field(None, description=_CLIP)
+    gae_mask: GaeMask = Field(
+        "skip",
+        description="skip: observation tokens are passed over (verl, AReaL). none: each costs a factor of both, with "
+        "value 0 (ROLL, OpenRLHF), row by row: rows must then be whole episodes.",
+    )
 
 
-class BiLevelGaeAdvantage(Settings):
+class BiLevelGaeAdvantage(Whitened):
     """GAE over turns, then over the tokens of each turn (RAGEN and VAGEN), with turn ends given, never guessed."""
 
     kind: Literal["bi_level_gae"]
     turn_discount: Fraction = Field(0.95, description="Discount from one turn to the next.")
     token_discount: Fraction = Field(1.0, description="Discount per sampled token of a turn (gamma).")
     trace: Fraction = Field(1.0, description="Decay of the error trace, on both levels (lambda).")
-    whiten: bool = Field(True, description=_WHITEN)
-    clip: PositiveFloat | None = Field(None, description=_CLIP)
 
 
-class CustomAdvantage(Settings):
+class CustomAdvantage(Finished):
     """One advantage per turn from a function of the user's."""
 
     kind: Literal["custom"]
@@ -118,14 +227,15 @@ class CustomAdvantage(Settings):
         description="module:attr of a function TrajectoryBatch -> a list of turn advantages per trajectory. The "
         "batch's rewards are those that every advantage reads: penalties, bounds, scale and KL applied."
     )
-    whiten: bool = Field(False, description=_WHITEN)
-    clip: PositiveFloat | None = Field(None, description=_CLIP)
 
 
 AdvantageSettings = Annotated[
     GroupAdvantage
     | TurnAdvantage
     | GigpoAdvantage
+    | HgpoAdvantage
+    | GdpoAdvantage
+    | SpoAdvantage
     | TokenReturnAdvantage
     | GaeAdvantage
     | BiLevelGaeAdvantage
@@ -133,12 +243,22 @@ AdvantageSettings = Annotated[
     Field(discriminator="kind"),
 ]
 
+_SOLITARY = ("none", "greedy", "batch_mean")
+"""Baselines that need no other member of the group."""
+
 
 def compares_members(advantage: AdvantageSettings) -> bool:
     """Whether an advantage is 0 in a group of one, because there is nobody to compare it with."""
-    if (
-        not isinstance(advantage, GroupAdvantage | TurnAdvantage | GigpoAdvantage)
-        or advantage.singleton == "raw"
-    ):
-        return False
-    return advantage.kind == "gigpo" or advantage.baseline != "none" or advantage.scale == "group_std"
+    match advantage:
+        case GroupAdvantage() | TurnAdvantage() | GdpoAdvantage() if advantage.singleton == "raw":
+            return False
+        case GigpoAdvantage():
+            return advantage.singleton == "zero"
+        case GroupAdvantage() | TurnAdvantage():
+            return advantage.baseline not in _SOLITARY or advantage.scale == "group_std"
+        case TokenReturnAdvantage():
+            return advantage.baseline == "group_mean"
+        case HgpoAdvantage() | GdpoAdvantage():
+            return True
+        case _:
+            return False

@@ -1,16 +1,17 @@
 """Advantages: relative to a group, or from a critic. Statistics are taken in float64."""
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, assert_never
 
 import torch
 from torch import Tensor
 
-Baseline = Literal["mean", "leave_one_out", "none"]
+from trainer.algorithms.modes import GaeMask, WhitenForm
+
+Baseline = Literal["mean", "leave_one_out", "length_weighted", "greedy", "second_best", "batch_mean", "none"]
 Scale = Literal["group_std", "batch_std", "none"]
 
 # A deviation up to this is rounding noise of equal scores.
 NO_DEVIATION = 1e-6
-_WHITEN_EPSILON = 1e-8
 
 
 class GroupStatistics(NamedTuple):
@@ -21,13 +22,16 @@ class GroupStatistics(NamedTuple):
     std: Tensor
 
 
-def group_statistics(scores: Tensor, groups: Tensor, counts: Tensor | None = None) -> GroupStatistics:
-    """Return size, mean and unbiased standard deviation of each score's group.
+def group_statistics(
+    scores: Tensor, groups: Tensor, counts: Tensor | None = None, *, biased: bool = False
+) -> GroupStatistics:
+    """Return size, mean and standard deviation of each score's group.
 
     Args:
         scores: One number per trajectory (or per step), `[scores]`.
         groups: Group of each score; any integers.
         counts: How often each score counts; once if None.
+        biased: Divide squares by n, not by n - 1.
     """
     scores = scores.double()
     _, group = torch.unique(groups, return_inverse=True)
@@ -36,7 +40,9 @@ def group_statistics(scores: Tensor, groups: Tensor, counts: Tensor | None = Non
     size = buckets.index_add(0, group, counts)
     mean = buckets.index_add(0, group, counts * scores) / size.clamp(min=1)
     deviation = scores - mean[group]
-    variance = buckets.index_add(0, group, counts * deviation.square()) / (size - 1).clamp(min=1)
+    variance = buckets.index_add(0, group, counts * deviation.square()) / (size - int(not biased)).clamp(
+        min=1
+    )
     return GroupStatistics(size[group], mean[group], variance.sqrt()[group])
 
 
@@ -49,12 +55,15 @@ def group_advantages(
     singleton: Literal["zero", "raw"] = "zero",
     epsilon: float = 1e-6,
     counts: Tensor | None = None,
+    biased: bool = False,
+    lengths: Tensor | None = None,
+    greedy: Tensor | None = None,
 ) -> Tensor:
     """Return each score relative to its group, float64 `[scores]`.
 
-    GRPO is mean and group_std; Dr. GRPO mean and none; RLOO leave_one_out and none; LitePPO mean and batch_std.
-    Deviations are unbiased. What is divided by a deviation is 0 where all scores are equal, not a quotient of
-    rounding errors.
+    GRPO is mean and group_std; Dr. GRPO mean and none; RLOO leave_one_out and none; LitePPO mean and batch_std; OPO
+    length_weighted and none; ReMax greedy and none; pass@k second_best and group_std. What is divided by a deviation
+    is 0 where all scores are equal, not a quotient of rounding errors.
 
     Args:
         scores: One number per trajectory (or per step).
@@ -65,51 +74,119 @@ def group_advantages(
             no special case. A score that counts several times is no group of one.
         epsilon: Added to the deviation.
         counts: How often each score counts in the statistics; once if None.
+        biased: Deviations with n, not n - 1.
+        lengths: Sampled tokens of each, for baseline `length_weighted`.
+        greedy: Score of the greedy episode of each one's group, for baseline `greedy`.
+
+    Raises:
+        ValueError: If the baseline reads what is not given.
     """
     scores = scores.double()
-    size, mean, std = group_statistics(scores, groups, counts)
+    size, mean, std = group_statistics(scores, groups, counts, biased=biased)
     match baseline:
         case "mean":
             advantages = scores - mean
         case "leave_one_out":
             advantages = (scores - mean) * size / (size - 1).clamp(min=1)
+        case "length_weighted":
+            advantages = scores - _group_means(scores, groups, _given(lengths, "lengths"))
+        case "greedy":
+            advantages = scores - _given(greedy, "the greedy episodes' scores")
+        case "second_best":
+            advantages = _lead_of_the_best(scores, groups)
+        case "batch_mean":
+            advantages = scores - group_statistics(scores, torch.zeros_like(groups), counts).mean
         case "none":
             advantages = scores
+        case _:
+            assert_never(baseline)
     if scale == "batch_std":
-        std = group_statistics(scores, torch.zeros_like(groups), counts).std
+        std = group_statistics(scores, torch.zeros_like(groups), counts, biased=biased).std
     if scale != "none":
         advantages = torch.where(std > NO_DEVIATION, advantages / (std + epsilon), 0.0)
-    if baseline != "none":
+    if baseline not in ("none", "greedy", "batch_mean"):
         advantages = torch.where(size == 1, scores if singleton == "raw" else 0.0, advantages)
     return advantages
 
 
+def _given(numbers: Tensor | None, what: str) -> Tensor:
+    if numbers is None:
+        raise ValueError(f"the baseline reads {what}, which are not given")
+    return numbers.double()
+
+
+def _group_means(scores: Tensor, groups: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted mean of each score's group; the plain one where all weights are 0."""
+    _, group = torch.unique(groups, return_inverse=True)
+    weights = weights.clamp(min=1e-12)
+    totals = scores.new_zeros(int(group.max()) + 1 if len(group) else 0)
+    weight = totals.index_add(0, group, weights)
+    return (totals.index_add(0, group, weights * scores) / weight)[group]
+
+
+def _lead_of_the_best(scores: Tensor, groups: Tensor) -> Tensor:
+    """Return how far the best of each group is ahead of the second best, for it alone (pass@k, arXiv:2503.19595)."""
+    leads = torch.zeros_like(scores)
+    for group in torch.unique(groups):
+        members = (groups == group).nonzero(as_tuple=True)[0]
+        if len(members) > 1:
+            best, second = scores[members].topk(2).indices
+            leads[members[best]] = scores[members[best]] - scores[members[second]]
+    return leads
+
+
+def informative_factor(
+    scores: Tensor, groups: Tensor, count: Literal["none", "informative", "nonzero_scores"]
+) -> float:
+    """Return what GPG multiplies advantages by: all episodes over those that say something (arXiv:2504.02546, 3.2).
+
+    Args:
+        scores: Return of each episode.
+        groups: Its group.
+        count: `informative` counts episodes in groups of unequal returns, `nonzero_scores` those whose return is not
+            0 (verl); `none` is 1.
+    """
+    if count == "none":
+        return 1.0
+    says = scores != 0 if count == "nonzero_scores" else group_statistics(scores, groups).std > NO_DEVIATION
+    return len(scores) / max(int(says.sum()), 1)
+
+
 def generalized_advantages(
-    rewards: Tensor, values: Tensor, mask: Tensor, *, discount: float, trace: float
+    rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    *,
+    discount: float,
+    trace: float,
+    gae_mask: GaeMask = "skip",
 ) -> tuple[Tensor, Tensor]:
-    """Return GAE and returns that skip every token outside the mask, float64 `[rows, tokens]`.
+    """Return GAE and returns of every token of the mask, float64 `[rows, tokens]`.
 
     Value, error trace and discount are carried unchanged across observation tokens: the result at sampled tokens is
     plain GAE of the sequence without the others. Both results are zero outside the mask.
 
     Args:
         rewards: Reward on each token.
-        values: Value of the state before each token; never read outside the mask.
+        values: Value of the state before each token; never read outside the mask, unless `gae_mask` is `none`.
         mask: True where the policy sampled the token.
         discount: Gamma, per sampled token.
         trace: Lambda, per sampled token.
+        gae_mask: `none` steps through tokens outside the mask, padding too, as through any other, with reward 0 and the
+            values given there (ROLL; OpenRLHF sets them to 0 before).
     """
     rewards = torch.where(mask, rewards.double(), 0.0)
-    values = torch.where(mask, values.double(), 0.0)
+    values = torch.where(mask, values.double(), 0.0) if gae_mask == "skip" else values.double()
+    steps = mask if gae_mask == "skip" else torch.ones_like(mask)
     advantages = torch.zeros_like(values)
     running = values.new_zeros(values.shape[0])
     next_value = values.new_zeros(values.shape[0])
     for place in reversed(range(values.shape[1])):
-        here = mask[:, place]
+        here = steps[:, place]
         error = rewards[:, place] + discount * next_value - values[:, place]
         running = torch.where(here, error + discount * trace * running, running)
         next_value = torch.where(here, values[:, place], next_value)
-        advantages[:, place] = torch.where(here, running, 0.0)
+        advantages[:, place] = torch.where(mask[:, place], running, 0.0)
     return advantages, torch.where(mask, advantages + values, 0.0)
 
 
@@ -154,14 +231,37 @@ def bi_level_advantages(
     return advantages, torch.where(mask, advantages + values, 0.0)
 
 
-def whitened(values: Tensor, mask: Tensor, *, unbiased: bool = True) -> Tensor:
+def whitened(
+    values: Tensor,
+    mask: Tensor,
+    *,
+    unbiased: bool = True,
+    epsilon: float = 1e-8,
+    form: WhitenForm = "variance",
+) -> Tensor:
     """Return values with mean 0 and deviation 1 over the masked tokens; zero outside the mask.
 
-    Every token counts once, so long rows weigh more. `unbiased=False` divides by n (OpenRLHF).
+    Every token counts once, so long rows weigh more.
+
+    Args:
+        values: A number per token.
+        mask: Which count.
+        unbiased: Divide squares by n - 1 (verl), or by n (OpenRLHF, AReaL).
+        epsilon: Keeps the division finite.
+        form: Where epsilon is: added to the variance (verl), to the deviation (AReaL), or the variance's floor
+            (OpenRLHF).
     """
     chosen = torch.where(mask, values.double(), 0.0)
     count = mask.sum()
     mean = chosen.sum() / count.clamp(min=1)
     deviation = torch.where(mask, chosen - mean, 0.0)
     variance = deviation.square().sum() / (count - int(unbiased)).clamp(min=1)
-    return deviation * torch.rsqrt(variance + _WHITEN_EPSILON)
+    match form:
+        case "variance":
+            return deviation * torch.rsqrt(variance + epsilon)
+        case "deviation":
+            return deviation / (variance.sqrt() + epsilon)
+        case "floor":
+            return deviation * torch.rsqrt(variance.clamp(min=epsilon))
+        case _:
+            assert_never(form)

@@ -50,27 +50,34 @@ def aggregate(
     denominators: Denominators,
     horizon: int | None = None,
     lengths: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Return this part's share of the aggregated loss; the shares of all parts add up to the whole.
 
     Args:
         values: Token losses, `[rows, tokens]`. What lies outside the mask is never read, NaN included.
         mask: True where a token counts.
-        mode: `token-mean` divides by all tokens; `seq-mean-token-sum` sums a sequence and divides by the number of
-            sequences that have tokens; `seq-mean-token-sum-norm` divides that by `horizon` (Dr. GRPO);
-            `seq-mean-token-mean` takes the mean of a sequence's tokens, then the mean over sequences (GRPO, GSPO).
+        mode: `token-mean` divides by all tokens; `token-sum` by nothing; `seq-mean-token-sum` sums a sequence and
+            divides by the number of sequences that have tokens; `seq-mean-token-sum-norm` divides that by `horizon`
+            (Dr. GRPO); `seq-mean-token-mean` takes the mean of a sequence's tokens, then the mean over sequences (GRPO,
+            GSPO).
         denominators: Counts of the whole batch.
         horizon: The constant length of `seq-mean-token-sum-norm`.
         lengths: Sampled tokens of the sequence that each row is of, `[rows]`; every row is one of its own if None.
+        weights: Weight of each row, `[rows]`; denominators do not know of it.
 
     Raises:
         ValueError: If the mode needs a horizon and there is none.
     """
     values = torch.where(mask, values, 0.0)
+    if weights is not None:
+        values = values * weights[:, None]
     rows = max(denominators.rows, 1)
     match mode:
         case "token-mean":
             return values.sum() / max(denominators.tokens, 1)
+        case "token-sum":
+            return values.sum()
         case "seq-mean-token-sum":
             return values.sum() / rows
         case "seq-mean-token-sum-norm":
@@ -87,7 +94,7 @@ def share(
     mask: Tensor, mode: AggregationMode, denominators: Denominators, lengths: Tensor | None = None
 ) -> Tensor:
     """Return which part of the whole batch this mask is, in the unit that `mode` averages over; see `aggregate`."""
-    if mode == "token-mean":
+    if mode in ("token-mean", "token-sum"):
         return mask.sum() / max(denominators.tokens, 1)
     return (mask.sum(dim=1) / _lengths(mask, lengths)).sum() / max(denominators.rows, 1)
 

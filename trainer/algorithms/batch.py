@@ -1,8 +1,8 @@
 """What the algorithms read: episodes as turns, and training rows as padded tensors."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -19,6 +19,11 @@ class TrajectoryBatch:
         anchors: Key of the state in which the turn began; None where it is not known.
         tokens: How many tokens the policy sampled in each turn.
         solved: Whether each trajectory reached its goal; empty where nobody asks.
+        truncated: Whether each trajectory was cut off, or one of its replies was; empty where nobody asks.
+        parts: Rewards of each turn by name, which the environment gave apart; empty where nobody asks.
+        tasks: Key of each trajectory's task, equal for equal tasks; empty where nobody asks.
+        domains: Domain of each trajectory; empty where nobody asks.
+        greedy: The greedy episodes that were played beside the groups, one for each; None where there are none.
     """
 
     groups: Sequence[int]
@@ -28,6 +33,11 @@ class TrajectoryBatch:
     anchors: Sequence[Sequence[str | None]]
     tokens: Sequence[Sequence[int]]
     solved: Sequence[bool] = ()
+    truncated: Sequence[bool] = ()
+    parts: Sequence[Sequence[Mapping[str, float]]] = ()
+    tasks: Sequence[str] = ()
+    domains: Sequence[str] = ()
+    greedy: "TrajectoryBatch | None" = None
 
     def __post_init__(self) -> None:
         """Refuse a batch whose parts do not fit each other."""
@@ -42,6 +52,16 @@ class TrajectoryBatch:
     def __len__(self) -> int:
         """Return the number of trajectories."""
         return len(self.groups)
+
+    def select(self, places: Sequence[int]) -> Self:
+        """Return these trajectories alone; the greedy ones stay as they are."""
+        chosen: dict[str, Any] = {name: [part[place] for place in places] for name, part in self._lists()}
+        return replace(self, **chosen)
+
+    def _lists(self) -> list[tuple[str, Sequence[Any]]]:
+        """Return what has an entry per trajectory, as far as it is given."""
+        names = [each.name for each in fields(self) if each.name != "greedy"]
+        return [(name, part) for name in names if len(part := getattr(self, name))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +106,10 @@ class LossInputs:
         elsewhere_difference: Sum of `lp - old` over the sampled tokens of the row's episode that lie in other rows,
             `[rows]`, for ratios of sequences; None where every row is a whole episode.
         elsewhere_tokens: How many tokens those are, `[rows]`.
+        weights: Weight of each token's loss, from `prepare_step`, where the algorithm has one.
+        charges: What each token pays for every nat that it moved, likewise.
+        shares: How far each token is on the way from the policy that sampled it to the current one, for proximal
+            'interpolated'.
     """
 
     logprobs: Tensor
@@ -100,6 +124,9 @@ class LossInputs:
     lengths: Tensor | None = None
     elsewhere_difference: Tensor | None = None
     elsewhere_tokens: Tensor | None = None
+    weights: Tensor | None = None
+    charges: Tensor | None = None
+    shares: Tensor | None = None
 
     def select(self, rows: Tensor) -> Self:
         """Return the rows with these indices (or where this mask is true)."""
@@ -111,6 +138,9 @@ class LossInputs:
             "lengths",
             "elsewhere_difference",
             "elsewhere_tokens",
+            "weights",
+            "charges",
+            "shares",
         )
         return replace(
             self,
@@ -121,3 +151,53 @@ class LossInputs:
             turn_index=self.turn_index[rows],
             **{name: part[rows] for name in optional if (part := getattr(self, name)) is not None},
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SurrogateInputs:
+    """What a surrogate of the user's reads of a micro-batch. Tensors are `[rows, tokens]`, zero outside the mask.
+
+    Attributes:
+        logprobs: Log-probabilities under the policy that is being trained; they carry the gradient.
+        log_ratio: Log of the ratio as `ratio` has it, with gradient.
+        old_logprobs: Log-probabilities that ratios start from.
+        behaviour_logprobs: Log-probabilities recorded when the tokens were sampled.
+        advantages: Advantage of each token.
+        mask: True where the policy sampled the token.
+        turn_index: Turn that a sampled token belongs to; anything outside the mask.
+        scores: Return of each row's trajectory, `[rows]`; None where nobody gave it.
+    """
+
+    logprobs: Tensor
+    log_ratio: Tensor
+    old_logprobs: Tensor
+    behaviour_logprobs: Tensor
+    advantages: Tensor
+    mask: Tensor
+    turn_index: Tensor
+    scores: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """All rows of one optimizer step, before they are divided. Tensors are `[rows, tokens]` unless said otherwise.
+
+    Attributes:
+        trajectory: Episode of each row, int64 `[rows]`.
+        mask: True where the policy sampled the token.
+        turn_index: Turn of its episode that a sampled token belongs to; anything outside the mask.
+        advantages: Advantage of each token.
+        behaviour_logprobs: Log-probabilities recorded when the tokens were sampled.
+        old_logprobs: Log-probabilities at the start of the update.
+        current_logprobs: Log-probabilities when this step begins: the old ones in the first step of an update.
+        entropy: Entropy of the policy at each token when this step begins, where the algorithm reads it.
+    """
+
+    trajectory: Tensor
+    mask: Tensor
+    turn_index: Tensor
+    advantages: Tensor
+    behaviour_logprobs: Tensor
+    old_logprobs: Tensor
+    current_logprobs: Tensor
+    entropy: Tensor | None = None

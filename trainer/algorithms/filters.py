@@ -1,4 +1,4 @@
-"""Which groups are trained on, by how much the returns of their members differ."""
+"""Which groups are trained on: by how much the returns of their members differ, and other scores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,8 +8,22 @@ from typing import TypeGuard, assert_never
 import torch
 
 from trainer.algorithms.advantages import NO_DEVIATION, group_statistics
-from trainer.algorithms.settings import FilterSettings, GroupwiseFilter
+from trainer.algorithms.batch import TrajectoryBatch
+from trainer.algorithms.filter_settings import (
+    CustomFilter,
+    FilterSettings,
+    GroupwiseFilter,
+    MinPFilter,
+    RankedFilter,
+    TopCountFilter,
+    TopFractionFilter,
+    TopPFilter,
+)
 from trainer.core.plugins import Plugin, load_plugin
+
+_Ranked = TopFractionFilter | TopCountFilter | TopPFilter | MinPFilter
+_ZERO = 1e-10
+"""A score up to this is none (RAGEN)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +47,22 @@ def refills(settings: FilterSettings) -> TypeGuard[GroupwiseFilter]:
 
 
 def filter_groups(
-    settings: FilterSettings, groups: Sequence[int], returns: Sequence[float], solved: Sequence[bool] = ()
+    settings: FilterSettings,
+    groups: Sequence[int],
+    returns: Sequence[float],
+    solved: Sequence[bool] = (),
+    lengths: Sequence[int] = (),
+    batch: TrajectoryBatch | None = None,
 ) -> FilterResult:
-    """Choose groups by the standard deviation of their returns (unbiased, in float64), or by how many are solved.
+    """Choose groups by their returns (deviations unbiased, in float64), by their lengths, or by how many are solved.
 
     Args:
         settings: Which filter.
         groups: Group of each trajectory.
         returns: Return of each trajectory.
         solved: Whether each trajectory reached its goal; read by `success_range` only.
+        lengths: Sampled tokens of each trajectory; read where groups are ranked by length only.
+        batch: All of it, for a user's filter that asks for it.
 
     Raises:
         PluginError: If a user's filter keeps what is no group of the batch.
@@ -51,7 +72,7 @@ def filter_groups(
         sizes[group] = sizes.get(group, 0) + 1
     statistics = group_statistics(torch.tensor(returns, dtype=torch.float64), torch.tensor(groups))
     std = dict(zip(groups, statistics.std.tolist(), strict=True))
-    ranked = sorted(sizes, key=lambda group: -std[group])  # stable: ties stay in order of occurrence
+    mean = dict(zip(groups, statistics.mean.tolist(), strict=True))
     match settings.kind:
         case "none":
             kept = set(sizes)
@@ -60,15 +81,13 @@ def filter_groups(
         case "success_range":
             share = _shares(groups, solved)
             kept = {group for group in sizes if settings.above < share[group] < settings.below}
-        case "top_fraction":
-            kept = set(ranked[: max(1, int(settings.fraction * len(ranked)))])
-        case "top_p":
-            kept = _top_p(ranked, std, settings.mass, settings.slack)
-        case "min_p":
-            largest = max(std.values(), default=0.0)
-            kept = {group for group in sizes if largest > 0 and std[group] >= settings.fraction * largest}
+        case "score_range":
+            kept = {group for group in sizes if settings.above < mean[group] < settings.below}
+        case "top_fraction" | "top_count" | "top_p" | "min_p":
+            scores = _scores(settings, groups, std, mean, sizes, lengths)
+            kept = _best(settings, scores, len(sizes))
         case "custom":
-            kept = _chosen(load_plugin(settings.function, "algorithm.filter.function"), groups, returns)
+            kept = _chosen(settings, groups, returns, batch)
         case _:
             assert_never(settings)
     return FilterResult(
@@ -78,15 +97,76 @@ def filter_groups(
     )
 
 
+def _scores(
+    settings: RankedFilter,
+    groups: Sequence[int],
+    std: dict[int, float],
+    mean: dict[int, float],
+    sizes: dict[int, int],
+    lengths: Sequence[int],
+) -> dict[int, float]:
+    """Return what groups are ranked by, in the order in which they first occur."""
+    match settings.by:
+        case "deviation":
+            scores = std
+        case "mean":
+            scores = mean
+        case "sum":
+            scores = {group: mean[group] * sizes[group] for group in sizes}
+        case "length":
+            scores = _means(groups, [float(length) for length in lengths])
+        case _:
+            assert_never(settings.by)
+    return {group: scores[group] for group in sizes if settings.include_zero or abs(scores[group]) > _ZERO}
+
+
+def _best(settings: _Ranked, scores: dict[int, float], groups: int) -> set[int]:
+    """Return the groups that a ranking keeps (RAGEN's rollout_filter.py); ties stay in order of occurrence."""
+    sign = -1 if settings.keep == "largest" else 1
+    ranked = sorted(scores, key=lambda group: sign * scores[group])
+    match settings:
+        case TopFractionFilter():
+            return set(ranked[: max(1, int(settings.fraction * groups))])
+        case TopCountFilter():
+            return set(ranked[: settings.count])
+        case TopPFilter():
+            return _top_p(settings, ranked, scores)
+        case MinPFilter():
+            return _min_p(settings, ranked, scores)
+
+
+def _min_p(settings: MinPFilter, ranked: Sequence[int], scores: dict[int, float]) -> set[int]:
+    if not ranked:
+        return set()
+    first = scores[ranked[0]]
+    if settings.keep == "smallest":
+        bound = first / (settings.fraction + _ZERO) + _ZERO
+        return {group for group in ranked if scores[group] <= bound}
+    return {group for group in ranked if first > 0 and scores[group] >= settings.fraction * first - _ZERO}
+
+
+def _means(groups: Sequence[int], values: Sequence[float]) -> dict[int, float]:
+    of_groups: dict[int, list[float]] = {}
+    for group, value in zip(groups, values, strict=True):
+        of_groups.setdefault(group, []).append(value)
+    return {group: sum(each) / len(each) for group, each in of_groups.items()}
+
+
 def _shares(groups: Sequence[int], solved: Sequence[bool]) -> dict[int, float]:
-    flags: dict[int, list[bool]] = {}
-    for group, flag in zip(groups, solved, strict=True):
-        flags.setdefault(group, []).append(flag)
-    return {group: sum(each) / len(each) for group, each in flags.items()}
+    return _means(groups, [float(flag) for flag in solved])
 
 
-def _chosen(plugin: Plugin, groups: Sequence[int], returns: Sequence[float]) -> set[int]:
-    chosen = plugin.elements(plugin(groups, returns), "the numbers of the groups to keep")
+def _chosen(
+    settings: CustomFilter,
+    groups: Sequence[int],
+    returns: Sequence[float],
+    batch: TrajectoryBatch | None,
+) -> set[int]:
+    plugin: Plugin = load_plugin(settings.function, "algorithm.filter.function")
+    if settings.sees == "batch" and batch is None:
+        raise ValueError("the filter asks for the whole batch, which is not given")
+    given = plugin(batch) if settings.sees == "batch" else plugin(groups, returns)
+    chosen = plugin.elements(given, "the numbers of the groups to keep")
     # A list of flags would otherwise be read as groups 0 and 1.
     if any(isinstance(each, bool) or not isinstance(each, Integral) for each in chosen):
         raise plugin.broken("must return the numbers of the groups to keep")
@@ -95,13 +175,26 @@ def _chosen(plugin: Plugin, groups: Sequence[int], returns: Sequence[float]) -> 
     return set(chosen)
 
 
-def _top_p(ranked: Sequence[int], std: dict[int, float], mass: float, slack: float) -> set[int]:
-    target = mass * sum(std[group] for group in ranked) - slack
+def _top_p(settings: TopPFilter, ranked: Sequence[int], scores: dict[int, float]) -> set[int]:
+    """Return the first groups of a ranking that make up a part of all scores; none if these are not reached."""
+    if settings.shares == "softmax":
+        return _top_p_softmax(settings, ranked, scores)
+    target = settings.mass * sum(scores[group] for group in ranked) - settings.slack
     kept: set[int] = set()
     reached = 0.0
     for group in ranked:
-        if reached >= target or std[group] <= NO_DEVIATION:
+        if reached >= target or scores[group] <= NO_DEVIATION:
             break
         kept.add(group)
-        reached += std[group]
+        reached += scores[group]
     return kept if reached >= target else set()
+
+
+def _top_p_softmax(settings: TopPFilter, ranked: Sequence[int], scores: dict[int, float]) -> set[int]:
+    if not ranked:
+        return set()
+    sign = 1 if settings.keep == "largest" else -1
+    shares = torch.softmax(torch.tensor([sign * scores[group] for group in ranked], dtype=torch.float64), 0)
+    reached = shares.cumsum(0)
+    count = int((reached < settings.mass).sum()) + 1
+    return set(ranked[:count])

@@ -12,12 +12,18 @@ _K3_LIMIT = 10.0
 
 
 def kl_estimate(
-    logprobs: Tensor, reference: Tensor, estimator: KLEstimator, *, straight_through: bool = False
+    logprobs: Tensor,
+    reference: Tensor,
+    estimator: KLEstimator,
+    *,
+    straight_through: bool = False,
+    log_ratio: Tensor | None = None,
+    bounded: bool = True,
 ) -> Tensor:
     """Return a per-token estimate of KL(policy || reference), with d = logprobs - reference.
 
-    `k1` = d; `k2` = d^2 / 2; `k3` = exp(-d) - 1 + d. For `k3`, d is clamped to +-20 and the result to +-10, so that
-    one outlier cannot overflow.
+    `k1` = d; `k2` = d^2 / 2; `k3` = exp(-d) - 1 + d; `abs` = |d|. For `k3`, d is clamped to +-20 and
+    the result to +-10, so that one outlier cannot overflow.
 
     As a loss, `k2` has the right gradient on-policy and `k3` a biased one of low variance (k1's is zero in
     expectation). `straight_through` keeps the estimator's value and takes the gradient of `k2`.
@@ -27,6 +33,9 @@ def kl_estimate(
         reference: Their log-probabilities under the reference policy.
         estimator: Which estimate.
         straight_through: Take the gradient of `k2`, whatever the value.
+        log_ratio: Log of the ratio to the policy that tokens are taken to be of, with gradient: the estimate times the
+            ratio is unbiased off-policy (DeepSeek-V3.2, section 3.1). None: there is no such factor.
+        bounded: Whether `k3` is clamped (verl); slime and TRL do not.
     """
     difference = logprobs - reference
     match estimator:
@@ -34,12 +43,16 @@ def kl_estimate(
             value = difference
         case "k2":
             value = difference.square() / 2
+        case "abs":
+            value = difference.abs()
+        case "k3" if bounded:
+            near = difference.clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
+            value = (torch.exp(-near) - 1 + near).clamp(-_K3_LIMIT, _K3_LIMIT)
         case "k3":
-            bounded = difference.clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
-            value = (torch.exp(-bounded) - 1 + bounded).clamp(-_K3_LIMIT, _K3_LIMIT)
+            value = torch.exp(-difference) - 1 + difference
         case _:
             assert_never(estimator)
     if straight_through:
         gradient = difference.square() / 2
         value = value.detach() + gradient - gradient.detach()
-    return value
+    return value if log_ratio is None else value * log_ratio.exp()

@@ -3,7 +3,12 @@
 from typing import Literal
 
 AggregationMode = Literal[
-    "token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"
+    "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"
 ]
-KLEstimator = Literal["k1", "k2", "k3"]
-RatioLevel = Literal["token", "turn", "sequence"]
+KLEstimator = Literal["k1", "k2", "k3", "abs"]
+RatioLevel = Literal["token", "turn", "sequence", "sequence_sum"]
+WeightLevel = Literal["token", "turn", "geometric", "sequence"]
+Measure = Literal["ratio", "k1", "k2", "k3", "probability", "binary_kl"]
+Statistic = Literal["mean", "sum", "max", "all"]
+GaeMask = Literal["skip", "none"]
+WhitenForm = Literal["variance", "deviation", "floor"]

@@ -5,6 +5,8 @@ episode, whatever rows they lie in. An episode's rows may be in several micro-ba
 row's episode add is counted before the loss (`elsewhere`), as the denominators of `aggregation.py` are.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -21,12 +23,15 @@ def log_ratio(
     clamp: float = 20.0,
     elsewhere_difference: Tensor | None = None,
     elsewhere_tokens: Tensor | None = None,
+    clip: "Clip | None" = None,
 ) -> Tensor:
     """Return the log of the ratio that the surrogate reads, `[rows, tokens]`; zero outside the mask.
 
     Above the token level, the value is the mean over the turn or episode and the gradient is the token's own: the
     GSPO-token form, `sg(mean) + lp - sg(lp)`. Its gradient equals that of the plain sequence ratio where the
-    advantage is constant in the episode, and it still allows an advantage per token.
+    advantage is constant in the episode, and it still allows an advantage per token. The sum over an episode,
+    `sequence_sum`, has the gradient `n (lp - sg(lp))`, n being the episode's tokens: averaged over them
+    (`seq-mean-token-mean`) it is that of the plain product.
 
     Args:
         logprobs: Log-probabilities with gradient.
@@ -38,17 +43,50 @@ def log_ratio(
         elsewhere_difference: Sum of `lp - old` over the sampled tokens of the row's episode that lie in other rows,
             `[rows]`; None where every row is a whole episode. Read at the level of sequences only.
         elsewhere_tokens: How many tokens those are, `[rows]`.
+        clip: Bounds of each token's log ratio before the mean is taken (GMPO); None is none.
     """
-    logprobs = torch.where(mask, logprobs, 0.0)
-    difference = logprobs - torch.where(mask, old_logprobs, 0.0)
-    if level != "token":
-        average = (
-            turn_mean(difference.detach(), mask, turn_index)
-            if level == "turn"
-            else sequence_mean(difference.detach(), mask, elsewhere_difference, elsewhere_tokens)
-        )
-        difference = torch.where(mask, average + logprobs - logprobs.detach(), 0.0)
-    return difference.clamp(-clamp, clamp)
+    difference = torch.where(mask, logprobs, 0.0) - torch.where(mask, old_logprobs, 0.0)
+    if clip is not None:
+        difference = clipped_difference(difference, clip)
+    if level == "token":
+        return difference.clamp(-clamp, clamp)
+    plain = difference.detach()
+    if level == "turn":
+        average = turn_mean(plain, mask, turn_index)
+    else:
+        average = sequence_mean(plain, mask, elsewhere_difference, elsewhere_tokens)
+    own = difference - plain
+    if level == "sequence_sum":
+        count = mask.sum(dim=1) if elsewhere_tokens is None else mask.sum(dim=1) + elsewhere_tokens
+        average, own = average * count[:, None], own * count[:, None]
+    return torch.where(mask, average + own, 0.0).clamp(-clamp, clamp)
+
+
+class Clip(NamedTuple):
+    """Bounds of a token's log ratio.
+
+    Attributes:
+        advantages: Their signs say which bound holds, `[rows, tokens]`.
+        low: How far it may fall.
+        high: How far it may rise.
+    """
+
+    advantages: Tensor
+    low: float
+    high: float
+
+
+def clipped_difference(difference: Tensor, clip: Clip) -> Tensor:
+    """Return log ratios bounded where that would raise the objective (GMPO, arXiv:2507.20673, equation 4).
+
+    `s min(s d, s clip(d, -low, high))` with the sign s of the advantage: 0 where that is 0, as in verl.
+
+    Args:
+        difference: d, `lp - old` per token, with gradient.
+        clip: The bounds.
+    """
+    sign = torch.sign(clip.advantages)
+    return sign * torch.minimum(sign * difference, sign * difference.clamp(-clip.low, clip.high))
 
 
 def sequence_mean(
@@ -94,3 +132,34 @@ def elsewhere(values: Tensor, trajectory: Tensor) -> Tensor:
     _, episode = torch.unique(trajectory, return_inverse=True)
     totals = values.new_zeros(int(episode.max()) + 1 if len(episode) else 0).index_add(0, episode, values)
     return totals[episode] - values
+
+
+def segment_sum(values: Tensor, mask: Tensor, segment: Tensor) -> Tensor:
+    """Return, at each counted token, the sum of `values` over its segment; zero elsewhere.
+
+    Args:
+        values: A number per token, `[rows, tokens]`, never read outside the mask.
+        mask: True where a token counts.
+        segment: Segment of each token, any integers: a segment may lie in several rows.
+    """
+    inverse = _segments(mask, segment)
+    totals = values.new_zeros(int(inverse.max()) + 1 if inverse.numel() else 0)
+    totals = totals.index_add(0, inverse, values[mask])
+    spread = torch.zeros_like(values)
+    spread[mask] = totals[inverse]
+    return spread
+
+
+def segment_max(values: Tensor, mask: Tensor, segment: Tensor) -> Tensor:
+    """Return, at each counted token, the largest of `values` in its segment; zero elsewhere. See `segment_sum`."""
+    inverse = _segments(mask, segment)
+    largest = values.new_full((int(inverse.max()) + 1 if inverse.numel() else 0,), -torch.inf)
+    largest = largest.scatter_reduce(0, inverse, values[mask], "amax")
+    spread = torch.zeros_like(values)
+    spread[mask] = largest[inverse]
+    return spread
+
+
+def _segments(mask: Tensor, segment: Tensor) -> Tensor:
+    inverse: Tensor = torch.unique(segment[mask], return_inverse=True)[1]
+    return inverse

@@ -6,14 +6,16 @@ import torch
 from torch import Tensor
 
 from trainer.algorithms.batch import TrajectoryBatch
-from trainer.algorithms.settings import RewardSettings
+from trainer.algorithms.filter_settings import RewardSettings
+from trainer.algorithms.state import Moments
 from trainer.algorithms.stream import TokenStream
 
 TurnValues = list[list[float]]
+_EPSILON = 1e-6
 
 
 def turn_rewards(settings: RewardSettings, batch: TrajectoryBatch) -> TurnValues:
-    """Return the reward of each turn: penalty for unreadable replies, clip, penalty for overlong episodes, scale.
+    """Return the reward of each turn: penalty for unreadable replies, clip, overlong episodes, scale, offset.
 
     With `penalty_in: return` the penalties for unreadable replies are left out: see `turn_charges`.
     """
@@ -33,8 +35,35 @@ def turn_rewards(settings: RewardSettings, batch: TrajectoryBatch) -> TurnValues
             turns[-1] += overlong.penalty * overlong_penalty(
                 sum(tokens), overlong.max_tokens, overlong.buffer_tokens
             )
-        composed.append([settings.scale * reward for reward in turns])
+        turns = [settings.scale * reward for reward in turns]
+        if turns and settings.offset:
+            turns[-1] += settings.offset
+        composed.append(turns)
     return composed
+
+
+def normalised_rewards(settings: RewardSettings, rewards: TurnValues, so_far: Moments) -> TurnValues:
+    """Return rewards by the deviation of returns, and, where it is asked for, less their mean on the last turn.
+
+    A deviation of 0 changes nothing.
+
+    Args:
+        settings: Whether these are the moments of this batch or of all episodes so far.
+        rewards: Reward of each turn.
+        so_far: Moments of the returns of all episodes so far, those of this batch included.
+    """
+    if settings.normalise == "none":
+        return rewards
+    moments = so_far
+    if settings.normalise == "batch":
+        moments = Moments().taking([sum(turns) for turns in rewards])
+    factor = 1 / (moments.deviation + _EPSILON) if moments.deviation > _EPSILON else 1.0
+    scaled = [[factor * reward for reward in turns] for turns in rewards]
+    if settings.normalise_mean:
+        for turns in scaled:
+            if turns:
+                turns[-1] -= factor * moments.mean
+    return scaled
 
 
 def turn_charges(settings: RewardSettings, batch: TrajectoryBatch) -> TurnValues | None:

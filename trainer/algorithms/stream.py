@@ -40,11 +40,20 @@ class TokenStream:
         Raises:
             ValueError: If a turn lies in more than one row: no order of its tokens is known.
         """
-        row, column = rows.mask.nonzero(as_tuple=True)
-        trajectory, turn = rows.trajectory[row], rows.turn_index[row, column]
+        return cls.ordered(rows.trajectory, rows.mask, rows.turn_index, trajectories)
+
+    @classmethod
+    def ordered(cls, episode: Tensor, mask: Tensor, turn_index: Tensor, trajectories: int) -> "TokenStream":
+        """Order the sampled tokens of rows of which episode `[rows]`, mask and turns `[rows, tokens]` are known.
+
+        Raises:
+            ValueError: If a turn lies in more than one row: no order of its tokens is known.
+        """
+        row, column = mask.nonzero(as_tuple=True)
+        trajectory, turn = episode[row], turn_index[row, column]
         turns = int(turn.max()) + 1 if len(turn) else 1
         key = trajectory * turns + turn
-        order = torch.argsort(key * rows.mask.shape[1] + column, stable=True)
+        order = torch.argsort(key * mask.shape[1] + column, stable=True)
         row, column, trajectory, turn, key = (part[order] for part in (row, column, trajectory, turn, key))
         same_turn = key[1:] == key[:-1]
         if bool((same_turn & (row[1:] != row[:-1])).any()):

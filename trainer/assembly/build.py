@@ -214,6 +214,7 @@ def _backend(settings: RunSettings, head: PolicyHead | ValueHead, schedule: Sche
         schedule,
         dtype=DTYPES[settings.model.dtype],
         gradient_checkpointing=settings.model.gradient_checkpointing,
+        compiled=settings.model.compile,
     )
 
 
@@ -253,6 +254,7 @@ def sampling_params(settings: RunSettings, renderer: ChatRenderer, *, greedy: bo
         top_p=1.0 if greedy else settings.rollout.top_p,
         top_k=0 if greedy else settings.rollout.top_k,
         stop_token_ids=renderer.stop_token_ids,
+        routed_experts=settings.inference.routed_experts and not greedy,
     )
 
 

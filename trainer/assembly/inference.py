@@ -173,8 +173,7 @@ async def open_inference(
         temperature, longest = settings.rollout.temperature, settings.model.max_length
         if settings.inference.embedded and cluster is not None and build is not None:
             engines = await cluster.engines(build)
-            if engines is not None:
-                stack.push_async_callback(engines.close)
+            if engines is not None:  # they outlive this run's try, and end with their cluster
                 await engines.sync(ModelWeights(model), engines.version)
                 await probe_log_probabilities(model, engines, prompt, temperature, longest)
                 yield Inference(engines)
@@ -197,8 +196,9 @@ async def open_inference(
         urls = settings.inference.urls
         if settings.inference.launch is not None:
             urls = await _launch(settings, settings.inference.launch, model, folders, console, stack, cluster)
+        here = "127.0.0.1" if cluster is None else cluster.here
         pool = ServerPool(
-            {url: _server_client(settings, url, device, layout) for url in urls},
+            {url: _server_client(settings, url, device, layout, here) for url in urls},
             max_concurrent=settings.inference.max_concurrent_requests,
             patience_s=settings.inference.patience_s,
             check=check,
@@ -292,7 +292,7 @@ def _start_folder(settings: RunSettings, model: PreTrainedModel, folders: Weight
 
 
 def _server_client(
-    settings: RunSettings, url: str, device: torch.device, layout: ModelLayout
+    settings: RunSettings, url: str, device: torch.device, layout: ModelLayout, here: str
 ) -> RunServerClient:
     """Return the client of one server."""
     inference, weights = settings.inference, settings.weights
@@ -302,7 +302,7 @@ def _server_client(
         carrier = TensorBroadcast(
             inference.kind,
             collective=weights.collective,
-            host=weights.address or "127.0.0.1",
+            host=weights.address or here,
             bucket_bytes=weights.bucket_mb * _MEGABYTE,
             device=device,
             arrange=layout.arrange,

@@ -1,9 +1,8 @@
 """The models that a run trains and reads: in its own process, or divided over ranks."""
 
-import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,28 +21,34 @@ from trainer.assembly.build import (
     run_schedule,
     warm_start_backend,
 )
+from trainer.assembly.rank_groups import RankGroups, mesh_shape
+from trainer.assembly.turns import SharedDevices
 from trainer.backends.base import Scorer, TrainBackend
 from trainer.backends.fsdp2 import fsdp2_backend, fsdp2_model
+from trainer.backends.gradient_checkpointing import bodies_of
 from trainer.backends.heads import Head
+from trainer.backends.megatron.layout import check_layout
 from trainer.backends.optimizer import Schedule
-from trainer.backends.prefix_costs import sharing_costs
-from trainer.backends.rank_group import MeshShape, RankGroup
+from trainer.backends.rank_group import RankGroup
 from trainer.backends.ranked import RankedBackend, Ranks
-from trainer.backends.sharded import ShardedPolicyWithoutAdapters
-from trainer.backends.transport import RankTransport
+from trainer.backends.sharded_reference import ShardedPolicyWithoutAdapters
 from trainer.backends.zero import zero_backend
-from trainer.cluster.cluster import RANKS_FOLDER, Cluster
+from trainer.cluster.cluster import Cluster
+from trainer.cluster.local_roles import RANKS_FOLDER
 from trainer.cluster.placement import ACTOR_TRAIN, CRITIC, REFERENCE, Placement
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.device import DTYPES, torch_device
-from trainer.core.ending import to_its_end
 from trainer.core.errors import ConfigError
 from trainer.learn.learner import Models
+from trainer.models.load import set_attention
 
 _START = "start"
 
 Role = Literal["policy", "critic", "reference", "warm_start"]
+
+_PACKAGES: dict[str, str] = {"deepspeed": "deepspeed", "megatron": "megatron"}
+"""What kinds of backends need beside torch."""
 
 _PLACED_AS: dict[Role, str] = {
     "policy": ACTOR_TRAIN,
@@ -54,7 +59,13 @@ _PLACED_AS: dict[Role, str] = {
 
 
 class ModelSource(Protocol):
-    """Makes the models of a run."""
+    """Makes the models of a run.
+
+    Attributes:
+        shared: What has them be on their devices by turns; None where all of them are there at once.
+    """
+
+    shared: SharedDevices | None
 
     def warm_start(self, learning_rate: float) -> TrainBackend:
         """Return the policy to be trained on demonstrations; its optimizer's state ends with that."""
@@ -78,6 +89,7 @@ class OwnModels:
     """
 
     def __init__(self, settings: RunSettings, policy: Policy) -> None:
+        self.shared: SharedDevices | None = None
         self._settings = settings
         self._policy = policy
 
@@ -126,31 +138,61 @@ class RankRecipe:
         torch.set_num_threads(settings.threads)
         if self.role == "reference" and settings.model.lora is not None:
             return ShardedPolicyWithoutAdapters(backends["policy"], warm=settings.warm_start is not None)
-        # On the processor: only this rank's part of it comes to the device.
-        host = settings.model_copy(update={"model": settings.model.model_copy(update={"device": "cpu"})})
-        policy = build_policy(host, self.start, trained=self.role != "reference")
-        head: Head
-        if self.role == "critic":
-            head = critic_head(settings, policy.model)
-        else:
-            temperature = 1.0 if self.role == "warm_start" else settings.rollout.temperature
-            head = policy_head(policy.model, temperature)
+        # The others get their pieces of the first rank's.
+        head = self._whole() if group.rank == 0 else None
         if self.role == "reference":
             return self._read_only(head, group)
         return self._trained(head, group)
 
-    def _read_only(self, head: Head, group: RankGroup) -> Any:
+    def _whole(self) -> Head:
+        settings = self.settings
+        # On the processor: only a rank's part of it comes to its device. What a head finds out of its model is found
+        # out there too, by an attention that the processor has.
+        model = settings.model.model_copy(update={"device": "cpu", "attention": None})
+        host = settings.model_copy(update={"model": model})
+        policy = build_policy(host, self.start, trained=self.role != "reference")
+        if self.role == "critic":
+            head: Head = critic_head(settings, policy.model)
+        else:
+            temperature = 1.0 if self.role == "warm_start" else settings.rollout.temperature
+            head = policy_head(policy.model, temperature)
+        set_attention(bodies_of(head.model), settings.model.attention)
+        return head
+
+    def _read_only(self, head: Head | None, group: RankGroup) -> Any:
+        if self.settings.backend.kind == "megatron":
+            from trainer.backends.megatron.backend import megatron_model
+
+            return megatron_model(
+                head,
+                group,
+                dtype=DTYPES[self.settings.model.dtype],
+                tokens_per_micro_batch=self.settings.optimizer.tokens_per_micro_batch,
+                sequence_parallel=self.settings.backend.sequence_parallel,
+            )
         return fsdp2_model(
             head,
             group,
             dtype=DTYPES[self.settings.model.dtype],
             tokens_per_micro_batch=self.settings.optimizer.tokens_per_micro_batch,
             cpu_offload=self.settings.backend.cpu_offload,
-            costs=sharing_costs(head, self.settings.optimizer.shared_prefixes, group.device),
+            shared_prefixes=self.settings.optimizer.shared_prefixes,
         )
 
-    def _trained(self, head: Head, group: RankGroup) -> Any:
+    def _trained(self, head: Head | None, group: RankGroup) -> Any:
         settings = self.settings
+        if settings.backend.kind == "megatron":
+            from trainer.backends.megatron.backend import megatron_backend
+
+            return megatron_backend(
+                head,
+                group,
+                settings.optimizer,
+                self._schedule(),
+                dtype=DTYPES[settings.model.dtype],
+                gradient_checkpointing=settings.model.gradient_checkpointing,
+                sequence_parallel=settings.backend.sequence_parallel,
+            )
         if settings.backend.kind == "deepspeed":
             return zero_backend(
                 head,
@@ -169,6 +211,7 @@ class RankRecipe:
             self._schedule(),
             dtype=DTYPES[settings.model.dtype],
             gradient_checkpointing=settings.model.gradient_checkpointing,
+            compiled=settings.model.compile,
             cpu_offload=settings.backend.cpu_offload,
         )
 
@@ -186,16 +229,21 @@ class RankedModels:
     Args:
         settings: The run.
         policy: The policy as this process has it: its shape, and its tokenizer.
-        ranks_of: The ranks of a role, started.
+        ranks: The ranks of each role of the placement, started, and their devices.
         folder: Where a warm start's weights lie until the models have begun with them.
     """
 
     def __init__(
-        self, settings: RunSettings, policy: Policy, ranks_of: Callable[[Role], Ranks], folder: Path
+        self,
+        settings: RunSettings,
+        policy: Policy,
+        ranks: Mapping[str, tuple[Ranks, Sequence[int]]],
+        folder: Path,
     ) -> None:
+        self.shared = SharedDevices() if settings.cluster.offload_models else None
         self._settings = settings
         self._policy = policy
-        self._ranks_of = ranks_of
+        self._ranks = ranks
         self._folder = folder
         self._start: Path | None = None
 
@@ -217,7 +265,7 @@ class RankedModels:
     def models(self) -> Models:
         """Return what the run trains and reads."""
         algorithm = self._settings.algorithm
-        policy = self._made("policy", self._recipe("policy"))
+        policy = self._policy_backend = self._made("policy", self._recipe("policy"))
         critic = self._made("critic", self._recipe("critic")) if algorithm.critic is not None else None
         reference: Scorer | None = None
         if algorithm.needs_reference:
@@ -230,30 +278,41 @@ class RankedModels:
         return RankRecipe(self._settings, role, self._start)
 
     def _made(self, role: Role, recipe: RankRecipe) -> RankedBackend:
-        # A reference that is the policy without its adapters is where the policy is.
+        # A reference that is the policy without its adapters is where the policy is, and goes where it goes.
         beside = role in ("reference", "warm_start") and self._settings.model.lora is not None
+        ranks, devices = self._ranks[_PLACED_AS["policy" if beside else role]]
         width = self._policy.model.config.get_text_config().hidden_size
-        return RankedBackend(
-            self._ranks_of("policy" if beside else role),
-            role,
-            recipe,
-            width,
-            in_pieces=self._settings.backend.sharded_checkpoints,
-        )
+        in_pieces = self._settings.backend.sharded_checkpoints
+        if (shared := self.shared) is None or role == "warm_start":
+            return RankedBackend(ranks, role, recipe, width, in_pieces=in_pieces)
+        if beside:
+            shared.bring(self._policy_backend)
+            use = lambda _: shared.bring(self._policy_backend)  # noqa: E731
+            return RankedBackend(ranks, role, recipe, width, in_pieces=in_pieces, before_use=use)
+        shared.make_room(devices)
+        backend = RankedBackend(ranks, role, recipe, width, in_pieces=in_pieces, before_use=shared.bring)
+        shared.add(backend, devices)
+        return backend
 
 
 @asynccontextmanager
 async def open_models(
-    settings: RunSettings, policy: Policy, directory: Path, console: RunConsole, cluster: Cluster
+    settings: RunSettings,
+    policy: Policy,
+    directory: Path,
+    console: RunConsole,
+    cluster: Cluster,
+    groups: RankGroups | None = None,
 ) -> AsyncIterator[ModelSource]:
-    """Open what makes the models of a run: this process, or ranks that are started here and end with the context.
+    """Open what makes the models of a run: this process, or ranks.
 
     Args:
         settings: The run.
         policy: The policy as this process has it.
         directory: The run's.
         console: Told of ranks that were started.
-        cluster: Where they are.
+        cluster: Where the roles are.
+        groups: Ranks that outlive the context; without them, they are started here and end with it.
 
     Raises:
         ConfigError: If there are fewer devices than ranks.
@@ -262,32 +321,18 @@ async def open_models(
     if settings.backend.kind == "torch":
         yield OwnModels(settings, policy)
         return
+    if settings.backend.kind == "megatron":
+        config, parallel = policy.model.config, settings.backend.sequence_parallel
+        check_layout(config, mesh_shape(settings, settings.backend.ranks), sequence_parallel=parallel)
     _check_devices(settings, cluster.placement)
-    groups: dict[tuple[int, ...], Ranks] = {}
-    try:
-        for name in (ACTOR_TRAIN, CRITIC, REFERENCE):
-            placed = cluster.placement.role(name)
-            if placed is not None and placed.devices not in groups:
-                ranks = groups[placed.devices] = _ranks(settings, cluster.ranks(name))
-                await to_its_end(asyncio.to_thread(ranks.start))
+    placed = [cluster.placement.role(name) for name in (ACTOR_TRAIN, CRITIC, REFERENCE)]
+    async with AsyncExitStack() as stack:
+        if groups is None:
+            groups = RankGroups(settings, cluster)
+            stack.push_async_callback(groups.close)
+        ranks = {role.name: (await groups.group(role), role.devices) for role in placed if role is not None}
         console.say(f"training on {settings.backend.ranks} ranks ({settings.backend.kind})")
-
-        def ranks_of(role: Role) -> Ranks:
-            placed = cluster.placement.role(_PLACED_AS[role])
-            assert placed is not None
-            return groups[placed.devices]
-
-        yield RankedModels(settings, policy, ranks_of, directory / RANKS_FOLDER)
-    finally:
-        await to_its_end(_closed(list(groups.values())))
-
-
-def _ranks(settings: RunSettings, transport: RankTransport) -> Ranks:
-    return Ranks(transport, mesh_shape(settings), settings.model.device, settings.backend.timeout_s)
-
-
-async def _closed(groups: Sequence[Ranks]) -> None:
-    await asyncio.gather(*(asyncio.to_thread(ranks.close) for ranks in groups))
+        yield RankedModels(settings, policy, ranks, directory / RANKS_FOLDER)
 
 
 def _check_devices(settings: RunSettings, placement: Placement) -> None:
@@ -313,11 +358,6 @@ def _check_devices(settings: RunSettings, placement: Placement) -> None:
         )
 
 
-def mesh_shape(settings: RunSettings) -> MeshShape:
-    """Return how a run's ranks share the work."""
-    return MeshShape(settings.backend.data, settings.backend.mesh.tensor)
-
-
 def check_backend(settings: RunSettings) -> None:
     """Refuse what no run can train with, before anything is begun.
 
@@ -325,12 +365,24 @@ def check_backend(settings: RunSettings) -> None:
         ConfigError: If there is such a setting; the message says what to take in its place.
     """
     kind = settings.backend.kind
-    if kind == "megatron":
+    if kind in _PACKAGES and find_spec(_PACKAGES[kind]) is None:
         raise ConfigError(
-            "backend.kind megatron: memory is planned for it (--dry-run), and nothing trains with it yet: take fsdp2, "
-            "which divides layers too (backend.mesh.tensor), or deepspeed"
+            f"backend.kind {kind} needs a package that is not installed: pip install 'rollgym[{kind}]'"
         )
-    if kind == "deepspeed" and find_spec("deepspeed") is None:
+    if kind in ("deepspeed", "megatron") and settings.model.compile is not None:
         raise ConfigError(
-            "backend.kind deepspeed needs a package that is not installed: pip install 'rollgym[deepspeed]'"
+            f"model.compile: what backend.kind {kind} hooks into a model is not compiled with: leave it out, or take "
+            "kind torch or fsdp2"
+        )
+    if kind != "megatron":
+        return
+    if settings.model.lora is not None:
+        raise ConfigError(
+            "model.lora: adapters are not trained by backend.kind megatron: take backend.kind fsdp2 or deepspeed, or "
+            "leave model.lora out"
+        )
+    if settings.cluster.kind == "local" and torch_device(settings.model.device).type != "cuda":
+        raise ConfigError(
+            "backend.kind megatron computes on CUDA devices only, and there is none here, or model.device names "
+            "another: take backend.kind fsdp2, which divides layers too (backend.mesh.tensor)"
         )

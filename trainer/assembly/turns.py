@@ -1,7 +1,8 @@
-"""Models whose devices are shared with whoever samples: they are there by turns."""
+"""Models whose devices are shared, with whoever samples or with each other: they are there by turns."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -47,9 +48,63 @@ class DeviceTurns:
         await self.leave()
 
 
-def device_turns(settings: RunSettings, models: Models) -> DeviceTurns:
-    """Return the turns of a run's models: of those that are ranks, where the settings ask for it."""
-    return DeviceTurns(list(_movable(settings, models)) if settings.cluster.offload else [])
+class SharedDevices:
+    """Has models whose ranks share devices be there by turns: one that is used has the others leave.
+
+    All models are there when they are added. What is asked of them comes from one thread at a time, or waits.
+    """
+
+    def __init__(self) -> None:
+        self._devices: dict[Movable, frozenset[int]] = {}
+        self._away: set[Movable] = set()
+        self._moving = threading.RLock()
+
+    def make_room(self, devices: Iterable[int]) -> None:
+        """Have all models leave that are on one of these devices."""
+        wanted = frozenset(devices)
+        with self._moving:
+            for model, placed in self._devices.items():
+                if placed & wanted and model not in self._away:
+                    model.offload()
+                    self._away.add(model)
+
+    def add(self, model: Movable, devices: Iterable[int]) -> None:
+        """Take up a model that was just built on its devices."""
+        self._devices[model] = frozenset(devices)
+
+    def bring(self, model: Movable) -> None:
+        """Have a model be on its devices, alone."""
+        with self._moving:
+            if model not in self._devices:
+                return  # it is being built, in the room that was made for it
+            others = [each for each in self._devices if each is not model and each not in self._away]
+            for other in others:
+                if self._devices[other] & self._devices[model]:
+                    other.offload()
+                    self._away.add(other)
+            if model in self._away:
+                model.onload()
+                self._away.discard(model)
+
+    def offload(self) -> None:
+        """Have all models leave."""
+        self.make_room(frozenset().union(*self._devices.values()))
+
+    def onload(self) -> None:
+        """Do nothing: each comes when it is used."""
+
+
+def device_turns(settings: RunSettings, models: Models, shared: SharedDevices | None) -> DeviceTurns:
+    """Return the turns of a run's models with whoever samples: of those that are ranks, where the settings ask for it.
+
+    Args:
+        settings: The run.
+        models: Its models.
+        shared: What has them take turns with each other, if anything.
+    """
+    if not settings.cluster.offload:
+        return DeviceTurns([])
+    return DeviceTurns(list(_movable(settings, models)) if shared is None else [shared])
 
 
 def _movable(settings: RunSettings, models: Models) -> Iterator[Movable]:

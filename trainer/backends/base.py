@@ -18,11 +18,14 @@ class TrainRow:
         ids: Token ids, int64 `[tokens]`.
         mask: True where a result is wanted, bool `[tokens]`; never at the first token, which nothing predicts.
         fields: Further numbers per token, float32 `[tokens]` each, handed to the loss.
+        experts: Experts that tokens are to take, layer by layer that has some, int16 `[tokens, layers * taken]`. Where
+            it has -1, and behind its end, the model's routers choose; None where they choose all.
     """
 
     ids: Tensor
     mask: Tensor
     fields: Mapping[str, Tensor] = field(default_factory=dict)
+    experts: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class StepReport(NamedTuple):
         applied: Whether the step was taken. It is left out where the loss or its gradient is not finite.
         outputs: What was computed of each row before the step, as `Scorer.forward` returns it; None where nobody asked.
         tokens: Tokens of its rows.
+        broken: What was not finite, where the step was left out.
     """
 
     metrics: Metrics
@@ -85,6 +89,7 @@ class StepReport(NamedTuple):
     applied: bool
     outputs: Sequence[Tensor] | None = None
     tokens: TokenCounts = TokenCounts()
+    broken: str = ""
 
 
 class Digest(Protocol):
@@ -121,6 +126,10 @@ class TrainBackend(Scorer, Protocol):
     Calls block for as long as they compute or write: they are made in threads, one at a time.
     """
 
+    def entropies(self, rows: Sequence[TrainRow]) -> list[Tensor]:
+        """Return the entropy that each token was drawn with, float32 `[tokens]`, zero outside its row's mask."""
+        ...
+
     def step(
         self,
         rows: Sequence[TrainRow],
@@ -154,6 +163,10 @@ class TrainBackend(Scorer, Protocol):
 
     def digest(self, into: Digest) -> None:
         """Add all that is trained to a digest, bit by bit."""
+        ...
+
+    def not_finite(self) -> list[str]:
+        """Return the names of the weights that hold anything but finite numbers; nothing is gathered for it."""
         ...
 
     def save(self, directory: Path) -> None:

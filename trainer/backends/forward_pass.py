@@ -10,6 +10,7 @@ from trainer.backends.batching import length_buckets, pad_rows
 from trainer.backends.heads import Head
 from trainer.backends.prefix_layout import SharedTokens
 from trainer.backends.prefix_tree import Bucket, CallCosts, plan, rows_apart
+from trainer.backends.routing import packed_experts
 
 
 class ForwardPass:
@@ -48,17 +49,17 @@ class ForwardPass:
         """Where it is."""
         return next(self._head.model.parameters()).device
 
-    def outputs(self, rows: Sequence[TrainRow]) -> list[Tensor]:
-        """Return the outputs of each row, float32 `[tokens]` on the processor, without gradient."""
-        kept = KeptOutputs(rows)
+    def outputs(self, rows: Sequence[TrainRow], *, entropy: bool = False) -> list[Tensor]:
+        """Return the outputs of each row, or its entropies, float32 `[tokens]` on the processor, without gradient."""
+        kept = KeptOutputs(rows, entropy=entropy)
         with torch.no_grad():
             for bucket in self.buckets(rows):
-                kept.add(self.run(rows, bucket, "none"))
+                kept.add(self.run(rows, bucket, "metric" if entropy else "none"))
         return kept.by_row()
 
     def buckets(self, rows: Sequence[TrainRow]) -> list[Bucket]:
-        """Cut rows into micro-batches."""
-        if self._costs is None:
+        """Cut rows into micro-batches. Those whose experts were recorded are computed each as it is."""
+        if self._costs is None or any(row.experts is not None for row in rows):
             return [Bucket(bucket) for bucket in length_buckets([len(row.ids) for row in rows], self._tokens)]
         ids = [row.ids.numpy() for row in rows]
         return plan(ids, self._tokens, self._costs, prefixes=self._prefixes)
@@ -90,7 +91,14 @@ class ForwardPass:
         device = self.device
         ids = pad_rows([each.ids for each in chosen]).to(device)
         row, column, mask = row.to(device), column.to(device), mask.to(device)
-        values, entropies = self._head(ids, row, column, entropy, self._shared(rows, bucket, calls))
+        shared = self._shared(rows, bucket, calls)
+        experts = packed_experts(chosen, ids.shape[1], device)
+        if shared is not None and experts is not None:
+            raise ValueError(
+                "rows with recorded experts share no prefixes, and others of this batch do: set "
+                "optimizer.shared_prefixes=off"
+            )
+        values, entropies = self._head(ids, row, column, entropy, shared, experts)
         return MicroBatch(
             rows=torch.tensor(bucket.rows, device=device),
             mask=mask,
@@ -117,15 +125,19 @@ class KeptOutputs:
 
     Args:
         rows: All rows that micro-batches are cut from.
+        entropy: Whether the entropies are kept, and not the outputs.
     """
 
-    def __init__(self, rows: Sequence[TrainRow]) -> None:
+    def __init__(self, rows: Sequence[TrainRow], *, entropy: bool = False) -> None:
         self._rows = rows
+        self._entropy = entropy
         self._parts: list[tuple[Tensor, Tensor]] = []
 
     def add(self, micro: MicroBatch) -> None:
         """Take in a micro-batch's outputs; its gradient's graph is not held."""
-        self._parts.append((micro.rows, micro.outputs.detach()))
+        numbers = micro.entropy if self._entropy else micro.outputs
+        assert numbers is not None
+        self._parts.append((micro.rows, numbers.detach()))
 
     def by_row(self) -> list[Tensor]:
         """Return the outputs of each row, float32 `[tokens]` on the processor."""

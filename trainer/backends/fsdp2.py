@@ -2,106 +2,44 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
-    FSDPModule,
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate
 
-from trainer.backends.gradient_checkpointing import bodies_of
+from trainer.backends.compilation import CompiledLayers
+from trainer.backends.dtensor_pieces import DTensorPieces, local_of, whole_of
+from trainer.backends.gradient_checkpointing import bodies_of, layers_of
 from trainer.backends.heads import Head
 from trainer.backends.optimizer import Schedule, make_optimizer
 from trainer.backends.prefix_costs import sharing_costs
-from trainer.backends.prefix_tree import CallCosts
 from trainer.backends.rank_group import RankGroup
-from trainer.backends.sharded import Applied, ShardedBackend, ShardedModel
+from trainer.backends.sharded import ShardedBackend
+from trainer.backends.sharded_model import ShardedModel
+from trainer.backends.sharded_optimizer import (
+    Applied,
+    by_paths,
+    checked_groups,
+    path_of,
+    place_of,
+    plain_state,
+    what_broke,
+)
 from trainer.backends.tensor_parallel import divide_layers
+from trainer.backends.whole_model import WholeModel, divided_like
 from trainer.config.optimizer import OptimizerSettings
-from trainer.models.lora import adapter_tensors, has_adapters
-from trainer.models.weights import parameters_of
+from trainer.models.lora import has_adapters
 
 _TINY = 1e-6
 """Added to the norm that gradients are clipped by, as torch's own clipping has it."""
-
-
-class DTensorPieces:
-    """Weights as DTensors: what `fully_shard` leaves of a model's parameters in each rank.
-
-    Args:
-        head: The model and what is read off it, divided already.
-        named: The weights that a checkpoint holds, by name.
-    """
-
-    def __init__(self, head: Head, named: Mapping[str, Tensor]) -> None:
-        self._head = head
-        self._named = named
-
-    def names(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield names and whole shapes of the weights that a checkpoint holds."""
-        for name, parameter in self._named.items():
-            yield name, tuple(parameter.shape)
-
-    def gathered(self, tensor: Tensor) -> Tensor:
-        """Return the whole of a weight."""
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-    def named(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield this rank's pieces of what a checkpoint holds, by name."""
-        for name, parameter in self._named.items():
-            yield name, parameter.detach()
-
-    def local(self, tensor: Tensor) -> Tensor:
-        """Return of a piece what this rank holds."""
-        return _local(tensor)
-
-    def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the whole weights by the names of the modules, with adapters added, gathered one at a time."""
-        for name, tensor in parameters_of(self._head.model):
-            yield name, self.gathered(tensor)
-
-    def adapters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the whole adapters by the names that peft saves them with."""
-        for name, tensor in adapter_tensors(self._head.model):
-            yield name, self.gathered(tensor)
-
-    def masters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield what a checkpoint holds, whole, gathered one at a time."""
-        for name, parameter in self._named.items():
-            yield name, self.gathered(parameter.detach())
-
-    def take(self, name: str, whole: Tensor) -> None:
-        """Take a weight that all ranks have whole; one that is not ours is left out."""
-        if name in self._named:
-            self.copy(self._named[name], whole)
-
-    @torch.no_grad()
-    def copy(self, piece: Tensor, whole: Tensor) -> None:
-        """Copy of a whole what belongs into a piece."""
-        _local(piece).copy_(_local(divided_like(piece, whole)))
-
-    @contextmanager
-    def computing(self) -> Iterator[None]:
-        """Take weights apart again afterwards, which a forward without a backward leaves whole."""
-        try:
-            yield
-        finally:
-            for module in self._head.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()
-
-    def move(self, device: torch.device) -> None:
-        """Bring this rank's pieces to a device's memory."""
-        # The library moves the memory that it gathers from along with the parameters.
-        self._head.to(device)
 
 
 class Fsdp2Optimizer:
@@ -125,10 +63,12 @@ class Fsdp2Optimizer:
         rate: float,
     ) -> None:
         self._group = group
+        self._names = list(trained)
         self._trained = list(trained.values())
         self._partial = [trained[name] for name in partial if name in trained]
         self._clip = settings.gradient_clip
         self._kind = settings.kind
+        self._fused = settings.fused
         self._optimizer = make_optimizer(settings, self._trained, rate)
         self._incoming: dict[int, dict[str, Any]] = {}
         self._param_groups: list[dict[str, Any]] = []
@@ -147,24 +87,24 @@ class Fsdp2Optimizer:
         if taken:
             scale = torch.clamp(self._clip / (norm + _TINY), max=1.0)
             for gradient in gradients:
-                local = _local(gradient)
+                local = local_of(gradient)
                 local.mul_(scale.to(local.device))
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
             self._optimizer.step()
+        broken = "" if taken else self._broken(finite)
         self._optimizer.zero_grad(set_to_none=True)
-        return Applied(float(norm), taken)
+        return Applied(float(norm), taken, broken)
 
     def state(self) -> Iterator[tuple[str, Any]]:
         """Yield the state by paths, gathered one at a time."""
         saved = self._optimizer.state_dict()
-        for index, entries in saved["state"].items():
-            for key, value in entries.items():
-                whole = value.full_tensor() if isinstance(value, DTensor) else value
-                yield f"optimizer\tstate\t#{index}\t{key}", whole
-        if not saved["state"]:
-            yield "optimizer\tstate", {}
-        yield "optimizer\tparam_groups", saved["param_groups"]
+        whole = (
+            (number, key, whole_of(value))
+            for number, entries in saved["state"].items()
+            for key, value in entries.items()
+        )
+        return by_paths(whole, saved["param_groups"])
 
     def pieces(self) -> dict[str, Tensor]:
         """Return this rank's pieces of the state by paths, made if there were none yet."""
@@ -172,20 +112,22 @@ class Fsdp2Optimizer:
             for parameter in self._trained:
                 entries = self._optimizer.state[parameter]
                 if not entries:
-                    entries["step"] = torch.zeros(())
+                    # Held where torch holds it: a fused step reads it on the device.
+                    place = parameter.device if self._fused else torch.device("cpu")
+                    entries["step"] = torch.zeros((), device=place)
                     entries["exp_avg"] = torch.zeros_like(parameter)
                     entries["exp_avg_sq"] = torch.zeros_like(parameter)
         saved = self._optimizer.state_dict()["state"]
         return {
-            f"optimizer\tstate\t#{index}\t{key}": value
-            for index, entries in saved.items()
+            path_of(number, key): value
+            for number, entries in saved.items()
             for key, value in entries.items()
             if isinstance(value, Tensor)
         }
 
     def plain(self) -> dict[str, Any]:
         """Return what of the state is no tensor, by paths."""
-        return {"optimizer\tparam_groups": self._optimizer.state_dict()["param_groups"]}
+        return plain_state(self._optimizer.state_dict()["param_groups"])
 
     def begin_load(self, plain: Mapping[str, Any]) -> None:
         """Take up what of a state is no tensor.
@@ -193,15 +135,12 @@ class Fsdp2Optimizer:
         Raises:
             ValueError: If it is of another optimizer.
         """
-        self._param_groups = plain["optimizer\tparam_groups"]
-        if [len(group["params"]) for group in self._param_groups] != [len(self._trained)]:
-            raise ValueError("its optimizer is of another model")
+        self._param_groups = checked_groups(plain, len(self._trained))
         self._incoming = defaultdict(dict)
 
     def take(self, path: str, whole: Tensor) -> None:
         """Take up a tensor of a state that all ranks have whole."""
-        _, _, index, key = path.split("\t")
-        number = int(index.removeprefix("#"))
+        number, key = place_of(path)
         parameter = self._trained[number]
         # Averages have the shape of what they are averages of; the count of steps is one number, held as torch does.
         own = whole.cpu() if whole.dim() == 0 else divided_like(parameter, whole)
@@ -224,36 +163,45 @@ class Fsdp2Optimizer:
                     if isinstance(value, Tensor) and value.dim():
                         entries[key] = value.to(device)
 
+    def _broken(self, finite: Tensor) -> str:
+        found = [each.grad for each in self._trained]
+        yes = torch.ones_like(finite)
+        gradients = [yes if each is None else local_of(each).isfinite().all() for each in found]
+        return what_broke(self._group, finite, dict(zip(self._names, gradients, strict=True)))
+
     def _add_partial_gradients(self) -> None:
         """Add up the gradients of weights that a rank holds whole and reads for its own heads only."""
         for parameter in self._partial:
             if parameter.grad is not None:
-                dist.all_reduce(_local(parameter.grad), group=self._group.tensor.get_group())
+                dist.all_reduce(local_of(parameter.grad), group=self._group.tensor.get_group())
 
 
 def fsdp2_model(
-    head: Head,
+    head: Head | None,
     group: RankGroup,
     *,
     dtype: torch.dtype,
     tokens_per_micro_batch: int,
     cpu_offload: bool = False,
-    costs: CallCosts | None = None,
+    shared_prefixes: Literal["auto", "off"] = "off",
 ) -> ShardedModel:
     """Return one rank's part of a model that stays as it is.
 
     Args:
-        head: The model, whole, on any device, and what is read off it; it is changed in place.
+        head: The model, whole, on any device, and what is read off it; the first rank's counts, and it is emptied.
         group: The ranks.
         dtype: Type of numbers that the model computes in, and is in.
         tokens_per_micro_batch: Tokens of a micro-batch, padding included.
         cpu_offload: Whether weights are held in the processor's memory.
-        costs: Of the model's calls, where tokens of rows that begin alike go through the model once.
+        shared_prefixes: `optimizer.shared_prefixes`.
     """
+    whole = WholeModel(head, group, lambda each: sharing_costs(each, shared_prefixes, group.device))
+    head = whole.shell
+    costs = sharing_costs(head, shared_prefixes, group.device)
     for parameter in head.parameters():
         parameter.requires_grad = False
     divide_layers(head.model, group)
-    shard(head, group, dtype, cpu_offload=cpu_offload)
+    shard(whole, group, dtype, cpu_offload=cpu_offload)
     pieces = DTensorPieces(head, dict(head.model.named_parameters()))
     return ShardedModel(
         head, group, pieces, dtype=dtype, tokens_per_micro_batch=tokens_per_micro_batch, costs=costs
@@ -261,13 +209,14 @@ def fsdp2_model(
 
 
 def fsdp2_backend(
-    head: Head,
+    head: Head | None,
     group: RankGroup,
     optimizer: OptimizerSettings,
     schedule: Schedule,
     *,
     dtype: torch.dtype = torch.float32,
     gradient_checkpointing: bool = False,
+    compiled: str | None = None,
     cpu_offload: bool = False,
 ) -> ShardedBackend:
     """Return one rank's part of a model that is trained.
@@ -276,21 +225,26 @@ def fsdp2_backend(
     when they are needed, and its gradients are added up in float32.
 
     Args:
-        head: The model, whole, on any device, and what is read off it; it is changed in place. Its trained weights are
-            in float32.
+        head: The model, whole, on any device, and what is read off it; the first rank's counts, and it is emptied. Its
+            trained weights are in float32.
         group: The ranks.
         optimizer: The optimizer's settings, gradient clip and micro-batch size.
         schedule: The learning rate.
         dtype: Type of numbers that the model computes in.
         gradient_checkpointing: Whether activations are computed once more for the gradient in place of being kept.
+        compiled: What compiles the layers, if anything (`model.compile`).
         cpu_offload: Whether weights, gradients and the optimizer's state are held in the processor's memory.
 
     Raises:
         ConfigError: If the model cannot be divided as the group wants it.
     """
-    costs = sharing_costs(head, optimizer.shared_prefixes, group.device)
+    setting = optimizer.shared_prefixes
+    whole = WholeModel(head, group, lambda each: sharing_costs(each, setting, group.device))
+    head = whole.shell
+    costs = sharing_costs(head, setting, group.device)
     partial = divide_layers(head.model, group)
-    shard(head, group, dtype, cpu_offload=cpu_offload)
+    layers = CompiledLayers(head.model, compiled)
+    shard(whole, group, dtype, cpu_offload=cpu_offload)
     trained = {name: each for name, each in head.model.named_parameters() if each.requires_grad}
     return ShardedBackend(
         head,
@@ -301,38 +255,37 @@ def fsdp2_backend(
         dtype=dtype,
         tokens_per_micro_batch=optimizer.tokens_per_micro_batch,
         gradient_checkpointing=gradient_checkpointing,
+        layers=layers,
         costs=costs,
     )
 
 
-def shard(head: Head, group: RankGroup, dtype: torch.dtype, *, cpu_offload: bool) -> None:
-    """Divide a model's weights over the data-parallel ranks, block by block.
+def shard(whole: WholeModel, group: RankGroup, dtype: torch.dtype, *, cpu_offload: bool) -> None:
+    """Divide a model's weights over the data-parallel ranks, block by block: no more than one is ever whole.
 
     Args:
-        head: The model and what is read off it; it is changed in place.
+        whole: The model and what is read off it; its shell is what is divided.
         group: The ranks.
         dtype: Type of numbers that the model computes in.
         cpu_offload: Whether weights are held in the processor's memory.
     """
+    head = whole.shell
     offload = CPUOffloadPolicy(pin_memory=group.device.type != "cpu") if cpu_offload else OffloadPolicy()
     # Where adapters are trained, the weights beside them are held in the type that they are computed in.
     computed = None if dtype == torch.float32 or has_adapters(head.model) else dtype
     precision = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=torch.float32)
-    whole = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    exact = MixedPrecisionPolicy(reduce_dtype=torch.float32)
     for body in bodies_of(head.model):
-        for block in blocks_of(body):
+        for block in layers_of(body):
+            whole.fill(block)
             fully_shard(block, mesh=group.data, mp_policy=precision, offload_policy=offload)
     for module in head.model.children():
         # What was put on top of a body stays in float32, as its numbers are compared.
         if head.model not in bodies_of(head.model) and module not in bodies_of(head.model):
-            fully_shard(module, mesh=group.data, mp_policy=whole, offload_policy=offload)
+            whole.fill(module)
+            fully_shard(module, mesh=group.data, mp_policy=exact, offload_policy=offload)
+    whole.fill(head)
     fully_shard(head, mesh=group.data, mp_policy=precision, offload_policy=offload)
-
-
-def blocks_of(body: nn.Module) -> list[nn.Module]:
-    """Return a language model's layers: what the library says must not be cut in two."""
-    names = set(getattr(body, "_no_split_modules", None) or [])
-    return [module for module in body.modules() if type(module).__name__ in names]
 
 
 @torch.no_grad()
@@ -348,7 +301,7 @@ def total_norm(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
     sums: dict[Any, Tensor] = {}
     for gradient in gradients:
         key = (gradient.device_mesh, gradient.placements) if isinstance(gradient, DTensor) else None
-        square = _local(gradient).to(device, torch.float32).square().sum()
+        square = local_of(gradient).to(device, torch.float32).square().sum()
         sums[key] = sums[key] + square if key in sums else square
     total = torch.zeros((), device=device)
     for key, square in sums.items():
@@ -359,16 +312,3 @@ def total_norm(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
                     dist.all_reduce(square, group=mesh.get_group(number))
         total = total + square
     return total.sqrt()
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def divided_like(parameter: Tensor, whole: Tensor) -> Tensor:
-    """Return this rank's piece of a tensor that is to be divided as `parameter` is."""
-    if not isinstance(parameter, DTensor):
-        return whole.to(parameter.device)
-    return distribute_tensor(
-        whole.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
-    )

@@ -40,3 +40,9 @@ def bodies_of(model: nn.Module) -> list[PreTrainedModel]:
     if isinstance(model, PreTrainedModel):
         return [model]
     return [module for module in model.children() if isinstance(module, PreTrainedModel)]
+
+
+def layers_of(body: nn.Module) -> list[nn.Module]:
+    """Return a language model's layers: what the library says must not be cut in two."""
+    names = set(getattr(body, "_no_split_modules", None) or [])
+    return [module for module in body.modules() if type(module).__name__ in names]

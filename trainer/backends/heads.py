@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from trainer.backends.base import EntropyMode
 from trainer.backends.prefix_cache import hidden_states, why_not_shared
 from trainer.backends.prefix_layout import SharedTokens
+from trainer.backends.routing import RoutedModel
 from trainer.models.language_head import LanguageHead, own_logits
 from trainer.models.value_head import ValueModel
 
@@ -41,7 +42,6 @@ class Head(nn.Module, ABC):
         """Why it cannot compute segments behind a prefix; None if it can. First asked before the model is wrapped."""
         return why_not_shared(self.body)
 
-    @abstractmethod
     def forward(
         self,
         ids: Tensor,
@@ -49,6 +49,7 @@ class Head(nn.Module, ABC):
         column: Tensor,
         entropy: EntropyMode,
         shared: SharedTokens | None = None,
+        experts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return outputs and entropies `[n]` of some tokens, given those before each in its row.
 
@@ -58,6 +59,27 @@ class Head(nn.Module, ABC):
             column: Their columns, int64 `[n]`, never 0.
             entropy: Whether entropies are wanted.
             shared: The same tokens laid out so that those of several rows are computed once. It changes nothing else.
+            experts: Experts to take in place of those that the policy's routers choose, `[rows, tokens, layers *
+                taken]`, -1 where they choose. A critic is another model, whose routers always choose.
+        """
+        self._take(experts)
+        states = self._states(ids, row, column, shared)
+        if shared is None:
+            return self._read(states, ids[row, column], entropy)
+        outputs, spread = self._read(states, shared.targets, entropy)
+        return outputs[shared.which], None if spread is None else spread[shared.which]
+
+    def _take(self, experts: Tensor | None) -> None:
+        """Have routers take experts, or choose them; nothing where they always choose."""
+
+    @abstractmethod
+    def _read(self, states: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
+        """Return outputs and entropies `[n]` of tokens.
+
+        Args:
+            states: What `_states` returned.
+            targets: The tokens, int64 `[n]`.
+            entropy: Whether entropies are wanted.
         """
 
     def _states(self, ids: Tensor, row: Tensor, column: Tensor, shared: SharedTokens | None) -> Tensor:
@@ -78,6 +100,9 @@ class PolicyHead(Head):
         model: A causal language model.
         temperature: The rollouts' sampling temperature: ratios compare equal distributions only.
         logits_at_once: Bound on the numbers of logits that are held at one time.
+
+    Attributes:
+        temperature: What logits are divided by.
     """
 
     def __init__(
@@ -85,7 +110,8 @@ class PolicyHead(Head):
     ) -> None:
         super().__init__()
         self.model: PreTrainedModel = model
-        self._temperature = temperature
+        self.temperature = temperature
+        self._routed = RoutedModel(model)
         head = LanguageHead(model)
         self._head = head if head.is_whole() else None
         self._tokens_at_once = max(1, logits_at_once // model.get_output_embeddings().weight.shape[0])
@@ -104,23 +130,20 @@ class PolicyHead(Head):
             return "its logits are made of more than its last hidden states"
         return super().why_not_shared
 
-    def forward(
-        self,
-        ids: Tensor,
-        row: Tensor,
-        column: Tensor,
-        entropy: EntropyMode,
-        shared: SharedTokens | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+    def _take(self, experts: Tensor | None) -> None:
+        self._routed.take(experts)
+
+    def _states(self, ids: Tensor, row: Tensor, column: Tensor, shared: SharedTokens | None) -> Tensor:
+        """Return hidden states, or all logits where these are made of more."""
+        if self._head is None:
+            return own_logits(self.model, ids, row, column - 1)
+        return super()._states(ids, row, column, shared)
+
+    def _read(self, states: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
         """Return the log-probability of each token and, if asked, the entropy it was drawn with."""
         if self._head is None:
-            logits = own_logits(self.model, ids, row, column - 1)
-            return self._read(logits, ids[row, column], entropy)
-        hidden = self._states(ids, row, column, shared)
-        if shared is None:
-            return self._in_parts(self._head, hidden, ids[row, column], entropy)
-        chosen, spread = self._in_parts(self._head, hidden, shared.targets, entropy)
-        return chosen[shared.which], None if spread is None else spread[shared.which]
+            return self._of_logits(states, targets, entropy)
+        return self._in_parts(self._head, states, targets, entropy)
 
     def _in_parts(
         self, head: LanguageHead, hidden: Tensor, targets: Tensor, entropy: EntropyMode
@@ -140,10 +163,12 @@ class PolicyHead(Head):
     def _from_hidden(
         self, head: LanguageHead, hidden: Tensor, targets: Tensor, entropy: EntropyMode
     ) -> tuple[Tensor, Tensor | None]:
-        return self._read(head.logits(hidden), targets, entropy)
+        return self._of_logits(head.logits(hidden), targets, entropy)
 
-    def _read(self, logits: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
-        distribution = (logits.float() / self._temperature).log_softmax(dim=-1)
+    def _of_logits(
+        self, logits: Tensor, targets: Tensor, entropy: EntropyMode
+    ) -> tuple[Tensor, Tensor | None]:
+        distribution = (logits.float() / self.temperature).log_softmax(dim=-1)
         # A sum of one, and no view of it: what leaves a module that is sharded must be a tensor of its own.
         chosen = distribution.gather(-1, targets[:, None]).sum(dim=-1)
         if entropy == "none":
@@ -168,14 +193,6 @@ class ValueHead(Head):
         """The language model below the values."""
         return self.model.body
 
-    def forward(
-        self,
-        ids: Tensor,
-        row: Tensor,
-        column: Tensor,
-        entropy: EntropyMode,
-        shared: SharedTokens | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the value of the state before each token; entropy means nothing here."""
-        values = self.model(self._states(ids, row, column, shared))
-        return values if shared is None else values[shared.which], None
+    def _read(self, states: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
+        """Return the value of the state before each token; token and entropy mean nothing here."""
+        return self.model(states), None

@@ -1,6 +1,7 @@
 """Ranks as child processes of this one, on this machine."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -44,9 +45,13 @@ class LocalRanks:
         logs: Folder of what the ranks say, a file each.
         threads: Threads of each rank's operators.
         devices: The accelerator of each rank, by its number on this machine; that of the rank if none are named.
+        role: What their death is told as.
     """
 
-    def __init__(self, logs: Path, threads: int = 1, devices: Sequence[int] = ()) -> None:
+    def __init__(
+        self, logs: Path, threads: int = 1, devices: Sequence[int] = (), role: str = "actor_train"
+    ) -> None:
+        self._role = role
         self._logs = logs
         self._devices = devices
         self._threads = threads
@@ -148,7 +153,7 @@ class LocalRanks:
         rank.process.wait()
         with self._state:
             if not self._closed and self._death is None:
-                self._death = _death_of(rank, len(self._ranks))
+                self._death = _death_of(rank, len(self._ranks), self._role)
             self._fail_all()
             self._state.notify_all()
 
@@ -217,13 +222,16 @@ def _environment(number: int, world_size: int, threads: int, device: int) -> dic
     return {**os.environ, **ours}
 
 
-def _death_of(rank: _Rank, world_size: int) -> RankDiedError:
+def _death_of(rank: _Rank, world_size: int, role: str) -> RankDiedError:
     code = rank.process.returncode
     how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
     said = last_words(rank.log)
     words = f"; it said last:\n{said}" if said else ""
     return RankDiedError(
-        f"rank {rank.number} of {world_size} is gone ({how}, log {rank.log}){words}", rank.number
+        f"rank {rank.number} of {world_size} is gone ({how}, log {rank.log}){words}",
+        rank.number,
+        role,
+        killed=code == -signal.SIGKILL,
     )
 
 

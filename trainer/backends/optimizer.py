@@ -47,12 +47,14 @@ def make_optimizer(
         parameters: What it steps.
         rate: Learning rate of the first step.
     """
+    fused = settings.fused or None  # None lets torch choose among the others
     if settings.kind == "sgd":
-        return torch.optim.SGD(parameters, lr=rate, weight_decay=settings.weight_decay)
+        return torch.optim.SGD(parameters, lr=rate, weight_decay=settings.weight_decay, fused=fused)
     return torch.optim.AdamW(
         parameters,
         lr=rate,
         betas=settings.betas,
         eps=settings.epsilon,
         weight_decay=settings.weight_decay,
+        fused=fused,
     )

@@ -153,6 +153,8 @@ def why_not_shared(body: PreTrainedModel) -> str | None:
         return "its layers share keys and values with each other"
     if lengthy := sorted(_rope_types(config) & {"dynamic", "longrope"}):
         return f"its positions ({lengthy[0]}) depend on how long the row is"
+    if "flash" in (attention := str(config._attn_implementation)):
+        return f"its attention ({attention}) hides nothing between a prefix and the row behind it"
     if not hasattr(GradientCheckpointingLayer, "_can_checkpoint_with_cache"):
         return "this version of transformers is too old for it"
     try:

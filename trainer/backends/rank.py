@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from trainer.backends.rank_group import MeshShape, RankGroup, listen
-from trainer.backends.transport import Failure, MakeBackend, RankFailedError, pack, unpack
+from trainer.backends.transport import Failure, MakeBackend, RankFailedError, RankWaitedError, pack, unpack
 from trainer.core.errors import TrainerError
 
 _FIXED = ("has_adapter", "keeps_pieces", "shares", "why_not_shared")
@@ -78,6 +78,12 @@ class RankServer:
         del self._backends[name]
         gc.collect()
 
+    def forget(self) -> None:
+        """Forget all backends, whatever they were at, and give their memory back."""
+        self._streams.clear()
+        self._backends.clear()
+        gc.collect()
+
     def ask(self, name: str, method: str, *arguments: Any) -> Any:
         """Call a method of a backend."""
         return getattr(self._backends[name], method)(*arguments)
@@ -119,7 +125,10 @@ def _failure(error: Exception, server: RankServer) -> Failure:
     if isinstance(error, TrainerError | ValueError) and _can_be_sent(error):
         return Failure(error, of_the_group=False)
     message = f"rank {server._rank} of {server._world_size} failed: {type(error).__name__}: {error}"
-    return Failure(RankFailedError(message), of_the_group=True)
+    # Torch has no type of its own for it that gloo knows of.
+    waited = isinstance(error, RuntimeError) and "timed out" in str(error).lower()
+    kind = RankWaitedError if waited else RankFailedError
+    return Failure(kind(message), of_the_group=True)
 
 
 def _can_be_sent(error: Exception) -> bool:

@@ -1,6 +1,6 @@
 """The group of ranks that compute one model together: who does what, on which device, and what they add up."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from trainer.core.device import torch_device
 from trainer.core.errors import ConfigError
@@ -16,28 +17,51 @@ from trainer.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class MeshShape:
-    """How ranks share the work. Ranks are numbered with those of one part of the batch next to each other.
+    """How ranks share the work.
+
+    Ranks are numbered with those that exchange most next to each other: those of a layer's parts first, then those of a
+    row's parts, of the batch's parts, and of the stages.
 
     Attributes:
         data: Parts of the batch.
         tensor: Parts of each layer's weights.
+        pipeline: Stages: parts of the layers, one after the other.
+        context: Parts of each row.
+        expert: Parts of the experts of a layer, over the ranks of `data`: it adds none.
     """
 
     data: int = 1
     tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
 
     @property
     def size(self) -> int:
         """Number of ranks."""
-        return self.data * self.tensor
+        return self.data * self.tensor * self.pipeline * self.context
 
     def data_rank(self, rank: int) -> int:
         """Which part of the batch a rank computes."""
-        return rank // self.tensor
+        return rank // (self.tensor * self.context) % self.data
+
+    def stage(self, rank: int) -> int:
+        """Which of the stages a rank computes."""
+        return rank // (self.tensor * self.context * self.data)
 
     def speaks(self, rank: int) -> bool:
-        """Whether a rank's answers are those of its part of the batch: one of the ranks that compute the same."""
-        return rank % self.tensor == 0
+        """Whether a rank's answers are those of its part of the batch: one of the ranks that compute the same.
+
+        It is one of the last stage, where what is read off the model is computed.
+        """
+        return rank % (self.tensor * self.context) == 0 and self.stage(rank) == self.pipeline - 1
+
+    @property
+    def dimensions(self) -> dict[str, int]:
+        """What ranks are numbered by, the slowest first; those that only one kind of backend has only if they count."""
+        rare = {"pipeline": self.pipeline, "context": self.context}
+        sizes = {"pipeline": self.pipeline, "data": self.data, "context": self.context, "tensor": self.tensor}
+        return {name: size for name, size in sizes.items() if rare.get(name) != 1}
 
 
 def listen(host: str, world_size: int) -> tuple[Any, str]:
@@ -86,9 +110,13 @@ class RankGroup:
             world_size=mesh.size,
             timeout=timeout,
         )
+        dimensions = mesh.dimensions
         self.mesh: DeviceMesh = init_device_mesh(
-            self.device.type, (mesh.data, mesh.tensor), mesh_dim_names=("data", "tensor")
+            self.device.type, tuple(dimensions.values()), mesh_dim_names=tuple(dimensions)
         )
+        for dimension in (self.data, self.tensor):
+            # Groups of some of the ranks are made with torch's own patience.
+            _set_pg_timeout(timeout, dimension.get_group())
 
     @property
     def data(self) -> DeviceMesh:
@@ -111,6 +139,14 @@ class RankGroup:
         shared = flag.to(torch.int32)
         dist.all_reduce(shared, dist.ReduceOp.MIN)
         return bool(shared)
+
+    def all_true_each(self, flags: Sequence[Tensor]) -> list[bool]:
+        """Return of each flag whether it is true in all ranks; they all have as many."""
+        if not flags:
+            return []
+        shared = torch.stack([flag.to(self.device) for flag in flags]).to(torch.int32)
+        dist.all_reduce(shared, dist.ReduceOp.MIN)
+        return [bool(flag) for flag in shared.tolist()]
 
     def from_first(self, tensor: Tensor) -> Tensor:
         """Return the first rank's tensor; in the others, the given one has its shape and type."""

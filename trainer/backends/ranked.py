@@ -3,7 +3,7 @@
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,18 @@ from trainer.algorithms.metrics import merge
 from trainer.backends.balance import balanced, balanced_trees, row_cost
 from trainer.backends.base import Digest, EntropyMode, LossFunction, StepReport, TokenCounts, TrainRow
 from trainer.backends.rank_group import MeshShape
-from trainer.backends.transport import MakeBackend, RankFailedError, RankTransport
+from trainer.backends.transport import (
+    MakeBackend,
+    RankDiedError,
+    RankFailedError,
+    RankTransport,
+    RankWaitedError,
+)
 from trainer.core.errors import TrainerError
 from trainer.records.pieces import SavedPieces, flattened, nested, whole_state
+
+_BESIDE_S = 2.0
+"""How long after a rank's failure the others' own are waited for: they waited for each other equally long."""
 
 _STREAM_BYTES = 2**26
 """What is sent of a model's weights at one time, unless one of them is larger."""
@@ -45,6 +54,7 @@ class Ranks:
         self._streams = itertools.count()
         self._order = threading.Lock()
         self._failure: BaseException | None = None
+        self._left = False
 
     def start(self) -> None:
         """Start the ranks and have them meet.
@@ -61,6 +71,28 @@ class Ranks:
             self.close()
             raise
 
+    def begun_anew(self) -> "Ranks":
+        """Have the ranks forget all models, once they have done what they are at, and return them for others.
+
+        Whoever still holds these can ask nothing of them any more, and ends nothing by that.
+
+        Raises:
+            TrainerError: If a rank is gone, or has failed.
+        """
+        if self._failure is not None:
+            raise RankFailedError(f"the ranks have ended: {self._failure}") from self._failure
+        with self._order:
+            self._failure = RankFailedError("these ranks compute for others now")
+            self._left = True
+        others = Ranks(self._transport, self.mesh, self._device, self._timeout_s)
+        others.everywhere("forget")
+        return others
+
+    @property
+    def failed(self) -> bool:
+        """Whether a call failed, and the ranks have ended."""
+        return self._failure is not None
+
     def everywhere(self, method: str, *arguments: Any) -> list[Any]:
         """Have all ranks do the same, and return their answers."""
         return self.each(method, [arguments] * self.mesh.size)
@@ -72,12 +104,17 @@ class Ranks:
             RankDiedError: If a rank is gone.
             TrainerError: If the call fails in a rank, of the type that it failed with there.
         """
-        if self._failure is not None:
-            raise RankFailedError(f"the ranks have ended: {self._failure}") from self._failure
         # Calls of two threads reach all ranks in one order, or they would wait for each other.
         with self._order:
+            if self._failure is not None:
+                raise RankFailedError(f"the ranks have ended: {self._failure}") from self._failure
             asked = [self._transport.call(rank, method, *given) for rank, given in enumerate(arguments)]
-        return self._answers(asked)
+        try:
+            return self._answers(asked)
+        except Exception as error:
+            self._failure = error
+            self.close()
+            raise
 
     def stream(self, name: str, method: str) -> Iterator[tuple[str, Any]]:
         """Yield what a backend yields by names, no more than some of it held at a time."""
@@ -92,15 +129,30 @@ class Ranks:
 
     def close(self) -> None:
         """End all ranks. A second call does nothing."""
-        self._transport.close()
+        if not self._left:
+            self._transport.close()
 
     def _answers(self, asked: "Sequence[Future[Any]]") -> list[Any]:
-        done, _ = wait(asked, return_when=FIRST_EXCEPTION)
-        if error := next((each.exception() for each in asked if each in done and each.exception()), None):
-            self._failure = error
-            self.close()
-            raise error
+        """Wait for the answers: for the first as long as it computes, then for the others as long as ranks wait."""
+        wait(asked, return_when=FIRST_COMPLETED)
+        wait(asked, self._timeout_s, FIRST_EXCEPTION)
+        errors = [error for each in asked if each.done() and (error := each.exception()) is not None]
+        if errors and not isinstance(errors[0], RankWaitedError):
+            raise errors[0]
+        # Whoever waited for a rank in vain fails, the rank itself says nothing.
+        _, silent = wait(asked, _BESIDE_S if errors else 0.0)
+        if silent and len(silent) < len(asked):
+            raise self._hung([rank for rank, each in enumerate(asked) if each in silent], errors)
         return [each.result() for each in asked]
+
+    def _hung(self, silent: Sequence[int], errors: Sequence[BaseException]) -> RankDiedError:
+        names = ", ".join(map(str, silent))
+        heard = f": {errors[0]}" if errors else ""
+        return RankDiedError(
+            f"rank {names} of {self.mesh.size} does not answer, and the others have (backend.timeout_s "
+            f"{self._timeout_s:g}){heard}",
+            silent[0],
+        )
 
 
 class RankedBackend:
@@ -113,12 +165,21 @@ class RankedBackend:
         width: Width of the model, from which the cost of a row follows.
         in_pieces: Whether checkpoints are written by the ranks, each its own pieces. Otherwise all of a state is
             gathered in this process.
+        before_use: Called with this model before its ranks compute with it: it brings it to its devices, if need be.
     """
 
     def __init__(
-        self, ranks: Ranks, name: str, make: MakeBackend, width: int, *, in_pieces: bool = False
+        self,
+        ranks: Ranks,
+        name: str,
+        make: MakeBackend,
+        width: int,
+        *,
+        in_pieces: bool = False,
+        before_use: "Callable[[RankedBackend], None]" = lambda _: None,
     ) -> None:
         self._ranks = ranks
+        self._before_use = before_use
         self._name = name
         self._width = width
         self._in_pieces = in_pieces
@@ -132,6 +193,12 @@ class RankedBackend:
         """Return the outputs of each row, float32 `[tokens]`, zero outside its mask, without gradient."""
         places = self._divided(rows)
         answers = self._each_part("forward", [(_chosen(rows, part),) for part in places])
+        return _in_order(places, answers, len(rows))
+
+    def entropies(self, rows: Sequence[TrainRow]) -> list[Tensor]:
+        """Return the entropy that each token was drawn with, float32 `[tokens]`, without gradient."""
+        places = self._divided(rows)
+        answers = self._each_part("entropies", [(_chosen(rows, part),) for part in places])
         return _in_order(places, answers, len(rows))
 
     def step(
@@ -153,12 +220,13 @@ class RankedBackend:
             outputs = _in_order(places, [report.outputs or [] for report in reports], len(rows))
         metrics = merge(report.metrics for report in reports)
         counts = [sum(each) for each in zip(*(report.tokens for report in reports), strict=True)]
-        return StepReport(metrics, first.gradient_norm, first.applied, outputs, TokenCounts(*counts))
+        tokens = TokenCounts(*counts)
+        return StepReport(metrics, first.gradient_norm, first.applied, outputs, tokens, first.broken)
 
     @property
     def learning_rate(self) -> float:
         """The learning rate of the next step."""
-        return float(self._all("rate")[0])
+        return float(self._ranks.everywhere("ask", self._name, "rate")[0])
 
     @property
     def why_not_shared(self) -> str | None:
@@ -172,15 +240,20 @@ class RankedBackend:
 
     def export(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights by their Hugging Face names, gathered one at a time; tied weights once."""
-        return self._ranks.stream(self._name, "export")
+        return self._stream("export")
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the same by the names of the model's modules."""
-        return self._ranks.stream(self._name, "parameters")
+        return self._stream("parameters")
 
     def digest(self, into: Digest) -> None:
         """Add all that is trained to a digest, bit by bit and in float32."""
         into.update(self._all("digest")[0])
+
+    def not_finite(self) -> list[str]:
+        """Return the names of the weights that hold anything but finite numbers in any rank."""
+        names: list[str] = self._all("not_finite")[0]
+        return names
 
     def save(self, directory: Path, *, exact: bool = False) -> None:
         """Write the model in Hugging Face layout; the first rank writes, all of them gather.
@@ -211,11 +284,11 @@ class RankedBackend:
         Args:
             parts: Some of "parameters", "gradients" and "optimizer".
         """
-        self._all("offload", tuple(parts))
+        self._ranks.everywhere("ask", self._name, "offload", tuple(parts))
 
     def onload(self, parts: Sequence[str] = ("parameters", "optimizer")) -> None:
         """Bring it back."""
-        self._all("onload", tuple(parts))
+        self._ranks.everywhere("ask", self._name, "onload", tuple(parts))
 
     def state_dict(self) -> Any:
         """Return what is trained, the optimizer's state and the number of steps.
@@ -225,7 +298,7 @@ class RankedBackend:
         """
         if self._in_pieces:
             return _Pieces(self._all)
-        return nested(self._ranks.stream(self._name, "state"))
+        return nested(self._stream("state"))
 
     def load_state_dict(self, state: Any) -> None:
         """Take up a state that `state_dict` returned or that was read of its pieces, of whatever number of ranks.
@@ -263,10 +336,16 @@ class RankedBackend:
         answers = self._asked(method, [arguments[mesh.data_rank(rank)] for rank in range(mesh.size)])
         return [answers[rank] for rank in range(mesh.size) if mesh.speaks(rank)]
 
+    def _stream(self, method: str) -> Iterator[tuple[str, Any]]:
+        self._before_use(self)
+        yield from self._ranks.stream(self._name, method)
+
     def _all(self, method: str, *arguments: Any) -> list[Any]:
+        self._before_use(self)
         return self._ranks.everywhere("ask", self._name, method, *arguments)
 
     def _asked(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        self._before_use(self)
         return self._ranks.each("ask", [(self._name, method, *given) for given in arguments])
 
 

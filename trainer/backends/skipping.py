@@ -2,6 +2,19 @@
 
 from trainer.core.errors import RunError
 
+LOSS = "the loss is not finite"
+
+
+def gradient_named(weight: str | None) -> str:
+    """Say that a gradient is not finite.
+
+    Args:
+        weight: Whose; None if each one is, and their norm is not.
+    """
+    return (
+        "the gradient's norm is not finite" if weight is None else f"the gradient of {weight} is not finite"
+    )
+
 
 class SkippedSteps:
     """Counts optimizer steps, and ends the run where too many in a row are left out.

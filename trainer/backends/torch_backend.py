@@ -10,12 +10,14 @@ from transformers import PreTrainedModel
 
 from trainer.algorithms.metrics import Metrics, merge
 from trainer.backends.base import Digest, EntropyMode, LossFunction, StepReport, TrainRow
+from trainer.backends.compilation import CompiledLayers
 from trainer.backends.forward_pass import ForwardPass, KeptOutputs
 from trainer.backends.gradient_checkpointing import GradientCheckpointing
 from trainer.backends.heads import Head
 from trainer.backends.master_weights import MasterWeights
 from trainer.backends.optimizer import Schedule, make_optimizer
 from trainer.backends.prefix_costs import sharing_costs
+from trainer.backends.skipping import LOSS, gradient_named
 from trainer.config.optimizer import OptimizerSettings
 from trainer.models.load import save_weights
 from trainer.models.lora import has_adapters, save_adapter
@@ -35,6 +37,7 @@ class TorchBackend:
         dtype: Type of numbers that the model computes in. Below float32, the optimizer has weights of its own in
             float32, and those are saved.
         gradient_checkpointing: Whether activations are computed once more for the gradient in place of being kept.
+        compiled: What compiles the layers, if anything (`model.compile`).
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class TorchBackend:
         *,
         dtype: torch.dtype = torch.float32,
         gradient_checkpointing: bool = False,
+        compiled: str | None = None,
     ) -> None:
         self._head = head
         self._settings = optimizer
@@ -55,6 +59,7 @@ class TorchBackend:
         self._pass = ForwardPass(head, optimizer.tokens_per_micro_batch, costs)
         self._optimizer = make_optimizer(optimizer, self._masters.trained, schedule.rate(0))
         self._checkpointing = GradientCheckpointing(head.model, enabled=gradient_checkpointing)
+        self._layers = CompiledLayers(head.model, compiled)
 
     @property
     def learning_rate(self) -> float:
@@ -64,6 +69,10 @@ class TorchBackend:
     def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the outputs of each row, float32 `[tokens]`, zero outside its mask, without gradient."""
         return self._pass.outputs(rows)
+
+    def entropies(self, rows: Sequence[TrainRow]) -> list[Tensor]:
+        """Return the entropy that each token was drawn with, float32 `[tokens]`, without gradient."""
+        return self._pass.outputs(rows, entropy=True)
 
     def step(
         self,
@@ -82,7 +91,7 @@ class TorchBackend:
         parts: list[Metrics] = []
         kept = KeptOutputs(rows) if keep_outputs else None
         finite = torch.ones((), dtype=torch.bool, device=self._pass.device)
-        with self._checkpointing.active():
+        with self._checkpointing.active(), self._layers.active():
             buckets = self._pass.buckets(rows)
             for bucket in buckets:
                 micro = self._pass.run(rows, bucket, entropy)
@@ -92,19 +101,30 @@ class TorchBackend:
                 finite &= share.detach().isfinite()
                 share.backward()
                 parts.append(metrics)
-        norm = torch.nn.utils.clip_grad_norm_(self._masters.trained, self._settings.gradient_clip)
+        trained = self._masters.trained
+        norm = torch.nn.utils.get_total_norm([each.grad for each in trained if each.grad is not None])
         for group in self._optimizer.param_groups:
             group["lr"] = self.learning_rate
         self._steps += 1
         outputs = None if kept is None else kept.by_row()
         tokens = self._pass.tokens(rows, buckets)
         if not bool(finite & norm.isfinite()):
+            broken = LOSS if not bool(finite) else gradient_named(self._broken_gradient())
             self._optimizer.zero_grad(set_to_none=True)
-            return StepReport({}, float(norm), applied=False, outputs=outputs, tokens=tokens)
+            return StepReport({}, float(norm), False, outputs, tokens, broken)
+        torch.nn.utils.clip_grads_with_norm_(trained, self._settings.gradient_clip, norm)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._masters.publish()
         return StepReport(merge(parts), float(norm), applied=True, outputs=outputs, tokens=tokens)
+
+    def _broken_gradient(self) -> str | None:
+        """Return the first weight whose gradient is not finite."""
+        named = zip(self._masters.named(), self._masters.trained, strict=True)
+        return next(
+            (name for (name, _), each in named if each.grad is not None and not each.grad.isfinite().all()),
+            None,
+        )
 
     def export(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights by their Hugging Face names, in the type that the model computes in; tied weights once.
@@ -122,6 +142,10 @@ class TorchBackend:
         """Add all that is trained to a digest, bit by bit and in float32."""
         for _, tensor in self._masters.named():
             into.update(tensor.contiguous().cpu().view(-1).view(torch.uint8).numpy())
+
+    def not_finite(self) -> list[str]:
+        """Return the names of the weights that hold anything but finite numbers."""
+        return [name for name, each in self._head.model.named_parameters() if not bool(each.isfinite().all())]
 
     def save(self, directory: Path) -> None:
         """Write the model in Hugging Face layout, adapters added to the weights."""

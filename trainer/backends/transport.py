@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from typing import Any, Protocol
 
@@ -23,16 +24,20 @@ class RankDiedError(RoleDiedError):
         rank: Which one.
     """
 
-    def __init__(self, message: str, rank: int, role: str = "actor_train") -> None:
-        super().__init__(role, message)
+    def __init__(self, message: str, rank: int, role: str = "actor_train", **circumstances: Any) -> None:
+        super().__init__(role, message, **circumstances)
         self.rank = rank
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.rank, self.role)
+        return partial(type(self), **self.circumstances()), (str(self), self.rank, self.role)
 
 
 class RankFailedError(RunError):
     """A call failed in a rank; the message names it and says why."""
+
+
+class RankWaitedError(RankFailedError):
+    """A rank waited for another one in vain."""
 
 
 @dataclass(frozen=True, slots=True)

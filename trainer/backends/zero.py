@@ -4,23 +4,22 @@ where it is used: it is an extra.
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from trainer.backends.base import EntropyMode
 from trainer.backends.heads import Head
 from trainer.backends.optimizer import Schedule, make_optimizer
 from trainer.backends.prefix_costs import sharing_costs
-from trainer.backends.prefix_layout import SharedTokens
 from trainer.backends.rank_group import RankGroup
-from trainer.backends.sharded import Applied, ShardedBackend
+from trainer.backends.sharded import ShardedBackend
+from trainer.backends.sharded_optimizer import Applied, by_paths, checked_groups, place_of, what_broke
+from trainer.backends.whole_model import WholeModel
+from trainer.backends.zero_pieces import ZeroPieces, put_exact
 from trainer.config.optimizer import OptimizerSettings
-from trainer.core.errors import ConfigError
-from trainer.models.lora import adapter_tensors, is_adapter, merged, plain_name
 
 _AVERAGES = ("exp_avg", "exp_avg_sq")
 
@@ -39,11 +38,7 @@ class EngineHead(Head):
         self.model = head.model
         # Not as modules of this one: they hold the model too.
         self._wrapped = (head, engine)
-        self._why_not_shared = head.why_not_shared
-        if stage == 3:
-            self._why_not_shared = (
-                "ZeRO at stage 3 gathers weights in the order of calls that it has seen, and trees differ"
-            )
+        self._stage = stage
 
     @property
     def body(self) -> PreTrainedModel:
@@ -53,93 +48,18 @@ class EngineHead(Head):
     @property
     def why_not_shared(self) -> str | None:
         """Why it cannot compute segments behind a prefix; None if it can."""
-        return self._why_not_shared
+        if self._stage == 3:
+            return "ZeRO at stage 3 gathers weights in the order of calls that it has seen, and trees differ"
+        return self._wrapped[0].why_not_shared
 
-    def forward(
-        self,
-        ids: Tensor,
-        row: Tensor,
-        column: Tensor,
-        entropy: EntropyMode,
-        shared: SharedTokens | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+    def _read(self, *inputs: Any) -> tuple[Tensor, Tensor | None]:
+        """Return what the wrapped head reads."""
+        return self._wrapped[0]._read(*inputs)
+
+    def forward(self, *inputs: Any) -> tuple[Tensor, Tensor | None]:
         """Return what the wrapped head returns."""
-        computed: tuple[Tensor, Tensor | None] = self._wrapped[1](ids, row, column, entropy, shared)
+        computed: tuple[Tensor, Tensor | None] = self._wrapped[1](*inputs)
         return computed
-
-
-class ZeroPieces:
-    """Weights that DeepSpeed divides.
-
-    Args:
-        model: The model, wrapped already.
-        group: The ranks.
-        stage: At stage 3 each rank holds a piece of every weight, below it all of them.
-    """
-
-    def __init__(self, model: nn.Module, group: RankGroup, stage: int) -> None:
-        self._model = model
-        self._group = group
-        self._stage = stage
-        self._trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
-
-    def names(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield names and whole shapes of the weights that a checkpoint holds."""
-        for name, parameter in self._trained.items():
-            yield name, tuple(getattr(parameter, "ds_shape", parameter.shape))
-
-    def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the whole weights with adapters added, gathered one at a time."""
-        own = dict(self._model.named_parameters())
-        for name, parameter in own.items():
-            if is_adapter(name):
-                continue
-            layer = name.rpartition(".base_layer.")[0]
-            beside = [each for key, each in own.items() if layer and key.startswith(f"{layer}.lora_")]
-            with self._gathering([parameter, *beside]):
-                whole = merged(self._model, name, parameter.detach()).clone()
-            yield plain_name(name), whole
-
-    def adapters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the whole adapters by the names that peft saves them with."""
-        own = [each for name, each in self._model.named_parameters() if is_adapter(name)]
-        with self._gathering(own):
-            whole = {name: tensor.clone() for name, tensor in adapter_tensors(self._model)}
-        yield from whole.items()
-
-    def masters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield what is trained whole and in float32, gathered one at a time."""
-        from deepspeed.utils import safe_get_full_fp32_param
-
-        for name, parameter in self._trained.items():
-            yield name, safe_get_full_fp32_param(parameter).view(dict(self.names())[name])
-
-    def take(self, name: str, whole: Tensor) -> None:
-        """Take a weight that all ranks have whole; one that is not ours is left out."""
-        from deepspeed.utils import safe_set_full_fp32_param
-
-        if name not in self._trained:
-            return
-        parameter = self._trained[name]
-        safe_set_full_fp32_param(parameter, whole)
-        with torch.no_grad(), self._gathering([parameter], modifier_rank=0):
-            parameter.copy_(whole)
-
-    def computing(self) -> AbstractContextManager[object]:
-        """Entered while outputs are computed without gradient: nothing is to be done."""
-        return nullcontext()
-
-    def _gathering(
-        self, parameters: Sequence[Tensor], modifier_rank: int | None = None
-    ) -> AbstractContextManager[object]:
-        if self._stage < 3:
-            return nullcontext()
-        from deepspeed.runtime.zero import GatheredParameters
-
-        gathering: AbstractContextManager[object] = GatheredParameters(
-            list(parameters), modifier_rank=modifier_rank
-        )
-        return gathering
 
 
 class ZeroOptimizer:
@@ -148,28 +68,40 @@ class ZeroOptimizer:
     Args:
         engine: The engine.
         group: The ranks.
-        trained: What is trained, in order.
+        trained: What is trained, by name.
         settings: The optimizer's settings.
         param_groups: The groups of the optimizer that the engine was given, as torch writes them.
         nothing: Computes something of the model that has no gradient, for a step that changes nothing.
+        on_host: Whether the engine holds its state in the processor's memory as it is.
     """
 
     def __init__(
         self,
         engine: Any,
         group: RankGroup,
-        trained: Sequence[Tensor],
+        trained: Mapping[str, Tensor],
         settings: OptimizerSettings,
         param_groups: list[dict[str, Any]],
         nothing: Callable[[], Tensor],
+        *,
+        on_host: bool,
     ) -> None:
         self._engine = engine
         self._group = group
-        self._trained = list(trained)
+        self._names = list(trained)
+        self._trained = list(trained.values())
         self._averages = _AVERAGES if settings.kind == "adamw" else ()
         self._param_groups = param_groups
         self._nothing = nothing
+        self._on_host = on_host
         self._count: Tensor | None = None
+        # The engine's own look at gradients says nothing of whose they are, and leaves none of them behind.
+        self._finite = [torch.ones((), dtype=torch.bool, device=group.device) for _ in self._trained]
+        for number, parameter in enumerate(self._trained):
+            parameter.register_hook(partial(self._note, number))
+
+    def _note(self, number: int, gradient: Tensor) -> None:
+        self._finite[number] &= gradient.isfinite().all()
 
     def backward(self, share: Tensor, *, last: bool) -> None:
         """Add the gradients of a share of the loss."""
@@ -186,23 +118,28 @@ class ZeroOptimizer:
         for group in self._param_groups:
             group["lr"] = rate
         self._engine.step()
-        return Applied(float(self._engine.get_global_grad_norm()), not self._engine.optimizer.overflow)
+        taken = not self._engine.optimizer.overflow
+        gradients = dict(zip(self._names, self._finite, strict=True))
+        broken = "" if taken else what_broke(self._group, finite, gradients)
+        for each in self._finite:
+            each.fill_(True)
+        return Applied(float(self._engine.get_global_grad_norm()), taken, broken)
 
     def state(self) -> Iterator[tuple[str, Any]]:
         """Yield the state by paths, gathered one at a time, in torch's layout."""
+        return by_paths(self._whole_state(), self._param_groups)
+
+    def _whole_state(self) -> Iterator[tuple[int, str, Tensor]]:
         from deepspeed.utils import safe_get_full_optimizer_state
 
         count = self._steps_taken()
         if count is None:
-            yield "optimizer\tstate", {}
-        else:
-            for index, parameter in enumerate(self._trained):
-                shape = getattr(parameter, "ds_shape", parameter.shape)
-                yield f"optimizer\tstate\t#{index}\tstep", count.clone().cpu()
-                for key in self._averages:
-                    whole = safe_get_full_optimizer_state(parameter, key)
-                    yield f"optimizer\tstate\t#{index}\t{key}", whole.view(shape)
-        yield "optimizer\tparam_groups", self._param_groups
+            return
+        for number, parameter in enumerate(self._trained):
+            shape = getattr(parameter, "ds_shape", parameter.shape)
+            yield number, "step", count.clone().cpu()
+            for key in self._averages:
+                yield number, key, safe_get_full_optimizer_state(parameter, key).view(shape)
 
     def begin_load(self, plain: Mapping[str, Any]) -> None:
         """Take up what of a state is no tensor, and make room for what is.
@@ -210,9 +147,7 @@ class ZeroOptimizer:
         Raises:
             ValueError: If it is of another optimizer.
         """
-        groups = plain["optimizer\tparam_groups"]
-        if [len(group["params"]) for group in groups] != [len(self._trained)]:
-            raise ValueError("its optimizer is of another model")
+        checked_groups(plain, len(self._trained))
         self._count = None
         if self._averages and self._steps_taken() is None:
             # The engine makes the averages in its first step. At a rate of 0 that changes no weight.
@@ -221,13 +156,11 @@ class ZeroOptimizer:
 
     def take(self, path: str, whole: Tensor) -> None:
         """Take up a tensor of a state that all ranks have whole."""
-        from deepspeed.utils import safe_set_full_optimizer_state
-
-        _, _, index, key = path.split("\t")
+        number, key = place_of(path)
         if key == "step":
             self._count = whole
         elif key in self._averages:
-            safe_set_full_optimizer_state(self._trained[int(index.removeprefix("#"))], whole, key)
+            put_exact(self._trained[number], whole, self._group.rank, key)
 
     def end_load(self) -> None:
         """All of it was given."""
@@ -239,11 +172,11 @@ class ZeroOptimizer:
                     entries[key].zero_()
 
     def move(self, parts: Sequence[str], device: torch.device) -> None:
-        """Bring what the engine holds to a device's memory; it moves all of it together."""
-        if self._group.device.type == "cpu" or "optimizer" not in parts:
+        """Bring what the engine holds of parts to a device's memory; it brings all of them back together."""
+        if self._group.device.type == "cpu" or self._on_host:
             return
         if device.type == "cpu":
-            self._engine.offload_states()
+            self._engine.offload_states(include=states_of(parts))
         else:
             self._engine.reload_states()
 
@@ -258,7 +191,7 @@ class ZeroOptimizer:
 
 
 def zero_backend(
-    head: Head,
+    head: Head | None,
     group: RankGroup,
     optimizer: OptimizerSettings,
     schedule: Schedule,
@@ -271,7 +204,7 @@ def zero_backend(
     """Return one rank's part of a model that is trained.
 
     Args:
-        head: The model, whole, and what is read off it; it is changed in place.
+        head: The model, whole, and what is read off it; the first rank's counts, and it is emptied.
         group: The ranks.
         optimizer: The optimizer's settings, gradient clip and micro-batch size.
         schedule: The learning rate.
@@ -280,18 +213,16 @@ def zero_backend(
         gradient_checkpointing: Whether activations are computed once more for the gradient in place of being kept.
         cpu_offload: Whether the optimizer's state (at stage 3 weights too) is held in the processor's memory.
 
-    Raises:
-        ConfigError: If the package cannot do it on this device.
     """
-    if cpu_offload and group.device.type == "cpu":
-        raise ConfigError("backend.cpu_offload: there is no device to take anything off: leave it out")
     deepspeed = _deepspeed(group)
-    head.to(group.device)
-    # Both look at weights, which are in pieces once the model is wrapped.
-    head.why_not_shared  # noqa: B018
-    costs = sharing_costs(head, optimizer.shared_prefixes, group.device)
-    trained = [each for each in head.model.parameters() if each.requires_grad]
-    inner = make_optimizer(optimizer, trained, schedule.rate(0))
+    setting = optimizer.shared_prefixes
+    whole = WholeModel(head, group, lambda each: sharing_costs(each, setting, group.device))
+    head = whole.shell
+    costs = sharing_costs(head, setting, group.device)
+    whole.fill(head)
+    head.to(group.device)  # its tables of positions
+    trained = {name: each for name, each in head.model.named_parameters() if each.requires_grad}
+    inner = make_optimizer(optimizer, trained.values(), schedule.rate(0))
     param_groups = inner.state_dict()["param_groups"]
     engine, *_ = deepspeed.initialize(
         model=head,
@@ -310,13 +241,25 @@ def zero_backend(
         wrapped,
         group,
         ZeroPieces(head.model, group, stage),
-        ZeroOptimizer(engine, group, trained, optimizer, param_groups, nothing),
+        ZeroOptimizer(engine, group, trained, optimizer, param_groups, nothing, on_host=cpu_offload),
         schedule,
         dtype=dtype,
         tokens_per_micro_batch=optimizer.tokens_per_micro_batch,
         gradient_checkpointing=gradient_checkpointing,
         costs=costs,
     )
+
+
+def states_of(parts: Sequence[str]) -> list[Any]:
+    """Return what the engine calls the parts of a model."""
+    from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum as Kinds
+
+    known = {
+        "parameters": (Kinds.hp_params, Kinds.lp_params),
+        "gradients": (Kinds.lp_grads, Kinds.contiguous_grad_buffer),
+        "optimizer": (Kinds.optim_states,),
+    }
+    return [kind for part in parts for kind in known[part]]
 
 
 def engine_config(clip: float, stage: int, dtype: torch.dtype, *, cpu_offload: bool) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from trainer.inference.base import (
     InferenceHealth,
     PauseMode,
 )
-from trainer.inference.torch_engine import TorchEngine
+from trainer.inference.torch_engine import TorchEngine, WeightsLeftOffError
 
 Tensors = Sequence[tuple[str, Tensor]]
 
@@ -86,9 +86,11 @@ class EngineServer:
         return await self._engine.health()
 
     async def begin_weights(self, version: int) -> None:
-        """Announce weights, which come in parts."""
-        if self._loading is not None and not self._loading.done():
-            raise RunError("the engine has got other weights in part only, and waits for the rest")
+        """Announce weights, which come in parts. Others that came in part are left off."""
+        if self._arriving is not None and self._loading is not None and not self._loading.done():
+            self._arriving.leave_off()
+            await asyncio.wait({self._loading})
+            self._loading.exception()
         self._arriving = _ArrivingWeights()
         self._loading = asyncio.ensure_future(self._engine.sync(self._arriving, version))
 
@@ -122,11 +124,18 @@ class _ArrivingWeights:
     def __init__(self) -> None:
         self._parts: queue.Queue[Tensors | None] = queue.Queue(_WEIGHTS_AT_ONCE)
         self._dropped = False
+        self._left_off = False
 
     def put(self, tensors: Tensors | None) -> None:
         """Hand on a part; None after the last one. Blocks while there is no room."""
         if not self._dropped:
             self._parts.put(tensors)
+
+    def leave_off(self) -> None:
+        """Have whoever reads them wait for no more: none will come."""
+        self._left_off = True
+        self.drop()
+        self._parts.put(None)
 
     def drop(self) -> None:
         """Wait for nobody any more: whoever read them has failed."""
@@ -141,6 +150,8 @@ class _ArrivingWeights:
         """Yield them as they come."""
         while (part := self._parts.get()) is not None:
             yield from part
+        if self._left_off:
+            raise WeightsLeftOffError("the weights were left off, and others come in their place")
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Nobody asks for these here."""

@@ -108,7 +108,23 @@ def place_roles(settings: RunSettings) -> Placement:
     check_placement(placement)
     if cluster.offload:
         _check_offload(settings, placement)
+    if cluster.offload_models:
+        _check_turns(settings, placement)
     return placement
+
+
+def _check_turns(settings: RunSettings, placement: Placement) -> None:
+    """Refuse turns of models that nobody takes."""
+    ranks = [role for role in placement.roles if role.does == "rank"]
+    if settings.model.lora is not None:
+        ranks = [role for role in ranks if role.name != REFERENCE]  # it is the policy, its adapters off
+    if settings.backend.kind == "torch" or not any(
+        set(one.devices) & set(other.devices) for one, other in combinations(ranks, 2)
+    ):
+        raise ConfigError(
+            "cluster.offload_models has models of ranks that share devices be there by turns, and no two of this run's "
+            "do: leave it out"
+        )
 
 
 def _check_offload(settings: RunSettings, placement: Placement) -> None:
@@ -177,11 +193,17 @@ def ranks_of(settings: RunSettings) -> int:
 
 
 def _beside(settings: RunSettings, name: str, devices: Sequence[int], trains: Sequence[int]) -> Role:
-    """A model that is computed in as many ranks as the policy."""
-    if devices and len(devices) != len(trains):
+    """A model in ranks of its own, or in those of the policy."""
+    whole = settings.backend.mesh.model_ranks
+    if devices and settings.backend.kind == "torch":
         raise ConfigError(
-            f"cluster.roles.{name}.devices names {_count(len(devices), 'device')}, and backend.ranks is {len(trains)}: "
-            f"the {name} is divided as the policy is, so name as many"
+            f"cluster.roles.{name}.devices names devices, and backend.kind 'torch' computes the {name} where it trains "
+            "the policy: leave it out, or set backend.kind=fsdp2"
+        )
+    if len(devices) % whole:
+        raise ConfigError(
+            f"cluster.roles.{name}.devices names {_count(len(devices), 'device')}, and its layers are divided over "
+            f"{whole} (backend.mesh): name a multiple of {whole}"
         )
     if name == REFERENCE and settings.model.lora is not None and devices:
         raise _unread(REFERENCE, "with model.lora the reference is the policy itself, its adapters off")
@@ -218,12 +240,6 @@ def _inference(settings: RunSettings, trains: Sequence[int]) -> Iterator[Role]:
             f"cluster.roles.actor_inference.devices names {_count(len(devices), 'device')}, and "
             f"{_count(launch.count, 'server')} of {_count(launch.tensor_parallel, 'device')} each need {wanted}: "
             + _servers_remedy(len(devices), launch.tensor_parallel)
-        )
-    broadcast = settings.weights.chosen(inference) == "broadcast"
-    if broadcast and settings.cluster.nodes > 1 and settings.weights.address is None:
-        raise ConfigError(
-            f"weights.transport 'broadcast' meets servers of {settings.cluster.nodes} nodes at an address of this "
-            "machine: set weights.address to one that they reach"
         )
     each = launch.tensor_parallel
     groups = tuple(tuple(devices[start : start + each]) for start in range(0, wanted, each))

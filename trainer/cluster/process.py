@@ -18,12 +18,18 @@ class RoleProcess(Protocol):
 
     Attributes:
         pid: Its number on its machine.
+        node: Its machine, for people; empty if it is beside the driver.
     """
 
     pid: int
+    node: str
 
     def call(self, data: bytes) -> "Future[bytes]":
         """Have it answer a call (see `RoleHost.call`); the future fails with `RoleDiedError` when it is no more."""
+        ...
+
+    def sees(self, path: str) -> bool:
+        """Whether a file of this machine is one of the process's machine, too."""
         ...
 
     def on_death(self, tell: Callable[[RoleDiedError], None]) -> None:
@@ -41,11 +47,18 @@ class ActorRanks:
     Args:
         role: Which role.
         start: Starts a rank: given its number and how many there are, it returns the process, with a server in it.
+        tell: Told, in any thread, of the first one that dies.
     """
 
-    def __init__(self, role: str, start: Callable[[int, int], RoleProcess]) -> None:
+    def __init__(
+        self,
+        role: str,
+        start: Callable[[int, int], RoleProcess],
+        tell: Callable[[RoleDiedError], None] = lambda _: None,
+    ) -> None:
         self._role = role
         self._start = start
+        self._tell = tell
         self._ranks: list[RoleProcess] = []
         self._asked: dict[Future[Any], int] = {}
         self._lock = threading.Lock()
@@ -121,11 +134,11 @@ class ActorRanks:
 
     def _rank_died(self, rank: int, died: RoleDiedError) -> None:
         with self._lock:
-            if self._closed:
+            if self._closed or self._death is not None:
                 return
-            if self._death is None:
-                self._death = RankDiedError(str(died), rank, self._role)
+            self._death = RankDiedError(str(died), rank, self._role, **died.circumstances())
         self._fail_all(self._death)
+        self._tell(self._death)
 
     def _settle(
         self, answer: "Future[Any]", *, result: Any = None, error: BaseException | None = None

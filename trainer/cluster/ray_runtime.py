@@ -1,37 +1,35 @@
-"""The connection to a Ray cluster: the only module of the trainer that imports Ray."""
+"""The connection to a Ray cluster, with room for the roles of a run."""
 
+import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from clients.own_handlers import own_breakpoints, take_back_signals
-from trainer.backends.local_ranks import last_words
-from trainer.backends.transport import pack
 from trainer.cluster.placement import Placement
+from trainer.cluster.ray_process import Node, RayProcess, gist, nodes
 from trainer.cluster.role_host import RoleHost
-from trainer.core.errors import ConfigError, RoleDiedError, RunError
+from trainer.core.errors import ConfigError, RunError
 
 _LOCAL = "local"
 _LOCAL_OBJECT_STORE_BYTES = 512 * 1024 * 1024
 _TRY_TIMEOUT_S = 10.0
+_HEAD_TIMEOUT_S = 5.0
 _LOOK_EVERY_S = 0.5
-_GONE_TIMEOUT_S = 15.0
 _CALLS_AT_ONCE = 100_000
-_LONGEST_REASON = 300
+_NODES_SHOWN = 8
 # Ray would decide itself which devices an actor sees, which it knows nothing of: they belong to the whole group.
 _DEVICES_ARE_OURS = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 
@@ -52,7 +50,9 @@ class RayCluster:
         self._working_dir = working_dir
         self._logs = logs.absolute()
         self._group: PlacementGroup | None = None
-        self._nodes: dict[int, str] = {}
+        self._nodes: dict[int, Node] = {}
+        self._own = Node("", "127.0.0.1")
+        self._reached_at = ""
         self._devices: dict[int, list[str]] = {}
         self._placement: Placement | None = None
         self._timeout_s = 0.0
@@ -68,7 +68,7 @@ class RayCluster:
             self._connect()
         except (RayError, OSError, ValueError, RuntimeError) as error:
             raise ConfigError(
-                f"cluster.address: cannot connect to Ray at '{self._address}': {_gist(error)}; `ray status` shows "
+                f"cluster.address: cannot connect to Ray at '{self._address}': {gist(error)}; `ray status` shows "
                 "whether a cluster runs (`ray start --head` starts one), one that asks for a token is reached with "
                 "RAY_AUTH_MODE=token, and without cluster.address the run starts its own"
             ) from error
@@ -88,6 +88,9 @@ class RayCluster:
             options["runtime_env"] = {"working_dir": self._working_dir}
         with own_breakpoints():
             ray.init(self._address, configure_logging=False, log_to_driver=False, **options)
+        self._reached_at = str(ray.get_runtime_context().gcs_address)
+        own = ray.get_runtime_context().get_node_id()
+        self._own = next(node for node in nodes() if node.name == own)
 
     def take_back_signals(self) -> None:
         """Take signals that end a run in good order back from Ray, which writes stacks at them."""
@@ -96,10 +99,27 @@ class RayCluster:
     @property
     def address(self) -> str:
         """The cluster's address, under which others reach it from here."""
-        return str(ray.get_runtime_context().gcs_address)
+        return self._reached_at
+
+    async def head_answers(self) -> bool:
+        """Whether anything listens at the cluster's address."""
+        host, _, port = self._reached_at.rpartition(":")
+        try:
+            async with asyncio.timeout(_HEAD_TIMEOUT_S):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return True
 
     def reserve(
-        self, placement: Placement, *, accelerators: bool | None, timeout_s: float, stop: threading.Event
+        self,
+        placement: Placement,
+        *,
+        accelerators: bool | None,
+        timeout_s: float,
+        stop: threading.Event,
+        say: Callable[[str], None],
     ) -> None:
         """Reserve whole nodes' worth of devices, and find out which they are.
 
@@ -108,6 +128,7 @@ class RayCluster:
             accelerators: Whether devices are accelerators, and not CPUs; None where it is for the cluster to say.
             timeout_s: How long to wait for them.
             stop: Ends the waiting.
+            say: Told of nodes that the cluster does not have; more may join.
 
         Raises:
             ConfigError: If the cluster does not have them, or not free, in time.
@@ -118,6 +139,11 @@ class RayCluster:
             accelerators = float(ray.cluster_resources().get("GPU", 0)) >= each
         bundle = {"CPU": float(each)} | ({"GPU": float(each)} if accelerators else {})
         used = placement.used_nodes()
+        if (fit := _large_enough(bundle)) < len(used):
+            say(
+                f"the roles need {_wanted(bundle, len(used))}, and the cluster has {fit} so large ({_listed(bundle)}): "
+                f"others are waited for, up to {timeout_s:g} s (cluster.start_timeout_s)"
+            )
         strategy = "STRICT_SPREAD" if len(used) > 1 else "PACK"
         group = self._group = placement_group([bundle] * len(used), strategy=strategy)
         deadline = time.monotonic() + timeout_s
@@ -125,10 +151,15 @@ class RayCluster:
             if stop.is_set():
                 raise RunError("the run ends before its devices are free")
             if time.monotonic() > deadline:
-                raise ConfigError(_missing(bundle, len(used), timeout_s))
+                raise ConfigError(
+                    f"cluster: {_wanted(bundle, len(used))} {'were' if len(used) > 1 else 'was'} not to be had within "
+                    f"{timeout_s:g} s (cluster.start_timeout_s); the cluster has {_listed(bundle)}: name fewer "
+                    "devices, wait for others to end, or add nodes"
+                )
         self._placement = placement
         ids = ray.util.placement_group_table(group)["bundles_to_node_id"]
-        self._nodes = {node: ids[number] for number, node in enumerate(used)}
+        known = {node.name: node for node in nodes()}
+        self._nodes = {node: known[ids[number]] for number, node in enumerate(used)}
         for number, node in enumerate(used):
             found = self._looked(number, each) if accelerators else []
             self._devices[node] = found
@@ -152,7 +183,7 @@ class RayCluster:
         maker: str,
         arguments: tuple[Any, ...],
         environment: Mapping[str, str],
-    ) -> "RayProcess":
+    ) -> RayProcess:
         """Start a process of a role where its devices are, and return it when its server is made.
 
         Args:
@@ -182,20 +213,39 @@ class RayCluster:
                 max_concurrency=_CALLS_AT_ONCE,
                 scheduling_strategy=self._in_bundle(self._placement.used_nodes().index(node)),
             )
-            .remote(variables, list(sys.path), str(log))
+            .remote(
+                variables, [path or os.getcwd() for path in sys.path], str(log), self._nodes[node].address
+            )
         )
-        process = RayProcess(role, number, handle, log)
+        process = RayProcess(role, number, handle, log, self._nodes[node])
         process.make(maker, arguments, self._timeout_s)
         return process
 
-    def address_of(self, device: int) -> str:
-        """The address of the node that a device is on, as the other nodes reach it."""
+    def address_of(self, role: str, device: int) -> str:
+        """Return the address at which whoever needs a process of a role reaches it: the driver, or its other processes.
+
+        Args:
+            role: The role.
+            device: A device of the process.
+        """
         assert self._placement is not None
-        node = self._placement.node_of(device)
-        if len(self._nodes) == 1:
-            return "127.0.0.1"
-        found = next(each for each in ray.nodes() if each["NodeID"] == self._nodes[node])
-        return str(found["NodeManagerAddress"])
+        named = self._placement.role(role)
+        assert named is not None
+        nodes = {self._nodes[self._placement.node_of(each)].name for each in named.devices}
+        # Ranks talk to each other alone, over the loopback where they can.
+        asks = nodes if named.does == "rank" else nodes | {self._own.name}
+        return "127.0.0.1" if len(asks) == 1 else self._nodes[self._placement.node_of(device)].address
+
+    @property
+    def here(self) -> str:
+        """The address of this process's machine, as the nodes of the roles reach it."""
+        others = {node.name for node in self._nodes.values()} - {self._own.name}
+        return self._own.address if others else "127.0.0.1"
+
+    def is_beside(self, device: int) -> bool:
+        """Whether a device is on the machine of this process."""
+        assert self._placement is not None
+        return self._nodes[self._placement.node_of(device)].name == self._own.name
 
     def disconnect(self) -> None:
         """Give the devices back and leave the cluster; what was started here is ended."""
@@ -206,114 +256,38 @@ class RayCluster:
         ray.shutdown()
 
 
-class RayProcess:
-    """A process of a role, in an actor.
-
-    Args:
-        role: The role's name.
-        number: The process's number in it.
-        handle: The actor.
-        log: Where it writes what it says, if it can.
-    """
-
-    def __init__(self, role: str, number: int, handle: Any, log: Path) -> None:
-        self.role = role
-        self.number = number
-        self.pid = 0
-        self._handle = handle
-        self._log = log
-        self._numbers = itertools.count()
-        self._order = threading.Lock()
-        self._gone = threading.Event()
-        self._ended = False
-
-    def make(self, maker: str, arguments: tuple[Any, ...], timeout_s: float) -> None:
-        """Make its server, and wait for that.
-
-        Raises:
-            RunError: If it takes longer than `timeout_s`, or cannot be made.
-            RoleDiedError: If the process ends before.
-        """
-        try:
-            self.pid = ray.get(self._handle.process_id.remote(), timeout=timeout_s)
-            ray.get(self._handle.make.remote(maker, pack(arguments)), timeout=timeout_s)
-        except GetTimeoutError as error:
-            self.end()
-            raise RunError(
-                f"process {self.number} of {self.role} was not ready within {timeout_s:g} s "
-                f"(cluster.start_timeout_s); what it says: {self._log}"
-            ) from error
-        except RayTaskError as error:
-            self.end()
-            cause = error.as_instanceof_cause()
-            raise RunError(f"process {self.number} of {self.role} cannot start: {_gist(cause)}") from error
-        except RayError as error:
-            self.end()
-            raise self._death(error) from error
-        self._handle.live.remote().future().add_done_callback(lambda _: self._gone.set())
-
-    def call(self, data: bytes) -> "Future[bytes]":
-        """Have it answer a call; see `RoleProcess.call`."""
-        answer: Future[bytes] = Future()
-
-        def done(called: "Future[bytes]") -> None:
-            if not answer.set_running_or_notify_cancel():
-                return  # nobody waits for it any more
-            error = called.exception()
-            if error is None:
-                answer.set_result(called.result())
-            else:
-                answer.set_exception(self._death(error) if isinstance(error, RayError) else error)
-
-        with self._order:
-            asked = self._handle.call.remote(next(self._numbers), data)
-        asked.future().add_done_callback(done)
-        return answer
-
-    def on_death(self, tell: Callable[[RoleDiedError], None]) -> None:
-        """Have somebody told when the process ends without being asked to."""
-
-        def done(lived: "Future[None]") -> None:
-            error = lived.exception()
-            if error is not None and not self._ended:
-                tell(self._death(error))
-
-        self._handle.live.remote().future().add_done_callback(done)
-
-    def end(self) -> None:
-        """End it at once, and return when it is gone. A second call does nothing."""
-        if self._ended:
-            return
-        self._ended = True
-        with contextlib.suppress(RayError, ConnectionError):
-            ray.kill(self._handle, no_restart=True)
-        if self.pid:
-            self._gone.wait(_GONE_TIMEOUT_S)
-
-    def _death(self, error: BaseException) -> RoleDiedError:
-        said = last_words(self._log)
-        words = f"; it said last:\n{said}" if said else ""
-        return RoleDiedError(
-            self.role,
-            f"process {self.number} of {self.role} is gone: {_gist(error)} (log {self._log}){words}",
-        )
-
-
 def _accelerators() -> list[str]:
     """What Ray calls the accelerators of the task that asks."""
     return [str(each) for each in ray.get_gpu_ids()]
 
 
-def _missing(bundle: Mapping[str, float], nodes: int, timeout_s: float) -> str:
-    def listed(resources: Mapping[str, Any]) -> str:
-        return ", ".join(f"{resources.get(name, 0):g} {name}" for name in bundle)
+def _wanted(bundle: Mapping[str, float], nodes: int) -> str:
+    return f"{nodes} node{'s' if nodes > 1 else ''} with {_amounts(bundle, bundle)} each"
 
-    return (
-        f"cluster: {nodes} node{'s' if nodes > 1 else ''} with {listed(bundle)} each "
-        f"{'were' if nodes > 1 else 'was'} not to be had within {timeout_s:g} s (cluster.start_timeout_s); the "
-        f"cluster has {listed(ray.cluster_resources())} in all, of which {listed(ray.available_resources())} are "
-        "free: name fewer devices, wait for others to end, or add nodes"
+
+def _large_enough(bundle: Mapping[str, float]) -> int:
+    """How many nodes of the cluster could hold a bundle, if nobody else had anything of them."""
+    return sum(
+        all(node["Resources"].get(name, 0) >= amount for name, amount in bundle.items())
+        for node in ray.nodes()
+        if node["Alive"]
     )
+
+
+def _listed(bundle: Mapping[str, float]) -> str:
+    """Say what the nodes of the cluster have of what a bundle needs, and how much of it all is free."""
+    living = [node for node in ray.nodes() if node["Alive"]]
+    shown = [
+        f"{_amounts(bundle, node['Resources'])} on {node['NodeManagerAddress']}"
+        for node in living[:_NODES_SHOWN]
+    ]
+    if len(living) > _NODES_SHOWN:
+        shown.append(f"{len(living) - _NODES_SHOWN} nodes more")
+    return f"{'; '.join(shown)}; {_amounts(bundle, ray.available_resources())} free in all"
+
+
+def _amounts(names: Iterable[str], resources: Mapping[str, Any]) -> str:
+    return ", ".join(f"{resources.get(name, 0):g} {name}" for name in names)
 
 
 def _try(address: str) -> None:
@@ -322,13 +296,3 @@ def _try(address: str) -> None:
     if separator:
         with socket.create_connection((host.strip("[]"), int(port)), _TRY_TIMEOUT_S):
             pass
-
-
-def _gist(error: BaseException) -> str:
-    """The first and the last line of what Ray says: between them are often stacks of other processes."""
-    # What it supposes to be the reason is the same each time.
-    text = str(error).partition("Some common causes include")[0]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    return lines[0] if len(lines) == 1 else f"{lines[0]} ({lines[-1][:_LONGEST_REASON]})"

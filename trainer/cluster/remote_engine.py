@@ -3,12 +3,16 @@
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from trainer.backends.transport import pack, unpack
+from trainer.cluster.kept_process import KeptProcess
 from trainer.cluster.process import RoleProcess
+from trainer.core.errors import RoleDiedError
 from trainer.inference.base import (
     GenerationRequest,
     GenerationResult,
@@ -27,18 +31,28 @@ _HOMES = 100_000
 class RemoteEngines:
     """Engines in processes of their own, all of which have the same weights. An `InferenceClient`.
 
-    An episode's requests go to one engine; a new episode goes to the one with the fewest replies under way.
+    An episode's requests go to one engine; a new episode goes to the one with the fewest replies under way. An engine
+    that dies is started again and given the weights that were brought last, which are kept here for that; replies that
+    it owed are drawn again.
 
     Args:
-        processes: The processes; each has an `EngineServer`.
+        engines: The processes; each has an `EngineServer`.
     """
 
-    def __init__(self, processes: Sequence[RoleProcess]) -> None:
-        self._processes = list(processes)
-        self._running = [0] * len(self._processes)
-        self._counters = [InferenceCounters()] * len(self._processes)
+    def __init__(self, engines: Sequence[KeptProcess]) -> None:
+        self._engines = list(engines)
+        self._running = [0] * len(self._engines)
+        self._counters = [InferenceCounters()] * len(self._engines)
+        self._before = [InferenceCounters()] * len(self._engines)
+        self._resubmitted = 0
         self._homes: dict[str, int] = {}
         self._version = 0
+        self._weights: list[bytes] = []
+        self._bringing = asyncio.Lock()
+        self._paused: PauseMode | None = None
+        self._owed: dict[str, asyncio.Future[None]] = {}
+        for number, engine in enumerate(self._engines):
+            engine.bring = partial(self._bring, number)
 
     @property
     def version(self) -> int:
@@ -48,10 +62,12 @@ class RemoteEngines:
     @property
     def counters(self) -> InferenceCounters:
         """What all engines have done, as far as their replies have said it."""
+        each = [*self._before, *self._counters]
         return InferenceCounters(
-            sum(each.requests for each in self._counters),
-            sum(each.prompt_tokens for each in self._counters),
-            sum(each.tokens_generated for each in self._counters),
+            sum(counters.requests for counters in each),
+            sum(counters.prompt_tokens for counters in each),
+            sum(counters.tokens_generated for counters in each),
+            resubmitted=self._resubmitted,
             running=sum(self._running),
         )
 
@@ -60,76 +76,169 @@ class RemoteEngines:
 
         Raises:
             ValueError: If the prompt is empty or leaves no room for the reply.
-            RoleDiedError: If the engine's process is gone.
+            RoleLostError: If the engine's process died too often.
         """
-        number = self._engine_for(request.session_key)
-        self._running[number] += 1
-        try:
-            result, self._counters[number] = await self._call(number, "generate", request)
-        except asyncio.CancelledError:
-            self._processes[number].call(pack(("drop", (request.request_id,))))
-            raise
-        finally:
-            self._running[number] -= 1
-        reply: GenerationResult = result
-        return reply
+        request = replace(request, on_tokens=None)  # whoever listens is in this process
+        while True:
+            number = self._engine_for(request.session_key)
+            self._running[number] += 1
+            try:
+                if await self._ended_while_waiting(number, request.request_id):
+                    return GenerationResult([], [], [], "abort")
+                return await self._drawn(number, request)
+            except RoleDiedError as died:
+                self._resubmitted += 1
+                if died.with_its_node:
+                    raise
+            finally:
+                self._running[number] -= 1
 
     async def generate_together(self, requests: list[GenerationRequest]) -> list[GenerationResult]:
         """Return the replies of one batch that nothing else shares, which the first engine computes."""
-        results, self._counters[0] = await self._call(0, "generate_together", requests)
-        replies: list[GenerationResult] = results
-        return replies
+        while True:
+            try:
+                replies: list[GenerationResult]
+                replies, self._counters[0] = await self._engines[0].call("generate_together", requests)
+                return replies
+            except RoleDiedError as died:
+                self._resubmitted += len(requests)
+                if died.with_its_node:
+                    raise
 
     async def abort(self, request_ids: Sequence[str] | None = None) -> int:
         """End replies with what they have, and return how many."""
-        return sum(await self._everywhere("abort", request_ids))
+        owed = [name for name in self._owed if request_ids is None or name in request_ids]
+        for name in owed:
+            self._owed.pop(name).set_result(None)
+        return len(owed) + sum(await self._everywhere("abort", request_ids))
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop generating."""
+        self._paused = mode
         await self._everywhere("pause", mode)
 
     async def resume(self) -> None:
         """Go on."""
+        self._paused = None
         await self._everywhere("resume")
 
     async def sync(self, source: WeightSource, version: int) -> None:
-        """Bring weights to all engines, a part at a time; replies under way go on with them."""
-        await self._everywhere("begin_weights", version)
-        parts = _parts(source.parameters())
-        while (part := await asyncio.to_thread(next, parts, None)) is not None:
-            await self._everywhere("take_weights", part)
-        await self._everywhere("end_weights")
-        self._version = version
+        """Bring weights to all engines, a part at a time; replies under way go on with them.
+
+        An engine that dies meanwhile is given them when it is back.
+        """
+        async with self._bringing:
+            there = {number: await each.living() for number, each in enumerate(self._engines) if each.there}
+            weights: list[bytes] = []
+
+            async def send(method: str, *arguments: Any) -> None:
+                weights.append(await asyncio.to_thread(pack, (method, arguments)))
+                await self._told(there, weights[-1])
+
+            await send("begin_weights", version)
+            parts = _parts(source.parameters())
+            while (part := await asyncio.to_thread(next, parts, None)) is not None:
+                await send("take_weights", part)
+            await send("end_weights")
+            self._weights, self._version = weights, version
 
     async def health(self) -> InferenceHealth:
         """Say how the first engine that is not well is, or how many there are."""
+        away = sum(not engine.there for engine in self._engines)
+        if away:
+            return InferenceHealth(False, f"{away} of {len(self._engines)} engines are started again")
         for health in await self._everywhere("health"):
             if not health.ready:
                 return InferenceHealth(False, health.detail)
-        return InferenceHealth(
-            True, f"{len(self._processes)} engines of their own, at version {self._version}"
-        )
+        return InferenceHealth(True, f"{len(self._engines)} engines of their own, at version {self._version}")
+
+    async def start_anew(self) -> None:
+        """End all replies under way, and go on where a run that ended has paused: another one begins."""
+        await self.abort()
+        await self.resume()
+        self._homes.clear()
 
     async def close(self) -> None:
         """End the processes."""
-        await asyncio.gather(*(asyncio.to_thread(process.end) for process in self._processes))
+        await asyncio.gather(*(engine.end() for engine in self._engines))
+
+    async def _drawn(self, number: int, request: GenerationRequest) -> GenerationResult:
+        """Have an engine draw a reply."""
+        engine = self._engines[number]
+        process = await engine.living()
+        try:
+            drawn = await engine.answer(process, pack(("generate", (request,))))
+        except asyncio.CancelledError:
+            process.call(pack(("drop", (request.request_id,))))
+            raise
+        reply: GenerationResult
+        reply, self._counters[number] = drawn
+        return reply
+
+    async def _ended_while_waiting(self, number: int, request_id: str) -> bool:
+        """Wait until an engine takes requests; whether this one was asked to end meanwhile."""
+        if self._engines[number].there:
+            return False
+        ended = self._owed[request_id] = asyncio.get_running_loop().create_future()
+        living = asyncio.ensure_future(self._engines[number].living())
+        try:
+            await asyncio.wait({ended, living}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return True
+            living.result()
+            return False
+        finally:
+            self._owed.pop(request_id, None)
+            living.cancel()
+            await asyncio.gather(living, return_exceptions=True)
+
+    async def _bring(self, number: int, process: RoleProcess) -> None:
+        """Make an engine that was started again what the others are."""
+        async with self._bringing:
+            self._before[number] = _sum(self._before[number], self._counters[number])
+            self._counters[number] = InferenceCounters()
+            for data in self._weights:
+                await answer_of(process.call(data))
+            told: PauseMode | None = None
+            while told != self._paused:
+                told = self._paused
+                asked = ("resume", ()) if told is None else ("pause", (told,))
+                await answer_of(process.call(pack(asked)))
 
     def _engine_for(self, session_key: str) -> int:
-        if session_key not in self._homes:
-            number = min(range(len(self._processes)), key=self._running.__getitem__)
-            if not session_key:
-                return number
+        home = self._homes.get(session_key)
+        there = [number for number, engine in enumerate(self._engines) if engine.there]
+        if home is not None and (home in there or not there):
+            return home
+        number = min(there or range(len(self._engines)), key=self._running.__getitem__)
+        if session_key:
             self._homes[session_key] = number
             if len(self._homes) > _HOMES:
                 self._homes.pop(next(iter(self._homes)))
-        return self._homes[session_key]
+        return number
 
     async def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
-        data = await asyncio.to_thread(pack, (method, arguments))
-        return await asyncio.gather(*(answer_of(process.call(data)) for process in self._processes))
+        there = {number: await each.living() for number, each in enumerate(self._engines) if each.there}
+        return await self._told(there, await asyncio.to_thread(pack, (method, arguments)))
 
-    async def _call(self, number: int, method: str, *arguments: Any) -> Any:
-        return await answer_of(self._processes[number].call(pack((method, arguments))))
+    async def _told(self, there: dict[int, RoleProcess], data: bytes) -> list[Any]:
+        """Call engines, and return the answers of those that live; those that do not are left out from then on."""
+        asked = [self._engines[number].answer(process, data) for number, process in there.items()]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for number, answer in zip(list(there), answers, strict=True):
+            if isinstance(answer, RoleDiedError):
+                del there[number]
+            elif isinstance(answer, BaseException):
+                raise answer
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+def _sum(one: InferenceCounters, other: InferenceCounters) -> InferenceCounters:
+    return InferenceCounters(
+        one.requests + other.requests,
+        one.prompt_tokens + other.prompt_tokens,
+        one.tokens_generated + other.tokens_generated,
+    )
 
 
 async def answer_of(called: "Future[bytes]") -> Any:

@@ -4,16 +4,22 @@ Nothing of torch is imported before the process knows which devices it may see.
 """
 
 import asyncio
+import fcntl
 import importlib
 import inspect
 import os
 import socket
+import struct
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+_SIOCGIFADDR = 0x8915
+"""Linux's request for the address of an interface."""
 
 
 class RoleHost:
@@ -26,10 +32,16 @@ class RoleHost:
         environment: Variables of this process.
         path: The driver's import path; what of it is found here, and is not on the path yet, is appended.
         log: What this process says is written there, where that can be done.
+        address: The address of this node, as others reach it.
     """
 
-    def __init__(self, environment: Mapping[str, str], path: Sequence[str], log: str) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], path: Sequence[str], log: str, address: str = "127.0.0.1"
+    ) -> None:
         os.environ.update(environment)
+        if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := _interface_of(address)):
+            # Otherwise gloo looks the host's own name up, which need not lead to where others reach this machine.
+            os.environ["GLOO_SOCKET_IFNAME"] = interface
         sys.path.extend(each for each in path if each not in sys.path and os.path.exists(each))
         _say_to(Path(log))
         sys.stdout.write(f"process {os.getpid()} on {socket.gethostname()}\n")
@@ -79,6 +91,10 @@ class RoleHost:
             traceback.print_exc()
             return pack((False, _sendable(error)))
 
+    async def sees(self, path: str) -> bool:
+        """Say whether there is a file at a path, as this machine sees it."""
+        return await asyncio.to_thread(os.path.exists, path)
+
     async def live(self) -> None:
         """Return never: whoever waits for it hears of this process's end."""
         await asyncio.Event().wait()
@@ -115,6 +131,21 @@ def _sendable(error: Exception) -> Exception:
     if isinstance(error, TrainerError | ValueError):
         return error
     return RunError(f"{type(error).__name__}: {error}")
+
+
+def _interface_of(address: str) -> str | None:
+    """The network interface that has an address; None where it cannot be told."""
+    if address.startswith("127."):
+        return "lo" if sys.platform == "linux" else None
+    if sys.platform != "linux":
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # one without an address
+                found = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                if socket.inet_ntoa(found[20:24]) == address:
+                    return name
+    return None
 
 
 def _say_to(log: Path) -> None:

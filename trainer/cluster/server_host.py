@@ -1,6 +1,8 @@
 """Servers that roles are: which program runs with which words, and the process that keeps one on its node."""
 
+import asyncio
 import sys
+import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +10,12 @@ from typing import Protocol
 
 from trainer.config.cluster import JudgeSettings
 from trainer.config.inference import InferenceSettings, LaunchSettings
+from trainer.core.errors import ConfigError
+from trainer.inference.keeper import GRACE_S
 from trainer.inference.launch import ServedModel, ServerProcess, choose_ports, launched, server_processes
+
+_PORT_PATIENCE_S = 2 * GRACE_S
+_LOOK_EVERY_S = 0.2
 
 
 class Program(Protocol):
@@ -19,8 +26,14 @@ class Program(Protocol):
         """How it is started."""
         ...
 
-    def process(self, number: int, host: str, logs: Path) -> ServerProcess:
+    def process(self, number: int, host: str, logs: Path, port: int | None = None) -> ServerProcess:
         """Return the process of server `number` on a node that others reach at `host`.
+
+        Args:
+            number: The server's number in its role.
+            host: Address of its node.
+            logs: Folder of what it says.
+            port: Where it listens; it is chosen if None.
 
         Raises:
             ConfigError: If its port is taken.
@@ -42,9 +55,10 @@ class InferenceProgram:
     launch: LaunchSettings
     model: ServedModel
 
-    def process(self, number: int, host: str, logs: Path) -> ServerProcess:
+    def process(self, number: int, host: str, logs: Path, port: int | None = None) -> ServerProcess:
         """Return the process of server `number`."""
-        port = None if self.launch.port is None else self.launch.port + number
+        if port is None and self.launch.port is not None:
+            port = self.launch.port + number
         launch = self.launch.model_copy(update={"host": host, "port": port, "count": 1, "devices": []})
         (process,) = server_processes(
             self.inference, launch, self.model, choose_ports(launch), logs / str(number)
@@ -71,9 +85,9 @@ class JudgeProgram:
         """How it is started."""
         return LaunchSettings(startup_timeout_s=self.judge.startup_timeout_s)
 
-    def process(self, number: int, host: str, logs: Path) -> ServerProcess:
+    def process(self, number: int, host: str, logs: Path, port: int | None = None) -> ServerProcess:
         """Return its process."""
-        (port,) = choose_ports(self.launch.model_copy(update={"host": host}))
+        (port,) = choose_ports(self.launch.model_copy(update={"host": host, "port": port}))
         filled = {"{model}": self.judge.model, "{host}": host, "{port}": str(port)}
         command = list(self.judge.command)
         for place, value in filled.items():
@@ -90,14 +104,18 @@ class ServerHost:
         number: The server's number in its role.
         host: Address of this node, as others reach it.
         logs: Folder of what the server says.
+        port: Where it listens, if others know it by that already; one that is let go of is waited for.
     """
 
-    def __init__(self, program: Program, number: int, host: str, logs: Path) -> None:
+    def __init__(self, program: Program, number: int, host: str, logs: Path, port: int | None = None) -> None:
         self._program = program
         self._number = number
         self._host = host
         self._logs = logs
+        self._port = port
         self._stack = AsyncExitStack()
+        self._gone = asyncio.Event()
+        self._last_words = ""
 
     async def start(self) -> str:
         """Start the server and return its address once it answers.
@@ -108,18 +126,39 @@ class ServerHost:
         """
         launch = self._program.launch
         running = launched(
-            [self._program.process(self._number, self._host, self._logs)],
+            [await self._process()],
             startup_timeout_s=launch.startup_timeout_s,
             restarts=launch.restarts,
             say=_say,
             status=lambda _: None,
+            gone=self._ended,
         )
         (url,) = await self._stack.enter_async_context(running)
         return url
 
+    async def gone(self) -> str:
+        """Wait until the server has ended by itself once too often, and return what is to be said of it."""
+        await self._gone.wait()
+        return self._last_words
+
     async def stop(self) -> None:
         """End the server."""
         await self._stack.aclose()
+
+    async def _process(self) -> ServerProcess:
+        until = time.monotonic() + (0.0 if self._port is None else _PORT_PATIENCE_S)
+        while True:
+            try:
+                return self._program.process(self._number, self._host, self._logs, self._port)
+            except ConfigError:
+                # The one before, whose host was killed, may still be ending.
+                if time.monotonic() > until:
+                    raise
+                await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _ended(self, what: str) -> None:
+        self._last_words = what
+        self._gone.set()
 
 
 def _say(text: str) -> None:

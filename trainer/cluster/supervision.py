@@ -1,12 +1,14 @@
-"""How often, and after how long, a run whose role has died is begun again. Pure: no clock and no process."""
+"""How often, and after how long, what has died is started again. Pure: no clock and no process."""
 
-from trainer.core.errors import RoleDiedError
+from collections.abc import Callable
+
+from trainer.core.errors import RoleDiedError, RoleLostError
 
 _LONGEST_WAIT_S = 300.0
 
 
 class Restarts:
-    """Counts restarts of a run, and says how long the next one waits.
+    """Counts restarts, and says how long the next one waits.
 
     What counts are those in a row that a new checkpoint did not come between: a run that gets on may lose a role now
     and then for weeks, and one that dies of itself ends soon.
@@ -36,6 +38,58 @@ class Restarts:
         return min(_LONGEST_WAIT_S, self._first_s * 2.0 ** min(self.in_a_row - 1, 32))
 
 
+class RoleRestarts:
+    """Restarts of all roles of a run, counted for each of them.
+
+    Args:
+        limit: How many of one role in a row.
+        first_s: How long the first one waits.
+        saved: Says the step of the newest checkpoint; 0 if there is none.
+    """
+
+    def __init__(self, limit: int, first_s: float, saved: Callable[[], int]) -> None:
+        self.limit = limit
+        self._first_s = first_s
+        self._saved = saved
+        self._of: dict[str, Restarts] = {}
+
+    def wait_s(self, died: RoleDiedError) -> float:
+        """Return how long to wait before a role that has died is started again.
+
+        Raises:
+            RoleLostError: If it was started again too often.
+        """
+        restarts = self._of.setdefault(died.role, Restarts(self.limit, self._first_s))
+        wait_s = restarts.wait_s(self._saved())
+        if wait_s is None:
+            raise RoleLostError(died.role, died.node, _lost(died, self.limit)) from died
+        return wait_s
+
+    def in_a_row(self, role: str) -> int:
+        """How often a role was started again since the last checkpoint that was new."""
+        return self._of[role].in_a_row if role in self._of else 0
+
+
+def _lost(died: RoleDiedError, limit: int) -> str:
+    """What is said of a role that keeps dying."""
+    if limit == 0:
+        return f"{died}; nothing is started again (cluster.restarts 0)"
+    return (
+        f"{died.role} has died {limit + 1} times without a new checkpoint in between, which is more than it is started "
+        f"again (cluster.restarts {limit}); the last time: {died}; {_remedy(died)}"
+    )
+
+
+def _remedy(died: RoleDiedError) -> str:
+    """What a person can do about it."""
+    if died.killed:
+        return (
+            "the system kills what takes more memory than there is: give the role more, or fewer and shorter rows "
+            "(optimizer.tokens_per_micro_batch, rollout.max_concurrent_sequences)"
+        )
+    return "mend what its last words say"
+
+
 def death_in(error: BaseException | None) -> RoleDiedError | None:
     """Return the death of a role that brought about an error, if one did.
 
@@ -47,6 +101,8 @@ def death_in(error: BaseException | None) -> RoleDiedError | None:
         each = pending.pop()
         if each is None or id(each) in seen:
             continue
+        if isinstance(each, RoleLostError):
+            return None  # that was the last of its deaths
         if isinstance(each, RoleDiedError):
             return each
         seen.add(id(each))

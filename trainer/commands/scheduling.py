@@ -51,6 +51,7 @@ def make_scheduler(
         rollout_settings.max_failed_groups,
         replace_at_once=not settings.deterministic,
         max_left_out=chosen.max_rounds * rollout_settings.groups_per_step if refills(chosen) else None,
+        greedy=settings.algorithm.needs_greedy,
     )
 
     def lost(task: int, why: str) -> None:
@@ -70,6 +71,8 @@ def make_scheduler(
         lost=lost,
         black_box=playing.black_box,
         differs=differs,
+        make_greedy=lambda: model_actor(settings, policy, players, "train", greedy=True),
+        greedy_member=plan.sampled if plan.greedy else None,
     )
 
     async def disconnected() -> bool:

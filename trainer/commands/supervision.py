@@ -5,14 +5,15 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from trainer.assembly.standing import StandingRoles
 from trainer.backends.transport import RankFailedError
-from trainer.cluster.supervision import Restarts, death_in
+from trainer.cluster.supervision import RoleRestarts, death_in
 from trainer.commands.defects import described, is_short_of_memory, keep_traceback
 from trainer.commands.resume import has_trained
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.ending import Ending
-from trainer.core.errors import RunError, TrainerError
+from trainer.core.errors import RoleDiedError, RunError, TrainerError
 from trainer.core.run_files import WriteError
 from trainer.core.run_lock import run_lock
 from trainer.records.checkpoint import CheckpointStore
@@ -32,15 +33,18 @@ class RunStoppedError(TrainerError):
         self.exit_code = exit_code
 
 
-async def run_supervised(settings: RunSettings, ending: Ending, attempt: Attempt) -> int:
+async def run_supervised(
+    settings: RunSettings, ending: Ending, attempt: Attempt, roles: StandingRoles | None = None
+) -> int:
     """Run a command's training to its end, in a directory that is this process's alone meanwhile.
 
-    Where a process of one of its roles dies, the roles are started again, and the run goes on from its last checkpoint.
+    Where a rank of its models dies, it is started again, and the run goes on from its last checkpoint.
 
     Args:
         settings: The run, its settings looked at.
         ending: Ends the run before its time, in order.
         attempt: What is done, from the start or from the newest checkpoint.
+        roles: What of it stands from one attempt to the next; they are closed in the end.
 
     Raises:
         RunStoppedError: If it was interrupted, lost its environments or its disk, lost roles too often, or cannot go
@@ -51,7 +55,11 @@ async def run_supervised(settings: RunSettings, ending: Ending, attempt: Attempt
     store = CheckpointStore(directory / "checkpoints", kept.keep, kept.keep_best, kept.best_is)
     with run_lock(directory):
         try:
-            await _supervised(settings, store, ending, attempt)
+            try:
+                await _supervised(settings, store, ending, attempt, roles)
+            finally:
+                if roles is not None:
+                    await roles.close()
         except asyncio.CancelledError:
             if ending.reason is None:
                 raise
@@ -85,10 +93,17 @@ def _needs_less(settings: RunSettings, error: Exception) -> RunError:
 
 
 async def _supervised(
-    settings: RunSettings, store: CheckpointStore, ending: Ending, attempt: Attempt
+    settings: RunSettings,
+    store: CheckpointStore,
+    ending: Ending,
+    attempt: Attempt,
+    roles: StandingRoles | None,
 ) -> None:
     """Train to the end, however often roles die on the way, within the bounds that the settings name."""
-    restarts = Restarts(settings.cluster.restarts, settings.cluster.restart_after_s)
+    cluster = settings.cluster
+    restarts = RoleRestarts(cluster.restarts, cluster.restart_after_s, store.highest_step)
+    if roles is not None:
+        roles.restarts = restarts
     while True:
         try:
             async with AsyncExitStack() as stack:
@@ -99,21 +114,24 @@ async def _supervised(
             return
         except (Exception, asyncio.CancelledError) as error:
             died = death_in(ending.reason or error)
-            wait_s = None if died is None else restarts.wait_s(store.highest_step())
-            if died is None or wait_s is None or not await ending.take_back():
+            if died is None or not await ending.take_back():
                 raise
-            say = RunConsole(settings.steps, live=False).explain
-            say(f"{died}")
-            say(_goes_on(store, restarts, settings.cluster.restarts, wait_s))
+            wait_s = restarts.wait_s(died)
+            ending.say = RunConsole(settings.steps, live=False).explain
+            ending.say(f"{died}")
+            ending.say(_goes_on(store, died, restarts, wait_s))
+        if roles is not None:
+            await roles.keep_after(died)
         await asyncio.sleep(wait_s)
         resumed = settings.checkpoint.model_copy(update={"resume": "auto"})
         settings = settings.model_copy(update={"checkpoint": resumed})
 
 
-def _goes_on(store: CheckpointStore, restarts: Restarts, limit: int, wait_s: float) -> str:
+def _goes_on(store: CheckpointStore, died: RoleDiedError, restarts: RoleRestarts, wait_s: float) -> str:
     newest = store.latest()
     where = "from its beginning, there being no checkpoint yet" if newest is None else f"from {newest}"
-    return f"its roles are started again in {wait_s:g} s ({restarts.in_a_row} of {limit}), and the run goes on {where}"
+    count = f"{restarts.in_a_row(died.role)} of {restarts.limit}"
+    return f"{died.role} is started again in {wait_s:g} s ({count}), and the run goes on {where}"
 
 
 def _stopped(error: Exception, store: CheckpointStore, directory: Path) -> RunStoppedError:

@@ -17,10 +17,9 @@ from trainer.assembly.build import (
 )
 from trainer.assembly.data_check import check_streams, keep_digests
 from trainer.assembly.inference import check_inference
-from trainer.assembly.judges import open_judges
 from trainer.assembly.models import check_backend, open_models
+from trainer.assembly.standing import StandingRoles
 from trainer.assembly.turns import device_turns
-from trainer.cluster.cluster import open_cluster
 from trainer.cluster.placement import picture, place_roles
 from trainer.commands.beginning import begin
 from trainer.commands.plots import plot_run
@@ -38,9 +37,7 @@ from trainer.config.cluster import ClusterSettings
 from trainer.config.load import public_settings
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
-from trainer.core.embedded_server import embedded_server
 from trainer.core.ending import Ending
-from trainer.core.errors import RoleDiedError
 from trainer.core.run_files import write_errors
 from trainer.evaluation.evaluator import Evaluator, as_metrics, build_panels
 from trainer.evaluation.play import Score
@@ -71,11 +68,17 @@ async def train(settings: RunSettings, ending: Ending) -> int:
     check_inference(settings)
     check_backend(settings)
     place_roles(settings)
-    return await run_supervised(settings, ending, _train)
+    roles = StandingRoles(settings, ending)
+    return await run_supervised(settings, ending, partial(_train, roles=roles), roles)
 
 
 async def _train(
-    settings: RunSettings, store: CheckpointStore, console: RunConsole, ending: Ending, stack: AsyncExitStack
+    settings: RunSettings,
+    store: CheckpointStore,
+    console: RunConsole,
+    ending: Ending,
+    stack: AsyncExitStack,
+    roles: StandingRoles,
 ) -> None:
     directory = Path(settings.output_dir)
     checkpoint = find_checkpoint(settings, store, console.say)
@@ -85,12 +88,8 @@ async def _train(
     placement = place_roles(settings)
     if settings.cluster != ClusterSettings():
         console.say(picture(placement))
-    cluster = await stack.enter_async_context(open_cluster(settings, placement, ending.end, console.say))
-    serve_judge = partial(embedded_server, on_end=partial(_environments_died, ending))
-    settings = await open_judges(
-        settings, cluster, lambda served, words: serve_judge(served, words=words), stack, console.say
-    )
-    serve = partial(serve_judge, words=cluster.server_arguments())
+    await roles.open()
+    settings, cluster = roles.settings, roles.cluster
     source = task_source(settings)
     streams = row_streams(source)
     keep_digests(streams, directory, resuming=ours)
@@ -107,10 +106,12 @@ async def _train(
     policy = build_policy(settings, trained=trains_here, computes=computes)
     policy.renderer.template.say = console.say
     keep_tokenizer(policy.tokenizer, directory)
-    pool = await stack.enter_async_context(open_environments(settings, console, serve))
+    pool = await stack.enter_async_context(open_environments(settings, console, roles.serve))
     await check_streams(streams, pool)
     panels = await build_panels(settings, pool)
-    made = await stack.enter_async_context(open_models(settings, policy, directory, console, cluster))
+    made = await stack.enter_async_context(
+        open_models(settings, policy, directory, console, cluster, roles.groups)
+    )
     models, state = await begin(settings, store, checkpoint, policy, pool, source, console, made)
     if (reason := models.policy.why_not_shared) is not None:
         console.say(
@@ -128,7 +129,7 @@ async def _train(
         )
     )
     await players.publisher.publish(models.policy, state.version)
-    turns = device_turns(settings, models)
+    turns = device_turns(settings, models, made.shared)
     await turns.leave()
     run = RunIdentity(directory, settings.name, public_settings(settings), state.step)
     boards = open_boards(settings.tracking, run, console.say)
@@ -202,11 +203,6 @@ async def _train(
         async with turns.resident():
             console.say(await asyncio.to_thread(save_policy, models.policy, policy, directory))
         console.say(f"curves: {plot_run(directory, settings.name)}")
-
-
-def _environments_died(ending: Ending, error: Exception) -> None:
-    """End this try at the run: the environment server that was started for it is gone."""
-    ending.end(RoleDiedError("environment", str(error)))
 
 
 def _say_if_unmeasured(named: str, measured: set[str], console: RunConsole) -> None:

@@ -40,7 +40,7 @@ class BackendSettings(Settings):
     kind: BackendKind = Field(
         "torch",
         description="torch: in the run's own process. Several ranks: fsdp2 (torch's own sharding), deepspeed (ZeRO; "
-        "the extra [deepspeed]), or megatron (Megatron-Core), for which memory is planned and nothing trains yet.",
+        "the extra [deepspeed]), or megatron (Megatron-Core on GPUs; the extra [megatron]).",
     )
     ranks: PositiveInt = Field(
         1, description="Processes that share the model, each with a device of its own."
@@ -55,6 +55,11 @@ class BackendSettings(Settings):
         False,
         description="fsdp2, deepspeed: hold weights (fsdp2, and deepspeed at stage 3) and the optimizer's state in the "
         "processor's memory: less memory of the device, slower steps.",
+    )
+    sequence_parallel: bool = Field(
+        True,
+        description="megatron: with mesh.tensor above 1, the ranks of a layer share what lies between the layers, too: "
+        "less memory for activations, as much to exchange. Experts need it.",
     )
     sharded_checkpoints: bool = Field(
         False,
@@ -84,7 +89,7 @@ class BackendSettings(Settings):
         known = _DIMENSIONS[self.kind]
         for name, size in sizes.items():
             if name not in known and size not in (None, 1):
-                others = [kind for kind in ("fsdp2", "deepspeed") if name in _DIMENSIONS[kind]]
+                others = [kind for kind in ("fsdp2", "deepspeed", "megatron") if name in _DIMENSIONS[kind]]
                 remedy = f"set kind to {others[0]}, or leave" if others else "leave"
                 raise ValueError(
                     f"mesh.{name} {size}: kind '{self.kind}' divides {' and '.join(known)} only: {remedy} "
@@ -110,6 +115,10 @@ class BackendSettings(Settings):
         if self.kind != "fsdp2" and self.sharded_checkpoints:
             raise ValueError(
                 f"sharded_checkpoints is read by kind 'fsdp2' only, not by '{self.kind}': leave it out"
+            )
+        if self.kind != "megatron" and not self.sequence_parallel:
+            raise ValueError(
+                f"sequence_parallel is read by kind 'megatron' only, not by '{self.kind}': leave it out"
             )
         if self.kind == "megatron" and self._set("cpu_offload"):
             raise ValueError("cpu_offload is read by kinds 'fsdp2' and 'deepspeed' only: leave it out")

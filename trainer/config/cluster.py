@@ -100,8 +100,12 @@ class RolesSettings(Settings):
     actor_inference: RoleSettings = Field(
         RoleSettings(), description="Whoever samples: embedded engines, or servers that the run starts."
     )
-    reference: RoleSettings = Field(RoleSettings(), description="The ranks of the reference policy.")
-    critic: RoleSettings = Field(RoleSettings(), description="The ranks that train the critic.")
+    reference: RoleSettings = Field(
+        RoleSettings(), description="The ranks of the reference policy, as many as it has devices."
+    )
+    critic: RoleSettings = Field(
+        RoleSettings(), description="The ranks that train the critic, as many as it has devices."
+    )
     judges: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")], JudgeSettings] = Field(
         {}, description="Judges by the environment id under which tasks and data sets name them."
     )
@@ -138,13 +142,18 @@ class ClusterSettings(Settings):
         description="Ranks on devices of actor_inference bring their models to the processor's memory while replies "
         "are sampled.",
     )
+    offload_models: bool = Field(
+        False,
+        description="Of the policy, the critic and the reference, those that share devices are there by turns: one "
+        "that computes has the others leave to the processor's memory, which costs their way there and back.",
+    )
     start_timeout_s: Seconds = Field(
         600.0, description="Roles that are not there by then, with the devices that they need, end the run."
     )
     restarts: Annotated[int, Field(ge=0, le=1000)] = Field(
         3,
-        description="How often in a row, without a new checkpoint in between, a run whose role has died starts it "
-        "again and goes on from the last checkpoint; 0 ends the run.",
+        description="How often in a row, without a new checkpoint in between, each role that dies is started again; "
+        "where a rank that trains died, the run goes on from the last checkpoint. 0 ends the run.",
     )
     restart_after_s: Seconds = Field(
         5.0,

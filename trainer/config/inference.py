@@ -127,6 +127,11 @@ class InferenceSettings(Settings):
         "ROLLGYM_INFERENCE_ADMIN_KEY",
         description="Environment variable with the key of SGLang's admin routes, where it is another one.",
     )
+    routed_experts: bool = Field(
+        False,
+        description="Mixtures of experts: replies bring the experts that tokens took, and the policy's training takes "
+        "them again (R3). Servers need --enable-return-routed-experts; launched ones are told it.",
+    )
     lost_after_s: Seconds = Field(
         15.0, description="A server that does not answer for so long is lost: its requests go to others."
     )
@@ -164,6 +169,11 @@ class InferenceSettings(Settings):
             )
         if twice := sorted({url for url in self.urls if self.urls.count(url) > 1}):
             raise ValueError(f"urls names {twice[0]} twice")
+        if self.routed_experts and self.embedded:
+            raise ValueError(
+                "routed_experts: the embedded engine does not tell which experts tokens took: set kind to vllm or "
+                "sglang, or leave routed_experts out"
+            )
         if self.sleep_level and self.launch is None:
             raise ValueError(
                 "sleep_level is for servers that the run starts: set launch, or leave sleep_level at 0"
@@ -202,7 +212,8 @@ class WeightSettings(Settings):
     address: str | None = Field(
         None,
         min_length=1,
-        description="This machine as the servers reach it, for broadcast; 127.0.0.1 if absent.",
+        description="This machine as the servers reach it, for broadcast; if absent 127.0.0.1, and on a Ray cluster of "
+        "several machines the address that Ray has for it.",
     )
     pause: Literal["wait", "abort", "keep", "recompute"] = Field(
         "abort",

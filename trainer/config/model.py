@@ -57,7 +57,13 @@ class ModelSettings(Settings):
         None,
         min_length=1,
         description="Implementation of attention, as transformers calls it: sdpa, eager, flash_attention_2; absent: "
-        "the library's choice.",
+        "the library's choice. With flash attention no rows share what they begin with.",
+    )
+    compile: str | None = Field(
+        None,
+        min_length=1,
+        description="torch, fsdp2: compile the layers for training steps, by this backend of torch.compile's, such as "
+        "inductor; absent: not at all.",
     )
     gradient_checkpointing: bool = Field(
         False,

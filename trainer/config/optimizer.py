@@ -22,6 +22,10 @@ class OptimizerSettings(Settings):
     betas: tuple[_Beta, _Beta] = Field((0.9, 0.95), description="Decay of AdamW's two averages.")
     epsilon: float = Field(1e-8, gt=0.0, le=1.0, description="Added to the divisor of AdamW's steps.")
     weight_decay: float = Field(0.0, ge=0.0, le=100.0)
+    fused: bool = Field(
+        False,
+        description="Take a step in one kernel of torch's, where the device has one: faster, rounded otherwise.",
+    )
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
     gradient_clip: PositiveFloat = 1.0

@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from trainer.algorithms.advantage_settings import compares_members
+from trainer.algorithms.filter_settings import RankedFilter
 from trainer.algorithms.presets import lay_over_preset, resolve_preset
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.config.agents import AgentsSettings
@@ -135,6 +136,16 @@ class RunSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _greedy_episodes_can_be_played(self) -> Self:
+        if self.algorithm.needs_greedy and self.rollout.black_box:
+            raise ValueError(
+                "algorithm.advantage.baseline 'greedy' plays an episode of each group with the most likely tokens, and "
+                f"rollout.agent '{self.rollout.agent}' asks for tokens as it likes: take another baseline, or a "
+                "coroutine as the agent"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _checkpoints_can_be_written(self) -> Self:
         if self.backend.sharded_checkpoints and self.checkpoint.asynchronous:
             raise ValueError(
@@ -180,7 +191,7 @@ class RunSettings(Settings):
                 "that nothing would be learnt: set group_size to 2 or more, algorithm.advantage.singleton to 'raw', or "
                 "take preset 'ppo'"
             )
-        if chosen in ("top_fraction", "top_p", "min_p"):
+        if isinstance(self.algorithm.filter, RankedFilter) and self.algorithm.filter.by == "deviation":
             raise ValueError(
                 f"rollout.group_size 1 leaves algorithm.filter '{chosen}' nothing to compare: set group_size to 2 "
                 "or more, or algorithm.filter.kind to 'none'"

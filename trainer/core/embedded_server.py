@@ -7,21 +7,38 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
-from trainer.core.errors import RunError
+from trainer.core.errors import RoleDiedError, RunError, TrainerError
 
 _READY = re.compile(r"rollgym serving on (http://\S+)")
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 15.0
+_ROLE = "environment"
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRestarts:
+    """What is done where a server ends by itself.
+
+    Attributes:
+        wait_s: Says how long to wait before it is started again; raises where that was too often.
+        lost: Told then.
+        say: Told of what happens, for people.
+    """
+
+    wait_s: Callable[[RoleDiedError], float]
+    lost: Callable[[Exception], None]
+    say: Callable[[str], None]
 
 
 @asynccontextmanager
 async def embedded_server(
     environments: Sequence[str],
-    on_end: Callable[[Exception], None] | None = None,
     words: Sequence[str] = (),
+    restarts: ServerRestarts | None = None,
 ) -> AsyncIterator[str]:
     """Run `roll-serve` on a free loopback port while the context is open, and give its URL.
 
@@ -30,35 +47,104 @@ async def embedded_server(
 
     Args:
         environments: What it serves beside the built-in ones, as `module:Class` or `name=module:Class`.
-        on_end: Told where the server ends by itself: nobody need wait for it to come back.
         words: Further words of its command line.
+        restarts: Has a server that ends by itself started again at the same address, as other servers are by whoever
+            runs them; clients that wait for it find it there.
 
     Raises:
         RunError: If the server does not come up; the message holds what it printed.
     """
-    # The server's standard input ends with this process, however it ends: a killed run leaves no server behind.
-    arguments = ["--host", "127.0.0.1", "--port", "0", "--stop-at-end-of-input", "--allow-expert", *words]
+    arguments = ["--allow-expert", *words]
     for named in environments:
         arguments += ["--env", named]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "env_server",
-        *arguments,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        # A Ctrl-C goes to all processes of the terminal's group; this one is still needed to end in order.
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    watch: asyncio.Task[None] | None = None
-    stopping = asyncio.Event()
+    server = _Server(arguments)
+    keeping: asyncio.Task[None] | None = None
     try:
-        url = await _wait_until_ready(process.stdout)
-        watch = asyncio.get_running_loop().create_task(_watch(process, stopping, on_end))
+        url = await server.start()
+        if restarts is not None:
+            keeping = asyncio.ensure_future(_kept(server, restarts))
         yield url
     finally:
-        stopping.set()
+        if keeping is not None:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+        await server.stop()
+
+
+async def _kept(server: "_Server", restarts: ServerRestarts) -> None:
+    """Start a server again whenever it ends by itself, until that was too often."""
+    died = await server.ended()
+    while True:
+        try:
+            wait_s = restarts.wait_s(died)
+        except TrainerError as error:
+            restarts.lost(error)
+            return
+        restarts.say(f"{died}; it is started again in {wait_s:g} s")
+        await asyncio.sleep(wait_s)
+        try:
+            await server.start()
+        except RunError as error:
+            died = RoleDiedError(_ROLE, str(error))
+        else:
+            restarts.say("the embedded environment server is back")
+            died = await server.ended()
+
+
+class _Server:
+    """The process of a server, which may be started again at the address that it had.
+
+    Args:
+        arguments: Its command line, without its address.
+    """
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._arguments = list(arguments)
+        self._port = "0"
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def start(self) -> str:
+        """Start it, and return its address once it answers.
+
+        Raises:
+            RunError: If it does not come up.
+        """
+        # The server's standard input ends with this process, however it ends: a killed run leaves no server behind.
+        address = ["--host", "127.0.0.1", "--port", self._port, "--stop-at-end-of-input"]
+        process = self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "env_server",
+            *address,
+            *self._arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            # A Ctrl-C goes to all processes of the terminal's group; this one is still needed to end in order.
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        try:
+            url = await _wait_until_ready(process.stdout)
+        except BaseException:
+            await self.stop()
+            raise
+        self._port = url.rpartition(":")[2]
+        self._reading = asyncio.ensure_future(_read_on(process.stdout))
+        return url
+
+    async def ended(self) -> RoleDiedError:
+        """Wait until it ends by itself, and return how that is told."""
+        assert self._process is not None
+        code = await self._process.wait()
+        what = f"the embedded environment server ended by itself, with code {code}"
+        return RoleDiedError(_ROLE, what, killed=code == -signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """End it."""
+        process = self._process
+        if process is None:
+            return
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
             try:
@@ -68,8 +154,14 @@ async def embedded_server(
                 await process.wait()
         if process.returncode:
             _log.error("the embedded environment server ended with code %d", process.returncode)
-        if watch is not None:
-            watch.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
+
+
+async def _read_on(output: asyncio.StreamReader) -> None:
+    """Read on, so that the server never blocks on a full pipe."""
+    async for _ in output:
+        pass
 
 
 async def _wait_until_ready(output: asyncio.StreamReader) -> str:
@@ -86,15 +178,3 @@ async def _wait_until_ready(output: asyncio.StreamReader) -> str:
     # What it says of a mistake goes to standard error, which is ours, too.
     said = "; ".join(printed) or "why, it said above"
     raise RunError(f"the embedded environment server did not start: {said}")
-
-
-async def _watch(
-    process: asyncio.subprocess.Process, stopping: asyncio.Event, on_end: Callable[[Exception], None] | None
-) -> None:
-    """Read on, so that the server never blocks on a full pipe, and tell if it ends before it is stopped."""
-    assert process.stdout is not None
-    async for _ in process.stdout:
-        pass
-    code = await process.wait()
-    if on_end is not None and not stopping.is_set():
-        on_end(ConnectionError(f"the embedded environment server ended by itself, with code {code}"))

@@ -1,5 +1,6 @@
 """What a user can mend. These errors end a command with one line; what is none of them is a defect."""
 
+from functools import partial
 from typing import Any
 
 
@@ -16,19 +17,49 @@ class RunError(TrainerError, RuntimeError):
 
 
 class RoleDiedError(RunError):
-    """A process of a role is no more; the run can go on from its last checkpoint.
+    """A process of a role is no more; what it did can be begun again.
 
     Attributes:
         role: What the settings call it, such as `actor_train`.
+        node: Where it was, for people; empty if it was beside the driver.
+        killed: Whether somebody killed it, as the system does where memory runs out.
+        with_its_node: Whether its whole machine is gone.
     """
 
-    def __init__(self, role: str, what: str) -> None:
+    def __init__(
+        self, role: str, what: str, *, node: str = "", killed: bool = False, with_its_node: bool = False
+    ) -> None:
         super().__init__(what)
         self.role = role
+        self.node = node
+        self.killed = killed
+        self.with_its_node = with_its_node
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how it is made again in another process."""
-        return type(self), (self.role, str(self))
+        return partial(type(self), **self.circumstances()), (self.role, str(self))
+
+    def circumstances(self) -> dict[str, Any]:
+        """Return where and how it died, as the keywords that it is made with."""
+        return {"node": self.node, "killed": self.killed, "with_its_node": self.with_its_node}
+
+
+class RoleLostError(RunError):
+    """A process of a role died again and again, and the run cannot go on; the message says why and what to do.
+
+    Attributes:
+        role: What the settings call it.
+        node: Where it was the last time; empty if it was beside the driver.
+    """
+
+    def __init__(self, role: str, node: str, what: str) -> None:
+        super().__init__(what)
+        self.role = role
+        self.node = node
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how it is made again in another process."""
+        return type(self), (self.role, self.node, str(self))
 
 
 class PluginError(TrainerError):

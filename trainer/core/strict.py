@@ -58,10 +58,24 @@ class Settings(BaseModel):
                 hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(cls.model_fields)}"
                 raise ValueError(f"unknown key '{key}'; {hint}")
             annotation = cls.model_fields[key].annotation
-            if values[key] is False and _names(annotation, "off"):
-                values[key] = "off"  # YAML takes the word for a truth value
+            values[key] = _off(values[key], annotation)
             _refuse_what_only_looks_like_it(key, values[key], annotation)
         return values
+
+
+def _off(value: Any, annotation: Any) -> Any:
+    """Return "off" where YAML took the word for a truth value: as a value, as a part's name, or as its kind."""
+    kinds: list[Any] = [
+        model.model_fields["kind"].annotation
+        for model in models_in(annotation)
+        if "kind" in model.model_fields
+    ]
+    is_kind = any(_names(kind, "off") for kind in kinds)
+    if value is False and (is_kind or _names(annotation, "off")):
+        return "off"
+    if is_kind and isinstance(value, dict) and value.get("kind") is False:
+        return value | {"kind": "off"}
+    return value
 
 
 def _names(annotation: Any, word: str) -> bool:

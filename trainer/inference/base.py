@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from trainer.inference.routed_experts import Experts
+
 FinishReason = Literal["stop", "length", "abort"]
 """Why a reply ended: with a stop token, at its longest, or because somebody asked to abort it."""
 
@@ -30,6 +32,7 @@ class SamplingParams:
         top_p: Smallest set of most likely tokens with this mass; 1 is off.
         top_k: Number of most likely tokens; 0 is off.
         stop_token_ids: Tokens that end a reply; the one that did is part of it.
+        routed_experts: Whether the experts that tokens took are wanted.
     """
 
     max_new_tokens: int
@@ -37,6 +40,7 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    routed_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +81,14 @@ class GenerationResult:
         policy_versions: Policy version that drew each token.
         finish_reason: "abort" only where `InferenceClient.abort` was asked for: a client that is interrupted by new
             weights goes on by itself.
+        experts: Experts that tokens of prompt and reply took, from the first on; None where nobody asked or knows.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     policy_versions: list[int] = field(default_factory=list)
     finish_reason: FinishReason = "stop"
+    experts: Experts | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from trainer.inference.errors import (
     ServerSetupError,
     WrongKeyError,
 )
+from trainer.inference.routed_experts import Experts
 
 Result = TypeVar("Result")
 
@@ -61,12 +62,14 @@ class Stretch:
         logprobs: Log-probability of each, of whatever the server reports.
         labels: Name of the weights that drew each token; None where the server does not say.
         finish_reason: Why it ended.
+        experts: Experts that tokens of prompt and stretch took; None where nobody asked.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     labels: list[str] | None
     finish_reason: FinishReason
+    experts: Experts | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,8 @@ def _vllm(
         words += ["--weight-transfer-config", f'{{"backend": "{model.broadcast}"}}']
     if inference.sleep_level:
         words.append("--enable-sleep-mode")
+    if inference.routed_experts:
+        words.append("--enable-return-routed-experts")
     if model.lora_rank:
         words += [
             "--enable-lora",
@@ -157,6 +159,8 @@ def _sglang(
         words += ["--quantization", inference.quantization]
     if inference.sleep_level:
         words.append("--enable-memory-saver")
+    if inference.routed_experts:
+        words.append("--enable-return-routed-experts")
     if model.lora_rank:
         words += ["--enable-lora", "--max-lora-rank", str(model.lora_rank), "--lora-target-modules", "all"]
         words += ["--max-loras-per-batch", str(model.adapters)]
@@ -217,6 +221,7 @@ async def launched(
     restarts: int,
     say: Callable[[str], None],
     status: Callable[[str | None], None],
+    gone: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[list[str]]:
     """Run servers while the context is open, and give their addresses once all of them answer.
 
@@ -228,6 +233,7 @@ async def launched(
         restarts: How often each is started again.
         say: Told of what stays.
         status: Told of what changes: how far the start is.
+        gone: Told of a server that has ended by itself once too often.
 
     Raises:
         LaunchError: If one ends before it answers, or takes too long.
@@ -246,7 +252,7 @@ async def launched(
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
             status(None)
-        watches = [asyncio.ensure_future(server.restart_if_it_ends(restarts)) for server in servers]
+        watches = [asyncio.ensure_future(server.restart_if_it_ends(restarts, gone)) for server in servers]
         yield [server.process.url for server in servers]
     finally:
         for watch in watches:
@@ -307,18 +313,21 @@ class _Server:
                 task.cancel()
             await asyncio.gather(ended, answers, return_exceptions=True)
 
-    async def restart_if_it_ends(self, restarts: int) -> None:
-        """Start it again whenever it ends by itself, so many times."""
+    async def restart_if_it_ends(self, restarts: int, gone: Callable[[str], None]) -> None:
+        """Start it again whenever it ends by itself, so many times; then tell that it is gone."""
         for left in range(restarts, -1, -1):
             assert self._keeper is not None
             code = await self._keeper.wait()
-            self._say(
+            what = (
                 f"{self._named()} ended by itself, with code {code}"
                 + (f"; it is started again ({left} times more at most)" if left else " once too often")
                 + self._last_words()
             )
+            self._say(what)
             if left:
                 await self.start()
+            else:
+                gone(what)
 
     async def stop(self) -> None:
         """End it, and wait until it and its processes have ended."""

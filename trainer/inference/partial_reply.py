@@ -5,8 +5,11 @@ The next stretch may come from another server.
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from trainer.core.seeding import derive_seed
 from trainer.inference.base import FinishReason, GenerationRequest, GenerationResult, SamplingParams
+from trainer.inference.routed_experts import Experts
 
 
 @dataclass(slots=True)
@@ -18,12 +21,14 @@ class PartialReply:
         token_ids: Tokens of all stretches.
         logprobs: Of each, as it was drawn.
         policy_versions: Of each.
+        experts: Those that tokens of the prompt and of all stretches took, where they are known.
     """
 
     request: GenerationRequest
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     policy_versions: list[int] = field(default_factory=list)
+    experts: Experts | None = field(default=None, compare=False)
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -46,8 +51,19 @@ class PartialReply:
             return self.request.seed
         return derive_seed(self.request.seed, "stretch", len(self.token_ids))
 
-    def add(self, token_ids: list[int], logprobs: list[float], policy_versions: list[int]) -> None:
-        """Append a stretch."""
+    def add(
+        self,
+        token_ids: list[int],
+        logprobs: list[float],
+        policy_versions: list[int],
+        experts: Experts | None = None,
+    ) -> None:
+        """Append a stretch. What tokens of the stretches before took is known already."""
+        if experts is not None:
+            known = 0 if self.experts is None else len(self.experts)
+            self.experts = (
+                experts if self.experts is None else np.concatenate([self.experts, experts[known:]])
+            )
         self.token_ids += token_ids
         self.logprobs += logprobs
         self.policy_versions += policy_versions
@@ -62,4 +78,6 @@ class PartialReply:
 
     def result(self, finish_reason: FinishReason) -> GenerationResult:
         """Return it as it is."""
-        return GenerationResult(self.token_ids, self.logprobs, self.policy_versions, finish_reason)
+        return GenerationResult(
+            self.token_ids, self.logprobs, self.policy_versions, finish_reason, self.experts
+        )

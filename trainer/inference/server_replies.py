@@ -160,7 +160,7 @@ class ServerReplies:
             return None
         stretch = await self._read(answer, call)
         versions = await self._weights.versions_of(stretch, ongoing)
-        ongoing.reply.add(stretch.token_ids, stretch.logprobs, versions)
+        ongoing.reply.add(stretch.token_ids, stretch.logprobs, versions, stretch.experts)
         self._tokens_generated += len(stretch.token_ids)
         return stretch
 
@@ -193,7 +193,8 @@ class ServerReplies:
     ) -> HttpAnswer:
         dialect = self._link.dialect
         asked = dialect.generate(call)
-        if on_tokens is None or not dialect.capabilities.streams:
+        # Experts come with whole replies alone.
+        if on_tokens is None or not dialect.capabilities.streams or call.sampling.routed_experts:
             return await self._link.http.call(asked, held=lambda: self._under_way.held)
         loop = asyncio.get_running_loop()
         # Faults of who is told are his: he is told by the event loop, before the reply is there.

@@ -38,6 +38,7 @@ from trainer.inference.errors import (
     ServerSetupError,
     ServerTooOldError,
 )
+from trainer.inference.routed_experts import read_integers
 
 OLDEST = (0, 5, 20)
 """The first release whose replies say which weights drew each token."""
@@ -76,6 +77,8 @@ class SglangDialect:
             "return_logprob": True,
             "logprob_start_len": -1,
         }
+        if call.sampling.routed_experts:
+            body["return_routed_experts"] = True
         if call.adapter is not None:
             body["lora_path"] = call.adapter
         if call.cache_salt:
@@ -96,7 +99,11 @@ class SglangDialect:
         labels = None
         if token_ids:
             labels = labels_of_spans(meta.get("weight_versions"), len(token_ids), _REPLY)
-        return checked_stretch(Stretch(token_ids, logprobs, labels, finish_reason), call, _REPLY)
+        experts = None
+        if call.sampling.routed_experts and token_ids:
+            computed = len(call.prompt_ids) + len(token_ids)
+            experts = read_integers(meta.get("routed_experts"), computed, _REPLY)
+        return checked_stretch(Stretch(token_ids, logprobs, labels, finish_reason, experts), call, _REPLY)
 
     def streaming(self, call: HttpCall) -> HttpCall:
         """Ask for the same as a stream."""

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from transformers import PreTrainedModel
 
+from trainer.core.errors import RunError
 from trainer.inference.base import (
     GenerationRequest,
     GenerationResult,
@@ -24,6 +25,10 @@ from trainer.inference.base import (
 )
 from trainer.inference.decoding import ActiveBatch
 from trainer.models.weights import load_weights, twin_of
+
+
+class WeightsLeftOffError(RunError):
+    """Raised by a source whose weights will not come to their end; the engine waits for others."""
 
 
 class TorchEngine:
@@ -140,6 +145,9 @@ class TorchEngine:
 
         Replies that are under way go on with the new weights: their keys and values are computed again, and each of
         their tokens says which version drew it. The caller must not go on training before the weights are taken.
+
+        Raises:
+            WeightsLeftOffError: If the source says so: some are new then and some old, until others are brought whole.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._updates.append((source, version, future))
@@ -198,10 +206,12 @@ class TorchEngine:
                 self._abort()
                 while self._updates:
                     source, version, done = self._updates[0]
-                    await loop.run_in_executor(self._thread, self._take_weights, source)
+                    left_off = await loop.run_in_executor(self._thread, self._take_weights, source)
                     self._updates.popleft()
                     self._version = version
-                    if not done.done():
+                    if left_off is not None and not done.done():
+                        done.set_exception(left_off)
+                    elif not done.done():
                         done.set_result(None)
                 if self._stands_still():
                     self._quiet.set()
@@ -284,12 +294,17 @@ class TorchEngine:
             if not done.done():
                 done.set_result(ended)
 
-    def _take_weights(self, source: WeightSource) -> None:
+    def _take_weights(self, source: WeightSource) -> WeightsLeftOffError | None:
+        """Load weights; what was left off half way is no failure of the engine."""
         if not self._shares_weights:
-            load_weights(self._model, source.parameters())
+            try:
+                load_weights(self._model, source.parameters())
+            except WeightsLeftOffError as error:
+                return error
         elif next(iter(source.parameters()))[1].data_ptr() != next(self._model.parameters()).data_ptr():
             raise ValueError("the engine shares the weights of a model, and is given those of another")
         self._batch.recompute()
+        return None
 
     def _run_alone(self, requests: list[GenerationRequest], version: int) -> list[GenerationResult]:
         batch = ActiveBatch(self._model)

@@ -39,6 +39,7 @@ from trainer.inference.errors import (
     RequestRefusedError,
     ServerTooOldError,
 )
+from trainer.inference.routed_experts import read_array_file
 
 OLDEST = (0, 24)
 """The first release with sessions of weight updates."""
@@ -96,7 +97,11 @@ class VllmDialect:
         labels = None
         if self.capabilities.spans and token_ids:
             labels = labels_of_spans(choice.get("weight_versions"), len(token_ids), _REPLY)
-        return checked_stretch(Stretch(token_ids, logprobs, labels, finish_reason), call, _REPLY)
+        experts = None
+        if call.sampling.routed_experts and token_ids:
+            computed = len(call.prompt_ids) + len(token_ids)
+            experts = read_array_file(choice.get("routed_experts"), computed, _REPLY)
+        return checked_stretch(Stretch(token_ids, logprobs, labels, finish_reason, experts), call, _REPLY)
 
     def streaming(self, call: HttpCall) -> HttpCall:
         """Ask for the same as a stream."""

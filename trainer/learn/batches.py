@@ -1,14 +1,18 @@
 """From finished episodes to what the algorithms and the backends read."""
 
+import hashlib
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from trainer.algorithms.batch import TrajectoryBatch
 from trainer.learn.rows import Row, RowBuilder
-from trainer.records.trajectory import Group, Trajectory
+from trainer.records.trajectory import Group, Outcome, Trajectory
+from trainer.tasks.task import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,23 @@ class EpisodeBatch:
     def domains(self) -> list[str]:
         """The domain of each row."""
         return [self.trajectories[row.trajectory].task.domain for row in self.rows]
+
+    def only(self, kept: Sequence[bool]) -> Self:
+        """Return the batch of some of its episodes, by a flag for each, as if the others had not been played."""
+        places = [place for place, flag in enumerate(kept) if flag]
+        number = {place: at for at, place in enumerate(places)}
+        rows = [at for at, row in enumerate(self.rows) if kept[row.trajectory]]
+        return replace(
+            self,
+            trajectories=[self.trajectories[place] for place in places],
+            episodes=self.episodes.select(places),
+            rows=[_renumbered(self.rows[at], number[self.rows[at].trajectory]) for at in rows],
+            mask=self.mask[rows],
+        )
+
+    def rows_at(self, places: Sequence[int]) -> Self:
+        """Return the batch with some of its rows alone; the episodes stay."""
+        return replace(self, rows=[self.rows[place] for place in places], mask=self.mask[list(places)])
 
     def note_advantages(self, advantages: Tensor) -> None:
         """Write into the records with which advantages they are trained.
@@ -68,7 +89,38 @@ def turns_of(groups: Sequence[Group]) -> TrajectoryBatch:
         anchors=[[turn.anchor for turn in episode] for episode in turns],
         tokens=[[turn.end - turn.start for turn in episode] for episode in turns],
         solved=[trajectory.success for _, trajectory in pairs],
+        truncated=[_was_cut_off(trajectory) for _, trajectory in pairs],
+        parts=[[turn.reward_parts for turn in episode] for episode in turns],
+        tasks=[key for group in groups for key in [task_key(group.task)] * len(group.trajectories)],
+        domains=[trajectory.task.domain for _, trajectory in pairs],
+        greedy=_greedy_of(groups),
     )
+
+
+def task_key(task: Task) -> str:
+    """Return a key that is equal for equal tasks, wherever in the stream they are."""
+    named = json.dumps([task.env_id, dict(task.kwargs), task.seed, task.options], sort_keys=True, default=str)
+    return hashlib.blake2b(named.encode(), digest_size=12).hexdigest()
+
+
+def _greedy_of(groups: Sequence[Group]) -> TrajectoryBatch | None:
+    """Return the greedy episodes that were played beside groups."""
+    played = [
+        Group(group.index, group.task, group.admitted_version, [group.greedy])
+        for group in groups
+        if group.greedy is not None
+    ]
+    return turns_of(played) if played else None
+
+
+def _was_cut_off(trajectory: Trajectory) -> bool:
+    """Whether an episode, or its last reply, ended at a limit."""
+    cut = trajectory.outcome in (Outcome.TRUNCATED, Outcome.CONTEXT_OVERFLOW)
+    return cut or (bool(trajectory.turns) and trajectory.turns[-1].finish_reason == "length")
+
+
+def _renumbered(row: Row, trajectory: int) -> Row:
+    return replace(row, trajectory=trajectory, sequence=(trajectory, row.sequence[1]))
 
 
 def padded(rows: Sequence[Sequence[float]]) -> Tensor:

@@ -1,31 +1,37 @@
 """One update of the policy: rows, advantages once for the whole batch, then optimizer steps."""
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, assert_never
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.algorithms.aggregation import Denominators
-from trainer.algorithms.batch import LossInputs, RowBatch
-from trainer.algorithms.corrections import mismatch_metrics
-from trainer.algorithms.metrics import Metrics, means, merge
-from trainer.algorithms.objective import compute_advantages, critic_loss, policy_loss
-from trainer.algorithms.ratio import elsewhere
+from trainer.algorithms.batch import RowBatch
+from trainer.algorithms.corrections import version_shares
+from trainer.algorithms.credit import after_update, compute_advantages, select_episodes, with_returns
+from trainer.algorithms.metrics import means, merge
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.backends.base import Digest, MicroBatch, Scorer, StepReport, TrainBackend, TrainRow
+from trainer.algorithms.state import AlgorithmState, Memory, adapted_coefficient
+from trainer.backends.base import Digest, Scorer, StepReport, TrainBackend, TrainRow
 from trainer.backends.skipping import SkippedSteps
 from trainer.core.errors import InvalidNumberError, TrainerError
 from trainer.core.numbers import not_finite
-from trainer.core.seeding import generator
+from trainer.core.seeding import derive_seed, generator
 from trainer.learn.batches import EpisodeBatch, padded, padded_tensors
+from trainer.learn.prepared import elsewhere_of, prepared_rows, unpadded
+from trainer.learn.shares import critic_share, policy_share
+from trainer.learn.update_metrics import mismatch, step_metrics
 
-_LAGS = ("lag_0", "lag_1", "lag_2_up")
-"""Names of parts of the mismatch: tokens of the version that is trained, of the one before it, and of all others."""
+_MEMORY = "algorithm"
+"""The part of a checkpoint that holds what the algorithm remembers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +42,19 @@ class Models:
         policy: The policy.
         critic: The value model, where the algorithm has one.
         reference: The policy as the run began, where the algorithm has a KL penalty.
+        memory: What the algorithm remembers between steps.
     """
 
     policy: TrainBackend
     critic: TrainBackend | None = None
     reference: Scorer | None = None
+    memory: Memory = field(default_factory=Memory)
 
     def state_dicts(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of each model."""
-        return {name: model.state_dict() for name, model in self._named()}
+        """Return what a checkpoint holds of each model, and what the algorithm remembers, if anything."""
+        states = {name: model.state_dict() for name, model in self._named()}
+        remembered = self.memory.state.as_dict()
+        return states | ({_MEMORY: remembered} if remembered else {})
 
     def load_state_dicts(self, states: Mapping[str, Any]) -> None:
         """Take up what a checkpoint held.
@@ -52,6 +62,7 @@ class Models:
         Raises:
             ValueError: If it is of other models.
         """
+        self.memory.state = AlgorithmState.from_dict(states.get(_MEMORY, {}))
         for name, model in self._named():
             if name not in states:
                 raise ValueError(f"it holds no {name}")
@@ -125,13 +136,24 @@ class Learner:
         return await asyncio.to_thread(self._update, batch, step, step if version is None else version)
 
     def _update(self, batch: EpisodeBatch, step: int, version: int) -> dict[str, float]:
-        if not batch.rows:
-            return {"batch/rows": 0.0}
-        settings = self._settings
-        rows = [_train_row(row.ids, row.mask, {"behaviour": row.logprobs}) for row in batch.rows]
+        choice = select_episodes(self._settings, batch.episodes)
+        if not choice.in_statistics:
+            batch = batch.only(choice.kept)
+        kept = choice.kept if choice.in_statistics else [True] * len(batch.trajectories)
+        left_out = (
+            {"batch/episodes_left_out": float(choice.kept.count(False))} if False in choice.kept else {}
+        )
+        if not any(kept[row.trajectory] for row in batch.rows):
+            return {"batch/rows": 0.0} | left_out
+        settings = self._effective()
+        memory = self._models.memory
+        memory.state = with_returns(settings, memory.state, batch.episodes)
+        rows = [_train_row(row.ids, row.mask, {"behaviour": row.logprobs}, row.experts) for row in batch.rows]
         old = self._models.policy.forward(rows) if settings.needs_old_logprobs else None
-        reference = self._forward(self._models.reference, rows) if settings.needs_reference else None
-        values = self._forward(self._models.critic, rows) if settings.estimates_values else None
+        # Other models have routers of their own.
+        free = [replace(row, experts=None) for row in rows]
+        reference = self._forward(self._models.reference, free) if settings.needs_reference else None
+        values = self._forward(self._models.critic, free) if settings.estimates_values else None
         turn_index = padded([[float(turn) for turn in row.turn_index] for row in batch.rows]).long()
         row_batch = RowBatch(
             trajectory=torch.tensor([row.trajectory for row in batch.rows]),
@@ -142,30 +164,80 @@ class Learner:
             reference_logprobs=_padded_or_none(reference),
         )
         try:
-            result = compute_advantages(settings, batch.episodes, row_batch)
+            result = compute_advantages(settings, batch.episodes, row_batch, memory.state)
         except InvalidNumberError as error:
             return self._left_out(str(error))
         if wrong := list(not_finite({"old log-probabilities": old, "advantages": result.advantages})):
             return self._left_out(f"{wrong[0]} are not finite")
         extra: dict[str, Sequence[Tensor] | None] = {
-            "advantages": _unpadded(result.advantages, rows),
-            "turn": _unpadded(turn_index.float(), rows),
+            "advantages": unpadded(result.advantages, rows),
+            "turn": unpadded(turn_index.float(), rows),
             "old": old,
             "reference": reference,
             "values": values,
-            "returns": None if result.returns is None else _unpadded(result.returns, rows),
+            "returns": None if result.returns is None else unpadded(result.returns, rows),
+            "share": self._shares(batch, version),
         }
         complete = [
             TrainRow(
                 row.ids,
                 row.mask,
                 {**row.fields, **{name: part[place] for name, part in extra.items() if part is not None}},
+                row.experts,
             )
             for place, row in enumerate(rows)
         ]
-        batch.note_advantages(result.advantages)
-        metrics = self._optimize(complete, batch, result.scores, step, version)
-        return metrics | result.metrics | {"batch/rows": float(len(rows))}
+        places = [place for place, row in enumerate(batch.rows) if kept[row.trajectory]]
+        trained = batch.rows_at(places)
+        trained.note_advantages(result.advantages[places])
+        chosen = [complete[place] for place in places]
+        metrics = self._optimize(settings, chosen, trained, result.scores[places], step, version)
+        self._remember(settings, batch, chosen, metrics)
+        return metrics | result.metrics | left_out | {"batch/rows": float(len(chosen))}
+
+    def _effective(self) -> AlgorithmSettings:
+        """Return the settings of this step: with an adaptive weight of the KL penalty, where there is one."""
+        settings, coefficient = self._settings, self._models.memory.state.kl_coefficient
+        if settings.kl.target is None or coefficient is None:
+            return settings
+        kl = settings.kl.model_copy(update={"coefficient": coefficient})
+        return settings.model_copy(update={"kl": kl})
+
+    def _remember(
+        self,
+        settings: AlgorithmSettings,
+        batch: EpisodeBatch,
+        rows: Sequence[TrainRow],
+        metrics: dict[str, float],
+    ) -> None:
+        """Note what later steps read, once a step is taken."""
+        memory = self._models.memory
+        if settings.kl.target is not None:
+            metrics["policy/kl_coefficient"] = settings.kl.coefficient
+            coefficient = adapted_coefficient(
+                settings.kl.coefficient,
+                metrics.get("policy/kl_reference", math.nan),
+                len(batch.trajectories),
+                settings.kl,
+            )
+            memory.state = replace(memory.state, kl_coefficient=coefficient)
+        if settings.tracks_values and metrics.get("policy/optimizer_steps"):
+            metrics["policy/moved"] = moved = self._moved(rows)
+            memory.state = after_update(settings, memory.state, batch.episodes, moved)
+
+    def _moved(self, rows: Sequence[TrainRow]) -> float:
+        """Return by how much log-probabilities of the step's tokens have changed in it, in the mean."""
+        after = self._models.policy.forward(rows)
+        changes = torch.cat(
+            [(line - row.fields["old"])[row.mask] for line, row in zip(after, rows, strict=True)]
+        )
+        return float(changes.double().abs().mean())
+
+    def _shares(self, batch: EpisodeBatch, version: int) -> list[Tensor] | None:
+        """Return how far each token is on the way from the policy that sampled it to the one that is trained."""
+        if self._settings.proximal != "interpolated":
+            return None
+        return [version_shares(torch.tensor(row.versions), version + 1) for row in batch.rows]
 
     def _left_out(self, why: str) -> dict[str, float]:
         """Note that no step of an update can be taken."""
@@ -174,22 +246,35 @@ class Learner:
         return {"policy/optimizer_steps": 0.0, "policy/skipped_steps": float(self._settings.updates)}
 
     def _optimize(
-        self, rows: list[TrainRow], batch: EpisodeBatch, scores: Tensor, step: int, version: int
+        self,
+        settings: AlgorithmSettings,
+        rows: list[TrainRow],
+        batch: EpisodeBatch,
+        scores: Tensor,
+        step: int,
+        version: int,
     ) -> dict[str, float]:
-        settings = self._settings
-        sequences = [row.sequence for row in batch.rows]
+        sequences = _sequences(settings, batch)
         episodes = [row.trajectory for row in batch.rows]
         # What a ratio is taken over stays in one optimizer step.
-        units: Sequence[Hashable] = episodes if settings.ratio.level == "sequence" else sequences
+        units = episodes if settings.keeps_episodes_whole else sequences
         lengths = _lengths(rows, sequences)
         updates = 0
         policy_steps: list[StepReport] = []
         critic_steps: list[StepReport] = []
-        mismatch: dict[str, float] = {}
+        told: dict[str, float] = {}
+        prepared: list[dict[str, float]] = []
         for epoch in range(settings.epochs):
             for places in self._minibatches(units, step, epoch):
                 chosen = [rows[place] for place in places]
-                rest = self._elsewhere(chosen, [episodes[place] for place in places], updates)
+                of_episodes = [episodes[place] for place in places]
+                if settings.prepares:
+                    seed = derive_seed(self._seed, "selection", step, updates)
+                    chosen, numbers = prepared_rows(
+                        self._models.policy, settings, chosen, of_episodes, updates, seed
+                    )
+                    prepared.append(numbers)
+                rest = elsewhere_of(self._models.policy, settings, chosen, of_episodes, updates)
                 counts = Denominators.from_lengths(
                     lengths[each] for each in {sequences[place] for place in places}
                 )
@@ -197,7 +282,7 @@ class Learner:
                 taken = self._models.policy.step(
                     chosen,
                     partial(
-                        _policy_share,
+                        policy_share,
                         settings=settings,
                         scores=scores[places],
                         lengths=totals,
@@ -209,47 +294,20 @@ class Learner:
                     keep_outputs=updates == 0 and not self._truncated,
                 )
                 if taken.outputs is not None:
-                    mismatch = _mismatch(chosen, taken.outputs, places, batch, version)
+                    told = mismatch(chosen, taken.outputs, places, batch, version)
                 updates += 1
-                self._policy_steps.note(applied=taken.applied)
+                self._policy_steps.note(applied=taken.applied, why=taken.broken)
                 policy_steps.append(taken)
                 if self._models.critic is not None:
                     taken = self._models.critic.step(
-                        chosen, partial(_critic_share, settings=settings, lengths=totals, counts=counts)
+                        chosen, partial(critic_share, settings=settings, lengths=totals, counts=counts)
                     )
-                    self._critic_steps.note(applied=taken.applied)
+                    self._critic_steps.note(applied=taken.applied, why=taken.broken)
                     critic_steps.append(taken)
         numbers = means(merge(taken.metrics for taken in [*policy_steps, *critic_steps]))
-        numbers |= _step_metrics("policy", policy_steps) | _step_metrics("critic", critic_steps)
+        numbers |= step_metrics("policy", policy_steps) | step_metrics("critic", critic_steps)
         numbers["policy/learning_rate"] = self._models.policy.learning_rate
-        return numbers | mismatch
-
-    def _elsewhere(self, rows: Sequence[TrainRow], episodes: Sequence[int], updates: int) -> Tensor | None:
-        """Return what the other rows of each row's episode add to a ratio of sequences, `[2, rows]`.
-
-        That is the sum of their log ratios, and the number of their tokens. Such rows may be in other micro-batches,
-        whose losses do not know of each other, so they are computed once more for it. None where no ratio reads it, or
-        every row is a whole episode.
-
-        Args:
-            rows: All rows of an optimizer step.
-            episodes: The episode of each.
-            updates: Optimizer steps of the batch before this one.
-        """
-        number = Counter(episodes)
-        cut = [place for place, episode in enumerate(episodes) if number[episode] > 1]
-        if self._settings.ratio.level != "sequence" or not cut:
-            return None
-        difference = torch.zeros(len(rows), dtype=torch.float64)
-        start = "behaviour" if self._settings.proximal == "behaviour" else "old"
-        if start == "behaviour" or updates:  # else the policy is the one that ratios start from: all are 1
-            outputs = self._models.policy.forward([rows[place] for place in cut])
-            for place, logprobs in zip(cut, outputs, strict=True):
-                row = rows[place]
-                difference[place] = (logprobs - row.fields[start])[row.mask].double().sum()
-        tokens = torch.tensor([float(row.mask.sum()) for row in rows], dtype=torch.float64)
-        episode = torch.tensor(episodes)
-        return torch.stack([elsewhere(difference, episode), elsewhere(tokens, episode)]).float()
+        return numbers | _averaged(prepared) | told
 
     def _minibatches(self, units: Sequence[Hashable], step: int, epoch: int) -> list[list[int]]:
         """Cut the rows at random into as many parts as the algorithm takes optimizer steps, units left whole."""
@@ -271,11 +329,17 @@ class Learner:
         return backend.forward(rows)
 
 
-def _train_row(ids: list[int], mask: list[bool], fields: Mapping[str, list[float]]) -> TrainRow:
+def _train_row(
+    ids: list[int],
+    mask: list[bool],
+    fields: Mapping[str, list[float]],
+    experts: NDArray[np.int16] | None = None,
+) -> TrainRow:
     return TrainRow(
         torch.tensor(ids),
         torch.tensor(mask),
         {name: torch.tensor(values, dtype=torch.float32) for name, values in fields.items()},
+        None if experts is None else torch.from_numpy(experts[: len(ids)].copy()),
     )
 
 
@@ -287,103 +351,24 @@ def _lengths(rows: Sequence[TrainRow], sequences: Sequence[tuple[int, int]]) -> 
     return lengths
 
 
-def _step_metrics(name: str, steps: Sequence[StepReport]) -> dict[str, float]:
-    """Describe the optimizer steps of one model."""
-    if not steps:
-        return {}
-    norms = [taken.gradient_norm for taken in steps if taken.applied]
-    numbers = {
-        f"{name}/optimizer_steps": float(len(norms)),
-        f"{name}/skipped_steps": float(len(steps) - len(norms)),
-    }
-    tokens = sum(taken.tokens.rows for taken in steps)
-    if tokens:
-        computed = sum(taken.tokens.computed for taken in steps)
-        numbers[f"{name}/shared_prefixes"] = 1.0 - computed / tokens
-    return numbers | ({f"{name}/gradient_norm": sum(norms) / len(norms)} if norms else {})
+def _sequences(settings: AlgorithmSettings, batch: EpisodeBatch) -> list[tuple[int, int]]:
+    """Name what each row is a part of where a loss averages over sequences."""
+    match settings.aggregation.unit:
+        case "sequence":
+            return [row.sequence for row in batch.rows]
+        case "trajectory":
+            return [(row.trajectory, 0) for row in batch.rows]
+        case "row":
+            return [(row.trajectory, place) for place, row in enumerate(batch.rows)]
+        case _:
+            assert_never(settings.aggregation.unit)
 
 
-def _mismatch(
-    rows: Sequence[TrainRow],
-    outputs: Sequence[Tensor],
-    places: Sequence[int],
-    batch: EpisodeBatch,
-    version: int,
-) -> dict[str, float]:
-    """Describe how far log-probabilities at the start of an update are from those at sampling.
-
-    In all, by domain, and, where some tokens are of older versions, by how many updates they are behind.
-
-    Args:
-        rows: Rows of the update's first optimizer step.
-        outputs: The log-probabilities of each.
-        places: Their places in the batch.
-        batch: The batch.
-        version: The policy version that is trained.
-    """
-    old = torch.cat([line[row.mask] for row, line in zip(rows, outputs, strict=True)])
-    behaviour = torch.cat([row.fields["behaviour"][row.mask] for row in rows])
-    if not bool((old - behaviour).isfinite().all()):
-        return {}
-    metrics = mismatch_metrics(old, behaviour, torch.ones_like(old, dtype=torch.bool))
-    tokens = torch.tensor([int(row.mask.sum()) for row in rows])
-    of_rows = batch.domains
-    domains = [of_rows[place] for place in places]
-    names = sorted(set(domains))
-    domain = torch.tensor([names.index(each) for each in domains]).repeat_interleave(tokens)
-    parts = {f"domain/{name}": domain == place for place, name in enumerate(names)}
-    sampled_by = [
-        torch.tensor(batch.rows[place].versions)[row.mask] for row, place in zip(rows, places, strict=True)
-    ]
-    behind = (version - torch.cat(sampled_by)).clamp(0, len(_LAGS) - 1)
-    if bool(behind.any()):
-        parts |= {name: behind == lag for lag, name in enumerate(_LAGS)}
-    for name, part in parts.items():
-        metrics |= {f"{name}/{key}": value for key, value in mismatch_metrics(old, behaviour, part).items()}
-    return metrics
-
-
-def _policy_share(
-    micro: MicroBatch,
-    settings: AlgorithmSettings,
-    scores: Tensor,
-    lengths: Tensor,
-    rest: Tensor | None,
-    counts: Denominators,
-) -> tuple[Tensor, Metrics]:
-    elsewhere_difference, elsewhere_tokens = (
-        (None, None) if rest is None else rest.to(micro.rows.device)[:, micro.rows]
-    )
-    inputs = LossInputs(
-        logprobs=micro.outputs,
-        behaviour_logprobs=micro.fields["behaviour"],
-        advantages=micro.fields["advantages"],
-        mask=micro.mask,
-        turn_index=micro.fields["turn"].long(),
-        old_logprobs=micro.fields.get("old"),
-        reference_logprobs=micro.fields.get("reference"),
-        entropy=micro.entropy,
-        scores=scores.to(micro.rows.device)[micro.rows],
-        lengths=lengths.to(micro.rows.device)[micro.rows],
-        elsewhere_difference=elsewhere_difference,
-        elsewhere_tokens=elsewhere_tokens,
-    )
-    return policy_loss(settings, inputs, counts)
-
-
-def _critic_share(
-    micro: MicroBatch, settings: AlgorithmSettings, lengths: Tensor, counts: Denominators
-) -> tuple[Tensor, Metrics]:
-    fields = micro.fields
-    totals = lengths.to(micro.rows.device)[micro.rows]
-    return critic_loss(
-        settings, micro.outputs, fields["values"], fields["returns"], micro.mask, counts, totals
-    )
+def _averaged(numbers: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return means over optimizer steps."""
+    names = dict.fromkeys(name for each in numbers for name in each)
+    return {name: sum(each[name] for each in numbers) / len(numbers) for name in names}
 
 
 def _padded_or_none(rows: Sequence[Tensor] | None) -> Tensor | None:
     return None if rows is None else padded_tensors(rows)
-
-
-def _unpadded(table: Tensor, rows: Sequence[TrainRow]) -> list[Tensor]:
-    return [table[place, : len(row.ids)] for place, row in enumerate(rows)]

@@ -1,7 +1,10 @@
 """Training rows from records: a row per segment, or a row per turn. Two builders over one record."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trainer.records.trajectory import Trajectory
 
@@ -20,6 +23,7 @@ class Row:
         turn_index: Turn of the trajectory; -1 outside the mask.
         sequence: Names what the row is a part of where a loss averages over sequences: with a row per segment the
             whole trajectory, however often its history was edited; with a row per turn the turn.
+        experts: Experts that tokens took when they were drawn, of the first of them; None where no server told.
     """
 
     trajectory: int
@@ -30,6 +34,7 @@ class Row:
     versions: list[int]
     turn_index: list[int]
     sequence: tuple[int, int]
+    experts: NDArray[np.int16] | None = field(default=None, compare=False, repr=False)
 
     def has_reply(self, start: int) -> bool:
         """Whether the row trains on the reply whose first token is at `start`."""
@@ -51,6 +56,7 @@ def trajectory_rows(index: int, trajectory: Trajectory) -> list[Row]:
             versions=segment.versions,
             turn_index=segment.turn_index,
             sequence=(index, 0),
+            experts=segment.experts,
         )
         for place, segment in enumerate(trajectory.segments)
         if any(segment.action_mask)
@@ -75,6 +81,7 @@ def step_rows(index: int, trajectory: Trajectory) -> list[Row]:
                 versions=[-1] * before + segment.versions[turn.start : turn.end],
                 turn_index=[-1] * before + [number] * reply,
                 sequence=(index, number),
+                experts=None if segment.experts is None else segment.experts[: turn.end],
             )
         )
     return rows

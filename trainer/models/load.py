@@ -97,6 +97,25 @@ def load_model(
     return without_chance(model)
 
 
+def set_attention(models: Iterable[PreTrainedModel], attention: str | None) -> None:
+    """Have models compute attention another way.
+
+    Args:
+        models: The models.
+        attention: Implementation by the library's name; None leaves them as they are.
+
+    Raises:
+        ConfigError: If that attention cannot be had.
+    """
+    if attention is None:
+        return
+    for model in models:
+        try:
+            model.set_attn_implementation(attention)
+        except (ImportError, ValueError) as error:
+            raise ConfigError(f"model.attention {attention}: {error}") from error
+
+
 def without_chance(model: PreTrainedModel) -> PreTrainedModel:
     """Take dropout and the noise of routers out of a model: what is sampled from and what is trained must be one."""
     for module in model.modules():

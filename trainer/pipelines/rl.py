@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
+from trainer.algorithms.credit import select_groups
 from trainer.algorithms.filters import refills
-from trainer.algorithms.objective import select_groups
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.core.console import RunConsole
 from trainer.core.ending import Ending

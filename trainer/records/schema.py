@@ -77,6 +77,7 @@ class TurnSchema(_Schema):
     finish_reason: _Text
     tokens: Annotated[list[int], Field(min_length=3, max_length=3)]
     advantages: list[_Number] = Field([], fail_fast=True)
+    reward_parts: dict[_Text, _Number] = Field({})
 
 
 class EpisodeSchema(_Schema):

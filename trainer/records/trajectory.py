@@ -12,6 +12,9 @@ from enum import StrEnum
 from itertools import compress
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trainer.records.schema import (
     EPISODE_FORMAT,
     EpisodeFormatError,
@@ -72,6 +75,8 @@ class Segment:
         turn_index: Turn of the episode that the sampled token belongs to; -1 outside the mask.
         parent: Another segment and how many ids it begins with in common with that one; None where there is none.
         fork: Why it was opened; None for an episode's first segment.
+        experts: Experts that tokens took when replies were drawn, `[tokens, layers * taken]` of the first of them; None
+            where no server told. They are not written to files.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -81,6 +86,7 @@ class Segment:
     turn_index: list[int] = field(default_factory=list)
     parent: tuple[int, int] | None = None
     fork: Fork | None = None
+    experts: NDArray[np.int16] | None = field(default=None, compare=False, repr=False)
 
     def append_context(self, ids: list[int]) -> None:
         """Append tokens that the policy reads but did not choose."""
@@ -107,6 +113,16 @@ class Segment:
         self.logprobs += logprobs
         self.versions += versions
         self.turn_index += [turn] * len(ids)
+
+    def append_experts(self, experts: NDArray[np.int16]) -> None:
+        """Take up the experts of the tokens of which none are known yet.
+
+        Args:
+            experts: Of the segment's tokens from the first on, as the server computed them for its last reply.
+        """
+        known = 0 if self.experts is None else len(self.experts)
+        more = experts[known : len(self.ids)]
+        self.experts = more if self.experts is None else np.concatenate([self.experts, more])
 
     def as_record(self) -> dict[str, Any]:
         """Return the segment as plain data."""
@@ -187,6 +203,7 @@ class Turn:
         format_penalty: The part of the reward that punishes an unreadable reply (zero or negative).
         finish_reason: Why the reply ended: "stop" or "length".
         advantages: What the update made of each token of the reply; empty where it was not trained on.
+        reward_parts: What the reward is made of, by name, where whoever gave it says so.
     """
 
     segment: int
@@ -200,6 +217,7 @@ class Turn:
     format_penalty: float = 0.0
     finish_reason: str = "stop"
     advantages: list[float] = field(default_factory=list)
+    reward_parts: dict[str, float] = field(default_factory=dict)
 
     def as_record(self) -> dict[str, Any]:
         """Return the turn as plain data."""
@@ -213,7 +231,7 @@ class Turn:
             "finish_reason": self.finish_reason,
             "tokens": [self.segment, self.start, self.end],
             "advantages": self.advantages[:1] if len(set(self.advantages)) == 1 else self.advantages,
-        }
+        } | ({"reward_parts": self.reward_parts} if self.reward_parts else {})
 
     @classmethod
     def from_schema(cls, data: TurnSchema, name: str, lengths: Sequence[int]) -> "Turn":
@@ -237,6 +255,7 @@ class Turn:
             format_penalty=data.format_penalty,
             finish_reason=data.finish_reason,
             advantages=_for_each(data.advantages, end - start, name),
+            reward_parts=dict(data.reward_parts),
         )
 
 
@@ -362,6 +381,7 @@ class Group:
         task: What all members played.
         admitted_version: Policy version when the group was admitted.
         trajectories: The members that ended with a result.
+        greedy: The episode that was played beside them with the most likely tokens, for a baseline; it is not trained.
         failures: How many attempts failed for reasons of the environment, by outcome.
         detail: A word on the last of them, for people.
         decision: What the algorithm's filter made of it: "kept", or "filter:" and why it was dropped; empty before.
@@ -371,6 +391,7 @@ class Group:
     task: Task
     admitted_version: int
     trajectories: list[Trajectory] = field(default_factory=list)
+    greedy: Trajectory | None = None
     failures: dict[str, int] = field(default_factory=dict)
     detail: str = ""
     decision: str = ""

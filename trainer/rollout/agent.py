@@ -153,3 +153,17 @@ def note_result(turn: Turn, anchor: Any, reward: Any, info: Mapping[str, Any]) -
     turn.format_penalty = finite_number(
         info.get("format_penalty", 0.0), "the environment's info['format_penalty']"
     )
+    turn.reward_parts = reward_parts(info.get("reward_parts"), "the environment's info['reward_parts']")
+
+
+def reward_parts(value: Any, name: str) -> dict[str, float]:
+    """Return what a reward is made of, by name; nothing where nobody says it.
+
+    Raises:
+        InvalidNumberError: If it is not numbers by names.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise InvalidNumberError(f"{name} must hold numbers by names")
+    return {key: finite_number(part, f"{name}['{key}']") for key, part in value.items()}

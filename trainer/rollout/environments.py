@@ -20,6 +20,7 @@ from trainer.rollout.outages import OutageReport
 from trainer.tasks.task import Task
 
 OPERATION_TIMEOUT_S = 600.0
+_CLOSING_S = 2.0
 
 
 class _Server:
@@ -104,6 +105,7 @@ class EnvironmentPool:
         self._servers: dict[str, _Server] = {}
         self._connecting = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()
+        self._unreachable = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -111,18 +113,28 @@ class EnvironmentPool:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._unreachable = self.disconnected
         if self._outages is not None:
             self._outages.close()
-        if kind is not None:
-            for closing in self._closing:
-                closing.cancel()
-        await asyncio.gather(*self._closing, return_exceptions=True)
         if kind is None:
-            # After an error the server may be gone; its idle time-out then does what we cannot.
+            await asyncio.gather(*self._closing, return_exceptions=True)
             await self.shrink()
+        else:
+            await self._close_what_can_be()
         for server in self._servers.values():
             await server.client.close()
         self._servers.clear()
+
+    async def _close_what_can_be(self) -> None:
+        """Close sessions after an error, when the server may be gone; its idle time-out does what we cannot."""
+        if not self._unreachable:
+            with contextlib.suppress(ProblemError, ConnectionError, TimeoutError):
+                async with asyncio.timeout(_CLOSING_S):
+                    await asyncio.gather(*self._closing, return_exceptions=True)
+                    await self.shrink()
+        for closing in self._closing:
+            closing.cancel()
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
     async def client(self, url: str | None) -> EnvClient:
         """Return the client for `url`, connected."""

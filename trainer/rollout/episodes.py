@@ -1,7 +1,7 @@
 """Training episodes: a session is lent, an agent plays in it, rewards may be given anew; every end has an outcome."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Protocol, cast
@@ -15,7 +15,7 @@ from trainer.records.rollout_log import EpisodeKey
 from trainer.records.timeline import Phase
 from trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
 from trainer.rollout.actors import Actor
-from trainer.rollout.agent import note_failure, play_episode
+from trainer.rollout.agent import note_failure, play_episode, reward_parts
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.recall import EpisodeLostError, EpisodeTape, LoggedSession, Recall
 from trainer.tasks.task import Task
@@ -70,6 +70,8 @@ class EpisodePlayer:
         lost: Told the task, and why, when an episode could not be gone on with and begins again.
         differs: Told the task, and how, when an episode was played again and did not ask for all that the log had.
         black_box: Plays with an agent that is a program or a service, in place of ours.
+        make_greedy: Makes the player of an episode that takes the most likely tokens.
+        greedy_member: The member of each group that is played so; None: none is.
     """
 
     pool: EnvironmentPool
@@ -81,6 +83,8 @@ class EpisodePlayer:
     lost: Callable[[int, str], None] = lambda task, why: None
     black_box: BlackBox | None = None
     differs: Callable[[int, str], None] = lambda task, how: None
+    make_greedy: Callable[[], Actor] | None = None
+    greedy_member: int | None = None
 
     async def play(self, task: Task, member: int, attempt: int) -> Trajectory:
         """Play one episode.
@@ -144,11 +148,11 @@ class EpisodePlayer:
     async def _agent(self, session: EnvSession, task: Task, member: int, attempt: int) -> Trajectory:
         if self.black_box is not None:
             return await self.black_box.play(session, task, member, attempt, self.max_turns)
+        greedy = self.make_greedy if member == self.greedy_member else None
+        actor = self.make_actor() if greedy is None else greedy()
         if self.agent is None:
-            return await play_episode(session, task, member, self.make_actor(), self.max_turns, attempt)
-        return await play_coroutine(
-            self.agent, session, task, member, self.make_actor(), self.max_turns, attempt
-        )
+            return await play_episode(session, task, member, actor, self.max_turns, attempt)
+        return await play_coroutine(self.agent, session, task, member, actor, self.max_turns, attempt)
 
 
 async def play_coroutine(
@@ -180,18 +184,23 @@ async def play_coroutine(
 
 
 def _give_rewards(trajectory: Trajectory, reward: Plugin) -> None:
-    """Replace the turns' rewards by those of a function of the user's.
+    """Replace the turns' rewards by those of a function of the user's: a number for each, or several by name.
 
     Raises:
-        PluginError: If it raises, or does not return a number for each turn.
+        PluginError: If it raises, or does not return as many as there are turns.
         InvalidNumberError: If one of them is none that can be computed with.
     """
     rewards = reward.elements(reward(trajectory), "one reward for each turn")
     if len(rewards) != len(trajectory.turns):
         raise reward.broken(f"returned {len(rewards)} rewards for {len(trajectory.turns)} turns")
-    numbers = [finite_number(value, f"a reward of {reward.path}") for value in rewards]
-    for turn, value in zip(trajectory.turns, numbers, strict=True):
-        turn.reward = value
+    name = f"a reward of {reward.path}"
+    parts = [reward_parts(value if isinstance(value, Mapping) else None, name) for value in rewards]
+    numbers = [
+        sum(part.values()) if part else finite_number(value, name)
+        for part, value in zip(parts, rewards, strict=True)
+    ]
+    for turn, part, value in zip(trajectory.turns, parts, numbers, strict=True):
+        turn.reward, turn.reward_parts = value, part
 
 
 def _record_fault(trajectory: Trajectory) -> str | None:

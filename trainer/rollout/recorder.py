@@ -82,6 +82,8 @@ class Recorder:
         segment.append_context(placed.ids)
         start = len(segment.ids)
         segment.append_action(result.token_ids, result.logprobs, result.policy_versions, turn)
+        if result.experts is not None:
+            segment.append_experts(result.experts)
         self._tree.add(index)
         return start, len(segment.ids)
 

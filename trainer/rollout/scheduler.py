@@ -43,6 +43,8 @@ class GroupPlan:
         max_failed_groups: Groups of one environment that may be dropped in a row; one more ends the run.
         replace_at_once: Whether a dropped group's place is taken at once, or only when no other group plays any
             more: then it never hangs on time who shares a batch.
+        greedy: Whether one more episode of each group is played with the most likely tokens; its member is the number
+            after all others.
         max_left_out: Groups that a filter may leave out in one step before no more are played for it; None is no
             limit.
     """
@@ -54,6 +56,12 @@ class GroupPlan:
     max_failed_groups: int = 8
     replace_at_once: bool = True
     max_left_out: int | None = None
+    greedy: bool = False
+
+    @property
+    def sampled(self) -> int:
+        """Episodes that a group starts with sampled tokens."""
+        return self.size + self.extra
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +149,7 @@ class RolloutScheduler:
             return
         for index in self.window.admit(version):
             self._ledger.issued(index, version)
-            seats = [Seat(self._slots) for _ in range(self._plan.size + self._plan.extra)]
+            seats = [Seat(self._slots) for _ in range(self._plan.sampled + self._plan.greedy)]
             task = asyncio.get_running_loop().create_task(self._run_group(index, version, seats))
             self._tasks[task] = index
             task.add_done_callback(partial(self._group_ended, seats))
@@ -262,8 +270,9 @@ class RolloutScheduler:
             asyncio.get_running_loop().create_task(self._run_member(group, member, seat))
             for member, seat in enumerate(seats)
         ]
+        sampled, greedy = members[: self._plan.sampled], members[self._plan.sampled :]
         try:
-            for finished in asyncio.as_completed(members):
+            for finished in asyncio.as_completed(sampled):
                 trajectory = await finished
                 if trajectory is None:
                     self._drop(group)
@@ -271,8 +280,13 @@ class RolloutScheduler:
                 group.trajectories.append(trajectory)
                 if len(group.trajectories) == self._plan.size:
                     break
+            for baseline in greedy:
+                group.greedy = await baseline
+                if group.greedy is None:
+                    self._drop(group)
+                    return
         finally:
-            self.counters["episodes_surplus"] += sum(not member.done() for member in members)
+            self.counters["episodes_surplus"] += sum(not member.done() for member in sampled)
             for member in members:
                 member.cancel()
             await asyncio.gather(*members, return_exceptions=True)

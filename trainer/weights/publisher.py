@@ -46,7 +46,7 @@ class WeightPublisher:
         started = time.monotonic()
         written = 0 if self._folders is None else self._folders.bytes_written
         source = BackendWeights(backend, version, self._folders)
-        if broken := await asyncio.to_thread(_not_finite, source):
+        if broken := await asyncio.to_thread(backend.not_finite):
             raise PublishError(
                 f"the weights of version {version} are not finite ({broken[0]}, {len(broken)} in all): they are "
                 "neither published nor saved; lower optimizer.learning_rate"
@@ -69,7 +69,3 @@ class WeightPublisher:
         if self._check is not None:
             metrics["sync/probe_difference"] = self._check.largest
         return metrics
-
-
-def _not_finite(source: BackendWeights) -> list[str]:
-    return [name for name, tensor in source.tensors() if not bool(tensor.isfinite().all())]

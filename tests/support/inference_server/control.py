@@ -36,6 +36,7 @@ class Control:
         return [
             Route("/_test/state", self.state),
             Route("/_test/log", self.log),
+            Route("/_test/received", self.received),
             Route("/_test/wait", self.wait),
             Route("/_test/steps", self.steps, methods=["POST"]),
             Route("/_test/faults", self.plan, methods=["POST"]),
@@ -68,6 +69,11 @@ class Control:
     async def log(self, request: Request) -> Response:
         """Every reply that ended, as the engine drew it, and every request as it came."""
         return JSONResponse({"replies": self._engine.log, "requests": self.requests})
+
+    async def received(self, request: Request) -> Response:
+        """Tensors that came since this was last asked, in their order, each with a digest."""
+        received, self._updates.received = self._updates.received, []
+        return JSONResponse(received)
 
     async def wait(self, request: Request) -> Response:
         """Answer when each named number of the state is at least the given one."""

@@ -38,6 +38,10 @@ class Steering:
         """All replies that ended, as the engine drew them."""
         return dict(httpx.get(f"{self.url}/_test/log", timeout=30).json())
 
+    def received(self) -> list[tuple[str, str]]:
+        """Names and digests of the tensors that came since this was last asked."""
+        return [tuple(each) for each in httpx.get(f"{self.url}/_test/received", timeout=30).json()]
+
     async def until(self, **numbers: int) -> dict[str, Any]:
         """Wait until each number of the state is at least the given one."""
         async with httpx.AsyncClient(timeout=40) as client:

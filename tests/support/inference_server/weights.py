@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -72,6 +73,14 @@ def _root_options() -> Any:
     return options
 
 
+def digests(tensors: Iterable[tuple[str, Any]]) -> list[tuple[str, str]]:
+    """Return the names of tensors, and a digest of the numbers of each."""
+    return [
+        (name, hashlib.blake2b(tensor.detach().float().contiguous().numpy().tobytes()).hexdigest())
+        for name, tensor in tensors
+    ]
+
+
 def receive(group: BroadcastGroup, bucket: Bucket) -> Iterator[tuple[str, Any]]:
     """One broadcast for each tensor."""
     import torch
@@ -137,6 +146,7 @@ class WeightUpdates:
         self.last: Bucket | None = None
         self.wrong_next = False
         self.fail_next = False
+        self.received: list[tuple[str, str]] = []
 
     async def join(
         self, name: str, address: str, port: int, rank: int, world: int, prefixes: list[str]
@@ -161,6 +171,7 @@ class WeightUpdates:
                 self.broken = True
                 raise WeightsError("the worker failed in the middle of the update")
             self._engine.model.load(arrived)
+            self.received += digests(arrived)
             self._spoil()
 
         async def received() -> None:
@@ -174,6 +185,8 @@ class WeightUpdates:
 
     async def load_folder(self, folder: str) -> None:
         def work() -> None:
+            from safetensors.torch import load_file
+
             if self.fail_next:
                 self.fail_next = False
                 raise WeightsError("the worker failed to read the folder")
@@ -181,6 +194,8 @@ class WeightUpdates:
             if not path.is_dir():
                 raise WeightsError(f"{folder} is not a folder")
             self._engine.model.load_folder(path)
+            for file in sorted(path.glob("*.safetensors")):
+                self.received += digests(load_file(file).items())
             self._spoil()
 
         await self._engine.alone(work)

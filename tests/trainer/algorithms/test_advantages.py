@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.support.algorithm_cases import random_case
 from trainer.algorithms.advantages import generalized_advantages, group_advantages, whitened
 from trainer.algorithms.batch import RowBatch, TrajectoryBatch
-from trainer.algorithms.objective import compute_advantages, select_groups
+from trainer.algorithms.credit import compute_advantages, select_groups
 from trainer.algorithms.presets import PRESETS, resolve_preset
 from trainer.core.errors import PluginError
 

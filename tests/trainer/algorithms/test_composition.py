@@ -8,10 +8,11 @@ import torch
 from tests.support.algorithm_cases import random_case
 from trainer.algorithms.aggregation import Denominators
 from trainer.algorithms.batch import RowBatch, TrajectoryBatch
-from trainer.algorithms.objective import compute_advantages, critic_loss, policy_loss
+from trainer.algorithms.credit import compute_advantages
+from trainer.algorithms.filter_settings import RewardSettings
+from trainer.algorithms.objective import critic_loss, policy_loss
 from trainer.algorithms.presets import resolve_preset
 from trainer.algorithms.rewards import turn_charges, turn_rewards
-from trainer.algorithms.settings import RewardSettings
 
 # Group 0: returns 1 (three turns) and 0 (one turn). Group 1: one episode of return 2.
 BATCH = TrajectoryBatch(

@@ -3,8 +3,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from trainer.algorithms.batch import TrajectoryBatch
+from trainer.algorithms.credit import select_groups
+from trainer.algorithms.filter_settings import FilterSettings
 from trainer.algorithms.filters import filter_groups, refills
-from trainer.algorithms.settings import FilterSettings
+from trainer.algorithms.presets import resolve_preset
 
 # Deviations: group 3: 0.71, group 1: 0.35, group 2: none, group 4: one member.
 GROUPS = [3, 1, 2, 4, 3, 1, 2]
@@ -89,3 +92,51 @@ def test_every_group_is_kept_or_dropped(returns, kind):
     assert sorted([*result.kept, *result.dropped]) == [0, 1, 2, 3]
     if result.dropped and result.kept and kind != "zero_variance":
         assert min(result.std[group] for group in result.kept) >= max(result.std[g] for g in result.dropped)
+
+
+LENGTHS = [1, 9, 4, 2, 3, 7, 4]
+"""Mean lengths: group 3: 2, group 1: 8, group 2: 4, group 4: 2."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        # RAGEN's rollout_filter.py; means: group 3: 0.5, group 1: 0.75, group 2: 0.1, group 4: 9; sums 1, 1.5, 0.2, 9.
+        ({"kind": "top_fraction", "by": "mean", "fraction": 0.5}, [1, 4]),
+        ({"kind": "top_fraction", "by": "mean", "fraction": 0.5, "keep": "smallest"}, [3, 2]),
+        ({"kind": "top_fraction", "by": "length", "fraction": 0.5}, [1, 2]),
+        ({"kind": "top_count", "by": "sum", "count": 1}, [4]),
+        ({"kind": "top_count", "count": 9}, [3, 1, 2, 4]),
+        ({"kind": "top_count", "count": 9, "include_zero": False}, [3, 1]),
+        ({"kind": "min_p", "by": "length", "fraction": 0.5}, [1, 2]),
+        ({"kind": "min_p", "by": "length", "fraction": 0.49, "keep": "smallest"}, [3, 2, 4]),
+        # Softmax of 0.71, 0.35, 0, 0: shares 0.37, 0.26, 0.18, 0.18.
+        ({"kind": "top_p", "shares": "softmax", "mass": 0.3}, [3]),
+        ({"kind": "top_p", "shares": "softmax", "mass": 0.6}, [3, 1]),
+        ({"kind": "top_p", "shares": "softmax", "mass": 1.0}, [3, 1, 2, 4]),
+        ({"kind": "top_p", "shares": "softmax", "mass": 0.5, "keep": "smallest"}, [2, 4]),
+        ({"kind": "top_p", "by": "mean", "mass": 0.8}, [4]),
+        # ROLL's difficulty_mask: the mean of the group within bounds.
+        ({"kind": "score_range", "above": 0.1, "below": 0.7}, [3]),
+        ({"kind": "score_range", "above": -1.0, "below": 10.0}, [3, 1, 2, 4]),
+    ],
+)
+def test_groups_ranked_by_other_scores(settings, kept):
+    read = TypeAdapter(FilterSettings).validate_python(settings)
+    assert filter_groups(read, GROUPS, RETURNS, lengths=LENGTHS).kept == kept
+
+
+def longest(batch):
+    """A filter of a user's that sees the batch whole: the group with most sampled tokens."""
+    totals = {}
+    for group, tokens in zip(batch.groups, batch.tokens, strict=True):
+        totals[group] = totals.get(group, 0) + sum(tokens)
+    return [max(totals, key=totals.get)]
+
+
+def test_a_filter_of_the_users_may_see_the_whole_batch():
+    batch = TrajectoryBatch([0, 1], [[1.0], [0.0]], [[0.0]] * 2, [[True]] * 2, [[None]] * 2, [[3], [8]])
+    settings = resolve_preset(
+        "grpo", {"filter": {"kind": "custom", "function": f"{__name__}:longest", "sees": "batch"}}
+    )
+    assert select_groups(settings, batch).kept == [1]

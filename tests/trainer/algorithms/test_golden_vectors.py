@@ -13,13 +13,13 @@ from trainer.algorithms.advantages import (
 )
 from trainer.algorithms.aggregation import Denominators, aggregate
 from trainer.algorithms.corrections import banded, importance_weights, truncated
+from trainer.algorithms.filter_settings import TopPFilter
 from trainer.algorithms.filters import filter_groups
 from trainer.algorithms.gigpo import anchor_groups, gigpo_advantages
 from trainer.algorithms.kl import kl_estimate
 from trainer.algorithms.losses import ppo_surrogate, weighted_surrogate
 from trainer.algorithms.ratio import log_ratio, sequence_mean
 from trainer.algorithms.rewards import overlong_penalty
-from trainer.algorithms.settings import TopPFilter
 
 
 def assert_numbers(actual, expected, tolerance=1e-5):

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from tests.support.algorithm_cases import random_case
 from trainer.algorithms.aggregation import Denominators
+from trainer.algorithms.credit import compute_advantages
 from trainer.algorithms.metrics import means, merge
-from trainer.algorithms.objective import compute_advantages, critic_loss, policy_loss
+from trainer.algorithms.objective import critic_loss, policy_loss
 from trainer.algorithms.presets import PRESETS, resolve_preset
 
 # Compositions that together reach every part of the loss.
@@ -47,6 +48,43 @@ ALGORITHMS = {
             "advantage": {"kind": "turn"},
             "kl": {"coefficient": 0.1, "placement": "reward", "estimator": "k1"},
         },
+    ),
+    "rejection": resolve_preset(
+        "grpo",
+        {
+            "correction": {
+                "kind": "truncate",
+                "level": "sequence",
+                "normalise": True,
+                "reject": [
+                    {"level": "sequence", "measure": "k3", "statistic": "max", "high": 0.3},
+                    {"level": "turn", "measure": "k1", "low": -0.4, "high": 0.4, "only_negative": True},
+                    {"measure": "probability", "low": -0.3, "high": 0.3, "policy": "current"},
+                ],
+            },
+            "aggregation": {"mode": "token-sum"},
+            "minibatches": 2,
+        },
+    ),
+    "geometric": resolve_preset(
+        "grpo", {"correction": {"kind": "band", "level": "geometric", "low": 0.8, "high": 1.3}}
+    ),
+    "turn_weights": resolve_preset(
+        "ppo",
+        {"correction": {"kind": "truncate", "level": "turn", "floor": 0.9}, "critic": {"loss": "huber"}},
+    ),
+    "product": resolve_preset(
+        "rloo",
+        {
+            "surrogate": {"kind": "ppo"},
+            "ratio": {"level": "sequence_sum"},
+            "aggregation": {"mode": "seq-mean-token-mean", "unit": "trajectory"},
+            "minibatches": 2,
+        },
+    ),
+    "unbiased": resolve_preset(
+        "grpo",
+        {"kl": {"coefficient": 0.1, "unbiased": True}, "reward": {"normalise": "batch"}, "minibatches": 2},
     ),
     "clipped_advantage": resolve_preset("reinforce_pp_baseline", {"advantage": {"clip": 1.0}}),
 }
@@ -126,13 +164,13 @@ def test_data_parallel_shards_add_up(algorithm, seed):
     rows = case.rows()
     result = advantages_of(algorithm, case, rows)
     whole = losses(algorithm, rows, result)
+    inputs = rows.inputs(result.advantages, result.scores, algorithm=algorithm)
     denominators = Denominators.from_mask(rows.mask)
     shards = torch.arange(len(rows.mask)).chunk(3)
-    average = sum(
-        policy_loss(algorithm, rows.inputs(result.advantages, result.scores).select(shard), denominators)[0]
-        for shard in shards
-    ) / len(shards)
-    alone = policy_loss(algorithm, rows.inputs(result.advantages, result.scores), denominators)[0]
+    average = sum(policy_loss(algorithm, inputs.select(shard), denominators)[0] for shard in shards) / len(
+        shards
+    )
+    alone = policy_loss(algorithm, inputs, denominators)[0]
     torch.testing.assert_close(average * len(shards), alone, rtol=1e-4, atol=1e-6)
     assert_same(whole, losses(algorithm, rows, result, list(shards)))
 
@@ -224,7 +262,9 @@ def test_a_micro_batch_of_empty_rows_is_zero(algorithm):
     rows = case.rows()
     rows = replace(rows, mask=torch.zeros_like(rows.mask))
     loss, metrics = policy_loss(
-        algorithm, rows.inputs(torch.zeros(rows.mask.shape), torch.zeros(len(rows.mask))), Denominators(7, 3)
+        algorithm,
+        rows.inputs(torch.zeros(rows.mask.shape), torch.zeros(len(rows.mask)), algorithm=algorithm),
+        Denominators(7, 3),
     )
     assert loss.item() == 0
     assert means(metrics) == {}

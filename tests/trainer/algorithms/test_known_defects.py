@@ -7,8 +7,9 @@ from tests.support.algorithm_cases import random_case
 from trainer.algorithms.advantages import generalized_advantages, group_advantages
 from trainer.algorithms.aggregation import Denominators, aggregate
 from trainer.algorithms.batch import RowBatch, TrajectoryBatch
+from trainer.algorithms.credit import compute_advantages
 from trainer.algorithms.gigpo import anchor_groups, gigpo_advantages
-from trainer.algorithms.objective import compute_advantages, critic_loss
+from trainer.algorithms.objective import critic_loss
 from trainer.algorithms.presets import PRESETS, resolve_preset
 
 

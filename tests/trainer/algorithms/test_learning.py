@@ -3,10 +3,14 @@
 import pytest
 import torch
 
+from tests.support.algorithm_cases import greedy_batch
 from trainer.algorithms.aggregation import Denominators
-from trainer.algorithms.batch import LossInputs, RowBatch, TrajectoryBatch
-from trainer.algorithms.objective import compute_advantages, critic_loss, policy_loss, select_groups
+from trainer.algorithms.batch import LossInputs, RowBatch, StepTokens, TrajectoryBatch
+from trainer.algorithms.credit import after_update, compute_advantages, select_groups
+from trainer.algorithms.objective import critic_loss, policy_loss
+from trainer.algorithms.prepare import prepare_step
 from trainer.algorithms.presets import PRESETS
+from trainer.algorithms.state import AlgorithmState
 
 GROUPS, MEMBERS, TURNS, ACTIONS = 4, 8, 2, 4
 
@@ -30,7 +34,13 @@ def play(logits, generator):
     return actions, rewards
 
 
-def as_batch(ids, rewards):
+def greedy_returns(logits):
+    best = logits.argmax(-1)
+    right = (torch.arange(GROUPS)[:, None] + torch.arange(TURNS)) % ACTIONS
+    return (best == right).all(dim=1).float().tolist()
+
+
+def as_batch(ids, rewards, greedy=(0.0,) * GROUPS):
     return TrajectoryBatch(
         groups=ids,
         rewards=rewards,
@@ -38,6 +48,9 @@ def as_batch(ids, rewards):
         valid=[[True] * len(turns) for turns in rewards],
         anchors=[[f"turn {turn}" for turn in range(len(turns))] for turns in rewards],
         tokens=[[1] * len(turns) for turns in rewards],
+        parts=[[{"earned": value} for value in turns] for turns in rewards],
+        tasks=[str(group) for group in ids],
+        greedy=greedy_batch(range(GROUPS), greedy),
     )
 
 
@@ -45,6 +58,27 @@ def success_rate(logits):
     group, turn = torch.meshgrid(torch.arange(GROUPS), torch.arange(TURNS), indexing="ij")
     right = logits.softmax(-1)[group, turn, (group + turn) % ACTIONS]
     return right.prod(dim=1).mean().item()
+
+
+def prepared(algorithm, part, mask, turn, result, old, table, taken):
+    """Return the weights of an optimizer step's tokens, where the algorithm makes any."""
+    if not algorithm.prepares:
+        return {}
+    distribution = table.detach()
+    made = prepare_step(
+        algorithm,
+        StepTokens(
+            part,
+            mask[part],
+            turn[part],
+            result.advantages[part],
+            old[part],
+            old[part],
+            distribution.gather(-1, taken[part][..., None])[..., 0],
+            entropy=-(distribution.exp() * distribution).sum(-1),
+        ),
+    )
+    return {"weights": made.weights, "charges": made.charges}
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -55,7 +89,7 @@ def test_preset_learns(name):
     values = torch.zeros(GROUPS, TURNS, requires_grad=True)
     optimizer = torch.optim.Adam([logits, values], lr=0.1)
     reference = logits.detach().clone().log_softmax(-1)
-    before = success_rate(logits)
+    before, state = success_rate(logits), AlgorithmState()
     for _ in range(50):
         actions, rewards = play(logits.detach(), generator)
         ids = [index // MEMBERS for index in range(len(actions))]
@@ -71,7 +105,11 @@ def test_preset_learns(name):
         old_values = values.detach()[group, turn]
         result = compute_advantages(
             algorithm,
-            as_batch([ids[index] for index in chosen], [rewards[index] for index in chosen]),
+            batch := as_batch(
+                [ids[index] for index in chosen],
+                [rewards[index] for index in chosen],
+                greedy_returns(logits.detach()),
+            ),
             RowBatch(
                 torch.arange(len(chosen)),
                 mask,
@@ -80,7 +118,9 @@ def test_preset_learns(name):
                 old_logprobs=old,
                 reference_logprobs=reference[group, turn, taken],
             ),
+            state,
         )
+        state = after_update(algorithm, state, batch, moved=0.05)
         for part in torch.randperm(len(chosen), generator=generator).chunk(algorithm.minibatches):
             here = (group[part], turn[part])
             table = logits.log_softmax(-1)[here]
@@ -94,6 +134,7 @@ def test_preset_learns(name):
                 reference_logprobs=reference[(*here, taken[part])],
                 entropy=-(table.exp() * table).sum(-1),
                 scores=result.scores[part],
+                **prepared(algorithm, part, mask, turn, result, old, table, taken),
             )
             denominators = Denominators.from_mask(mask[part])
             loss, _ = policy_loss(algorithm, inputs, denominators)

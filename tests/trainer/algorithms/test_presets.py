@@ -1,7 +1,9 @@
+import operator
+
 import pytest
 from pydantic import ValidationError
 
-from trainer.algorithms.presets import PRESETS, resolve_preset
+from trainer.algorithms.presets import FORMER_NAMES, PAPERS, PRESETS, resolve_preset
 from trainer.algorithms.settings import AlgorithmSettings
 
 
@@ -52,7 +54,59 @@ def test_paper_numbers():
     assert (dapo.aggregation.mode, dapo.kl.coefficient) == ("token-mean", 0.0)
     gspo = PRESETS["gspo"]
     assert (gspo.ratio.level, gspo.surrogate.clip_low, gspo.surrogate.clip_high) == ("sequence", 3e-4, 4e-4)
-    assert PRESETS["areal_decoupled"].correction.cap == 5.0
+    assert PRESETS["decoupled_ppo"].correction.cap == 5.0
+
+
+ISSUED = (
+    "ppo grpo dr_grpo dapo gspo gspo_token cispo gmpo sapo reinforce reinforce_pp reinforce_pp_baseline rloo remax opo "
+    "gpg raft_pp reinforce_rej topr tis kimi dro lite_ppo starpo starpo_s gigpo hgpo bi_level_gae agentic_reinforce "
+    "decoupled_ppo dppo clip_cov kl_cov m2po gdpo spo grpo_roc"
+)
+
+
+def test_every_algorithm_of_the_field_has_a_preset_with_a_source():
+    assert set(ISSUED.split()) <= set(PRESETS)
+    assert all(paper.source and paper.line and len(paper.line) <= 60 for paper in PAPERS.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        # Each from the source that the preset names.
+        ("dr_grpo", {"aggregation.horizon": 3000, "advantage.scale": "none"}),
+        ("cispo", {"surrogate.weight_high": 1.28, "surrogate.weight_low": 0.0, "minibatches": 16}),
+        ("raft_pp", {"minibatches": 2, "advantage.baseline": "none", "reward.turn_low": 0.0}),
+        ("gmpo", {"surrogate.clip_low": 0.4, "surrogate.clip_high": 0.4, "ratio.level": "sequence"}),
+        ("sapo", {"surrogate.tau_positive": 1.0, "surrogate.tau_negative": 1.05}),
+        ("kimi", {"surrogate.coefficient": 0.1}),
+        (
+            "dppo",
+            {"surrogate.low": 0.2, "surrogate.high": 0.2, "surrogate.penalty": 1e-3, "proximal": "behaviour"},
+        ),
+        ("clip_cov", {"selection.fraction": 2e-4, "selection.low": 1.0, "selection.high": 5.0}),
+        ("kl_cov", {"selection.fraction": 2e-4, "selection.coefficient": 1.0, "surrogate.clip_high": None}),
+        ("m2po", {"selection.threshold": 0.04, "surrogate.clip_high": None, "proximal": "behaviour"}),
+        ("high_entropy", {"selection.fraction": 0.2, "surrogate.clip_high": 0.28}),
+        ("hgpo", {"advantage.history": 2, "advantage.length_weight": 1.0, "kl.coefficient": 0.01}),
+        ("spo", {"advantage.rho_low": 0.875, "advantage.rho_high": 0.96, "advantage.half_kl": 0.06}),
+        ("reinforce_rej", {"reward.scale": 2.0, "reward.offset": -1.0, "filter.refill": False}),
+        ("rloo", {"advantage.baseline": "leave_one_out", "kl.coefficient": 0.03, "kl.placement": "reward"}),
+        (
+            "agentic_reinforce",
+            {"advantage.turn_discount": 0.95, "advantage.clip": 0.2, "advantage.whiten": True},
+        ),
+        ("bi_level_gae", {"advantage.turn_discount": 0.95, "critic.value_clip": 0.5}),
+        ("grpo_roc", {"episodes.size": 16, "surrogate.clip_high": 0.28}),
+    ],
+)
+def test_numbers_of_each_paper(name, numbers):
+    for path, expected in numbers.items():
+        assert operator.attrgetter(path)(PRESETS[name]) == expected, path
+
+
+@pytest.mark.parametrize(("former", "name"), FORMER_NAMES.items())
+def test_former_names_are_still_understood(former, name):
+    assert resolve_preset(former, {}) == PRESETS[name]
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,13 @@ import pytest
 import torch
 
 from trainer.algorithms.batch import RowBatch, TrajectoryBatch
+from trainer.algorithms.filter_settings import OverlongSettings, RewardSettings
 from trainer.algorithms.rewards import (
     discounted_return,
     discounted_turn_returns,
     placed_rewards,
     turn_rewards,
 )
-from trainer.algorithms.settings import OverlongSettings, RewardSettings
 from trainer.algorithms.stream import TokenStream
 
 BATCH = TrajectoryBatch(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.rank_recipes import patient
+from tests.support.rank_recipes import impatient, killed_at, patient, stopped_at
+from tests.support.sharded_models import some_rows
 from trainer.backends.balance import balanced, row_cost
 from trainer.backends.local_ranks import LocalRanks
 from trainer.backends.rank_group import MeshShape
-from trainer.backends.ranked import Ranks
+from trainer.backends.ranked import RankedBackend, Ranks
 from trainer.backends.transport import RankDiedError, pack, unpack
 from trainer.core.errors import RunError
 from trainer.records.pieces import flattened, nested
@@ -78,6 +80,33 @@ def test_the_death_of_a_rank_is_told_at_once_with_its_last_words(opened, tmp_pat
     assert isinstance(died.value, RunError)
     assert "I see a light" in (tmp_path / "ranks" / "rank_1.log").read_text()
     assert all(gone(pid) for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (killed_at, r"rank \d of 2 is gone \(killed by signal 9"),
+        (stopped_at, r"rank \d of 2 does not answer, and the others have \(backend.timeout_s 600\)"),
+    ],
+    ids=["killed", "hung"],
+)
+def test_a_rank_that_is_lost_in_a_step_ends_the_others(loss, told, tmp_path):
+    transport = LocalRanks(tmp_path / "ranks")
+    ranks = Ranks(transport, MeshShape(data=2), "cpu", timeout_s=600.0)
+    ranks.start()
+    try:
+        pids = transport.pids
+        backend = RankedBackend(ranks, "policy", impatient, 16)
+        began = time.monotonic()
+        with pytest.raises(RankDiedError, match=told) as lost:
+            backend.step(some_rows(), partial(loss, row=3))
+        assert time.monotonic() - began < NOTICED_S
+        assert all(gone(pid) for pid in pids)
+        with pytest.raises(RunError, match="the ranks have ended"):
+            backend.forward(some_rows())
+        assert lost.value.rank in (0, 1)
+    finally:
+        ranks.close()
 
 
 def test_closing_ends_ranks_that_are_busy(opened):

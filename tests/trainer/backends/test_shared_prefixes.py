@@ -259,7 +259,7 @@ def played_groups() -> list[Group]:
     ("preset", "family", "rows"),
     [
         *((preset, "qwen3", rows) for preset in sorted(PRESETS) for rows in ("step", "trajectory")),
-        *(("ppo", family, "step") for family in ("llama-3", "gemma-2")),
+        *((preset, family, "step") for preset in sorted(PRESETS) for family in ("llama-3", "gemma-2")),
     ],
 )
 def test_every_presets_gradients_are_those_without(preset, family, rows, cheap_calls):

@@ -9,44 +9,13 @@ import pytest
 
 from clients.client import EnvClient
 from trainer.assembly.judges import apart_from_judges, brought_to_judges, open_judges
-from trainer.cluster.cluster import LocalCluster
+from trainer.cluster.local_roles import LocalRoles
 from trainer.cluster.placement import place_roles
 from trainer.config.load import load_settings
 from trainer.core.embedded_server import embedded_server
 from trainer.core.errors import ConfigError
 
 PATIENCE_S = 120
-PROGRAM = """
-import http.server, json, os, sys, time
-
-port, gate = int(sys.argv[1]), sys.argv[2]
-
-
-class Judge(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        open(gate + ".asked", "w").close()
-        while not os.path.exists(gate):
-            time.sleep(0.01)
-        body = json.dumps({
-            "choices": [{"index": 0, "message": {"role": "assistant", "content": "[[YES]]"}, "finish_reason": "stop"}],
-            "usage": {"total_tokens": 1},
-        }).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
-
-
-http.server.ThreadingHTTPServer(("127.0.0.1", port), Judge).serve_forever()
-"""
 
 
 def settings_of(*words):
@@ -95,18 +64,16 @@ def test_judges_that_cannot_be_asked_are_refused(words, message):
 
 
 async def test_a_judge_that_is_busy_slows_no_other(tmp_path):
-    program = tmp_path / "judge.py"
-    program.write_text(PROGRAM)
     busy, idle = tmp_path / "busy", tmp_path / "idle"
     idle.touch()
     words = ["tasks=[{env_id: Busy}, {env_id: Idle}]", f"output_dir={tmp_path}/run"]
     for name, device, gate in (("Busy", 1, busy), ("Idle", 2, idle)):
-        command = [sys.executable, str(program), "{port}", str(gate)]
+        command = [sys.executable, "-m", "tests.support.judge_program", "{host}", "{port}", str(gate)]
         words.append(f"cluster.roles.judges.{name}={{devices: {device}, model: m, command: {command}}}")
     settings = load_settings(None, words)
     task = {"question": "What is the capital of Peru?", "reference": "Lima", "response": "Lima"}
     async with asyncio.timeout(PATIENCE_S), AsyncExitStack() as stack:
-        cluster = LocalCluster(settings, place_roles(settings))
+        cluster = LocalRoles(settings, place_roles(settings), lambda _: None)
         stack.push_async_callback(cluster.close)
         serve = lambda served, words: partial(embedded_server, words=words)(served)  # noqa: E731
         brought = await open_judges(settings, cluster, serve, stack, lambda _: None)

@@ -61,7 +61,7 @@ def test_a_rank_that_dies_is_started_again_and_the_run_goes_on_in_one_process(tm
     assert code == 0, output
     assert killed
     assert "rank 1 of 2 is gone (killed by signal 9" in output
-    assert output.count("its roles are started again in 0.01 s (1 of 3), and the run goes on from ") == 1
+    assert output.count("actor_train is started again in 0.01 s (1 of 3), and the run goes on from ") == 1
     words = ["checkpoint.resume=auto", "steps=4", "backend={}", "cluster={}", "threads=2"]
     assert main(["--config", str(config), f"output_dir={run}", *words]) == 0
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -94,8 +94,21 @@ def test_a_device_of_a_role_is_named_once():
         ),
         (["cluster.roles.reference.devices=3"], "the algorithm has no KL penalty"),
         (
-            [RAY, "algorithm=ppo", "cluster.roles.critic.devices=2-3"],
-            "names 2 devices, and backend.ranks is 1: the critic is divided as the policy is",
+            [
+                RAY,
+                "algorithm=ppo",
+                "backend={kind: fsdp2, ranks: 2, mesh: {tensor: 2}}",
+                "cluster.roles.critic.devices=2-4",
+            ],
+            r"names 3 devices, and its layers are divided over 2 \(backend.mesh.tensor\): name a multiple of 2",
+        ),
+        (
+            ["algorithm=ppo", "cluster.roles.critic.devices=2"],
+            "backend.kind 'torch' computes the critic where it trains the policy: leave it out, or set",
+        ),
+        (
+            [RAY, "algorithm=ppo", "cluster.roles.critic.devices=2-3", "cluster.offload_models=true"],
+            "has models of ranks that share devices be there by turns, and no two of this run's do",
         ),
         (["inference={kind: vllm, urls: ['http://a:1']}", f"{SAMPLES}=0"], "names servers that run already"),
         (
@@ -144,10 +157,6 @@ def test_a_device_of_a_role_is_named_once():
         (
             [RAY, "cluster.offload=true", "rollout.max_staleness=1"],
             "take turns, and rollout.max_staleness 1 has them",
-        ),
-        (
-            [RAY, servers(), "cluster.nodes=2", "weights.transport=broadcast", f"{SAMPLES}=1"],
-            "meets servers of 2 nodes at an address of this machine: set weights.address",
         ),
         ([RAY, JUDGE % "[]"], "names no devices: a judge has devices of its own"),
         ([RAY, JUDGE % "0"], "judges.Math.devices shares device 0 with cluster.roles.actor_train.devices"),
@@ -257,3 +266,11 @@ def test_the_picture():
             "actor_inference and critic share 1 of their devices",
         ]
     )
+
+
+def test_a_critic_and_a_reference_have_as_many_ranks_as_devices():
+    words = [RAY, "algorithm={preset: ppo, kl: {coefficient: 0.1}}", "backend={kind: fsdp2, ranks: 2}"]
+    words += ["cluster.roles.critic.devices=1-3", "cluster.roles.reference.devices=4"]
+    roles = {role.name: role.processes for role in placed(*words, "cluster.offload_models=true").roles}
+    assert roles["critic"] == ((1,), (2,), (3,))
+    assert roles["reference"] == ((4,),)

@@ -1,24 +1,21 @@
-"""A run whose roles are actors of a Ray cluster: it learns what a run in one process learns, and outlives its actors.
+"""A run whose roles are actors on two nodes: it learns what a run in one process learns, and outlives its actors.
 
-One run has every kind of its processes killed once, each after another step.
+It has every kind of its processes killed once, each after another step.
 """
 
 import json
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import descendants
 from trainer.cli import main
 from trainer.core.console import RunConsole
 from trainer.records.ledger import Fate, Ledger
-
-pytest.importorskip("ray")
-
-from ray.cluster_utils import Cluster
 
 STEPS, GROUPS = 5, 2
 CONFIG = f"""
@@ -37,22 +34,13 @@ tracking: {{tensorboard: false}}
 backend: {{kind: fsdp2, ranks: 2}}
 cluster:
   kind: ray
+  nodes: 2
+  devices_per_node: 4
   restart_after_s: 0.01
-  roles: {{actor_inference: {{devices: 2}}, environment: {{actors: 1}}}}
+  roles: {{actor_train: {{devices: 0-1}}, actor_inference: {{devices: 4}}, environment: {{actors: 1}}}}
 """
 COMPARED = ("loss/policy", "loss/critic", "critic/squared_error", "rollout/reward", "policy/gradient_norm")
 _PROCESS = re.compile(r"^process (\d+) on ", re.MULTILINE)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """A head with room for all roles."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        running = Cluster(initialize_head=True, head_node_args={"num_cpus": 6})
-        yield running
-        running.shutdown()
 
 
 @pytest.fixture
@@ -67,34 +55,34 @@ def metrics_of(run: Path) -> list[dict]:
     return [line for line in lines if "loss/policy" in line]
 
 
-def kill_role(run: Path, name: str) -> None:
-    """Kill the process of a role that wrote to its log last."""
-    said = _PROCESS.findall((run / "ranks" / f"{name}.log").read_text())
-    os.kill(int(said[-1]), signal.SIGKILL)
+def processes_of(run: Path, name: str) -> list[int]:
+    """The processes that a role has had, one after the other."""
+    return [int(pid) for pid in _PROCESS.findall((run / "ranks" / f"{name}.log").read_text())]
 
 
-def kill_titled(title: bytes) -> None:
-    """Kill the one process whose command line begins so; its children, which may be called the same, end with it."""
-    found: dict[int, int] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if (folder / "cmdline").read_bytes().startswith(title):
-                parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-                found[int(folder.name)] = int(parent)
-        except OSError:
-            continue
-    (process,) = [each for each, parent in found.items() if parent not in found]
-    os.kill(process, signal.SIGKILL)
+def kill_environment_worker() -> None:
+    """Kill the actor that environments run in: of those below this process the nearest, whose children end with it."""
+    worker = next(pid for pid, command in descendants(os.getpid()) if command.startswith(b"ray::Host"))
+    os.kill(worker, signal.SIGKILL)
 
 
 def test_a_run_on_ray_outlives_each_of_its_actors_and_learns_what_one_process_learns(
-    cluster, config, tmp_path, monkeypatch, capfd
+    ray_cluster, config, tmp_path, monkeypatch, capfd
 ):
     run, alone = tmp_path / "run", tmp_path / "alone"
+    engines: list[list[int]] = []
+
+    def kill(name: str) -> None:
+        os.kill(processes_of(run, name)[-1], signal.SIGKILL)
+
+    def kill_the_engine() -> None:
+        engines.append(processes_of(run, "actor_inference_0"))
+        kill("actor_inference_0")
+
     kills: dict[str, Callable[[], None]] = {
-        "step 1:": lambda: kill_role(run, "actor_train_1"),
-        "step 2:": lambda: kill_titled(b"ray::Host"),
-        "step 3:": lambda: kill_role(run, "actor_inference_0"),
+        "step 1:": lambda: kill("actor_train_1"),
+        "step 2:": kill_environment_worker,
+        "step 3:": kill_the_engine,
     }
     say = RunConsole.say
     breakpoints: set[str | None] = set()
@@ -108,7 +96,8 @@ def test_a_run_on_ray_outlives_each_of_its_actors_and_learns_what_one_process_le
     with monkeypatch.context() as patch:
         patch.setattr(RunConsole, "say", listening)
         patch.delenv("PYTHONBREAKPOINT", raising=False)
-        code = main(["--config", str(config), f"output_dir={run}", f"cluster.address={cluster.address}"])
+        words = ["--config", str(config), f"output_dir={run}", f"cluster.address={ray_cluster.address}"]
+        code = main(words)
     printed = capfd.readouterr()
     output = " ".join((printed.out + printed.err).split())
     assert code == 0, output
@@ -116,9 +105,20 @@ def test_a_run_on_ray_outlives_each_of_its_actors_and_learns_what_one_process_le
     assert breakpoints == {None}, (
         "an environment in this process stops at the terminal, not in Ray's debugger"
     )
-    assert output.count("its roles are started again") == 2, output
-    for role in ("process 1 of actor_train is gone", "process 0 of actor_inference is gone"):
-        assert role in output
+    # Where a rank died, its group goes back to the checkpoint; all others stay, and an engine comes back in its place.
+    assert output.count("actor_train is started again in 0.01 s (1 of 3), and the run goes on from") == 1, (
+        output
+    )
+    assert output.count("the run goes on from") == 1, output
+    assert output.count("actor_inference is back") == 1, output
+    for role in (
+        "process 1 of actor_train on node 127.0.0.",
+        "process 0 of actor_inference on node 127.0.0.",
+    ):
+        assert f"{role}" in output
+    assert [len(before) for before in engines] == [1], "the engine outlived the rank"
+    assert [len(processes_of(run, f"actor_train_{rank}")) for rank in (0, 1)] == [2, 2]
+    assert len(processes_of(run, "actor_inference_0")) == 2
     assert main(["--config", str(config), f"output_dir={alone}", "backend={}", "cluster={}"]) == 0
     afar, here = metrics_of(run), metrics_of(alone)
     assert [line["step"] for line in afar] == [line["step"] for line in here] == list(range(1, STEPS + 1))

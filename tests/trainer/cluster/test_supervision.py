@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.cluster.supervision import Restarts, death_in
+from trainer.backends.transport import RankDiedError
+from trainer.cluster.supervision import Restarts, RoleRestarts, death_in
 from trainer.core.ending import Ending, InterruptedRunError
-from trainer.core.errors import RoleDiedError
+from trainer.core.errors import RoleDiedError, RoleLostError
 
 
 def test_waits_double_up_to_five_minutes():
@@ -35,6 +36,25 @@ def test_waits_are_bounded_however_many_there_were(limit, first_s, deaths):
     assert sum(wait is not None for wait in waits) == min(limit, deaths)
 
 
+def test_each_role_has_a_count_of_its_own_until_it_is_lost():
+    restarts = RoleRestarts(1, 2.0, lambda: 0)
+    critic = RoleDiedError(
+        "critic", "rank 1 of critic on node 10.0.0.3 is gone (exit code 3)", node="10.0.0.3"
+    )
+    judge = RoleDiedError("Rubric-v0", "its process is gone", killed=True)
+    assert (restarts.wait_s(critic), restarts.wait_s(judge)) == (2.0, 2.0)
+    with pytest.raises(
+        RoleLostError, match=r"critic has died 2 times .*restarts 1\).*10\.0\.0\.3.*last words"
+    ) as lost:
+        restarts.wait_s(critic)
+    assert (lost.value.role, lost.value.node) == ("critic", "10.0.0.3")
+    assert death_in(lost.value) is None, "it is not begun again"
+    with pytest.raises(RoleLostError, match="more memory"):
+        restarts.wait_s(judge)
+    with pytest.raises(RoleLostError, match=r"gone; nothing is started again \(cluster\.restarts 0\)"):
+        RoleRestarts(0, 2.0, lambda: 0).wait_s(judge)
+
+
 def test_a_death_is_found_behind_what_it_brought_about():
     died = RoleDiedError("critic", "rank 1 of critic died")
     try:
@@ -50,8 +70,12 @@ def test_a_death_is_found_behind_what_it_brought_about():
 
 
 def test_a_death_comes_through_a_pipe_as_itself():
-    died = pickle.loads(pickle.dumps(RoleDiedError("critic", "rank 1 of critic died")))
-    assert (died.role, str(died)) == ("critic", "rank 1 of critic died")
+    for error in (
+        RoleDiedError("critic", "rank 1 died", killed=True),
+        RankDiedError("rank 1 died", 1, "critic", node="n"),
+    ):
+        died = pickle.loads(pickle.dumps(error))
+        assert (type(died), vars(died), str(died)) == (type(error), vars(error), "rank 1 died")
 
 
 async def test_a_command_goes_on_after_a_death_and_ends_for_a_person():

@@ -208,7 +208,7 @@ MEASURED = ROOT / "tests" / "support" / "measure_training_memory.py"
 
 
 def test_the_plan_is_within_a_tenth_of_measured_memory():
-    """Two steps of 110 million random weights in a process of its own; peak memory above that of its imports."""
+    """Two steps of 35 million random weights in a process of its own; peak memory above that of its imports."""
     held = b"x" * 2**30  # what the process has that starts it is not in its peak
     run = subprocess.run(
         [sys.executable, str(MEASURED)],

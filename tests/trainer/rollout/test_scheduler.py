@@ -334,3 +334,27 @@ async def test_a_member_that_failed_leaves_after_those_that_are_cancelled():
     await scheduler.next_groups(version=0)
     assert events == ["cancelled", "left", "left", "left", "left"]
     await scheduler.close()
+
+
+async def test_a_greedy_episode_is_played_beside_each_group_and_is_not_one_of_its_members():
+    slots = CountedSlots()
+    scheduler = scheduler_of(solved, extra=1, greedy=True, slots=slots)
+    groups = (await scheduler.next_groups(version=0)).kept
+    for group in groups:
+        assert len(group.trajectories) == 3
+        assert group.greedy.member == 4, "after three members and an extra one"
+        assert group.greedy not in group.trajectories
+    await scheduler.close()
+    assert slots.running == 0
+
+
+async def test_a_group_whose_greedy_episode_fails_is_dropped():
+    async def play(task, member, attempt):
+        if task.index == 0 and member == 3:
+            return Trajectory(task, member, attempt, outcome=Outcome.ENVIRONMENT_ERROR)
+        return await solved(task, member, attempt)
+
+    scheduler = scheduler_of(play, greedy=True)
+    groups = (await scheduler.next_groups(version=0)).kept
+    assert [group.index for group in groups] == [1, 2]
+    await scheduler.close()

@@ -1,0 +1,162 @@
+"""Weights taken apart for Megatron's modules and put together again are the same."""
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from tests.support.megatron_ranks import family_head
+from trainer.backends.megatron.conversion import Shape, Weight, places, weights_of
+from trainer.backends.megatron.layout import Place, check_layout, length_multiple, pieces_of_row
+from trainer.backends.rank_group import MeshShape
+from trainer.core.errors import ConfigError
+
+MESHES = [
+    MeshShape(),
+    MeshShape(tensor=2),
+    MeshShape(pipeline=2),
+    MeshShape(data=2, expert=2),
+    MeshShape(data=4, tensor=2, pipeline=2, context=2, expert=4),
+]
+
+
+def own_size(weight: Weight, sizes, parts: int) -> tuple[int, ...]:
+    """The shape of a rank's tensor, from the whole ones that it is made of."""
+    whole = [sizes[name] for name in weight.sources]
+    if weight.expert is not None:
+        whole = [size[1:] for size in whole]
+    if weight.kind == "columns":
+        return (whole[0][0], whole[0][1] // parts)
+    rows = sum(size[0] for size in whole)
+    rows = rows if weight.kind == "whole" else -(-rows // parts)
+    return (rows, *whole[0][1:])
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "qwen3_moe", "llama"])
+@pytest.mark.parametrize("role", ["policy", "critic"])
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_every_number_has_one_place_and_comes_back(family, role, mesh):
+    head = family_head(family, role)
+    config = head.body.config
+    if mesh.expert > 1 and family != "qwen3_moe":
+        mesh = MeshShape(mesh.data, mesh.tensor, mesh.pipeline, mesh.context)
+    whole = {name: tensor.detach() for name, tensor in head.model.named_parameters()}
+    sizes = {name: tuple(tensor.shape) for name, tensor in whole.items()}
+    shape = Shape.of(config, critic=role == "critic")
+    again = {name: torch.full_like(tensor, torch.nan) for name, tensor in whole.items()}
+    times = {name: torch.zeros(size, dtype=torch.int64) for name, size in sizes.items()}
+    for rank in range(mesh.size):
+        place = Place.of(mesh, rank)
+        for weight in weights_of(shape, mesh, place):
+            own = torch.zeros(own_size(weight, sizes, mesh.tensor))
+
+            def pairs(name, content, other, weight=weight, place=place):
+                return places(weight, shape, content, name, other[name], place.tensor, mesh.tensor)
+
+            for name in weight.sources:
+                for mine, theirs in pairs(name, own, whole):
+                    mine.copy_(theirs)
+            for name in weight.sources:
+                for mine, theirs in pairs(name, own, again):
+                    theirs.copy_(mine)
+                if not weight.copied:
+                    for _, theirs in pairs(name, own, times):
+                        theirs.add_(1)
+    replicas = mesh.data * mesh.context
+    for name, tensor in whole.items():
+        assert torch.equal(again[name], tensor), name
+        expected = replicas // mesh.expert if ".experts." in name else replicas
+        assert bool((times[name] == expected).all()), name
+
+
+def test_heads_lie_group_by_group():
+    shape = Shape(1, heads=4, groups=2, experts=0, biased=True, normed=False, tied=True, critic=False)
+    weight = Weight("linear_qkv.bias", ("q", "k", "v"), "qkv")
+    q, k, v = torch.arange(8), torch.arange(4) + 100, torch.arange(4) + 200
+    for part, expected in enumerate(([0, 1, 2, 3, 100, 101, 200, 201], [4, 5, 6, 7, 102, 103, 202, 203])):
+        own = torch.zeros(8, dtype=torch.int64)
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            for mine, theirs in places(weight, shape, own, name, tensor, part, 2):
+                mine.copy_(theirs)
+        assert own.tolist() == expected
+
+
+@pytest.mark.parametrize("apart", [True, False], ids=["two_weights", "one_weight"])
+def test_each_rank_has_gate_rows_above_the_gated_ones(apart):
+    shape = Shape(
+        1, heads=1, groups=1, experts=0 if apart else 1, biased=False, normed=False, tied=True, critic=False
+    )
+    gate, up = torch.arange(4)[:, None], torch.arange(4)[:, None] + 10
+    sources = {"gate": gate, "up": up} if apart else {"both": torch.cat([gate, up])[None]}
+    weight = Weight("linear_fc1.weight", tuple(sources), "gate_up", None if apart else 0)
+    for part, expected in enumerate(([0, 1, 10, 11], [2, 3, 12, 13])):
+        own = torch.zeros(4, 1, dtype=torch.int64)
+        for name, tensor in sources.items():
+            for mine, theirs in places(weight, shape, own, name, tensor, part, 2):
+                mine.copy_(theirs)
+        assert own[:, 0].tolist() == expected
+
+
+def test_a_tied_embedding_is_in_the_last_stage_again_and_counts_once():
+    shape = Shape(2, heads=2, groups=1, experts=0, biased=False, normed=True, tied=True, critic=False)
+    mesh = MeshShape(pipeline=2)
+    first, last = (list(weights_of(shape, mesh, Place.of(mesh, rank))) for rank in (0, 1))
+    assert [each.name for each in first if "embed" in each.sources[0]] == ["embedding.word_embeddings.weight"]
+    assert [(each.name, each.copied) for each in last if "embed" in each.sources[0]] == [
+        ("output_layer.weight", True)
+    ]
+    alone = list(weights_of(shape, MeshShape(), Place.of(MeshShape(), 0)))
+    assert [each.name for each in alone if "embed" in each.sources[0]] == ["embedding.word_embeddings.weight"]
+
+
+def test_parts_of_a_row_are_its_front_and_its_end():
+    mesh = MeshShape(context=2, tensor=3)
+    assert length_multiple(mesh) == 12
+    assert [list(pieces_of_row(12, mesh, rank)) for rank in (0, 1)] == [
+        [range(0, 3), range(9, 12)],
+        [range(3, 6), range(6, 9)],
+    ]
+    assert list(pieces_of_row(5, MeshShape(), 0)) == [range(5)]
+
+
+@pytest.mark.parametrize(
+    ("family", "mesh", "said"),
+    [
+        (
+            "qwen2",
+            MeshShape(tensor=4),
+            r"backend.mesh.tensor 4 does not divide num_key_value_heads \(2\): take 2",
+        ),
+        ("qwen3", MeshShape(pipeline=3), r"backend.mesh.pipeline 3 does not divide num_hidden_layers \(2\)"),
+        ("llama", MeshShape(data=2, expert=2), "a model of type llama has no experts: leave it out"),
+        (
+            "qwen3_moe",
+            MeshShape(data=3, expert=3),
+            r"mesh.expert 3 does not divide the number of experts \(4\)",
+        ),
+        ("qwen3_moe", MeshShape(data=2, expert=4), "does not divide the 2 ranks of mesh.data"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_with_its_remedy(family, mesh, said):
+    with pytest.raises(ConfigError, match=said):
+        check_layout(family_head(family, "policy").body.config, mesh)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model_type": "gemma2"}, "models of type gemma2 are not built here"),
+        ({"attention_bias": True}, "biases of attention"),
+        ({"mlp_bias": True}, "biases of the layers between"),
+        ({"hidden_act": "gelu"}, "the activation gelu"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding windows"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rotary embeddings of type yarn"),
+        ({"mlp_only_layers": [0]}, "layers without experts"),
+    ],
+)
+def test_models_that_are_not_built_here_are_refused(changes, said):
+    config = LlamaConfig(num_hidden_layers=2)
+    check_layout(config, MeshShape())
+    for name, value in changes.items():
+        setattr(config, name, value)
+    with pytest.raises(ConfigError, match=said):
+        check_layout(config, MeshShape())

@@ -1,0 +1,399 @@
+"""Two ranks with Megatron-Core train a model as one process does, whatever of it they divide.
+
+On a machine without GPUs its own code runs on the processor (`tests.support.cuda_on_cpu`), the optimizer too.
+"""
+
+import copy
+import hashlib
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.support.megatron_ranks import MegatronRecipe, family_head, generated, vocabulary
+from tests.support.played_groups import played_groups
+from tests.support.rank_recipes import gradient_not_finite_at, not_finite_at
+from tests.support.sharded_models import (
+    GRADIENT_RATE,
+    PRESETS,
+    SUPERVISED,
+    WIDTH,
+    assert_equal_losses,
+    relative,
+    settings_of,
+    some_rows,
+    weights_of,
+)
+from tests.support.tiny_models import sharp_model
+from trainer.algorithms.metrics import collect
+from trainer.backends.local_ranks import LocalRanks
+from trainer.backends.megatron.layout import groups
+from trainer.backends.optimizer import Schedule
+from trainer.backends.rank_group import MeshShape
+from trainer.backends.ranked import RankedBackend, Ranks
+from trainer.backends.reference import FrozenModel
+from trainer.backends.torch_backend import TorchBackend
+from trainer.learn.batches import episode_batch
+from trainer.learn.learner import Learner, Models
+from trainer.learn.rows import row_builder
+
+needs_megatron = pytest.mark.skipif(
+    find_spec("megatron") is None, reason="the extra [megatron] is not installed"
+)
+
+ALONE = MeshShape()
+TENSOR = MeshShape(tensor=2)
+DATA = MeshShape(data=2)
+STAGES = MeshShape(pipeline=2)
+CONTEXT = MeshShape(context=2)
+EXPERTS = MeshShape(data=2, expert=2)
+MESHES = {"tensor": TENSOR, "data": DATA, "stages": STAGES, "context": CONTEXT, "experts": EXPERTS}
+DEVICE = "auto" if torch.cuda.device_count() >= 2 else "cpu"
+"""Where there are GPUs for two ranks, they compute, and are compared with the processor."""
+
+
+@pytest.fixture(scope="module")
+def launched():
+    """The ranks of all of this file: Megatron takes seconds to import."""
+    held: list[Ranks] = []
+    yield held
+    for each in held:
+        each.close()
+
+
+@pytest.fixture
+def ranks(launched, tmp_path_factory):
+    if not launched or launched[-1].failed:
+        started = Ranks(LocalRanks(tmp_path_factory.mktemp("ranks")), TENSOR, DEVICE, 120.0)
+        started.start()
+        launched.append(started)
+    launched[-1].mesh = TENSOR
+    return launched[-1]
+
+
+def asked(ranks, make, method, *arguments):
+    ranks.everywhere("build", "probe", make)
+    return ranks.everywhere("ask", "probe", method, *arguments)
+
+
+# Log-probabilities of a divided vocabulary
+
+
+@pytest.mark.parametrize("entropy", ["none", "metric", "gradient"])
+@pytest.mark.parametrize(("scale", "cut"), [(1.0, 4), (60.0, 4), (1.0, 7), (1.0, 1)])
+def test_a_divided_vocabulary_has_the_dense_values_and_gradients(ranks, entropy, scale, cut):
+    draws = torch.Generator().manual_seed(3)
+    logits = torch.randn(6, 7, generator=draws, dtype=torch.float64) * scale
+    logits[1, 0], logits[2, 6] = -torch.inf, 1000.0
+    targets = torch.tensor([0, 3, 6, 4, 1, 6])
+    weights = torch.randn(2, 6, generator=draws)
+    answers = asked(ranks, vocabulary, "read", logits.float(), targets, cut, entropy, weights)
+
+    dense = logits.requires_grad_()
+    logp = dense.log_softmax(dim=-1)
+    chosen = logp.gather(-1, targets[:, None])[:, 0]
+    spread = -(logp.exp() * logp.masked_fill(logp == -torch.inf, 0.0)).sum(dim=-1)
+    loss = (chosen * weights[0]).sum() + (spread * weights[1]).sum() * (entropy == "gradient")
+    loss.backward()
+    for found, entropies, _ in answers:
+        torch.testing.assert_close(found.double(), chosen.detach(), atol=1e-5, rtol=1e-5)
+        assert (entropies is None) == (entropy == "none")
+        if entropies is not None:
+            torch.testing.assert_close(entropies.double(), spread.detach(), atol=1e-5, rtol=1e-5)
+    gradient = torch.cat([each[2] for each in answers], dim=1).double()
+    assert not gradient.isnan().any()
+    torch.testing.assert_close(gradient, dense.grad.nan_to_num(), atol=1e-5, rtol=1e-5)
+
+
+# Who is where
+
+
+@needs_megatron
+def test_groups_are_those_that_megatron_makes(ranks):
+    meshes = [
+        MeshShape(data=4, tensor=2, pipeline=2),
+        MeshShape(data=2, tensor=2, pipeline=2, context=2),
+        MeshShape(data=4, tensor=2, pipeline=2, expert=2),
+        MeshShape(data=2, tensor=2, context=2, expert=2),
+        MeshShape(data=8, expert=8),
+        MeshShape(data=8, tensor=4, pipeline=2, expert=4),
+        MeshShape(tensor=2, pipeline=4, context=2),
+    ]
+    for mesh, found in zip(meshes, asked(ranks, generated, "generated", meshes)[0], strict=True):
+        for dimension, theirs in found.items():
+            assert sorted(groups(mesh, dimension)) == sorted(theirs), (mesh, dimension)
+    for mesh in MESHES.values():
+        for rank, found in enumerate(asked(ranks, generated, "joined", mesh)):
+            for dimension, theirs in found.items():
+                assert theirs in groups(mesh, dimension), (mesh, dimension)
+                assert rank in theirs
+
+
+# One loss
+
+
+class Made:
+    """Models that learn the same, here and in ranks."""
+
+    def __init__(self, ranks, mesh, optimizer, rate, family="qwen3", **options):
+        self._ranks, self._mesh, self._family = ranks, mesh, family
+        self._optimizer, self._rate, self._options = optimizer, rate, options
+
+    def backend(self, role):
+        if self._ranks is not None:
+            self._ranks.mesh = self._mesh
+            recipe = MegatronRecipe(
+                self._mesh, self._family, role, self._optimizer, self._rate, self._options
+            )
+            return RankedBackend(self._ranks, role, recipe, WIDTH)
+        head = family_head(self._family, role)
+        if role == "reference":
+            return FrozenModel(head, self._optimizer.tokens_per_micro_batch)
+        options = {name: value for name, value in self._options.items() if name != "sequence_parallel"}
+        return TorchBackend(head, self._optimizer, Schedule(self._rate, 0, 1, "constant"), **options)
+
+    def models(self, settings):
+        critic = self.backend("critic") if settings.critic is not None else None
+        reference = self.backend("reference") if settings.needs_reference else None
+        return Models(self.backend("policy"), critic, reference)
+
+
+async def trained(made, preset, steps):
+    settings = PRESETS[preset]
+    models = made.models(settings)
+    learner = Learner(settings, models, seed=1)
+    metrics = []
+    for step in range(steps):
+        batch = episode_batch(played_groups(sharp_model()), row_builder("step"))
+        metrics.append(await learner.update(batch, step))
+    return weights_of(models), metrics
+
+
+@needs_megatron
+@pytest.mark.parametrize(
+    ("preset", "mesh"),
+    [
+        ("ppo", "tensor"),
+        ("grpo", "tensor"),
+        ("gigpo", "tensor"),
+        ("ppo", "stages"),
+        ("grpo", "context"),
+        ("ppo", "data"),
+    ],
+)
+async def test_losses_gradients_and_weights_are_those_of_one_process(ranks, preset, mesh):
+    for optimizer, rate, steps, tolerance in (
+        (settings_of(kind="sgd"), GRADIENT_RATE, 1, 1e-5),
+        (settings_of(kind="sgd"), 0.01, 5, 1e-6),
+        (settings_of(epsilon=1e-5), 1e-3, 5, 1e-4),
+    ):
+        expected, metrics = await trained(Made(None, None, optimizer, rate), preset, steps)
+        found, ranked_metrics = await trained(Made(ranks, MESHES[mesh], optimizer, rate), preset, steps)
+        assert relative(found, expected) < tolerance, (optimizer.kind, rate)
+        assert_equal_losses(ranked_metrics[:1], metrics[:1])
+        assert metrics[0]["policy/gradient_norm"] > 0
+
+
+def weighted(micro):
+    """A loss with gradient through log-probabilities and entropies alike, each row with a weight of its own."""
+    weights = torch.cos(micro.rows.float() + 1.0)[:, None]
+    kept = (micro.outputs * weights + 0.3 * micro.entropy * weights.square()) * micro.mask
+    loss = kept.sum() / 20
+    return loss, collect({"loss": (loss.detach(), torch.ones(()))})
+
+
+def compared(ranks, mesh, family="qwen3", **options):
+    """A gradient and two steps with a clip, and what is computed before them, in ranks and here."""
+    for optimizer, rate, steps in (
+        (settings_of(kind="sgd"), GRADIENT_RATE, 1),
+        (settings_of(epsilon=1e-5, gradient_clip=0.5), 1e-3, 2),
+    ):
+        found, expected = (
+            Made(where, mesh, optimizer, rate, family, **options).backend("policy") for where in (ranks, None)
+        )
+        for _ in range(steps):
+            one = found.step(some_rows(), weighted, entropy="gradient", keep_outputs=True)
+            other = expected.step(some_rows(), weighted, entropy="gradient", keep_outputs=True)
+            assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-4)
+        yield found, expected, one, other
+
+
+@needs_megatron
+@pytest.mark.parametrize(
+    ("family", "mesh", "options"),
+    [
+        ("qwen2", "tensor", {}),
+        ("llama", "tensor", {"sequence_parallel": False}),
+        ("qwen2", "stages", {}),
+        ("llama", "context", {"gradient_checkpointing": True}),
+        ("qwen3_moe", "experts", {}),
+        ("qwen3_moe", "tensor", {"gradient_checkpointing": True}),
+        ("qwen3_moe", "stages", {"gradient_checkpointing": True}),
+        ("qwen3_moe", "context", {}),
+    ],
+)
+def test_every_family_learns_as_in_one_process(ranks, family, mesh, options):
+    for found, expected, one, other in compared(ranks, MESHES[mesh], family, **options):
+        for line, plain in zip(one.outputs, other.outputs, strict=True):
+            torch.testing.assert_close(line, plain, atol=1e-4, rtol=1e-4)
+        assert relative([dict(found.export())], [dict(expected.export())]) < 1e-5
+        for line, plain in zip(found.forward(some_rows()), expected.forward(some_rows()), strict=True):
+            torch.testing.assert_close(line, plain, atol=1e-3, rtol=1e-3)
+
+
+@needs_megatron
+def test_weights_in_fewer_bits_are_trained_in_float32(ranks):
+    optimizer = settings_of(epsilon=1e-5)
+    found, expected = (
+        Made(where, TENSOR, optimizer, 1e-3, dtype=torch.bfloat16).backend("policy")
+        for where in (ranks, None)
+    )
+    for _ in range(3):
+        found.step(some_rows(), SUPERVISED)
+        expected.step(some_rows(), SUPERVISED)
+    exported = dict(found.export())
+    assert {tensor.dtype for tensor in exported.values()} == {torch.bfloat16}
+    assert relative([exported], [dict(expected.export())]) < 2e-2
+    masters = found.state_dict()["model"]
+    assert {tensor.dtype for tensor in masters.values()} == {torch.float32}
+    rounded = {name: tensor.bfloat16() for name, tensor in masters.items()}
+    assert all(torch.equal(rounded[name], tensor) for name, tensor in found.parameters())
+
+
+def routed_rows(seed=5):
+    """Rows whose experts were recorded, not those that the router would choose; of some tokens none were."""
+    draws = torch.Generator().manual_seed(seed)
+    rows = []
+    for number, row in enumerate(some_rows()):
+        scores = torch.rand(len(row.ids), 2, 4, generator=draws)
+        experts = scores.topk(2, dim=-1).indices.to(torch.int16)
+        experts[::4] = -1
+        rows.append(replace(row, experts=None if number == 3 else experts.flatten(1)))
+    return rows
+
+
+@needs_megatron
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [
+        ("tensor", {}),
+        ("experts", {}),
+        ("context", {"gradient_checkpointing": True}),
+        ("stages", {"gradient_checkpointing": True}),
+    ],
+)
+def test_recorded_experts_are_taken_again(ranks, mesh, options):
+    kwargs = {**options}
+    settings = settings_of(kind="sgd", tokens_per_micro_batch=30)
+    found, expected = (
+        Made(where, MESHES[mesh], settings, GRADIENT_RATE, "qwen3_moe", **kwargs).backend("policy")
+        for where in (ranks, None)
+    )
+    free = found.forward(some_rows())
+    for line, plain, other in zip(
+        found.forward(routed_rows()), expected.forward(routed_rows()), free, strict=True
+    ):
+        torch.testing.assert_close(line, plain, atol=1e-4, rtol=1e-4)
+        assert len(line) < 4 or len(line) == 7 or not torch.equal(line, other)
+    for backend in (found, expected):
+        backend.step(routed_rows(), weighted, entropy="gradient")
+    exported = dict(found.export())
+    assert relative([exported], [dict(expected.export())]) < 1e-5
+    # Afterwards the routers choose again.
+    for line, plain in zip(found.forward(some_rows()), expected.forward(some_rows()), strict=True):
+        torch.testing.assert_close(line, plain, atol=1e-2, rtol=1e-2)
+
+
+# What leaves the ranks, and comes back
+
+
+@needs_megatron
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("mesh", ["tensor", "stages", "experts"])
+def test_weights_come_back_bit_by_bit(ranks, family, mesh, tmp_path):
+    if mesh == "experts" and family == "qwen3":
+        pytest.skip("there are no experts")
+    backend = Made(ranks, MESHES[mesh], settings_of(), 1e-3, family).backend("policy")
+    source = TorchBackend(family_head(family, "policy"), settings_of(), Schedule(1e-3, 0, 1, "constant"))
+    exported, expected = list(backend.export()), dict(source.export())
+    assert len(exported) == len(expected), "tied weights once"
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in exported)
+    assert [name for name, _ in backend.export()] == [name for name, _ in exported]
+    digests = [hashlib.blake2b() for _ in range(3)]
+    backend.digest(digests[0])
+    backend.step(some_rows(), SUPERVISED)
+    backend.digest(digests[1])
+    backend.digest(digests[2])
+    assert digests[0].digest() != digests[1].digest() == digests[2].digest()
+    backend.save(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    own = dict(loaded.named_parameters())
+    assert all(torch.equal(own[name], tensor) for name, tensor in backend.parameters())
+
+
+@needs_megatron
+@pytest.mark.parametrize(
+    ("family", "mesh"), [("qwen3", "tensor"), ("qwen3_moe", "experts"), ("qwen2", "stages")]
+)
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_a_checkpoint_is_one_processs_and_the_reverse(ranks, family, mesh, kind):
+    optimizer = settings_of(kind=kind, epsilon=1e-5) if kind == "adamw" else settings_of(kind=kind)
+    made = [Made(where, MESHES[mesh], optimizer, 1e-3, family) for where in (ranks, None)]
+    saver = made[0].backend("policy")
+    for _ in range(2):
+        saver.step(some_rows(), SUPERVISED)
+    state = saver.state_dict()
+    saver.step(some_rows(), SUPERVISED)
+    expected = dict(saver.export())
+    alone = made[1].backend("policy")
+    alone.load_state_dict(copy.deepcopy(state))
+    back = copy.deepcopy(alone.state_dict())
+    for name, resumed in (("alone", alone), ("again", made[0].backend("policy"))):
+        if name == "again":
+            resumed.load_state_dict(back)
+        resumed.step(some_rows(), SUPERVISED)
+        assert relative([dict(resumed.export())], [expected]) < 1e-6, name
+
+
+@needs_megatron
+@pytest.mark.parametrize("mesh", ["tensor", "data", "stages"])
+@pytest.mark.parametrize(
+    ("loss", "broken"),
+    [
+        (not_finite_at, "the loss is not finite"),
+        (gradient_not_finite_at, "the gradient of model.embed_tokens.weight is not finite"),
+    ],
+)
+def test_what_is_not_finite_is_named_and_leaves_the_step_out(ranks, mesh, loss, broken):
+    backend = Made(ranks, MESHES[mesh], settings_of(epsilon=1e-5), 1e-3).backend("policy")
+    before = dict(backend.export())
+    report = backend.step(some_rows(), partial(loss, row=2), keep_outputs=True)
+    assert (report.applied, report.broken) == (False, broken)
+    assert report.metrics == {}
+    assert [len(line) for line in report.outputs] == [len(row.ids) for row in some_rows()]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in backend.export())
+    assert backend.step(some_rows(), SUPERVISED).applied, "the next one is as if nothing had been"
+    assert backend.not_finite() == []
+
+
+@needs_megatron
+def test_fewer_rows_than_ranks_are_no_reason_to_wait(ranks):
+    for mesh in (DATA, CONTEXT, STAGES):
+        backend = Made(ranks, mesh, settings_of(), 1e-3).backend("policy")
+        assert [len(line) for line in backend.forward(some_rows()[:1])] == [5]
+        assert backend.forward([]) == []
+        assert backend.step(some_rows()[:1], SUPERVISED).applied
+
+
+@needs_megatron
+def test_offloaded_models_go_on_where_they_were(ranks):
+    backend = Made(ranks, TENSOR, settings_of(epsilon=1e-5), 1e-3).backend("policy")
+    backend.step(some_rows(), SUPERVISED)
+    before = dict(backend.export())
+    backend.offload(["parameters", "gradients", "optimizer"])
+    backend.onload(["parameters", "gradients", "optimizer"])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in backend.export())
+    assert backend.step(some_rows(), SUPERVISED).applied

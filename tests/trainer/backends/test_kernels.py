@@ -1,0 +1,136 @@
+"""Kernels that a run may choose: compiled layers, fused optimizers, attention. Here, and on an accelerator if any."""
+
+import pytest
+import torch
+
+from tests.support.rank_recipes import head_of
+from tests.support.sharded_models import SUPERVISED, relative, settings_of, some_rows
+from tests.support.tiny_models import sharp_model
+from trainer.backends.heads import PolicyHead
+from trainer.backends.optimizer import Schedule
+from trainer.backends.torch_backend import TorchBackend
+from trainer.config.model import LoraSettings
+from trainer.core.errors import ConfigError
+from trainer.models.load import set_attention
+from trainer.models.lora import add_lora
+
+ACCELERATOR = torch.accelerator.current_accelerator(check_available=True)
+PROCESSOR = torch.device("cpu")
+DEVICES = [PROCESSOR] if ACCELERATOR is None else [PROCESSOR, ACCELERATOR]
+on_an_accelerator = pytest.mark.skipif(ACCELERATOR is None, reason="torch finds no accelerator here")
+SCHEDULE = Schedule(1e-3, 0, 1, "constant")
+
+
+def backend_of(device, head=None, dtype=torch.float32, **options):
+    own = {name: options.pop(name) for name in ("compiled", "gradient_checkpointing") if name in options}
+    head = (head or head_of("policy")).to(device)
+    return TorchBackend(head, settings_of(**({"epsilon": 1e-5} | options)), SCHEDULE, dtype=dtype, **own)
+
+
+def after(backend, steps=3):
+    """Weights after some steps, on the processor."""
+    for _ in range(steps):
+        assert backend.step(some_rows(), SUPERVISED, entropy="metric").applied
+    return {name: tensor.cpu().float() for name, tensor in backend.export()}
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fused": True},
+        {"kind": "sgd", "epsilon": 1e-8, "fused": True},
+        {"gradient_checkpointing": True, "compiled": "aot_eager"},
+        {"compiled": "aot_eager"},
+        {"shared_prefixes": "off", "compiled": "aot_eager"},
+    ],
+    ids=lambda options: ", ".join(options),
+)
+def test_steps_are_those_without(device, options):
+    plain = {name: options[name] for name in ("kind", "epsilon") if name in options}
+    if device != PROCESSOR and "compiled" in options:
+        options = options | {"compiled": "inductor"}
+    found, expected = (after(backend_of(device, **chosen)) for chosen in (options, plain))
+    assert relative([found], [expected]) < (1e-6 if device == PROCESSOR else 1e-5)
+
+
+def test_a_fused_step_is_torchs():
+    backend = backend_of(PROCESSOR, fused=True)
+    assert backend._optimizer.defaults["fused"] is True
+    assert not backend_of(PROCESSOR)._optimizer.defaults["fused"]
+
+
+def test_layers_are_compiled_for_training_only():
+    """What samples with the same weights runs the layers as they are."""
+    head = head_of("policy")
+    backend = backend_of(PROCESSOR, head, compiled="eager")
+    layers = list(head.model.model.layers)
+    seen = []
+    layers[0].self_attn.register_forward_hook(lambda *_: seen.append(layers[0]._compiled_call_impl))
+    backend.step(some_rows(), SUPERVISED)
+    backend.forward(some_rows())
+    assert seen[0] is not None
+    assert seen[-1] is None
+    assert all(layer._compiled_call_impl is None for layer in layers)
+
+
+def test_a_compiler_that_torch_does_not_have_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"model\.compile turbo: torch has no such backend; it has .*inductor"
+    ):
+        backend_of(PROCESSOR, compiled="turbo")
+
+
+def test_rows_share_nothing_behind_an_attention_that_hides_nothing_between():
+    model = sharp_model()
+    model.config._attn_implementation = "flash_attention_2"
+    assert "flash_attention_2" in PolicyHead.why_not_shared.func(_Told(model))
+
+
+class _Told(PolicyHead):
+    """A head of a model that cannot be computed here."""
+
+    def __init__(self, model):
+        torch.nn.Module.__init__(self)
+        self.model, self._head = model, object()
+
+
+def test_an_attention_that_cannot_be_had_is_refused():
+    with pytest.raises(ConfigError, match=r"model\.attention no_such_attention"):
+        set_attention([sharp_model()], "no_such_attention")
+    set_attention([model := sharp_model()], "eager")
+    assert model.config._attn_implementation == "eager"
+
+
+# On an accelerator
+
+
+@on_an_accelerator
+@pytest.mark.parametrize("lora", [False, True])
+def test_an_accelerator_steps_as_the_processor_does(lora):
+    found, expected = (
+        after(backend_of(device, head_of("policy", lora=lora))) for device in (ACCELERATOR, PROCESSOR)
+    )
+    assert relative([found], [expected]) < 1e-5
+
+
+@on_an_accelerator
+def test_bf16_on_an_accelerator_stays_near_float32():
+    found, expected = (
+        after(backend_of(ACCELERATOR, dtype=dtype)) for dtype in (torch.bfloat16, torch.float32)
+    )
+    assert relative([found], [expected]) < 2e-2
+
+
+@on_an_accelerator
+@pytest.mark.parametrize("lora", [False, True])
+def test_flash_attention_computes_what_others_do(lora):
+    pytest.importorskip("flash_attn", reason="flash attention is not installed")
+    found = []
+    for attention in ("flash_attention_2", "sdpa"):
+        model = sharp_model().to(ACCELERATOR, torch.bfloat16)
+        if lora:
+            add_lora(model, LoraSettings(rank=2), 0)
+        set_attention([model], attention)
+        found.append(after(backend_of(ACCELERATOR, PolicyHead(model, 1.0), dtype=torch.bfloat16)))
+    assert relative([found[0]], [found[1]]) < 2e-2

@@ -1,0 +1,255 @@
+"""What may be set of ranks, in each kind that divides a model: numbers, memory, adapters; and their checkpoints."""
+
+import copy
+import hashlib
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.support.played_groups import played_groups
+from tests.support.rank_recipes import Recipe, dying_in_a_save, head_of
+from tests.support.sharded_models import (
+    DEVICE,
+    MESHES,
+    PRESETS,
+    SUPERVISED,
+    WIDTH,
+    Made,
+    assert_equal_losses,
+    relative,
+    settings_of,
+    some_rows,
+    weights_of,
+)
+from tests.support.tiny_models import sharp_model
+from trainer.backends.local_ranks import LocalRanks
+from trainer.backends.optimizer import Schedule
+from trainer.backends.rank_group import MeshShape
+from trainer.backends.ranked import RankedBackend, Ranks
+from trainer.backends.torch_backend import TorchBackend
+from trainer.backends.transport import RankDiedError
+from trainer.learn.batches import episode_batch
+from trainer.learn.learner import Learner, Models
+from trainer.learn.rows import row_builder
+from trainer.models.load import load_model
+from trainer.records.checkpoint import CheckpointStore, RunState
+from trainer.records.pieces import SavedPieces
+
+
+def started(folder, mesh, timeout_s=120.0):
+    ranks = Ranks(LocalRanks(folder), mesh, DEVICE, timeout_s)
+    ranks.start()
+    return ranks
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    opened = started(tmp_path_factory.mktemp("ranks"), MESHES["data"])
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    opened = started(tmp_path_factory.mktemp("alone"), MeshShape())
+    yield opened
+    opened.close()
+
+
+def needs(kind):
+    if kind != "fsdp2":
+        pytest.importorskip("deepspeed", reason="the extra [deepspeed] is not installed")
+
+
+BF16 = {"dtype": torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "tolerance"),
+    [
+        ("fsdp2", {"gradient_checkpointing": True}, 1e-6),
+        ("fsdp2", {"cpu_offload": True}, 1e-6),
+        ("fsdp2", {**BF16, "cpu_offload": True}, 2e-2),
+        ("zero2", {"cpu_offload": True}, 1e-6),
+        ("zero2", BF16, 2e-2),
+        ("zero3", {"gradient_checkpointing": True, "cpu_offload": True}, 1e-6),
+        ("zero3", BF16, 2e-2),
+    ],
+)
+def test_options_mean_what_they_mean_in_one_process(ranks, kind, options, tolerance):
+    needs(kind)
+    optimizer = settings_of(epsilon=1e-5)
+    found, expected = (
+        Made(where, kind, optimizer, 1e-3, **options).backend("policy") for where in (ranks, None)
+    )
+    start = dict(expected.export())
+    for _ in range(3):
+        found.step(some_rows(), SUPERVISED)
+        expected.step(some_rows(), SUPERVISED)
+    exported = dict(found.export())
+    assert relative([exported], [dict(expected.export())]) < tolerance
+    assert {tensor.dtype for tensor in exported.values()} == {options.get("dtype", torch.float32)}
+    assert "lm_head.weight" not in exported, "the head is the embedding"
+    # What is trained is in float32, whatever it is computed in: steps that bfloat16 cannot take add up.
+    masters = found.state_dict()["model"]
+    assert {tensor.dtype for tensor in masters.values()} == {torch.float32}
+    moved = [(masters[name] - start[name].float()).abs() for name in start]
+    assert any(bool((each > 0).any()) for each in moved)
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "zero2", "zero3"])
+def test_adapters_are_trained_saved_and_switched_off(ranks, kind, tmp_path):
+    needs(kind)
+    optimizer = settings_of(epsilon=1e-5)
+    found = RankedBackend(ranks, "policy", Recipe(kind, "policy", optimizer, 1e-3, lora=True), WIDTH)
+    base, start = (
+        RankedBackend(ranks, name, Recipe(kind, "base", optimizer, 1e-3, warm=warm), WIDTH)
+        for name, warm in (("base", False), ("start", True))
+    )
+    expected = TorchBackend(head_of("policy", lora=True), optimizer, Schedule(1e-3, 0, 1, "constant"))
+    assert found.has_adapter
+    before = dict(found.export())
+    for _ in range(2):
+        found.step(some_rows(), SUPERVISED)
+        expected.step(some_rows(), SUPERVISED)
+    exported = dict(found.export())
+    assert relative([exported], [dict(expected.export())]) < 1e-6
+    assert any(not torch.equal(exported[name], before[name]) for name in before)
+    found.save_adapter(tmp_path / "ranks")
+    expected.save_adapter(tmp_path / "one")
+    one, other = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("ranks", "one"))
+    assert relative([one], [other]) < 1e-5
+    # The reference is the policy with its adapters off, or as they were when the run began.
+    for reference, lora in ((base, False), (start, True)):
+        untrained = TorchBackend(
+            head_of("policy", lora=lora), optimizer, Schedule(1e-3, 0, 1, "constant")
+        ).forward(some_rows())
+        for line, plain in zip(reference.forward(some_rows()), untrained, strict=True):
+            torch.testing.assert_close(line, plain, atol=1e-4, rtol=1e-4)
+        reference.load_state_dict(reference.state_dict())
+        reference.drop()
+    assert relative([dict(found.export())], [exported]) == 0.0, "the policy is as it was"
+
+
+def test_what_is_saved_is_what_other_tools_load(ranks, tmp_path):
+    backend = Made(ranks, "fsdp2", settings_of(), 1e-3).backend("policy")
+    backend.step(some_rows(), SUPERVISED)
+    backend.save(tmp_path)
+    loaded = load_model(tmp_path)
+    for name, tensor in backend.parameters():
+        assert torch.equal(dict(loaded.named_parameters())[name], tensor), name
+    digest, again = hashlib.blake2b(), hashlib.blake2b()
+    backend.digest(digest)
+    backend.step(some_rows(), SUPERVISED)
+    backend.digest(again)
+    assert digest.digest() != again.digest()
+
+
+PARTS = ("parameters", "gradients", "optimizer")
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "zero2", "zero3"])
+def test_offloaded_models_go_on_where_they_were(ranks, kind):
+    """On processors nothing moves, and the calls are the same; on accelerators each part leaves and comes back."""
+    needs(kind)
+    backend = Made(ranks, kind, settings_of(epsilon=1e-5), 1e-3).backend("policy")
+    other = Made(ranks, kind, settings_of(epsilon=1e-5), 1e-3).backend("critic")
+    backend.step(some_rows(), SUPERVISED)
+    for parts in [*((part,) for part in PARTS), PARTS]:
+        before = dict(backend.export())
+        backend.offload(parts)
+        assert [len(line) for line in other.forward(some_rows()[:1])] == [5]
+        backend.onload(parts)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in backend.export()), parts
+        assert backend.step(some_rows(), SUPERVISED).applied
+
+
+# Checkpoints
+
+
+async def one_more(models, settings):
+    learner = Learner(settings, models, seed=1)
+    return await learner.update(episode_batch(played_groups(sharp_model()), row_builder("step")), 3)
+
+
+def saved_and_read(models, folder):
+    store = CheckpointStore(folder, keep=1)
+    store.save(RunState(3, 3, 0, ()), models.state_dicts())
+    return store.load_newest(print).parts
+
+
+@pytest.mark.parametrize(
+    ("kind", "in_pieces"),
+    [("fsdp2", False), ("fsdp2", True), ("zero1", False), ("zero3", False)],
+    ids=["fsdp2-whole", "fsdp2-in_pieces", "zero1", "zero3"],
+)
+async def test_a_run_goes_on_with_another_number_of_ranks(ranks, alone, kind, in_pieces, tmp_path):
+    needs(kind)
+    settings, optimizer = PRESETS["ppo"], settings_of(epsilon=1e-5)
+    saver = Made(ranks, kind, optimizer, 1e-3, in_pieces=in_pieces)
+    models = saver.models(settings)
+    learner = Learner(settings, models, seed=1)
+    for step in range(2):
+        await learner.update(episode_batch(played_groups(sharp_model()), row_builder("step")), step)
+    parts = saved_and_read(models, tmp_path / "two")
+    assert isinstance(parts["policy"], SavedPieces) == in_pieces
+    expected = await one_more(models, settings)
+    weights = weights_of(models)
+
+    # Two ranks to one, to this process, and to two others; and from the one back to two.
+    single = Made(alone, kind, optimizer, 1e-3, in_pieces=in_pieces).models(settings)
+    single.load_state_dicts(parts)
+    back = saved_and_read(single, tmp_path / "one")
+    others = [
+        single,
+        Made(None, "torch", optimizer, 1e-3).models(settings),
+        saver.models(settings),
+        saver.models(settings),
+    ]
+    for number, (resumed, state) in enumerate(zip(others, (parts, parts, parts, back), strict=True)):
+        resumed.load_state_dicts(copy.deepcopy(state))  # torch's optimizers train on in what they are given
+        # As close as steps of Adam are on other meshes.
+        assert_equal_losses([await one_more(resumed, settings)], [expected], rel=1e-4)
+        assert relative(weights_of(resumed), weights) < 1e-5, number
+
+
+def test_pieces_of_another_model_are_refused(tmp_path):
+    # Ranks of its own: a call that fails ends them.
+    ranks = started(tmp_path / "ranks", MeshShape())
+    try:
+        policy = Made(ranks, "fsdp2", settings_of(), 1e-3, in_pieces=True).backend("policy")
+        critic = Made(ranks, "fsdp2", settings_of(), 1e-3, in_pieces=True).backend("critic")
+        parts = saved_and_read(Models(policy, critic), tmp_path / "saved")
+        with pytest.raises(ValueError, match="its policy is of another shape"):
+            Models(policy).load_state_dicts({"policy": parts["critic"]})
+    finally:
+        ranks.close()
+
+
+@pytest.mark.parametrize(
+    ("rank", "when"), [(1, "its own"), (0, "all written")], ids=["its own", "all written"]
+)
+def test_a_rank_killed_in_a_save_leaves_the_checkpoint_before(rank, when, tmp_path):
+    ranks = started(tmp_path / "ranks", MeshShape(data=2 if rank else 1))
+    try:
+        store = CheckpointStore(tmp_path / "checkpoints", keep=2)
+        recipe = dying_in_a_save(settings_of(), rank, when)
+        backend = RankedBackend(ranks, "policy", recipe, WIDTH, in_pieces=True)
+        store.save(RunState(1, 1, 0, ()), {"policy": backend.state_dict()})
+        whole = store.load_newest(print)
+        expected = whole.parts["policy"].whole()
+        backend.step(some_rows(), SUPERVISED)
+        with pytest.raises(RankDiedError):
+            store.save(RunState(2, 2, 0, ()), {"policy": backend.state_dict()})
+    finally:
+        ranks.close()
+    found = CheckpointStore(tmp_path / "checkpoints", keep=2).load_newest(print)
+    assert found.state.step == 1
+    for name, tensor in found.parts["policy"].whole()["model"].items():
+        assert torch.equal(tensor, expected["model"][name]), name
+    # The next save takes the place of what was begun.
+    one = TorchBackend(head_of("policy"), settings_of(), Schedule(1e-3, 0, 1, "constant"))
+    again = CheckpointStore(tmp_path / "checkpoints", keep=2)
+    again.save(RunState(2, 2, 0, ()), {"policy": one.state_dict()})
+    assert again.load_newest(print).state.step == 2

@@ -1,0 +1,60 @@
+"""The scripts that measure training: their tables are what was measured, and the one for GPUs runs without one."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+from tests.support.processes import ROOT
+
+
+def tables():
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "training" / "tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_of_the_results_are_what_was_measured():
+    module = tables()
+    text = module.PAGE.read_text(encoding="utf-8")
+    assert module.page_of(text, ROOT / "benchmarks" / "results") == text, (
+        "python benchmarks/training/tables.py"
+    )
+
+
+def test_a_record_of_a_gpu_becomes_a_table(tmp_path):
+    found = {
+        "sdpa": {"tokens_per_s": 20480.4, "peak_gib": 12.5, "model_tflops_per_s": 61.25, "mfu": 0.0619},
+        "flash attention": {"not_run": "ImportError: no flash_attn"},
+        "generation": {"generated_tokens_per_s": 1234.5, "peak_gib": 3.0},
+        "beside TRL": {},
+    }
+    (tmp_path / "one_gpu.json").write_text(json.dumps({"results": found}))
+    page = "before\n<!-- from one_gpu.json -->\nold\n<!-- end of one_gpu.json -->\nafter\n"
+    lines = tables().page_of(page, tmp_path).splitlines()
+    assert lines[0] == "before"
+    assert lines[-1] == "after"
+    assert "| sdpa | 20,480 |  | 12.5 | 61.25 | 6.2 % |" in lines
+    assert "| flash attention | not run: ImportError: no flash_attn |  |  |  |  |" in lines
+    assert "| generation |  | 1,234 | 3 |  |  |" in lines
+    assert "old" not in lines
+
+
+def test_the_cases_of_one_gpu_run_where_there_is_none(tmp_path):
+    output = tmp_path / "one_gpu.json"
+    script = ROOT / "benchmarks" / "training" / "one_gpu.py"
+    cases = ["fsdp2, compiled layers, fused AdamW", "generation", "flash attention"]
+    words = ["--tiny", "--device", "cpu", "--rounds", "1", "--warm-up", "1", "--compile", "eager"]
+    done = subprocess.run(
+        [sys.executable, str(script), *words, "--only", *cases, "--output", str(output)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads(output.read_text())["results"]
+    assert results["fsdp2, compiled layers, fused AdamW"]["tokens_per_s"] > 0
+    assert results["generation"]["generated_tokens_per_s"] > 0
+    assert "flash" in results["flash attention"]["not_run"]

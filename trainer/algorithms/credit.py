@@ -1,0 +1,256 @@
+"""The composition of advantages: which groups and episodes are trained on, and what each of their tokens earned."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from trainer.algorithms.advantage_settings import (
+    GaeAdvantage,
+    SpoAdvantage,
+    TokenReturnAdvantage,
+)
+from trainer.algorithms.advantages import (
+    bi_level_advantages,
+    generalized_advantages,
+    group_statistics,
+    whitened,
+)
+from trainer.algorithms.batch import RowBatch, TrajectoryBatch
+from trainer.algorithms.episodes import EpisodeChoice, choose_episodes
+from trainer.algorithms.filters import FilterResult, filter_groups
+from trainer.algorithms.kl import kl_estimate
+from trainer.algorithms.rewards import (
+    TurnValues,
+    normalised_rewards,
+    placed_rewards,
+    turn_charges,
+    turn_rewards,
+)
+from trainer.algorithms.settings import AlgorithmSettings
+from trainer.algorithms.state import AlgorithmState, with_outcomes
+from trainer.algorithms.stream import TokenStream
+from trainer.algorithms.turn_credit import returns_of, total_scores, tracked_keys, turn_advantages
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageResult:
+    """Advantages of a whole batch, computed once, before any split.
+
+    Attributes:
+        advantages: Float32 `[rows, tokens]`; zero outside the mask.
+        returns: What the critic should say, float32 `[rows, tokens]`, zero outside the mask; None without a critic.
+        scores: Return of each row's trajectory, float32 `[rows]`.
+        metrics: Numbers of the batch.
+    """
+
+    advantages: Tensor
+    returns: Tensor | None
+    scores: Tensor
+    metrics: dict[str, float]
+
+
+def select_groups(settings: AlgorithmSettings, batch: TrajectoryBatch) -> FilterResult:
+    """Choose the groups that are trained on, before advantages are computed."""
+    lengths = [sum(tokens) for tokens in batch.tokens]
+    returns = returns_of(settings, batch)
+    return filter_groups(settings.filter, batch.groups, returns, batch.solved, lengths, batch)
+
+
+def select_episodes(settings: AlgorithmSettings, batch: TrajectoryBatch) -> EpisodeChoice:
+    """Choose the episodes of these groups that are trained on."""
+    return choose_episodes(settings.episodes, batch, returns_of(settings, batch))
+
+
+def compute_advantages(
+    settings: AlgorithmSettings,
+    batch: TrajectoryBatch,
+    rows: RowBatch,
+    state: AlgorithmState = AlgorithmState(),  # noqa: B008 - a value that never changes
+) -> AdvantageResult:
+    """Return the advantage of every sampled token.
+
+    The result does not depend on how trajectories were cut into rows, nor on padding: statistics are those of
+    trajectories, turns and sampled tokens.
+
+    Args:
+        settings: The algorithm.
+        batch: The episodes.
+        rows: Their training rows; with values where the algorithm has a critic, and with old and reference
+            log-probabilities where it has a KL penalty in the reward.
+        state: What is remembered of earlier steps; of returns, those of this one too.
+    """
+    shaped = turn_rewards(settings.reward, batch)
+    charges = turn_charges(settings.reward, batch)
+    scores = torch.tensor(total_scores(shaped, charges), dtype=torch.float64)
+    rewards = normalised_rewards(settings.reward, shaped, state.returns)
+    stream = TokenStream.from_rows(rows, len(batch))
+    _check_turns(stream, rewards)
+    penalty = _reward_kl(settings, rows)
+    returns = None
+    if settings.estimates_values or isinstance(settings.advantage, TokenReturnAdvantage):
+        placed = placed_rewards(rewards, stream, rows.mask)
+        if penalty is not None:
+            placed = placed - penalty
+        advantages, returns = _token_advantages(settings, batch, stream, rows, placed)
+    else:
+        if penalty is not None:
+            rewards = _penalised(rewards, stream, penalty)
+        turns = turn_advantages(settings, batch, rewards, charges, state)
+        advantages = _spread(turns, stream, rows.mask)
+    if settings.advantage.whiten:
+        advantages = whitened(
+            advantages,
+            rows.mask,
+            unbiased=settings.advantage.whiten_unbiased,
+            epsilon=settings.advantage.whiten_epsilon,
+            form=settings.advantage.whiten_form,
+        )
+    if settings.advantage.clip is not None:
+        advantages = advantages.clamp(-settings.advantage.clip, settings.advantage.clip)
+    return AdvantageResult(
+        advantages=advantages.float(),
+        returns=None if returns is None else returns.float(),
+        scores=scores.to(rows.mask.device)[rows.trajectory].float(),
+        metrics=_batch_metrics(batch, scores, advantages[rows.mask]),
+    )
+
+
+def with_returns(
+    settings: AlgorithmSettings, state: AlgorithmState, batch: TrajectoryBatch
+) -> AlgorithmState:
+    """Return the state with the returns of these episodes taken in, where anything reads their moments."""
+    if settings.reward.normalise != "running":
+        return state
+    return replace(state, returns=state.returns.taking(returns_of(settings, batch)))
+
+
+def after_update(
+    settings: AlgorithmSettings, state: AlgorithmState, batch: TrajectoryBatch, moved: float
+) -> AlgorithmState:
+    """Return the state after an update on these episodes.
+
+    Args:
+        settings: The algorithm.
+        state: Before.
+        batch: The episodes.
+        moved: How far the update has moved the policy, in nats per token.
+    """
+    if not isinstance(settings.advantage, SpoAdvantage):
+        return state
+    state = replace(state, moved=state.moved + moved)
+    keys = tracked_keys(settings.advantage, batch)
+    return with_outcomes(settings.advantage, state, keys, returns_of(settings, batch))
+
+
+def _token_advantages(
+    settings: AlgorithmSettings,
+    batch: TrajectoryBatch,
+    stream: TokenStream,
+    rows: RowBatch,
+    rewards: Tensor,
+) -> tuple[Tensor, Tensor | None]:
+    """Return an advantage for each token, and what a critic should say, where there is one."""
+    sampled = stream.flags(torch.ones_like(stream.turn_end))
+    advantage = settings.advantage
+    match advantage.kind:
+        case "token_return":
+            dense = stream.gather(rewards)
+            # GAE of a critic that says 0, with an error trace that never decays: the discounted return.
+            advantages, _ = generalized_advantages(
+                dense, torch.zeros_like(dense), sampled, discount=advantage.token_discount, trace=1.0
+            )
+            if advantage.baseline == "group_mean":
+                groups = torch.tensor(batch.groups, dtype=torch.int64, device=dense.device)
+                mean = group_statistics(dense.sum(dim=1), groups).mean
+                advantages = torch.where(sampled, advantages - mean[:, None], 0.0)
+            return stream.scatter(advantages, rows.mask), None
+        case "gae" if advantage.gae_mask == "none":
+            return _stepped_through(advantage, rows, rewards)
+        case "gae":
+            advantages, returns = generalized_advantages(
+                stream.gather(rewards),
+                stream.gather(_required(rows.values, "values")),
+                sampled,
+                discount=advantage.token_discount,
+                trace=advantage.trace,
+            )
+        case "bi_level_gae":
+            advantages, returns = bi_level_advantages(
+                stream.gather(rewards),
+                stream.gather(_required(rows.values, "values")),
+                sampled,
+                stream.flags(stream.turn_end),
+                turn_discount=advantage.turn_discount,
+                token_discount=advantage.token_discount,
+                trace=advantage.trace,
+            )
+        case _:
+            raise ValueError(f"advantage '{advantage.kind}' reads no critic")
+    return stream.scatter(advantages, rows.mask), stream.scatter(returns, rows.mask)
+
+
+def _stepped_through(advantage: GaeAdvantage, rows: RowBatch, rewards: Tensor) -> tuple[Tensor, Tensor]:
+    """Return GAE that decays over observation tokens, row by row (OpenRLHF); padding behind a row costs nothing."""
+    values = torch.where(rows.mask, _required(rows.values, "values").double(), 0.0)
+    return generalized_advantages(
+        rewards,
+        values,
+        rows.mask,
+        discount=advantage.token_discount,
+        trace=advantage.trace,
+        gae_mask="none",
+    )
+
+
+def _check_turns(stream: TokenStream, rewards: TurnValues) -> None:
+    lengths = torch.tensor([len(turns) for turns in rewards], dtype=torch.int64, device=stream.turn.device)
+    if bool(((stream.turn < 0) | (stream.turn >= lengths[stream.trajectory])).any()):
+        raise ValueError("a sampled token belongs to a turn that its trajectory does not have")
+
+
+def _spread(turns: Sequence[Sequence[float]], stream: TokenStream, mask: Tensor) -> Tensor:
+    flat = torch.tensor([value for part in turns for value in part], dtype=torch.float64, device=mask.device)
+    spread = torch.zeros(mask.shape, dtype=torch.float64, device=mask.device)
+    spread[stream.row, stream.column] = flat[_flat_turns(turns, stream)]
+    return spread
+
+
+def _flat_turns(turns: Sequence[Sequence[float]], stream: TokenStream) -> Tensor:
+    """Return, for each sampled token, the place of its turn among all turns of the batch."""
+    lengths = torch.tensor([len(part) for part in turns], dtype=torch.int64, device=stream.turn.device)
+    return (lengths.cumsum(0) - lengths)[stream.trajectory] + stream.turn
+
+
+def _reward_kl(settings: AlgorithmSettings, rows: RowBatch) -> Tensor | None:
+    if not settings.kl.coefficient or settings.kl.placement != "reward":
+        return None
+    old = torch.where(rows.mask, _required(rows.old_logprobs, "old_logprobs"), 0.0)
+    reference = torch.where(rows.mask, _required(rows.reference_logprobs, "reference_logprobs"), 0.0)
+    return settings.kl.coefficient * kl_estimate(old.double(), reference.double(), settings.kl.estimator)
+
+
+def _penalised(rewards: TurnValues, stream: TokenStream, penalty: Tensor) -> TurnValues:
+    costs = penalty.new_zeros(sum(len(turns) for turns in rewards))
+    costs = costs.index_add(0, _flat_turns(rewards, stream), penalty[stream.row, stream.column])
+    left = iter(costs.tolist())
+    return [[reward - next(left) for reward in turns] for turns in rewards]
+
+
+def _required(tensor: Tensor | None, name: str) -> Tensor:
+    if tensor is None:
+        raise ValueError(f"the algorithm reads '{name}', which is missing")
+    return tensor
+
+
+def _batch_metrics(batch: TrajectoryBatch, scores: Tensor, advantages: Tensor) -> dict[str, float]:
+    statistics = group_statistics(scores, torch.tensor(batch.groups, dtype=torch.int64))
+    metrics = {}
+    if len(scores):
+        metrics["batch/return"] = scores.mean().item()
+        metrics["batch/return_std_in_group"] = statistics.std.mean().item()
+    if advantages.numel():
+        metrics["batch/advantage_mean"] = advantages.mean().item()
+        metrics["batch/advantage_max"] = advantages.abs().max().item()
+    return metrics

@@ -1,0 +1,110 @@
+"""Which episodes of the groups that are kept are trained on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Real
+
+from trainer.algorithms.batch import TrajectoryBatch
+from trainer.algorithms.filter_settings import CustomEpisodes, EpisodeSettings, ResampledEpisodes
+from trainer.core.plugins import load_plugin
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeChoice:
+    """The outcome of a choice.
+
+    Attributes:
+        kept: Whether each trajectory is trained on.
+        in_statistics: Whether the others still count in the statistics of their groups.
+    """
+
+    kept: list[bool]
+    in_statistics: bool
+
+
+def choose_episodes(
+    settings: EpisodeSettings, batch: TrajectoryBatch, returns: Sequence[float]
+) -> EpisodeChoice:
+    """Choose the episodes that are trained on.
+
+    Args:
+        settings: Which.
+        batch: All episodes.
+        returns: Return of each.
+
+    Raises:
+        PluginError: If a function of the user's fails, or does not say it of each.
+    """
+    match settings.kind:
+        case "all":
+            return EpisodeChoice([True] * len(batch), in_statistics=True)
+        case "finished":
+            cut = batch.truncated or [False] * len(batch)
+            return EpisodeChoice([not each for each in cut], settings.in_statistics)
+        case "resample_on_correct":
+            return EpisodeChoice(_resampled(settings, batch, returns), in_statistics=False)
+        case "custom":
+            return EpisodeChoice(_custom(settings, batch), settings.in_statistics)
+
+
+def resampled_on_correct(
+    returns: Sequence[float],
+    penalties: Sequence[float],
+    size: int,
+    *,
+    score_threshold: float = 0.0,
+    at_least: int = 1,
+) -> list[int]:
+    """Return the places of the episodes of one group that are kept (GRPO-RoC, arXiv:2508.20722, section 3.2).
+
+    Successes and failures keep their shares of the group. Of the successes those of the smallest penalties stay; of the
+    failures the first ones.
+
+    Args:
+        returns: Return of each episode.
+        penalties: How unclean each is.
+        size: How many are kept; all, if there are no more.
+        score_threshold: A success has a larger return than this.
+        at_least: Successes, and failures, that are kept at least, where there are so many.
+    """
+    count = len(returns)
+    if count <= size:
+        return list(range(count))
+    good = sorted((at for at in range(count) if returns[at] > score_threshold), key=lambda at: penalties[at])
+    bad = [at for at in range(count) if returns[at] <= score_threshold]
+    wins = round(len(good) * size / count)
+    wins = max(wins, min(at_least, len(good)))
+    wins = min(wins, size - min(at_least, len(bad), size))
+    wins = min(max(wins, size - len(bad)), len(good))
+    return sorted([*good[:wins], *bad[: size - wins]])
+
+
+def _resampled(settings: ResampledEpisodes, batch: TrajectoryBatch, returns: Sequence[float]) -> list[bool]:
+    members: dict[int, list[int]] = {}
+    for place, group in enumerate(batch.groups):
+        members.setdefault(group, []).append(place)
+    kept = [False] * len(batch)
+    for places in members.values():
+        chosen = resampled_on_correct(
+            [returns[place] for place in places],
+            [_unreadable(batch.valid[place]) for place in places],
+            settings.size,
+            score_threshold=settings.score_threshold,
+            at_least=settings.at_least,
+        )
+        for at in chosen:
+            kept[places[at]] = True
+    return kept
+
+
+def _unreadable(valid: Sequence[bool]) -> float:
+    return sum(not each for each in valid) / max(len(valid), 1)
+
+
+def _custom(settings: CustomEpisodes, batch: TrajectoryBatch) -> list[bool]:
+    plugin = load_plugin(settings.function, "algorithm.episodes.function")
+    expected = "whether each trajectory is kept"
+    flags = plugin.elements(plugin(batch), expected)
+    if len(flags) != len(batch) or not all(isinstance(flag, bool | Real) for flag in flags):
+        raise plugin.broken(f"must return {expected}: {len(batch)} truth values")
+    return [bool(flag) for flag in flags]

@@ -1,0 +1,236 @@
+"""What of an algorithm is a loss: ratio, surrogate, aggregation, KL, critic."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from trainer.algorithms.modes import AggregationMode, KLEstimator, RatioLevel
+from trainer.core.strict import Settings
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class RatioSettings(Settings):
+    """How the policy's change is measured."""
+
+    level: RatioLevel = Field(
+        "token",
+        description="Ratio of each token (PPO), or mean over a turn or a whole episode (GSPO, arXiv:2507.18071), "
+        "whatever rows its tokens lie in; sequence_sum: the product of the episode's ratios (RLOO in TRL, VESPO).",
+    )
+    clamp: float = Field(20.0, gt=0.0, le=80.0, description="Largest magnitude of the log ratio (verl: 20).")
+
+
+class PpoSurrogate(Settings):
+    """The clipped surrogate (PPO, arXiv:1707.06347)."""
+
+    kind: Literal["ppo"] = "ppo"
+    clip_low: Fraction | None = Field(0.2, description="Lower clip distance; null: none.")
+    clip_high: NonNegativeFloat | None = Field(
+        0.2, description="Upper clip distance (DAPO, StarPO-S: 0.28); null: none."
+    )
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = Field(
+        None,
+        description="Bound of the ratio where the advantage is negative (verl: 3.0; TRL's delta); absent: off.",
+    )
+
+
+class ReinforceSurrogate(Settings):
+    """The plain policy gradient: no ratio, no clip."""
+
+    kind: Literal["reinforce"]
+
+
+class WeightedSurrogate(Settings):
+    """Policy gradient weighted by a bounded, detached ratio (CISPO, arXiv:2506.13585; TOPR, arXiv:2503.14286)."""
+
+    kind: Literal["weighted"]
+    weight_low: NonNegativeFloat = Field(0.0, description="Smallest weight.")
+    weight_high: PositiveFloat = Field(1.28, description="Largest weight.")
+    outside: Literal["clip", "drop"] = Field(
+        "clip",
+        description="Outside these bounds the weight is the nearer bound, or 0 (DIS in slime; prime-rl of 2025).",
+    )
+    applies_to: Literal["all", "negative_scores"] = Field(
+        "all", description="Weigh every token, or only those of negative episodes (TOPR)."
+    )
+    score_threshold: float = Field(
+        0.0,
+        allow_inf_nan=False,
+        description="An episode is negative if its return is at most this: with rewards of 0 and 1, a failed one.",
+    )
+
+    @model_validator(mode="after")
+    def _bounds_are_ordered(self) -> Self:
+        if self.weight_low >= self.weight_high:
+            raise ValueError("weight_low must be below weight_high")
+        return self
+
+
+class SapoSurrogate(Settings):
+    """A smooth gate in place of a clip: `-A sigmoid(tau (r - 1)) 4 / tau` (SAPO, arXiv:2511.20347)."""
+
+    kind: Literal["sapo"]
+    tau_positive: PositiveFloat = Field(1.0, description="tau where the advantage is positive.")
+    tau_negative: PositiveFloat = Field(1.05, description="tau elsewhere.")
+
+
+class QuadraticSurrogate(Settings):
+    """Policy gradient that pays for every move: `-A lp + c/2 (lp - old)^2` (Kimi 1.5, arXiv:2501.12599; DRO)."""
+
+    kind: Literal["quadratic"]
+    coefficient: PositiveFloat = Field(0.1, description="c (ROLL's kimi15: 0.1; verl's dro_beta).")
+
+
+class DppoSurrogate(Settings):
+    """Policy gradient inside a trust region of probabilities, not of ratios (DPPO, arXiv:2602.04879)."""
+
+    kind: Literal["dppo"]
+    divergence: Literal["tv", "kl"] = Field(
+        "tv", description="How far a token's probability moved, or the KL of token against all others."
+    )
+    low: NonNegativeFloat = Field(0.2, description="How far it may fall where the advantage is negative.")
+    high: NonNegativeFloat = Field(0.2, description="How far it may rise where the advantage is positive.")
+    cap: PositiveFloat | None = Field(
+        20.0, description="Largest weight of a token (verl: 20); null: none (prime-rl)."
+    )
+    penalty: NonNegativeFloat = Field(
+        0.0, description="Weight of (lp - old)^2 on every token (prime-rl's kl_tau: 1e-3)."
+    )
+
+
+class GmpoSurrogate(Settings):
+    """Geometric mean of an episode's clipped ratios times its advantage (GMPO, arXiv:2507.20673)."""
+
+    kind: Literal["gmpo"]
+    clip_low: NonNegativeFloat = Field(0.4, description="How far a token's log ratio may fall.")
+    clip_high: NonNegativeFloat = Field(0.4, description="How far a token's log ratio may rise.")
+
+
+class VespoSurrogate(Settings):
+    """Policy gradient weighted by a gamma kernel of the episode's ratio: `w^k exp(l (1 - w))` (VESPO, as in TRL)."""
+
+    kind: Literal["vespo"]
+    k_positive: NonNegativeFloat = Field(2.0, description="k where the advantage is not negative.")
+    rate_positive: PositiveFloat = Field(3.0, description="l there.")
+    k_negative: NonNegativeFloat = Field(3.0, description="k where it is.")
+    rate_negative: PositiveFloat = Field(2.0, description="l there.")
+
+
+class CustomSurrogate(Settings):
+    """A loss of the user's."""
+
+    kind: Literal["custom"]
+    function: str = Field(
+        description="module:attr of a function SurrogateInputs -> the loss of each token, `[rows, tokens]`. It runs "
+        "wherever the model is trained, on one micro-batch at a time: what it returns for a token may depend on no "
+        "other row."
+    )
+
+
+SurrogateSettings = Annotated[
+    PpoSurrogate
+    | ReinforceSurrogate
+    | WeightedSurrogate
+    | SapoSurrogate
+    | QuadraticSurrogate
+    | DppoSurrogate
+    | GmpoSurrogate
+    | VespoSurrogate
+    | CustomSurrogate,
+    Field(discriminator="kind"),
+]
+
+
+class AggregationSettings(Settings):
+    """How token losses become one number. All denominators are counts of the whole batch."""
+
+    mode: AggregationMode = Field("token-mean", description="Names as in verl; see docs/algorithms.md.")
+    unit: Literal["sequence", "trajectory", "row"] = Field(
+        "sequence",
+        description="What counts once in the seq modes. sequence: a trajectory, or with a row per turn a turn; "
+        "trajectory: always the whole episode; row: each training row (verl), so that an episode whose history was "
+        "edited counts once for each of its segments.",
+    )
+    horizon: PositiveInt | None = Field(
+        None, description="The constant that 'seq-mean-token-sum-norm' divides by (Dr. GRPO)."
+    )
+
+    @model_validator(mode="after")
+    def _horizon_fits_mode(self) -> Self:
+        if (self.mode == "seq-mean-token-sum-norm") != (self.horizon is not None):
+            raise ValueError("'horizon' belongs to mode seq-mean-token-sum-norm, which cannot do without it")
+        if self.mode in ("token-mean", "token-sum") and self.unit != "sequence":
+            raise ValueError(f"mode {self.mode} counts tokens: unit does nothing there, leave it out")
+        return self
+
+
+class KLSettings(Settings):
+    """Penalty on the distance to a reference policy: the policy as it was when the run began."""
+
+    coefficient: NonNegativeFloat = Field(0.0, description="0 is off and needs no reference model.")
+    estimator: KLEstimator = Field(
+        "k3", description="k1 = d, k2 = d^2/2, k3 = exp(-d) - 1 + d, abs = |d|; d = lp - reference."
+    )
+    placement: Literal["loss", "reward"] = Field(
+        "loss", description="In the loss, or subtracted from the reward."
+    )
+    straight_through: bool = Field(
+        False, description="Gradient of k2 whatever the estimator (verl's '+' forms); only in the loss."
+    )
+    unbiased: bool = Field(
+        False,
+        description="Multiply the estimate by the ratio, with its gradient: unbiased off-policy (DeepSeek-V3.2); only "
+        "in the loss.",
+    )
+    target: PositiveFloat | None = Field(
+        None,
+        description="Adapt the coefficient after every step so that the estimate stays near this "
+        "(arXiv:1909.08593, section 2.2); absent: it is fixed.",
+    )
+    horizon: PositiveInt = Field(
+        10_000, description="Episodes over which an adaptive coefficient moves (verl, ROLL: 10000)."
+    )
+
+    @model_validator(mode="after")
+    def _gradient_means_something(self) -> Self:
+        if self.placement == "reward" and (self.straight_through or self.unbiased):
+            name = "straight_through" if self.straight_through else "unbiased"
+            raise ValueError(f"a KL penalty in the reward has no gradient: {name} does nothing there")
+        if self.straight_through and self.unbiased:
+            raise ValueError("straight_through and unbiased are two ways to mend the gradient: choose one")
+        if (
+            self.coefficient
+            and self.placement == "loss"
+            and self.estimator == "k1"
+            and not (self.straight_through or self.unbiased)
+        ):
+            raise ValueError(
+                "the gradient of k1 in the loss is zero in expectation: use k2 or k3, straight_through, unbiased, "
+                "or placement 'reward'"
+            )
+        if self.target is not None and not self.coefficient:
+            raise ValueError("an adaptive coefficient needs one to begin with: set kl.coefficient above 0")
+        if self.target is None and self.horizon != type(self).model_fields["horizon"].default:
+            raise ValueError("kl.horizon is read with kl.target only: leave it out")
+        return self
+
+
+class CriticSettings(Settings):
+    """The value model's loss, aggregated as the policy's."""
+
+    value_clip: PositiveFloat | None = Field(
+        0.5,
+        description="How far a value may move from where the update began (verl, OpenRLHF); absent: free.",
+    )
+    coefficient: PositiveFloat = Field(1.0, description="Weight of the loss, for critics that share weights.")
+    loss: Literal["squared", "huber"] = Field(
+        "squared", description="Half the squared error, or half of it near 0 and linear beyond huber_delta."
+    )
+    huber_delta: PositiveFloat = Field(10.0, description="Where 'huber' becomes linear (AReaL: 10).")
+
+    @model_validator(mode="after")
+    def _delta_is_read(self) -> Self:
+        if self.loss != "huber" and self.huber_delta != type(self).model_fields["huber_delta"].default:
+            raise ValueError("critic.huber_delta is read with critic.loss huber only: leave it out")
+        return self

@@ -1,0 +1,214 @@
+"""Weights of the tokens of an optimizer step, made of all its rows before they are divided.
+
+What looks at all tokens of a step (a quantile, a mean weight, the tokens that moved most) would depend on the cut into
+micro-batches and ranks if a loss did it. So it is done here, once, and the weights go along with the rows.
+"""
+
+from dataclasses import dataclass
+from typing import assert_never
+
+import torch
+from torch import Tensor
+
+from trainer.algorithms.batch import StepTokens
+from trainer.algorithms.corrections import (
+    banded,
+    importance_weights,
+    normalised,
+    rejection_mask,
+    truncated,
+)
+from trainer.algorithms.loss_settings import PpoSurrogate
+from trainer.algorithms.losses import ppo_surrogate
+from trainer.algorithms.selection import (
+    clip_cov_mask,
+    covariances,
+    high_entropy_mask,
+    kl_cov_mask,
+    second_moment_mask,
+)
+from trainer.algorithms.settings import AlgorithmSettings
+from trainer.algorithms.stream import TokenStream
+from trainer.algorithms.token_settings import ClipCovSelection, CustomSelection, Rejection
+from trainer.core.errors import InvalidNumberError
+from trainer.core.plugins import load_plugin
+
+
+@dataclass(frozen=True, slots=True)
+class StepWeights:
+    """What `prepare_step` makes of a step.
+
+    Attributes:
+        weights: What each token's loss is multiplied by, float32 `[rows, tokens]`; 1 outside the mask.
+        charges: What each token pays for every nat that it moved from `old`; None if nobody pays.
+        metrics: Parts of the step's tokens that are kept.
+    """
+
+    weights: Tensor
+    charges: Tensor | None
+    metrics: dict[str, float]
+
+
+def prepare_step(settings: AlgorithmSettings, tokens: StepTokens, seed: int = 0) -> StepWeights:
+    """Return the weights of all tokens of one optimizer step.
+
+    A pure function of its arguments. The result does not depend on the order of rows, on padding, or on how episodes
+    were cut into rows.
+
+    Args:
+        settings: The algorithm.
+        tokens: All rows of the step.
+        seed: What tokens are drawn with, where some are drawn.
+
+    Raises:
+        PluginError: If a selection of the user's fails.
+        InvalidNumberError: If it returns what cannot be computed with.
+    """
+    mask = tokens.mask
+    weights = torch.ones(mask.shape)
+    metrics: dict[str, float] = {}
+    if settings.correction.kind != "off":
+        weights = _correction(settings, tokens)
+        metrics["correction/kept"] = _part(weights != 0, mask)
+    charges = None
+    selection = settings.selection
+    if selection.kind == "kl_cov":
+        chosen = _scattered(tokens, kl_cov_mask(_covariances(tokens), fraction=selection.fraction))
+        charges = selection.coefficient * chosen.float()
+        metrics["selection/charged"] = _part(chosen, mask)
+    elif isinstance(selection, CustomSelection):
+        weights = weights * _custom(selection, tokens)
+    elif selection.kind != "none":
+        kept = _scattered(tokens, _kept(settings, tokens, seed))
+        weights = torch.where(kept, weights, 0.0)
+        metrics["selection/kept"] = _part(kept, mask)
+    return StepWeights(torch.where(mask, weights, 1.0), charges, metrics)
+
+
+def _correction(settings: AlgorithmSettings, tokens: StepTokens) -> Tensor:
+    correction = settings.correction
+    if correction.kind == "off":
+        raise ValueError("there is no correction")
+    weights = torch.ones(tokens.mask.shape)
+    if correction.kind != "reject":
+        segment = _segment(tokens, "turn" if correction.level == "turn" else "sequence")
+        weights = importance_weights(
+            tokens.old_logprobs,
+            tokens.behaviour_logprobs,
+            tokens.mask,
+            level=correction.level,
+            segment=segment,
+        )
+        if correction.kind == "truncate":
+            weights = truncated(weights, correction.cap, correction.floor)
+        else:
+            weights = banded(weights, correction.low, correction.high)
+        if correction.normalise:
+            of_sequences = segment if correction.level == "sequence" else None
+            weights = normalised(weights, tokens.mask, of_sequences)
+    for rejection in correction.reject:
+        weights = torch.where(_passes(rejection, tokens), weights, 0.0)
+    return weights
+
+
+def _passes(rejection: Rejection, tokens: StepTokens) -> Tensor:
+    current = rejection.policy == "current"
+    return rejection_mask(
+        tokens.current_logprobs if current else tokens.old_logprobs,
+        tokens.behaviour_logprobs,
+        tokens.mask,
+        measure=rejection.measure,
+        statistic=rejection.statistic,
+        low=rejection.low,
+        high=rejection.high,
+        segment=None if rejection.level == "token" else _segment(tokens, rejection.level),
+        advantages=tokens.advantages if rejection.only_negative else None,
+    )
+
+
+def _segment(tokens: StepTokens, level: str) -> Tensor:
+    """Return the turn or the episode of each token as a number."""
+    episode = tokens.trajectory[:, None].expand(tokens.mask.shape)
+    if level == "sequence":
+        return episode
+    turns = torch.where(tokens.mask, tokens.turn_index, 0)
+    return episode * (int(turns.max()) + 1 if turns.numel() else 1) + turns
+
+
+def _kept(settings: AlgorithmSettings, tokens: StepTokens, seed: int) -> Tensor:
+    """Return which tokens a selection keeps, in the order of the stream."""
+    selection = settings.selection
+    match selection.kind:
+        case "second_moment":
+            at = tokens.current_logprobs if selection.policy == "current" else tokens.old_logprobs
+            return second_moment_mask(_gathered(tokens, at - tokens.behaviour_logprobs), selection.threshold)
+        case "clip_cov":
+            return _clip_cov(settings, selection, tokens, seed)
+        case "high_entropy":
+            if tokens.entropy is None:
+                raise ValueError("the algorithm reads 'entropy', which is missing")
+            return high_entropy_mask(_gathered(tokens, tokens.entropy), fraction=selection.fraction)
+        case "none" | "kl_cov" | "custom":
+            raise ValueError(f"selection '{selection.kind}' keeps all")
+        case _:
+            assert_never(selection)
+
+
+def _clip_cov(
+    settings: AlgorithmSettings, selection: ClipCovSelection, tokens: StepTokens, seed: int
+) -> Tensor:
+    covariance = _covariances(tokens)
+    free = torch.ones_like(covariance, dtype=torch.bool)
+    if isinstance(settings.surrogate, PpoSurrogate):
+        start = tokens.behaviour_logprobs if settings.proximal == "behaviour" else tokens.old_logprobs
+        free = ~ppo_surrogate(
+            _gathered(tokens, tokens.current_logprobs - start),
+            _gathered(tokens, tokens.advantages),
+            clip_low=settings.surrogate.clip_low,
+            clip_high=settings.surrogate.clip_high,
+        ).clipped
+    return clip_cov_mask(
+        covariance,
+        free,
+        fraction=selection.fraction,
+        low=selection.low,
+        high=selection.high,
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+
+def _covariances(tokens: StepTokens) -> Tensor:
+    return covariances(_gathered(tokens, tokens.current_logprobs), _gathered(tokens, tokens.advantages))
+
+
+def _custom(selection: CustomSelection, tokens: StepTokens) -> Tensor:
+    plugin = load_plugin(selection.function, "algorithm.selection.function")
+    given = plugin(tokens)
+    if not isinstance(given, Tensor) or given.shape != tokens.mask.shape:
+        raise plugin.broken("must return a tensor with a weight for each token, [rows, tokens]")
+    weights = torch.where(tokens.mask, given.detach().float(), 1.0)
+    if not bool(weights.isfinite().all()):
+        raise InvalidNumberError(f"a weight of {plugin.path} is not finite")
+    return weights
+
+
+def _stream(tokens: StepTokens) -> TokenStream:
+    episodes, episode = torch.unique(tokens.trajectory, return_inverse=True)
+    return TokenStream.ordered(episode, tokens.mask, tokens.turn_index, len(episodes))
+
+
+def _gathered(tokens: StepTokens, values: Tensor) -> Tensor:
+    """Return numbers of the sampled tokens in the order of the stream."""
+    stream = _stream(tokens)
+    return values[stream.row, stream.column]
+
+
+def _scattered(tokens: StepTokens, flags: Tensor) -> Tensor:
+    stream = _stream(tokens)
+    spread = torch.zeros_like(tokens.mask)
+    spread[stream.row, stream.column] = flags
+    return spread
+
+
+def _part(chosen: Tensor, mask: Tensor) -> float:
+    return float((chosen & mask).sum()) / max(int(mask.sum()), 1)

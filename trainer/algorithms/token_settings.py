@@ -1,0 +1,181 @@
+"""Which tokens of an optimizer step count, and how much: correction of the mismatch, rejection, selection."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+
+from trainer.algorithms.modes import Measure, Statistic, WeightLevel
+from trainer.core.strict import Settings
+
+Part = Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+class Rejection(Settings):
+    """Which tokens or episodes are too far from the policy that sampled them to be trained on.
+
+    Their weight becomes 0; they stay in the denominators.
+    """
+
+    level: Literal["token", "turn", "sequence"] = Field(
+        "token", description="What is judged, and rejected, as a whole."
+    )
+    measure: Measure = Field(
+        "ratio",
+        description="Of each token, d = log p - log behaviour: ratio = exp(d), k1 = -d, k2 = d^2/2, "
+        "k3 = exp(d) - 1 - d, probability = p - behaviour's, binary_kl = the larger KL of token against all others.",
+    )
+    statistic: Statistic = Field(
+        "mean",
+        description="Over the turn or sequence: mean (of ratios the geometric one), sum (of ratios the product), max, "
+        "or all: every single token must lie within the bounds (a veto).",
+    )
+    low: float | None = Field(None, description="Smallest value that is kept; absent: no such bound.")
+    high: float | None = Field(None, description="Largest value that is kept; absent: no such bound.")
+    only_negative: bool = Field(
+        False,
+        description="Reject only where the advantage is negative (OPSM; the sequence mask of DeepSeek-V3.2).",
+    )
+    policy: Literal["old", "current"] = Field(
+        "old",
+        description="p: at the start of the update, or of each optimizer step, which costs a forward pass per step.",
+    )
+
+    @model_validator(mode="after")
+    def _bounds_are_bounds(self) -> Self:
+        if self.low is None and self.high is None:
+            raise ValueError("a rejection needs a bound: set low, high, or both")
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise ValueError("low must be below high")
+        if self.level == "token" and self.statistic != "mean":
+            raise ValueError("a token is one number: statistic does nothing at level 'token', leave it out")
+        return self
+
+
+class NoCorrection(Settings):
+    """Take sampled tokens as if the policy at the start of the update had sampled them."""
+
+    kind: Literal["off"] = "off"
+
+
+_LEVEL = (
+    "Weight of each token, of a turn (geometric mean), of the episode's geometric mean, or of the whole episode (the "
+    "product, which is unbiased and of high variance)."
+)
+_NORMALISE = "Divide by the mean weight of the optimizer step's tokens, or at level sequence of its episodes."
+_REJECT = "Which tokens or episodes have no weight at all; all of these must pass."
+
+
+class TruncateCorrection(Settings):
+    """Weigh tokens by exp(old - behaviour), capped (TIS); decoupled PPO (arXiv:2505.24298) where old is recomputed."""
+
+    kind: Literal["truncate"]
+    cap: PositiveFloat | None = Field(
+        2.0, description="Largest weight (verl: 2.0, AReaL: 5.0); null: no cap."
+    )
+    floor: NonNegativeFloat = Field(0.0, description="Smallest weight (OpenRLHF: 0.5, with cap 5).")
+    level: WeightLevel = Field("token", description=_LEVEL)
+    normalise: bool = Field(False, description=_NORMALISE)
+    reject: list[Rejection] = Field([], description=_REJECT)
+
+    @model_validator(mode="after")
+    def _bounds_are_ordered(self) -> Self:
+        if self.cap is not None and self.floor >= self.cap:
+            raise ValueError("floor must be below cap")
+        return self
+
+
+class BandCorrection(Settings):
+    """Weigh tokens by exp(old - behaviour) inside a band and drop them outside it (IcePop, MIS)."""
+
+    kind: Literal["band"]
+    low: NonNegativeFloat = Field(0.5, description="Smallest weight that is kept.")
+    high: PositiveFloat = Field(5.0, description="Largest weight that is kept.")
+    level: WeightLevel = Field("token", description=_LEVEL)
+    normalise: bool = Field(False, description=_NORMALISE)
+    reject: list[Rejection] = Field([], description=_REJECT)
+
+    @model_validator(mode="after")
+    def _band_is_ordered(self) -> Self:
+        if self.low >= self.high:
+            raise ValueError("low must be below high")
+        return self
+
+
+class RejectCorrection(Settings):
+    """No weights: what is not rejected counts as it is."""
+
+    kind: Literal["reject"]
+    reject: list[Rejection] = Field(min_length=1, description=_REJECT)
+
+
+CorrectionSettings = Annotated[
+    NoCorrection | TruncateCorrection | BandCorrection | RejectCorrection, Field(discriminator="kind")
+]
+
+
+class NoSelection(Settings):
+    """Every token of an optimizer step counts."""
+
+    kind: Literal["none"] = "none"
+
+
+class SecondMomentSelection(Settings):
+    """Drop the tokens that moved most until the rest's mean squared log ratio is small (M2PO, arXiv:2510.01161)."""
+
+    kind: Literal["second_moment"]
+    threshold: PositiveFloat = Field(0.04, description="The mean of (lp - behaviour)^2 that is small enough.")
+    policy: Literal["old", "current"] = Field(
+        "current",
+        description="lp: at the start of each optimizer step (the paper), or of the update (AReaL).",
+    )
+
+
+class ClipCovSelection(Settings):
+    """Drop a few of the tokens whose log-probability goes most with their advantage (Clip-Cov, arXiv:2505.22617)."""
+
+    kind: Literal["clip_cov"]
+    fraction: Part = Field(2e-4, description="Part of the step's tokens that is dropped, at least one.")
+    low: float = Field(1.0, description="Smallest covariance of those they are drawn from.")
+    high: float = Field(5.0, description="Largest.")
+
+    @model_validator(mode="after")
+    def _range_is_one(self) -> Self:
+        if self.low >= self.high:
+            raise ValueError("low must be below high")
+        return self
+
+
+class KLCovSelection(Settings):
+    """Charge the tokens of largest covariance for moving: `+ c |lp - old|` (KL-Cov, arXiv:2505.22617)."""
+
+    kind: Literal["kl_cov"]
+    fraction: Part = Field(2e-4, description="Part of the step's tokens that is charged, at least one.")
+    coefficient: PositiveFloat = Field(1.0, description="c.")
+
+
+class HighEntropySelection(Settings):
+    """Train on the tokens of highest entropy alone (80/20, arXiv:2506.01939)."""
+
+    kind: Literal["high_entropy"]
+    fraction: Part = Field(0.2, description="Part of the step's tokens that counts.")
+
+
+class CustomSelection(Settings):
+    """Weights of tokens by a function of the user's."""
+
+    kind: Literal["custom"]
+    function: str = Field(
+        description="module:attr of a function StepTokens -> a weight for each token of the optimizer step, "
+        "`[rows, tokens]`: all its rows, before they are divided among micro-batches and ranks."
+    )
+
+
+SelectionSettings = Annotated[
+    NoSelection
+    | SecondMomentSelection
+    | ClipCovSelection
+    | KLCovSelection
+    | HighEntropySelection
+    | CustomSelection,
+    Field(discriminator="kind"),
+]

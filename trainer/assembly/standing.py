@@ -1,0 +1,120 @@
+"""What of a run goes on where one of its roles dies: its cluster, and all other roles."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from trainer.assembly.judges import open_judges
+from trainer.assembly.rank_groups import RankGroups
+from trainer.cluster.cluster import Cluster, open_cluster, role_restarts
+from trainer.cluster.placement import place_roles
+from trainer.config.run import RunSettings
+from trainer.core.embedded_server import ServerRestarts, embedded_server
+from trainer.core.ending import Ending, to_its_end
+from trainer.core.errors import RoleDiedError
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What stands now.
+
+    Attributes:
+        stack: Ends it.
+        settings: The run's, with what judges judge brought to them.
+        cluster: Where the roles are.
+        groups: The ranks of its models.
+    """
+
+    stack: AsyncExitStack
+    settings: RunSettings
+    cluster: Cluster
+    groups: RankGroups
+
+
+class StandingRoles:
+    """The roles of a run, opened once, and kept from one try at it to the next as far as they live.
+
+    Args:
+        settings: The run.
+        ending: Told of roles whose death ends a try.
+
+    Attributes:
+        restarts: Says how often a role is started again.
+    """
+
+    def __init__(self, settings: RunSettings, ending: Ending) -> None:
+        self.restarts = role_restarts(settings)
+        self._settings = settings
+        self._ending = ending
+        self._opened: _Opened | None = None
+        self._environments: str | None = None
+
+    @property
+    def _there(self) -> _Opened:
+        assert self._opened is not None
+        return self._opened
+
+    @property
+    def settings(self) -> RunSettings:
+        """The run's settings, with what judges judge brought to them."""
+        return self._there.settings
+
+    @property
+    def cluster(self) -> Cluster:
+        """Where the roles are."""
+        return self._there.cluster
+
+    @property
+    def groups(self) -> RankGroups:
+        """The ranks of the run's models."""
+        return self._there.groups
+
+    async def open(self) -> None:
+        """Start what does not stand: the cluster and the judges; ranks, engines and servers come when they are used.
+
+        Raises:
+            ConfigError: If the cluster is not there, or has no room, or nobody asks a judge.
+            RunError: If a judge does not start.
+        """
+        if self._opened is not None:
+            await self._opened.groups.begin_anew()
+            return
+        async with AsyncExitStack() as stack:
+            placement = place_roles(self._settings)
+            opening = open_cluster(self._settings, placement, self._ending.end, self._say, self.restarts)
+            cluster = await stack.enter_async_context(opening)
+            settings = await open_judges(self._settings, cluster, self._served, stack, self._say)
+            groups = RankGroups(self._settings, cluster)
+            stack.push_async_callback(groups.close)
+            self._opened = _Opened(stack.pop_all(), settings, cluster, groups)
+
+    @asynccontextmanager
+    async def serve(self, environments: Sequence[str]) -> AsyncIterator[str]:
+        """Have an environment server that outlives the context, and give its URL."""
+        if self._environments is None:
+            there = self._there
+            serving = self._served(environments, there.cluster.server_arguments())
+            self._environments = await there.stack.enter_async_context(serving)
+        yield self._environments
+
+    async def keep_after(self, died: RoleDiedError) -> None:
+        """End what cannot go on after a death: all of it where a machine is gone, or it is not known who has died."""
+        ranks = {role.name for role in place_roles(self._settings).roles if role.does == "rank"}
+        if died.role not in ranks or died.with_its_node:
+            await self.close()
+
+    async def close(self) -> None:
+        """End everything."""
+        opened, self._opened, self._environments = self._opened, None, None
+        if opened is not None:
+            await to_its_end(opened.stack.aclose())
+
+    def _served(self, environments: Sequence[str], words: Sequence[str]) -> AbstractAsyncContextManager[str]:
+        return embedded_server(
+            environments,
+            words=words,
+            restarts=ServerRestarts(self.restarts.wait_s, self._ending.end, self._say),
+        )
+
+    def _say(self, text: str) -> None:
+        self._ending.say(text)

@@ -1,0 +1,237 @@
+"""What a loss reads off Megatron's part of a model: log-probabilities whose vocabulary is divided, or values."""
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from trainer.backends.base import EntropyMode
+from trainer.backends.heads import LOGITS_AT_ONCE, Head
+from trainer.backends.megatron.layout import Place, length_multiple, pieces_of_row
+from trainer.backends.megatron.model import Body
+from trainer.backends.megatron.routing import RoutedLayers
+from trainer.backends.prefix_layout import SharedTokens
+from trainer.backends.rank_group import RankGroup
+from trainer.backends.vocabulary_parallel import sharded_logprobs
+
+
+class MegatronHead(Head):
+    """A number for some of the tokens, of a model that Megatron divides.
+
+    In stages before the last one, what it returns is zeros, and what the next stage goes on with is `handed_on`.
+
+    Args:
+        body: This rank's part of the model.
+        group: The ranks.
+    """
+
+    def __init__(self, body: Body, group: RankGroup) -> None:
+        super().__init__()
+        self.model: nn.Module = body
+        self._group = group
+        self._place = Place.of(group.shape, group.rank)
+        self.handed_on: Tensor | None = None
+
+    @property
+    def module(self) -> nn.Module:
+        """The model, by the name that Megatron's schedules look for it."""
+        return self.model
+
+    @property
+    def body(self) -> PreTrainedModel:
+        """There is none that transformers knows.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError("a model that Megatron divides has no body of transformers")
+
+    @property
+    def why_not_shared(self) -> str | None:
+        """Why it cannot compute segments behind a prefix."""
+        return "Megatron's attention takes no keys and values from outside"
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this is the last stage, where what is read off the model is computed."""
+        return self._place.stage == self._group.shape.pipeline - 1
+
+    def forward(
+        self,
+        ids: Tensor,
+        row: Tensor,
+        column: Tensor,
+        entropy: EntropyMode,
+        shared: SharedTokens | None = None,
+        experts: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return outputs and entropies `[n]` of some tokens, given those before each in its row."""
+        assert shared is None
+        mesh = self._group.shape
+        ids = pad(ids, (0, -ids.shape[1] % length_multiple(mesh)))
+        tokens = ids.shape[1]
+        pieces = list(pieces_of_row(tokens, mesh, self._place.context))
+        own = torch.cat([ids[:, piece.start : piece.stop] for piece in pieces], dim=1)
+        self._take(experts, tokens, pieces)
+        hidden = self.model(own, None, None)
+        if not self.is_last:
+            self.handed_on = hidden
+            nothing = torch.zeros(len(row), device=ids.device)
+            return nothing, None if entropy == "none" else nothing
+        hidden = self._whole(hidden)
+        targets = ids[row, column]
+        if mesh.context == 1:
+            return self._read(hidden[column - 1, row], targets, entropy)
+        mine, line = _lines(column - 1, pieces)
+        values, spread = self._read(hidden[line[mine], row[mine]], targets[mine], entropy)
+        return self._of_all(mine, values), None if spread is None else self._of_all(mine, spread)
+
+    def _take(self, experts: Tensor | None, tokens: int, pieces: list[range]) -> None:
+        """Have the routers of this rank's layers take experts for this rank's tokens, or choose them."""
+
+    @abstractmethod
+    def _whole(self, hidden: Tensor) -> Tensor:
+        """Return the states `[tokens, rows, width]` of this rank's part of the rows in all ranks of a layer."""
+
+    @abstractmethod
+    def _read(self, states: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
+        """Return outputs and entropies `[n]` of the states `[n, width]` before some tokens `[n]`."""
+
+    def _of_all(self, mine: Tensor, values: Tensor) -> Tensor:
+        """Put the values of this rank's tokens among those of the row's other ranks."""
+        placed = values.new_zeros(len(mine)).masked_scatter(mine, values)
+        return _Added.apply(placed, parallel_state.get_context_parallel_group())
+
+    def _is_divided(self) -> bool:
+        return bool(self.model.config.sequence_parallel)
+
+
+class MegatronPolicyHead(MegatronHead):
+    """Log-probabilities under the distribution that replies are drawn from.
+
+    Each rank of a layer makes the logits of its part of the vocabulary, where they are wanted.
+
+    Args:
+        body: This rank's part of the model.
+        group: The ranks.
+        vocabulary: Number of tokens.
+        temperature: The rollouts' sampling temperature.
+        logits_at_once: Bound on the numbers of logits that a rank holds at one time.
+    """
+
+    def __init__(
+        self,
+        body: Body,
+        group: RankGroup,
+        vocabulary: int,
+        temperature: float,
+        logits_at_once: int = LOGITS_AT_ONCE,
+    ) -> None:
+        super().__init__(body, group)
+        self._temperature = temperature
+        self._routed = RoutedLayers(body, group.shape)
+        if self.is_last:
+            rows = len(self._weight())
+            self._first = self._place.tensor * rows
+            self._width = max(0, min(rows, vocabulary - self._first))
+            self._tokens_at_once = max(1, logits_at_once // rows)
+
+    def _take(self, experts: Tensor | None, tokens: int, pieces: list[range]) -> None:
+        self._routed.take(experts, tokens, pieces, self._place)
+
+    def _weight(self) -> Tensor:
+        body = self.model
+        tied = body.share_embeddings_and_output_weights
+        weight: Tensor = body.shared_embedding_or_output_weight() if tied else body.output_layer.weight
+        return weight
+
+    def _whole(self, hidden: Tensor) -> Tensor:
+        # Each rank makes other logits of the same states: the states' gradients are parts of a sum.
+        if self._is_divided():
+            return gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)
+        return copy_to_tensor_model_parallel_region(hidden)
+
+    def _read(self, states: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
+        weight = self._weight()
+        if len(targets) <= self._tokens_at_once:
+            return self._from_states(states, targets, weight, entropy)
+        parts = [
+            # Logits are computed once more for the gradient, so that those of one part are held at a time.
+            checkpoint(
+                self._from_states, *part, weight, entropy, use_reentrant=False, preserve_rng_state=False
+            )
+            for part in zip(
+                states.split(self._tokens_at_once), targets.split(self._tokens_at_once), strict=True
+            )
+        ]
+        chosen = torch.cat([part[0] for part in parts])
+        return chosen, None if entropy == "none" else torch.cat([part[1] for part in parts])
+
+    def _from_states(
+        self, states: Tensor, targets: Tensor, weight: Tensor, entropy: EntropyMode
+    ) -> tuple[Tensor, Tensor | None]:
+        logits = linear(states, weight[: self._width]).float() / self._temperature
+        group = parallel_state.get_tensor_model_parallel_group()
+        return sharded_logprobs(logits, targets, self._first, group, entropy)
+
+
+class MegatronValueHead(MegatronHead):
+    """Values of the states before tokens. Its one layer is whole in each rank.
+
+    Args:
+        body: This rank's part of the model.
+        group: The ranks.
+        width: Width of the states.
+    """
+
+    def __init__(self, body: Body, group: RankGroup, width: int) -> None:
+        super().__init__(body, group)
+        if self.is_last:
+            # Numbers that are compared: it stays in float32.
+            body.value = nn.Linear(width, 1, device=group.device, dtype=torch.float32)
+
+    def _whole(self, hidden: Tensor) -> Tensor:
+        # All ranks compute the same of the same states.
+        if self._is_divided():
+            return gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+        return hidden
+
+    def _read(self, states: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
+        return self.model.value(states.float())[:, 0], None
+
+
+def _lines(columns: Tensor, pieces: list[range]) -> tuple[Tensor, Tensor]:
+    """Return which columns of rows lie in a rank's pieces, and where in these."""
+    mine = torch.zeros_like(columns, dtype=torch.bool)
+    line = torch.zeros_like(columns)
+    before = 0
+    for piece in pieces:
+        inside = (columns >= piece.start) & (columns < piece.stop)
+        mine |= inside
+        line = torch.where(inside, columns - piece.start + before, line)
+        before += len(piece)
+    return mine, line
+
+
+class _Added(torch.autograd.Function):
+    """The sum over the ranks of a row. Each computes the loss of all of it, and the gradient of its own part."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+        whole = part.clone()
+        dist.all_reduce(whole, group=group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None

@@ -1,0 +1,146 @@
+"""Experts that were taken before, taken again: in training those of the rollout (R3), or of its recomputation (R2).
+
+Two forwards of the same tokens with the same weights choose other experts for many of them, because sums differ in
+their last bits; ratios of log-probabilities then compare two networks (Ma et al. 2025, arXiv 2510.11370). What is taken
+again is the choice alone: the experts' weights come of the router as it is now, and its gradient with them.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from trainer.backends.base import TrainRow
+
+UNKNOWN = -1
+"""Stands for each expert of a token whose experts nobody recorded: it takes those that its router chooses."""
+
+_ROUTERS = ("Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter")
+"""Modules of transformers that weigh experts by a softmax over all of them."""
+
+
+def packed_experts(rows: Sequence[TrainRow], tokens: int, device: torch.device) -> Tensor | None:
+    """Return the recorded experts of a micro-batch's rows, int64 `[rows, tokens, layers * taken]`.
+
+    Args:
+        rows: The rows.
+        tokens: Length that they are filled up to.
+        device: Where they are wanted.
+
+    Returns:
+        The experts, -1 where nobody recorded them; None where nobody did for any row.
+
+    Raises:
+        ValueError: If rows were recorded with other numbers of layers or experts.
+    """
+    recorded = [row.experts for row in rows if row.experts is not None]
+    if not recorded:
+        return None
+    numbers = {each.shape[1] for each in recorded}
+    if len(numbers) > 1:
+        raise ValueError(
+            f"experts were recorded for models of several shapes: {sorted(numbers)} for each token"
+        )
+    packed = torch.full((len(rows), tokens, numbers.pop()), UNKNOWN, dtype=torch.int64)
+    for line, row in zip(packed, rows, strict=True):
+        if row.experts is not None:
+            line[: len(row.experts)] = row.experts
+    return packed.to(device)
+
+
+def by_layer(experts: Tensor, layers: int) -> Tensor:
+    """Return packed experts as `[rows, tokens, layers, taken]`.
+
+    Args:
+        experts: `[rows, tokens, layers * taken]`.
+        layers: Layers of the model that have experts.
+
+    Raises:
+        ValueError: If it is of another number of layers.
+    """
+    numbers = experts.shape[2]
+    if not layers or numbers % layers:
+        raise ValueError(
+            f"{numbers} experts were recorded for each token, and the model has {layers} layers whose experts can be "
+            "taken again: is the inference server's model another one?"
+        )
+    return experts.unflatten(2, (layers, -1))
+
+
+def taken_again(chosen: Tensor, recorded: Tensor | None) -> Tensor:
+    """Return the experts of each token, int64 `[tokens, taken]`: those recorded, or the router's where there are none.
+
+    Args:
+        chosen: What the router chooses now.
+        recorded: What was taken before, -1 where unknown; None where all of it is.
+
+    Raises:
+        ValueError: If it is of other tokens, or of a model that takes another number of experts.
+    """
+    if recorded is None:
+        return chosen
+    if recorded.shape != chosen.shape:
+        raise ValueError(
+            f"experts were recorded for {tuple(recorded.shape)} (tokens, experts of each), and the router chooses for "
+            f"{tuple(chosen.shape)}: is the inference server's model another one?"
+        )
+    return torch.where(recorded >= 0, recorded, chosen)
+
+
+class RoutedModel:
+    """A model of transformers whose routers can be told which experts to take.
+
+    Args:
+        body: The model.
+    """
+
+    def __init__(self, body: PreTrainedModel) -> None:
+        self._routers = [module for module in body.modules() if type(module).__name__ in _ROUTERS]
+        self._recorded: list[Tensor] | None = None
+        for layer, router in enumerate(self._routers):
+            router.register_forward_hook(_Hook(self, layer))
+
+    @property
+    def layers(self) -> int:
+        """Number of layers that have experts whose choice can be taken again."""
+        return len(self._routers)
+
+    def take(self, experts: Tensor | None) -> None:
+        """Have the next forward, and what is computed of it again for the gradient, take experts.
+
+        Args:
+            experts: `[rows, tokens, layers * taken]`, -1 where the routers choose; None where they choose all.
+
+        Raises:
+            ValueError: If it is of another number of layers.
+        """
+        if experts is None:
+            self._recorded = None
+            return
+        self._recorded = list(by_layer(experts, self.layers).flatten(0, 1).unbind(dim=1))
+
+    def recorded(self, layer: int) -> Tensor | None:
+        """Return what a layer is to take, `[rows * tokens, taken]`."""
+        return None if self._recorded is None else self._recorded[layer]
+
+
+class _Hook:
+    """Has one router's choice replaced, and weighs the experts anew."""
+
+    def __init__(self, model: RoutedModel, layer: int) -> None:
+        self._model = model
+        self._layer = layer
+
+    def __call__(
+        self, router: nn.Module, _: tuple[Tensor, ...], output: tuple[Tensor, Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        logits, weights, chosen = output
+        recorded = self._model.recorded(self._layer)
+        if recorded is None:
+            return output
+        taken = taken_again(chosen, recorded)
+        scores = logits.float().softmax(dim=-1).gather(-1, taken)
+        if router.norm_topk_prob:
+            scores = scores / scores.sum(dim=-1, keepdim=True)
+        return logits, scores.to(weights.dtype), taken

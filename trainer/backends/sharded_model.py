@@ -1,0 +1,327 @@
+"""One rank's part of a model that several ranks compute together, whatever it is that divides the model."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from trainer.backends.base import EntropyMode, MicroBatch, TrainRow
+from trainer.backends.forward_pass import ForwardPass, KeptOutputs
+from trainer.backends.heads import Head
+from trainer.backends.prefix_tree import Bucket, CallCosts
+from trainer.backends.rank_group import RankGroup
+from trainer.backends.weight_pieces import StoredPieces, WeightPieces
+from trainer.core.errors import RunError
+from trainer.models.load import write_model
+from trainer.models.lora import has_adapters, write_adapter
+from trainer.models.weights import hub_names
+from trainer.records.pieces import SavedPieces, read_pieces, write_pieces
+
+_NOTHING = TrainRow(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool))
+"""A row without results: what a rank computes with the others when it has no rows left."""
+
+
+class ShardedModel:
+    """One rank's part of a model that is read and not trained.
+
+    Args:
+        head: The model and what is read off it, divided already.
+        group: The ranks.
+        pieces: The weights.
+        dtype: Type of numbers that the model computes in.
+        tokens_per_micro_batch: Tokens of a micro-batch, padding included.
+        costs: Of the model's calls, where tokens of rows that begin alike go through the model once. All ranks share,
+            or none does.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        group: RankGroup,
+        pieces: WeightPieces,
+        *,
+        dtype: torch.dtype,
+        tokens_per_micro_batch: int,
+        costs: CallCosts | None = None,
+    ) -> None:
+        self._head = head
+        self._group = group
+        self._pieces = pieces
+        self._dtype = dtype
+        self._pass = ForwardPass(head, tokens_per_micro_batch, costs)
+        self._loading: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model."""
+        return self._head.model
+
+    @property
+    def keeps_pieces(self) -> bool:
+        """Whether the pieces are tensors of this rank's own, which it can write and read as they are."""
+        return isinstance(self._pieces, StoredPieces)
+
+    @property
+    def stored(self) -> StoredPieces:
+        """Its weights, where their pieces are tensors of this rank's own.
+
+        Raises:
+            ValueError: If they are not.
+        """
+        if not isinstance(self._pieces, StoredPieces):
+            raise ValueError("what divides this model keeps its pieces to itself")
+        return self._pieces
+
+    @property
+    def shares(self) -> bool:
+        """Whether tokens of rows that begin alike go through the model once, where that costs less."""
+        return self._pass.shares
+
+    @property
+    def why_not_shared(self) -> str | None:
+        """Why rows that begin alike do not share what they begin with; None if they do, or are not meant to."""
+        return self._pass.why_not_shared
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first rank, which speaks for all."""
+        return self._group.rank == 0
+
+    @property
+    def has_adapter(self) -> bool:
+        """Whether adapters are trained, and the model's own weights stay as they are."""
+        return has_adapters(self._head.model)
+
+    def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
+        """Return the outputs of this rank's rows; all ranks call it together, with as many micro-batches each."""
+        return self._outputs(rows, entropy=False)
+
+    def entropies(self, rows: Sequence[TrainRow]) -> list[Tensor]:
+        """Return the entropy that each token of this rank's rows was drawn with; all ranks call it together."""
+        return self._outputs(rows, entropy=True)
+
+    def _outputs(self, rows: Sequence[TrainRow], *, entropy: bool) -> list[Tensor]:
+        kept = KeptOutputs(rows, entropy=entropy)
+
+        def keep(bucket: Bucket | None, micro: MicroBatch) -> None:
+            if bucket is not None:
+                kept.add(micro)
+
+        with torch.no_grad(), self._pieces.computing():
+            self._each(rows, self._equal_buckets(rows), "metric" if entropy else "none", keep)
+        return kept.by_row()
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the whole weights by the names of the model's modules, gathered one at a time.
+
+        Adapters come added to the weights that they lie beside.
+        """
+        for name, tensor in self._pieces.parameters():
+            yield name, tensor.to(self._dtype)
+
+    @property
+    def hub_model(self) -> PreTrainedModel | None:
+        """The model as the library has it, of which names and configuration are read; None of a critic."""
+        model = self._head.model
+        return model if isinstance(model, PreTrainedModel) else None
+
+    def export(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the same by their Hugging Face names; tied weights once."""
+        model = self.hub_model
+        for name, tensor in self.parameters():
+            if model is not None:
+                yield from hub_names(model, name, tensor)
+            else:
+                yield name, tensor
+
+    def digest(self) -> bytes:
+        """Return a digest of all that a checkpoint holds of the weights; that of the first rank counts."""
+        digest = hashlib.blake2b(digest_size=32)
+        for _, tensor in self._pieces.masters():
+            if self._group.rank == 0:
+                digest.update(tensor.contiguous().cpu().view(-1).view(torch.uint8).numpy().data)
+        return digest.digest()
+
+    def not_finite(self) -> list[str]:
+        """Return the names of weights that hold anything but finite numbers in any rank; nothing is gathered."""
+        return self._broken(dict(self._pieces.held()))
+
+    def _broken(self, held: Mapping[str, Tensor]) -> list[str]:
+        finite = self._group.all_true_each([each.isfinite().all() for each in held.values()])
+        return [name for name, is_finite in zip(held, finite, strict=True) if not is_finite]
+
+    def save(self, directory: Path, exact: bool = False) -> None:
+        """Write the model in Hugging Face layout; the first rank does, all of them gather.
+
+        Args:
+            directory: Where to.
+            exact: Whether in float32, as it is trained, and not in the type that it computes in.
+        """
+        model, before = self.hub_model, self._dtype
+        if model is None:
+            raise ValueError("a critic is saved in checkpoints only: no other tool has a use for it")
+        self._dtype = torch.float32 if exact else before
+        try:
+            if self._group.rank == 0:
+                write_model(model, self.export(), self._dtype, directory)
+            else:
+                _go_through(self.export())
+        finally:
+            self._dtype = before
+
+    def adapters(self) -> dict[str, Tensor]:
+        """Return copies of the whole adapters by the names that peft saves them with."""
+        return {name: tensor.detach().clone() for name, tensor in self._pieces.adapters()}
+
+    @contextmanager
+    def adapters_as(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """While inside, the model computes with other adapters, which all ranks have whole."""
+        before = self.adapters()
+        self._pieces.put_adapters(tensors)
+        try:
+            yield
+        finally:
+            self._pieces.put_adapters(before)
+
+    def save_adapter(self, directory: Path) -> None:
+        """Write the adapters in peft's layout; the first rank does, all of them gather."""
+        tensors = {name: tensor.cpu() for name, tensor in self._pieces.adapters()}
+        if self._group.rank == 0:
+            write_adapter(self._head.model, tensors, directory)
+
+    def state(self) -> Iterator[tuple[str, Any]]:
+        """Yield a checkpoint's contents by paths (see `ranked.nested`), gathered one at a time."""
+        for name, tensor in self._pieces.masters():
+            yield f"model\t{name}", tensor
+
+    def write_pieces(self, folder: Path) -> None:
+        """Write this rank's pieces of a checkpoint; all ranks call it together.
+
+        Raises:
+            RunError: If a number of any rank's is not finite: then nothing is written.
+        """
+        tensors = self._pieces_of_state()
+        if broken := self._broken({path: self.stored.local(tensor) for path, tensor in tensors.items()}):
+            raise RunError(
+                f"no checkpoint is written, because {broken[0].replace(chr(9), '.')} is not finite (of {len(broken)} "
+                "such tensors): lower optimizer.learning_rate"
+            )
+        write_pieces(folder, tensors, self._plain(), first=self.is_first)
+
+    def read_pieces(self, folder: Path) -> None:
+        """Take up a checkpoint that any number of ranks wrote; all ranks call it together.
+
+        Raises:
+            ValueError: If it is of another model.
+        """
+        saved = SavedPieces(folder)
+        self._begin_pieces(saved.plain())
+        tensors, shapes = self._pieces_of_state(), saved.shapes()
+        if {path: tuple(tensor.shape) for path, tensor in tensors.items()} != shapes:
+            raise ValueError("it is of another model")
+        with torch.no_grad():
+            read_pieces(folder, tensors)
+
+    def _pieces_of_state(self) -> dict[str, Tensor]:
+        """This rank's pieces of all that a checkpoint holds, by paths; they are the model's own."""
+        return {f"model\t{name}": tensor for name, tensor in self.stored.named()}
+
+    def _plain(self) -> dict[str, Any]:
+        """What of a checkpoint is no tensor, by paths."""
+        return {}
+
+    def _begin_pieces(self, plain: Mapping[str, Any]) -> None:
+        """Take up what is no tensor, and make room for what is."""
+
+    def begin_load(self, plain: Mapping[str, Any], shapes: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
+        """Look at what is going to be loaded, and take up what is no tensor.
+
+        Args:
+            plain: The contents that are no tensors, by path.
+            shapes: Shapes and types of the tensors, by path.
+
+        Raises:
+            ValueError: If it is of another model.
+        """
+        own = {f"model\t{name}": shape for name, shape in self._pieces.names()}
+        if any(path not in shapes or shapes[path][0] != shape for path, shape in own.items()):
+            raise ValueError("it is of another model")
+        # Weights that are not ours, such as those beside adapters, are left out.
+        self._loading = {
+            path: shape for path, shape in shapes.items() if path in own or not path.startswith("model\t")
+        }
+
+    def load(self, path: str, tensor: Tensor | None) -> None:
+        """Take up a tensor, of which the first rank has the contents."""
+        if path in self._loading:
+            self._take(path, self.from_first(tensor, *self._loading[path]))
+
+    def from_first(self, tensor: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return in all ranks the tensor that the first one was given."""
+        if tensor is None:
+            tensor = torch.empty(shape, dtype=dtype)
+        return self._group.from_first(tensor.to(self._group.device))
+
+    def end_load(self) -> None:
+        """All of it was given."""
+        self._loading = {}
+
+    def offload(self, parts: Sequence[str]) -> None:
+        """Bring what this rank holds to the processor's memory."""
+        self._move(parts, torch.device("cpu"))
+
+    def onload(self, parts: Sequence[str]) -> None:
+        """Bring it back."""
+        self._move(parts, self._group.device)
+
+    def _take(self, path: str, whole: Tensor) -> None:
+        kind, _, name = path.partition("\t")
+        if kind == "model":
+            self._pieces.take(name, whole)
+
+    def _move(self, parts: Sequence[str], device: torch.device) -> None:
+        if "parameters" in parts and isinstance(self._pieces, StoredPieces):
+            self._pieces.move(device)
+
+    def _each(
+        self,
+        rows: Sequence[TrainRow],
+        buckets: Sequence[Bucket | None],
+        entropy: EntropyMode,
+        then: Callable[[Bucket | None, MicroBatch], Tensor | None],
+    ) -> None:
+        """Compute micro-batches, and the gradients of what `then` makes of each: its share of the loss, if any."""
+        for number, bucket in enumerate(buckets, start=1):
+            share = then(bucket, self._run(rows, bucket, entropy))
+            if share is not None:
+                self._backward(share, last=number == len(buckets))
+
+    def _backward(self, share: Tensor, *, last: bool) -> None:
+        """Add the gradients of a share of the loss.
+
+        Raises:
+            TypeError: If nothing is trained.
+        """
+        raise TypeError("a model that is only read has no gradients")
+
+    def _equal_buckets(self, rows: Sequence[TrainRow]) -> list[Bucket | None]:
+        """Cut this rank's rows into as many micro-batches as any rank has; None where it has none left."""
+        buckets: list[Bucket | None] = [*self._pass.buckets(rows)]
+        missing = self._group.largest(len(buckets)) - len(buckets)
+        return [*buckets, *([None] * missing)]
+
+    def _run(self, rows: Sequence[TrainRow], bucket: Bucket | None, entropy: EntropyMode) -> MicroBatch:
+        chosen = (rows, bucket) if bucket is not None else ([_NOTHING], Bucket([0]))
+        # Ranks gather weights together, call by call: all of them make as many.
+        calls = self._group.largest(chosen[1].calls) if self._pass.shares else 1
+        return self._pass.run(*chosen, entropy, calls)
+
+
+def _go_through(parts: Iterator[Any]) -> None:
+    for _ in parts:
+        pass

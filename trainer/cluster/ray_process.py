@@ -1,0 +1,190 @@
+"""A process of a role in an actor of a Ray cluster, and what Ray says of those that end."""
+
+import contextlib
+import itertools
+import re
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayError, RayTaskError
+
+from trainer.backends.local_ranks import last_words
+from trainer.backends.transport import pack
+from trainer.core.errors import RoleDiedError, RunError
+
+_LOOK_AT_NODE_EVERY_S = 2.0
+_GONE_TIMEOUT_S = 15.0
+_LONGEST_REASON = 300
+_NODE_DIED = re.compile(
+    r"node has died|node died|node was (?:terminated|removed)|node .{0,80} (?:is|was) dead"
+)
+_CUT_OFF = "End of file"
+"""What Ray says of a process that was killed from outside: its connection ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine of the cluster: what Ray calls it, and its address."""
+
+    name: str
+    address: str
+
+
+def nodes() -> list[Node]:
+    """The machines that live."""
+    return [
+        Node(str(node["NodeID"]), str(node["NodeManagerAddress"])) for node in ray.nodes() if node["Alive"]
+    ]
+
+
+class RayProcess:
+    """A process of a role, in an actor.
+
+    Args:
+        role: The role's name.
+        number: The process's number in it.
+        handle: The actor.
+        log: Where it writes what it says, if it can.
+        machine: Its node.
+    """
+
+    def __init__(self, role: str, number: int, handle: Any, log: Path, machine: Node) -> None:
+        self.role = role
+        self.number = number
+        self.pid = 0
+        self._handle = handle
+        self._log = log
+        self.node = machine.address
+        self._machine = machine
+        self._numbers = itertools.count()
+        self._order = threading.Lock()
+        self._gone = threading.Event()
+        self._ended = False
+
+    def make(self, maker: str, arguments: tuple[Any, ...], timeout_s: float) -> None:
+        """Make its server, and wait for that.
+
+        Raises:
+            RunError: If it takes longer than `timeout_s`, or cannot be made.
+            RoleDiedError: If the process ends before.
+        """
+        try:
+            self.pid = self._answer(self._handle.process_id.remote(), timeout_s)
+            self._answer(self._handle.make.remote(maker, pack(arguments)), timeout_s)
+        except GetTimeoutError as error:
+            self.end()
+            raise RunError(
+                f"process {self.number} of {self.role} was not ready within {timeout_s:g} s "
+                f"(cluster.start_timeout_s); what it says: {self._log}"
+            ) from error
+        except RayTaskError as error:
+            self.end()
+            cause = error.as_instanceof_cause()
+            raise RunError(f"process {self.number} of {self.role} cannot start: {gist(cause)}") from error
+        except RayError as error:
+            self.end()
+            raise self._death(error) from error
+        self._handle.live.remote().future().add_done_callback(lambda _: self._gone.set())
+
+    def _answer(self, asked: Any, timeout_s: float) -> Any:
+        """Wait for an answer; an actor whose node is gone would be waited for until there is another node like it.
+
+        Raises:
+            GetTimeoutError: If it takes longer than `timeout_s`.
+            RayError: If it fails.
+            RoleDiedError: If the node is gone.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not ray.wait([asked], timeout=_LOOK_AT_NODE_EVERY_S)[0] and time.monotonic() < deadline:
+            if not self._node_lives():
+                self.end()
+                raise self._death(RunError("its node has died"))
+        return ray.get(asked, timeout=0.0)
+
+    def _node_lives(self) -> bool:
+        return any(node.name == self._machine.name for node in nodes())
+
+    def call(self, data: bytes) -> "Future[bytes]":
+        """Have it answer a call; see `RoleProcess.call`."""
+        answer: Future[bytes] = Future()
+
+        def done(called: "Future[bytes]") -> None:
+            if not answer.set_running_or_notify_cancel():
+                return  # nobody waits for it any more
+            error = called.exception()
+            if error is None:
+                answer.set_result(called.result())
+            elif isinstance(error, RayError):
+                _aside(lambda: answer.set_exception(self._death(error)))
+            else:
+                answer.set_exception(error)
+
+        with self._order:
+            asked = self._handle.call.remote(next(self._numbers), data)
+        asked.future().add_done_callback(done)
+        return answer
+
+    def sees(self, path: str) -> bool:
+        """Whether there is a file at a path, as its machine sees it.
+
+        Raises:
+            RoleDiedError: If it is no more.
+        """
+        try:
+            return bool(ray.get(self._handle.sees.remote(path)))
+        except RayError as error:
+            raise self._death(error) from error
+
+    def on_death(self, tell: Callable[[RoleDiedError], None]) -> None:
+        """Have somebody told when the process ends without being asked to."""
+
+        def done(lived: "Future[None]") -> None:
+            error = lived.exception()
+            if error is not None and not self._ended:
+                _aside(lambda: tell(self._death(error)))
+
+        self._handle.live.remote().future().add_done_callback(done)
+
+    def end(self) -> None:
+        """End it at once, and return when it is gone. A second call does nothing."""
+        if self._ended:
+            return
+        self._ended = True
+        with contextlib.suppress(RayError, ConnectionError):
+            ray.kill(self._handle, no_restart=True)
+        if self.pid:
+            self._gone.wait(_GONE_TIMEOUT_S)
+
+    def _death(self, error: BaseException) -> RoleDiedError:
+        said = last_words(self._log)
+        words = f"; it said last:\n{said}" if said else ""
+        with_its_node = _NODE_DIED.search(str(error)) is not None or not self._node_lives()
+        return RoleDiedError(
+            self.role,
+            f"process {self.number} of {self.role} on node {self.node} is gone: {gist(error)} (log {self._log})"
+            f"{words}",
+            node=self.node,
+            killed=not with_its_node and (isinstance(error, OutOfMemoryError) or _CUT_OFF in str(error)),
+            with_its_node=with_its_node,
+        )
+
+
+def _aside(work: Callable[[], None]) -> None:
+    """Do what asks Ray something in a thread of its own: Ray's, which hands answers over, would wait for itself."""
+    threading.Thread(target=work, name="ray-death", daemon=True).start()
+
+
+def gist(error: BaseException) -> str:
+    """The first and the last line of what Ray says: between them are often stacks of other processes."""
+    # What it supposes to be the reason is the same each time.
+    text = str(error).partition("Some common causes include")[0].partition("There are some potential root")[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return lines[0] if len(lines) == 1 else f"{lines[0]} ({lines[-1][:_LONGEST_REASON]})"

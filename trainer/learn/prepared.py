@@ -1,0 +1,118 @@
+"""What an optimizer step needs of all its rows before they are divided among micro-batches and ranks."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from trainer.algorithms.batch import StepTokens
+from trainer.algorithms.corrections import interpolated_logprobs
+from trainer.algorithms.objective import bounded_difference
+from trainer.algorithms.prepare import prepare_step
+from trainer.algorithms.ratio import elsewhere
+from trainer.algorithms.settings import AlgorithmSettings
+from trainer.backends.base import TrainBackend, TrainRow
+from trainer.learn.batches import padded_tensors
+
+
+def prepared_rows(
+    policy: TrainBackend,
+    settings: AlgorithmSettings,
+    rows: Sequence[TrainRow],
+    episodes: Sequence[int],
+    updates: int,
+    seed: int,
+) -> tuple[list[TrainRow], dict[str, float]]:
+    """Return the rows of an optimizer step with the weights of their tokens, and numbers of these.
+
+    Args:
+        policy: The policy.
+        settings: The algorithm.
+        rows: All rows of the step.
+        episodes: The episode of each.
+        updates: Optimizer steps of the batch before this one.
+        seed: What tokens are drawn with.
+    """
+    fields = {name: padded_tensors([row.fields[name] for row in rows]) for name in rows[0].fields}
+    current = fields["old"]
+    if updates and settings.prepares_from_current:
+        current = padded_tensors(policy.forward(rows))
+    entropy = None
+    if settings.selection.kind == "high_entropy":
+        entropy = padded_tensors(policy.entropies(rows))
+    made = prepare_step(
+        settings,
+        StepTokens(
+            trajectory=torch.tensor(episodes),
+            mask=padded_tensors([row.mask for row in rows]) > 0.5,
+            turn_index=fields["turn"].long(),
+            advantages=fields["advantages"],
+            behaviour_logprobs=fields["behaviour"],
+            old_logprobs=fields["old"],
+            current_logprobs=current,
+            entropy=entropy,
+        ),
+        seed,
+    )
+    own = {"weight": made.weights} | ({} if made.charges is None else {"charge": made.charges})
+    lines = {name: unpadded(table, rows) for name, table in own.items()}
+    complete = [
+        replace(row, fields={**row.fields, **{name: line[place] for name, line in lines.items()}})
+        for place, row in enumerate(rows)
+    ]
+    return complete, made.metrics
+
+
+def elsewhere_of(
+    policy: TrainBackend,
+    settings: AlgorithmSettings,
+    rows: Sequence[TrainRow],
+    episodes: Sequence[int],
+    updates: int,
+) -> Tensor | None:
+    """Return what the other rows of each row's episode add to a ratio of sequences, `[2, rows]`.
+
+    That is the sum of their log ratios, and the number of their tokens. Such rows may be in other micro-batches,
+    whose losses do not know of each other, so they are computed once more for it. None where no ratio reads it, or
+    every row is a whole episode.
+
+    Args:
+        policy: The policy.
+        settings: The algorithm.
+        rows: All rows of an optimizer step.
+        episodes: The episode of each.
+        updates: Optimizer steps of the batch before this one.
+    """
+    number = Counter(episodes)
+    cut = [place for place, episode in enumerate(episodes) if number[episode] > 1]
+    if settings.ratio.level not in ("sequence", "sequence_sum") or not cut:
+        return None
+    difference = torch.zeros(len(rows), dtype=torch.float64)
+    # With recomputed ones the policy is at first the one that ratios start from: all are 1.
+    if settings.proximal != "recomputed" or updates:
+        outputs = policy.forward([rows[place] for place in cut])
+        for place, logprobs in zip(cut, outputs, strict=True):
+            row = rows[place]
+            start = _start(settings, row, logprobs)
+            moved = bounded_difference(settings, logprobs, start, row.fields["advantages"])
+            difference[place] = moved[row.mask].double().sum()
+    tokens = torch.tensor([float(row.mask.sum()) for row in rows], dtype=torch.float64)
+    episode = torch.tensor(episodes)
+    return torch.stack([elsewhere(difference, episode), elsewhere(tokens, episode)]).float()
+
+
+def _start(settings: AlgorithmSettings, row: TrainRow, logprobs: Tensor) -> Tensor:
+    """Return the log-probabilities that ratios start from."""
+    if settings.proximal == "recomputed":
+        return row.fields["old"]
+    behaviour = row.fields["behaviour"]
+    if settings.proximal == "behaviour":
+        return behaviour
+    return interpolated_logprobs(logprobs, behaviour, row.fields["share"])
+
+
+def unpadded(table: Tensor, rows: Sequence[TrainRow]) -> list[Tensor]:
+    """Return the lines of a padded table, each as long as its row."""
+    return [table[place, : len(row.ids)] for place, row in enumerate(rows)]

@@ -1,0 +1,62 @@
+"""Losses of micro-batches as backends call them: functions that can be sent to other processes."""
+
+from torch import Tensor
+
+from trainer.algorithms.aggregation import Denominators
+from trainer.algorithms.batch import LossInputs
+from trainer.algorithms.metrics import Metrics
+from trainer.algorithms.objective import critic_loss, policy_loss
+from trainer.algorithms.settings import AlgorithmSettings
+from trainer.backends.base import MicroBatch
+
+
+def policy_share(
+    micro: MicroBatch,
+    settings: AlgorithmSettings,
+    scores: Tensor,
+    lengths: Tensor,
+    rest: Tensor | None,
+    counts: Denominators,
+) -> tuple[Tensor, Metrics]:
+    """Return a micro-batch's share of the policy's loss.
+
+    Args:
+        micro: The micro-batch.
+        settings: The algorithm.
+        scores: Return of the trajectory of each row of the optimizer step.
+        lengths: Sampled tokens of the sequence that each row is of.
+        rest: What the other rows of each row's episode add to a ratio of sequences, `[2, rows]`.
+        counts: Counts of the whole optimizer step.
+    """
+    elsewhere_difference, elsewhere_tokens = (
+        (None, None) if rest is None else rest.to(micro.rows.device)[:, micro.rows]
+    )
+    inputs = LossInputs(
+        logprobs=micro.outputs,
+        behaviour_logprobs=micro.fields["behaviour"],
+        advantages=micro.fields["advantages"],
+        mask=micro.mask,
+        turn_index=micro.fields["turn"].long(),
+        old_logprobs=micro.fields.get("old"),
+        reference_logprobs=micro.fields.get("reference"),
+        entropy=micro.entropy,
+        scores=scores.to(micro.rows.device)[micro.rows],
+        lengths=lengths.to(micro.rows.device)[micro.rows],
+        elsewhere_difference=elsewhere_difference,
+        elsewhere_tokens=elsewhere_tokens,
+        weights=micro.fields.get("weight"),
+        charges=micro.fields.get("charge"),
+        shares=micro.fields.get("share"),
+    )
+    return policy_loss(settings, inputs, counts)
+
+
+def critic_share(
+    micro: MicroBatch, settings: AlgorithmSettings, lengths: Tensor, counts: Denominators
+) -> tuple[Tensor, Metrics]:
+    """Return a micro-batch's share of the critic's loss; see `policy_share`."""
+    fields = micro.fields
+    totals = lengths.to(micro.rows.device)[micro.rows]
+    return critic_loss(
+        settings, micro.outputs, fields["values"], fields["returns"], micro.mask, counts, totals
+    )

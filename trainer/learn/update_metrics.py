@@ -1,0 +1,69 @@
+"""What an update was like: its optimizer steps, and how far the sampling policy was from the trained one."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trainer.algorithms.corrections import mismatch_metrics
+from trainer.backends.base import StepReport, TrainRow
+from trainer.learn.batches import EpisodeBatch
+
+_LAGS = ("lag_0", "lag_1", "lag_2_up")
+"""Names of parts of the mismatch: tokens of the version that is trained, of the one before it, and of all others."""
+
+
+def step_metrics(name: str, steps: Sequence[StepReport]) -> dict[str, float]:
+    """Describe the optimizer steps of one model."""
+    if not steps:
+        return {}
+    norms = [taken.gradient_norm for taken in steps if taken.applied]
+    numbers = {
+        f"{name}/optimizer_steps": float(len(norms)),
+        f"{name}/skipped_steps": float(len(steps) - len(norms)),
+    }
+    tokens = sum(taken.tokens.rows for taken in steps)
+    if tokens:
+        computed = sum(taken.tokens.computed for taken in steps)
+        numbers[f"{name}/shared_prefixes"] = 1.0 - computed / tokens
+    return numbers | ({f"{name}/gradient_norm": sum(norms) / len(norms)} if norms else {})
+
+
+def mismatch(
+    rows: Sequence[TrainRow],
+    outputs: Sequence[Tensor],
+    places: Sequence[int],
+    batch: EpisodeBatch,
+    version: int,
+) -> dict[str, float]:
+    """Describe how far log-probabilities at the start of an update are from those at sampling.
+
+    In all, by domain, and, where some tokens are of older versions, by how many updates they are behind.
+
+    Args:
+        rows: Rows of the update's first optimizer step.
+        outputs: The log-probabilities of each.
+        places: Their places in the batch.
+        batch: The batch.
+        version: The policy version that is trained.
+    """
+    old = torch.cat([line[row.mask] for row, line in zip(rows, outputs, strict=True)])
+    behaviour = torch.cat([row.fields["behaviour"][row.mask] for row in rows])
+    if not bool((old - behaviour).isfinite().all()):
+        return {}
+    metrics = mismatch_metrics(old, behaviour, torch.ones_like(old, dtype=torch.bool))
+    tokens = torch.tensor([int(row.mask.sum()) for row in rows])
+    of_rows = batch.domains
+    domains = [of_rows[place] for place in places]
+    names = sorted(set(domains))
+    domain = torch.tensor([names.index(each) for each in domains]).repeat_interleave(tokens)
+    parts = {f"domain/{name}": domain == place for place, name in enumerate(names)}
+    sampled_by = [
+        torch.tensor(batch.rows[place].versions)[row.mask] for row, place in zip(rows, places, strict=True)
+    ]
+    behind = (version - torch.cat(sampled_by)).clamp(0, len(_LAGS) - 1)
+    if bool(behind.any()):
+        parts |= {name: behind == lag for lag, name in enumerate(_LAGS)}
+    for name, part in parts.items():
+        metrics |= {f"{name}/{key}": value for key, value in mismatch_metrics(old, behaviour, part).items()}
+    return metrics
