@@ -23,6 +23,12 @@ HOLDERS = {
     "tasks": [{"env_id": "FrozenLake-v0"}],
     "datasets": [{"path": "rows.jsonl", "verifier": "Math-v0"}],
     "warm_start": {"demonstrations": 5},
+    "sft": {"data": [{"path": "rows.jsonl"}]},
+    "dpo": {"data": [{"path": "rows.jsonl"}]},
+    "reward": {"data": [{"path": "rows.jsonl"}]},
+    "distill": {"data": [{"path": "rows.jsonl"}], "teachers": {"own": {"path": "model"}}},
+    "data": [{"path": "rows.jsonl"}],
+    "held_out": [{"path": "rows.jsonl"}],
 }
 """What must be there for a setting inside of it to be there."""
 NESTED = {
@@ -30,10 +36,13 @@ NESTED = {
     "datasets.difficulty": {"column": "rate", "minimum": 0.0},
     "algorithm.reward.overlong": {"max_tokens": 10, "buffer_tokens": 5},
     "algorithm.critic": {},
+    "algorithm.reward": {},
+    "sft.expert": {"demonstrations": 5},
 }
 NAMED = {
     "panels": {"held_out": {"env_id": "FrozenLake-v0"}},
     "judges": {"own": {"model": "judge", "devices": [0], "command": ["vllm"]}},
+    "teachers": {"own": {"path": "model"}},
 }
 """Settings by names that users choose."""
 
@@ -70,11 +79,10 @@ def settings_with(path: tuple[str, ...], kind: str | None, value: object) -> dic
         place = ".".join(parents[:depth])
         if place in NESTED:
             node[name] = dict(NESTED[place])
-            node.pop("verifier" if name == "route" else "", None)
+            node.pop({"route": "verifier", "expert": "data"}.get(name, ""), None)
         elif name in HOLDERS:
-            node[name] = (
-                [dict(entry) for entry in HOLDERS[name]] if name != "warm_start" else dict(HOLDERS[name])
-            )
+            held = HOLDERS[name]
+            node[name] = [dict(entry) for entry in held] if isinstance(held, list) else dict(held)
         elif name in NAMED:
             node[name] = {key: dict(entry) for key, entry in NAMED[name].items()}
         elif name == "dataset":

@@ -15,6 +15,7 @@ from trainer.learn.tracking import METRICS_FILE, RECORD_FILES, TENSORBOARD_FOLDE
 from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
 from trainer.records.ledger import LEDGER_FILE
 from trainer.records.rollout_log import ROLLOUT_LOG_FOLDER
+from trainer.tasks.curriculum import CURRICULUM_FILE
 
 _FREE_TO_CHANGE = (
     "steps",
@@ -69,7 +70,7 @@ than it began with. Another machine may have another device, less memory or more
 there, and are the same sums.
 """
 
-_RECORDS = (*RECORD_FILES, LEDGER_FILE, BOARDS_FILE)
+_RECORDS = (*RECORD_FILES, LEDGER_FILE, BOARDS_FILE, CURRICULUM_FILE)
 
 
 def find_checkpoint(
