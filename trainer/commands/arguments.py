@@ -18,7 +18,6 @@ COMMANDS = {
     "rollout": "play episodes without training, in one process where a debugger works",
     "eval": "measure a policy on the panels of a config",
     "export": "write a trained policy as a folder in Hugging Face layout",
-    "algorithms": "list the algorithms by name, or show what one sets",
     "replay": "take a step of a recorded run again, and compare its weights",
     "report": "make one HTML page of a run",
     "algorithms": "list the algorithms by name, or show what one of them sets",
@@ -88,8 +87,6 @@ def parser_of(command: str) -> Parser:
             return _algorithms_parser()
         case "replay":
             return _replay_parser()
-        case "algorithms":
-            return _algorithms_parser()
         case _:
             return _settings_parser(command)
 
@@ -164,15 +161,6 @@ def _report_parser() -> Parser:
         "--serve", action="store_true", help="serve it on loopback instead, following the run"
     )
     parser.add_argument("--port", type=_port, default=0, help="port for --serve; default: any that is free")
-    return parser
-
-
-def _algorithms_parser() -> Parser:
-    parser = Parser(
-        prog="roll-train algorithms",
-        description="The algorithms by name: presets and corrections, each with a line and its source.",
-    )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="show what this one sets")
     return parser
 
 
