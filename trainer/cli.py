@@ -40,10 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.port and not options.serve:
             parser.error("--port belongs to --serve")
         return _told(lambda: _report(options))
+    if command == "algorithms":
+        return _told(lambda: _algorithms(options))
     if command == "replay":
         return _told(lambda: _replay(options))
-    if command == "algorithms":
-        return _told(lambda: _algorithms(options.name))
     if command == "rollout" and (options.recorded is not None) != (options.policy == "recorded"):
         return _refused(
             "--policy recorded and --recorded FILE belong together, for example a run's episodes.jsonl"
@@ -104,11 +104,11 @@ def _report(options: argparse.Namespace) -> int:
     return report(options.run, options.output, open_page=options.open)
 
 
-def _algorithms(name: str | None) -> int:
+def _algorithms(options: argparse.Namespace) -> int:
     """List the presets, or show one; needs no settings, and nothing that trains."""
     from trainer.commands.algorithms import algorithms  # Imported late: --help needs no presets.
 
-    return algorithms(name)
+    return algorithms(options.name)
 
 
 def _replay(options: argparse.Namespace) -> int:
@@ -127,12 +127,11 @@ def _replay(options: argparse.Namespace) -> int:
 def _with_settings(
     command: str, options: argparse.Namespace, overrides: Sequence[str], known: list[RunSettings]
 ) -> int:
-    settings = load_settings(options.config, overrides)
+    settings = load_settings(options.config, overrides, command)
     known.append(settings)
     if options.dry_run:
         print(dump_settings(settings), end="")
-        if command in ("train", *PIPELINES):
-            check_command(settings, command)
+        check_command(settings, command)
         check_settings(settings)
         # As comments: what is printed can be read as settings again.
         lines = [
@@ -143,6 +142,7 @@ def _with_settings(
         print("\n".join(f"# {line}".rstrip() for line in lines))
         if not options.probe:
             return 0
+    check_command(settings, command)
     return asyncio.run(_run(command, settings, options))
 
 

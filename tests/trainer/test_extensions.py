@@ -68,13 +68,13 @@ def short(group):
         (
             "short",
             2,
-            "rollout.group_reward 'tests.trainer.test_extensions:short' returned rewards of 0 episodes for 2",
+            f"rollout.group_reward '{__name__}:short' returned rewards of 0 episodes for 2",
         ),
         ("strange", 2, "invalid_number"),
     ],
 )
 def test_a_group_reward_that_is_wrong_is_named(function, code, said, url, tmp_path, capsys):
-    named = f"rollout.group_reward=tests.trainer.test_extensions:{function}"
+    named = f"rollout.group_reward={__name__}:{function}"
     words = [*RUN, named, "rollout.max_failed_groups=1", "--env-url", url, f"output_dir={tmp_path}"]
     assert main(words) == code
     told = capsys.readouterr()

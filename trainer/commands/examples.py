@@ -14,7 +14,7 @@ from trainer.assembly.data_check import keep_data
 from trainer.assembly.models import ModelSource, check_backend, open_models
 from trainer.assembly.teachers import check_teachers, teacher_of
 from trainer.assembly.turns import device_turns
-from trainer.backends.base import TrainRow
+from trainer.backends.base import Scorer, TrainRow
 from trainer.cluster.cluster import open_cluster
 from trainer.cluster.placement import picture, place_roles
 from trainer.commands.plots import plot_curves
@@ -97,11 +97,14 @@ async def _learn(
 ) -> None:
     directory = Path(settings.output_dir)
     torch.set_num_threads(settings.threads)
-    policy = build_policy(settings, trained=settings.backend.kind == "torch")
+    trains_here = settings.backend.kind == "torch"
+    policy = build_policy(settings, trained=trains_here, computes=trains_here)
     policy.renderer.template.say = console.say
     if settings.reward is not None:
         empty_classifier(policy.model)  # what could not be exported is refused before it is trained
+    console.status("reading the examples")
     prepared = await _prepared(settings, policy, console)
+    console.status(None)
     how = prepared.how
     batches = ExampleBatches(prepared.lengths, settings.seed, how.batch, how.batch_tokens)
     if how.epochs is not None:
@@ -133,7 +136,7 @@ async def _learn(
         except ValueError as error:
             raise CheckpointError(f"cannot resume from {checkpoint.folder}: {error}") from error
     turns = device_turns(settings, models, made.shared)
-    run = RunIdentity(directory, settings.name, public_settings(settings))
+    run = RunIdentity(directory, settings.name, public_settings(settings), state.step)
     boards = open_boards(settings.tracking, run, console.say)
     tracker = Tracker(directory, settings.tracking, state.step, boards, settings.checkpoint.best_metric)
     stack.push_async_callback(asyncio.to_thread, tracker.close)
@@ -182,7 +185,7 @@ def _of_data(settings: RunSettings, policy: Policy, console: RunConsole) -> Prep
             )
         case DpoSettings():
             read = rows.pairs if how.loss.paired else rows.judged
-            return _preference(settings, how, read(how.data), read(how.held_out))
+            return _preference(settings, how, read(how.data), read(how.held_out), console)
         case RewardModelSettings():
             pairs = partial(rows.pairs, rewarded=True)
             return _ranking(settings, how, pairs(how.data), pairs(how.held_out))
@@ -241,16 +244,27 @@ def _distillation(
 
 
 def _preference(
-    settings: RunSettings, how: DpoSettings, examples: PreferenceRows, held_out: PreferenceRows
+    settings: RunSettings,
+    how: DpoSettings,
+    examples: PreferenceRows,
+    held_out: PreferenceRows,
+    console: RunConsole,
 ) -> Prepared:
+    count = len(examples.rows) + len(held_out.rows)
+
+    def compared(scorer: Scorer) -> list[torch.Tensor]:
+        console.begin("log-probabilities of the reference", count)
+        learnt = reference_sums(scorer, examples, console.advance)
+        return [learnt, reference_sums(scorer, held_out)]
+
     def objective(models: Models, others: ModelSource) -> Objective:
         sums = [torch.zeros(len(each.rows), 2, dtype=torch.float64) for each in (examples, held_out)]
         if how.loss.has_reference and how.reference is None:
             # Nothing is trained yet: the policy is the reference, with adapters or without.
-            sums = [reference_sums(models.policy, each) for each in (examples, held_out)]
+            sums = compared(models.policy)
         elif how.reference not in (None, "none"):
             with others.other(str(how.reference)) as reference:
-                sums = [reference_sums(reference, each) for each in (examples, held_out)]
+                sums = compared(reference)
         skipped = settings.optimizer.max_skipped_steps
         return Preference(models.policy, how.loss, examples, sums[0], held_out, sums[1], skipped)
 

@@ -48,7 +48,7 @@ def check_command(settings: RunSettings, command: str) -> None:
 
     Args:
         settings: The run.
-        command: "train", or that of a pipeline.
+        command: "train", that of a pipeline, or one of "rollout", "eval" and "export".
 
     Raises:
         ConfigError: If there is such a setting; the message names it and what to do.
@@ -60,9 +60,11 @@ def check_command(settings: RunSettings, command: str) -> None:
                 f"{section}: is read by `roll-train {section}`: use that command, or leave it out"
             )
         return
+    if command in ("rollout", "eval", "export"):
+        _check_shown(settings, command)
+        return
     if section != command:
-        other = "" if section is None else f", and not {section}"
-        raise ConfigError(f"roll-train {command} reads the section '{command}'{other}: {_EXAMPLES[command]}")
+        raise no_section(command, section)
     read = _READ[command]
     if settings.sft is not None and settings.sft.expert is not None:
         read = (*read, *_PLAYING)
@@ -71,6 +73,27 @@ def check_command(settings: RunSettings, command: str) -> None:
     for key in _changed(_defaults(), settings.model_dump(mode="json")):
         if not any(key == name or key.startswith(f"{name}.") for name in read):
             raise ConfigError(f"{key} is not read by roll-train {command}: leave it out")
+
+
+def no_section(command: str, other: str | None) -> ConfigError:
+    """Return what is said where a pipeline's section is missing, and perhaps another one is there."""
+    told = "" if other is None else f", and not {other}"
+    return ConfigError(f"roll-train {command} reads the section '{command}'{told}: {_EXAMPLES[command]}")
+
+
+def _check_shown(settings: RunSettings, command: str) -> None:
+    """Refuse to play with what does not play, or nowhere."""
+    if settings.reward is not None:
+        raise ConfigError(
+            f"reward: what was trained is a reward model, and roll-train {command} is for policies; the run's folder "
+            "'model' is in Hugging Face layout already"
+        )
+    somewhere = settings.tasks or settings.datasets or settings.rollout.task_source
+    if command != "export" and not somewhere:
+        raise ConfigError(
+            f"roll-train {command} plays episodes, and 'tasks' is empty: name at least one environment, for example "
+            "tasks='[{env_id: FrozenLake-v0}]'"
+        )
 
 
 def _defaults() -> dict[str, Any]:

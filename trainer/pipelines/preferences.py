@@ -1,6 +1,6 @@
 """Learning from preferences: of two replies the better one becomes likelier, or is given the higher reward."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -50,12 +50,20 @@ class PreferenceRows:
         return [self.rows[place][0] for place in places] + [self.rows[place][1] for place in places]
 
 
-def reference_sums(scorer: Scorer, examples: PreferenceRows) -> Tensor:
-    """Return the log-probabilities of all rows under the reference, float64 `[examples, 2]`."""
-    parts = [
-        row_sums(scorer, examples.flat(part)).reshape(2, len(part)).T
-        for part in in_parts(range(len(examples.rows)), _AT_ONCE // 2)
-    ]
+def reference_sums(
+    scorer: Scorer, examples: PreferenceRows, done: Callable[[int], object] = lambda _: None
+) -> Tensor:
+    """Return the log-probabilities of all rows under the reference, float64 `[examples, 2]`.
+
+    Args:
+        scorer: The reference.
+        examples: The rows.
+        done: Told how many examples are computed.
+    """
+    parts = []
+    for part in in_parts(range(len(examples.rows)), _AT_ONCE // 2):
+        parts.append(row_sums(scorer, examples.flat(part)).reshape(2, len(part)).T)
+        done(part.stop)
     return torch.cat(parts) if parts else torch.zeros(0, 2, dtype=torch.float64)
 
 

@@ -340,3 +340,31 @@ def test_a_reward_model_is_a_verifier_that_is_registered_over_http(data, tmp_pat
     assert line["rollout/reward"] == pytest.approx(0.5, abs=0.2), (
         "a model of one step hardly tells replies apart"
     )
+
+
+def test_a_probe_reads_the_examples(data, tmp_path, capsys):
+    words = ["dpo", "--dry-run", "--probe", f"dpo.held_out=[{{path: {data}/pairs_test.jsonl}}]"]
+    assert main([*words, f"dpo.data=[{{path: {data}/pairs_train.jsonl}}]"]) == 0
+    assert "probe: examples: 120 to learn from, 24 held out" in capsys.readouterr().out
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"prompt": "q", "chosen": "a"}\n')
+    assert main([*words, f"dpo.data=[{{path: {bad}}}]"]) == 2
+    assert f"probe: examples: data set {bad}, line 1: the row has no 'rejected'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["rollout", "sft.data=[{path: README.md}]"],
+            "roll-train rollout plays episodes, and 'tasks' is empty",
+        ),
+        (
+            ["export", "--output", "x", "reward.data=[{path: README.md}]"],
+            "what was trained is a reward model",
+        ),
+    ],
+)
+def test_commands_for_policies_say_what_they_need(words, message, capsys):
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
