@@ -65,7 +65,8 @@ def main() -> int:
     options.work.mkdir(parents=True, exist_ok=True)
     alike = _alike(options)
     killed = _killed(options)
-    report = {"command": " ".join(["python", *sys.argv]), "alike": alike, "killed": killed}
+    command = f"python benchmarks/cluster/frozen_lake.py --steps {options.steps} --groups {options.groups}"
+    report = {"command": command, "alike": alike, "killed": killed}
     print(json.dumps(report, indent=1))
     if options.out is not None:
         options.out.write_text(json.dumps(report, indent=1) + "\n")
@@ -105,7 +106,7 @@ def _alike(options: argparse.Namespace) -> dict[str, Any]:
         "steps": options.steps,
         "episodes_per_step": 4 * options.groups,
         "seconds": played,
-        "losses": {name: [round(line["loss/policy"], 8) for line in each[:COMPARED]] for name, each in
+        "losses": {name: [line["loss/policy"] for line in each[:COMPARED]] for name, each in
                    (("one process", here), ("ray", afar))},
         "largest_difference": apart,
         "success": success,

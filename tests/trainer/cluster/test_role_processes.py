@@ -264,7 +264,11 @@ async def test_an_engine_that_dies_is_started_again_with_the_weights_and_what_it
         assert await owed == expected
         assert set(expected.policy_versions) == {5}
         assert (remote.counters.requests, remote.counters.resubmitted) == (before.requests + 1, 1)
-        assert "started again in 0.001 s (1 of 3)" in kept.said[0]
+        assert kept.said[0] == "process 0 of actor_inference is gone"
+        assert kept.said[1:] == [
+            "actor_inference is started again in 0.001 s (1 of 3)",
+            "actor_inference is back",
+        ]
         assert not kept.lost
 
 
