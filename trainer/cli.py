@@ -40,10 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.port and not options.serve:
             parser.error("--port belongs to --serve")
         return _told(lambda: _report(options))
+    if command == "algorithms":
+        return _told(lambda: _algorithms(options))
     if command == "replay":
         return _told(lambda: _replay(options))
-    if command == "algorithms":
-        return _told(lambda: _algorithms(options.name))
     if command == "rollout" and (options.recorded is not None) != (options.policy == "recorded"):
         return _refused(
             "--policy recorded and --recorded FILE belong together, for example a run's episodes.jsonl"
@@ -104,11 +104,11 @@ def _report(options: argparse.Namespace) -> int:
     return report(options.run, options.output, open_page=options.open)
 
 
-def _algorithms(name: str | None) -> int:
+def _algorithms(options: argparse.Namespace) -> int:
     """List the presets, or show one; needs no settings, and nothing that trains."""
     from trainer.commands.algorithms import algorithms  # Imported late: --help needs no presets.
 
-    return algorithms(name)
+    return algorithms(options.name)
 
 
 def _replay(options: argparse.Namespace) -> int:
@@ -127,7 +127,7 @@ def _replay(options: argparse.Namespace) -> int:
 def _with_settings(
     command: str, options: argparse.Namespace, overrides: Sequence[str], known: list[RunSettings]
 ) -> int:
-    settings = load_settings(options.config, overrides)
+    settings = load_settings(options.config, overrides, command)
     known.append(settings)
     if options.dry_run:
         print(dump_settings(settings), end="")

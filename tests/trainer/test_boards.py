@@ -141,13 +141,13 @@ def test_settings_are_flat_for_trackers_that_want_them_so():
 
 
 def test_a_resumed_run_keeps_its_names(tmp_path):
-    run = RunIdentity(tmp_path, "run", {})
+    run = RunIdentity(tmp_path, "run", {}, 0)
     assert run.known("wandb") is None
     run.keep("wandb", "abc")
     run.keep("mlflow", "def")
-    assert RunIdentity(tmp_path, "run", {}).known("wandb") == "abc"
+    assert RunIdentity(tmp_path, "run", {}, 0).known("wandb") == "abc"
     (tmp_path / BOARDS_FILE).write_text('{"wandb": "ab')
-    assert RunIdentity(tmp_path, "run", {}).known("wandb") is None
+    assert RunIdentity(tmp_path, "run", {}, 0).known("wandb") is None
 
 
 def report_twice(directory: Path, **trackers) -> list[str]:
@@ -175,7 +175,7 @@ def test_wandb_takes_a_run_offline(tmp_path, monkeypatch):
     assert files
     assert all(b"rollout/success" in path.read_bytes() for path in files)
     names = {path.stem for path in files}
-    assert names == {f"run-{RunIdentity(tmp_path, '', {}).known('wandb')}"}, (
+    assert names == {f"run-{RunIdentity(tmp_path, '', {}, 0).known('wandb')}"}, (
         "both processes are one run there"
     )
 
@@ -193,7 +193,7 @@ def test_mlflow_takes_a_run_into_a_file(tmp_path):
     assert report_twice(tmp_path, mlflow={"uri": uri, "experiment": "e"}) == []
     client = mlflow.MlflowClient(tracking_uri=uri)
     found, void = client.search_runs([client.get_experiment_by_name("e").experiment_id])
-    assert RunIdentity(tmp_path, "", {}).known("mlflow") == found.info.run_id
+    assert RunIdentity(tmp_path, "", {}, 0).known("mlflow") == found.info.run_id
     assert {run.info.run_name for run in (found, void)} == {"a run"}
     assert (found.info.status, void.info.status) == ("FINISHED", "KILLED")
     assert found.data.tags["rollgym.goes_on_from"] == void.info.run_id

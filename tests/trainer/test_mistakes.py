@@ -201,7 +201,7 @@ def test_a_defect_is_no_mistake_of_the_users(capfd, tmp_path, monkeypatch):
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 def test_a_device_without_memory_names_what_takes_less(capfd, monkeypatch, error, said):
-    async def trains(*_):
+    async def trains(*_, **__):
         raise error
 
     monkeypatch.setattr("trainer.commands.train._train", trains)
@@ -217,7 +217,7 @@ def test_a_device_without_memory_names_what_takes_less(capfd, monkeypatch, error
 
 
 def test_any_other_error_of_torch_stays_a_defect(capfd, monkeypatch):
-    async def trains(*_):
+    async def trains(*_, **__):
         raise RuntimeError("expected all tensors on one device")
 
     monkeypatch.setattr("trainer.commands.train._train", trains)

@@ -309,7 +309,7 @@ class RankedModels:
         """Have another policy at hand, to be read; the ranks forget it afterwards."""
         recipe = RankRecipe(_with_model(self._settings, path), "reference")
         width = self._policy.model.config.get_text_config().hidden_size
-        ranks, devices = self._ranks[_PLACED_AS["policy"]]
+        ranks, devices = self._ranks[ACTOR_TRAIN]
         if self.shared is not None:
             self.shared.make_room(devices)
         backend = RankedBackend(ranks, "reference", recipe, width)
@@ -417,10 +417,14 @@ def check_backend(settings: RunSettings) -> None:
             "kind torch or fsdp2"
         )
     beside = settings.distill is not None and settings.distill.estimate != "sampled"
-    if kind == "deepspeed" and beside:
+    if kind in ("deepspeed", "megatron") and beside:
         raise ConfigError(
-            "backend.kind deepspeed computes no teachers beside the student: take kind torch or fsdp2, or "
+            f"backend.kind {kind} computes no teachers beside the student: take kind torch or fsdp2, or "
             "distill.estimate=sampled"
+        )
+    if kind == "megatron" and settings.reward is not None:
+        raise ConfigError(
+            "reward: backend.kind megatron trains no reward models: take kind torch, fsdp2 or deepspeed"
         )
     if kind != "megatron":
         return

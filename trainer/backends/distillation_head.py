@@ -18,6 +18,7 @@ from trainer.backends.base import EntropyMode
 from trainer.backends.heads import LOGITS_AT_ONCE, Head
 from trainer.backends.prefix_cache import hidden_states, why_not_shared
 from trainer.backends.prefix_layout import SharedTokens
+from trainer.backends.routing import RoutedModel
 from trainer.models.language_head import LanguageHead, own_logits
 
 TEACHER_FIELD = "teacher"
@@ -64,6 +65,7 @@ class DistillationHead(Head):
         self.model: PreTrainedModel = model
         self.teachers = nn.ModuleList(teachers).requires_grad_(requires_grad=False)
         self._distance = distance
+        self._routed = RoutedModel(model)
         self._student = _Reader(model)
         self._readers = [_Reader(teacher) for teacher in teachers]
         widths = [each.get_output_embeddings().weight.shape[0] for each in (model, *teachers)]
@@ -107,15 +109,19 @@ class DistillationHead(Head):
             column: Their columns, int64 `[n]`, never 0.
             entropy: Whether entropies are wanted.
             shared: The same tokens laid out so that those of several rows are computed once.
-            experts: Not heeded: student and teachers choose for themselves.
+            experts: Experts that the student's routers take; the teachers' choose.
             fields: With several teachers, the number of each token's, `[n]`.
         """
         if fields is None:
             return super().forward(ids, row, column, entropy, shared, experts)
+        self._take(experts)
         states = self._states(ids, row, column, shared)
         # One token may be learnt from several teachers, in rows that share it.
         states = states if shared is None else states[shared.which]
-        return self._routed(states, ids[row, column], fields[TEACHER_FIELD].long(), entropy)
+        return self._by_teacher(states, ids[row, column], fields[TEACHER_FIELD].long(), entropy)
+
+    def _take(self, experts: Tensor | None) -> None:
+        self._routed.take(experts)
 
     def _states(self, ids: Tensor, row: Tensor, column: Tensor, shared: SharedTokens | None) -> Tensor:
         """Return the states of the student and of all teachers, one behind the other."""
@@ -128,7 +134,7 @@ class DistillationHead(Head):
         """Return the loss of each token by the first teacher."""
         return self._losses(0, states, targets, entropy)
 
-    def _routed(
+    def _by_teacher(
         self, states: Tensor, targets: Tensor, which: Tensor, entropy: EntropyMode
     ) -> tuple[Tensor, Tensor | None]:
         """Compute tokens teacher by teacher, and put them back in their order."""

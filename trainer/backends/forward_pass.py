@@ -94,19 +94,17 @@ class ForwardPass:
         ids = pad_rows([each.ids for each in chosen]).to(device)
         row, column, mask = row.to(device), column.to(device), mask.to(device)
         fields = _fields(chosen, device)
-        shared = self._shared(rows, bucket, calls)
         given: dict[str, Any] = {}
         if self._reads:
             given["fields"] = {name: fields[name][row, column] for name in self._reads}
+        shared = self._shared(rows, bucket, calls)
         experts = packed_experts(chosen, ids.shape[1], device)
-        if experts is not None:
-            if shared is not None:
-                raise ValueError(
-                    "rows with recorded experts share no prefixes, and others of this batch do: set "
-                    "optimizer.shared_prefixes=off"
-                )
-            given["experts"] = experts
-        values, entropies = self._head(ids, row, column, entropy, shared, **given)
+        if shared is not None and experts is not None:
+            raise ValueError(
+                "rows with recorded experts share no prefixes, and others of this batch do: set "
+                "optimizer.shared_prefixes=off"
+            )
+        values, entropies = self._head(ids, row, column, entropy, shared, experts, **given)
         return MicroBatch(
             rows=torch.tensor(bucket.rows, device=device),
             mask=mask,

@@ -83,10 +83,10 @@ def parser_of(command: str) -> Parser:
     match command:
         case "report":
             return _report_parser()
-        case "replay":
-            return _replay_parser()
         case "algorithms":
             return _algorithms_parser()
+        case "replay":
+            return _replay_parser()
         case _:
             return _settings_parser(command)
 

@@ -136,7 +136,7 @@ async def _learn(
         except ValueError as error:
             raise CheckpointError(f"cannot resume from {checkpoint.folder}: {error}") from error
     turns = device_turns(settings, models, made.shared)
-    run = RunIdentity(directory, settings.name, public_settings(settings))
+    run = RunIdentity(directory, settings.name, public_settings(settings), state.step)
     boards = open_boards(settings.tracking, run, console.say)
     tracker = Tracker(directory, settings.tracking, state.step, boards, settings.checkpoint.best_metric)
     stack.push_async_callback(asyncio.to_thread, tracker.close)

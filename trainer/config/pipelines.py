@@ -64,8 +64,7 @@ def check_command(settings: RunSettings, command: str) -> None:
         _check_shown(settings, command)
         return
     if section != command:
-        other = "" if section is None else f", and not {section}"
-        raise ConfigError(f"roll-train {command} reads the section '{command}'{other}: {_EXAMPLES[command]}")
+        raise no_section(command, section)
     read = _READ[command]
     if settings.sft is not None and settings.sft.expert is not None:
         read = (*read, *_PLAYING)
@@ -74,6 +73,12 @@ def check_command(settings: RunSettings, command: str) -> None:
     for key in _changed(_defaults(), settings.model_dump(mode="json")):
         if not any(key == name or key.startswith(f"{name}.") for name in read):
             raise ConfigError(f"{key} is not read by roll-train {command}: leave it out")
+
+
+def no_section(command: str, other: str | None) -> ConfigError:
+    """Return what is said where a pipeline's section is missing, and perhaps another one is there."""
+    told = "" if other is None else f", and not {other}"
+    return ConfigError(f"roll-train {command} reads the section '{command}'{told}: {_EXAMPLES[command]}")
 
 
 def _check_shown(settings: RunSettings, command: str) -> None:

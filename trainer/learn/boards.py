@@ -52,14 +52,13 @@ class RunIdentity:
         directory: The run's directory.
         name: Its name, for people.
         config: Its settings, without secrets.
-        step: The step that it goes on from: what trackers know of later ones is void, and is told again. None where
-            nobody says.
+        step: The step that it goes on from: what trackers know of later ones is void, and is told again.
     """
 
     directory: Path
     name: str
     config: dict[str, Any]
-    step: int | None = None
+    step: int
 
     def known(self, board: str) -> str | None:
         """Return what a tracker called this run when it began."""
@@ -271,7 +270,7 @@ class MlflowBoard:
             return
         self._run_id = known
         history = self._history(known)
-        if run.step is None or all(each.step <= run.step for each in history):
+        if all(each.step <= run.step for each in history):
             self._client.update_run(known, status="RUNNING")
             return
         self._replace(run, [each for each in history if each.step <= run.step])

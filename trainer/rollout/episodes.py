@@ -189,7 +189,7 @@ def give_rewards(trajectories: Sequence[Trajectory], given: Sequence[Any], rewar
 
     Args:
         trajectories: The episodes.
-        given: For each of them, what the user's function returned: for each turn a number, or several by name.
+        given: For each of them, what the user's function returned: a number for each turn, or several by name.
         reward: The function.
 
     Raises:
