@@ -59,7 +59,12 @@ def install() -> None:
     torch.cuda.get_rng_state = lambda *_: torch.zeros(1, dtype=torch.uint8)
     torch.cuda.set_rng_state = lambda *_: None
     import megatron.core.tensor_parallel.random as randomness
+    import megatron.core.transformer.moe.token_dispatcher as dispatcher
 
     randomness._get_cuda_rng_state = lambda *_, **__: torch.zeros(1, dtype=torch.uint8)
     randomness._set_cuda_rng_state = lambda *_, **__: None
+    # What comes from the device for the host's own use comes as numbers of numpy.
+    dispatcher.maybe_move_tensor_to_cpu = lambda tensor, as_numpy=False, record_stream=False: (
+        tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+    )
     _OnProcessor().__enter__()

@@ -23,7 +23,7 @@ from trainer.models.load import without_chance
 from trainer.models.value_head import ValueModel
 
 _COMMON = {
-    "vocab_size": VOCABULARY - 1,  # which two ranks do not divide evenly
+    "vocab_size": VOCABULARY + 1,  # which two ranks do not divide evenly
     "hidden_size": 16,
     "intermediate_size": 24,
     "num_hidden_layers": 2,

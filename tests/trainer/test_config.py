@@ -102,12 +102,26 @@ def test_overrides_are_laid_over_the_file(tmp_path):
         (["backend={kind: fsdp2, ranks: 3, mesh: {tensor: 2}}"], r"data 1 x tensor 2 is 2"),
         (
             ["backend={kind: fsdp2, ranks: 2, mesh: {pipeline: 2}}"],
-            "divides data and tensor only: leave mesh.pipeline out",
+            "divides data and tensor only: set kind to megatron, or leave mesh.pipeline out",
         ),
         (
             ["backend={kind: deepspeed, ranks: 2, mesh: {tensor: 2}}"],
             "divides data only: set kind to fsdp2, or leave",
         ),
+        (["backend={kind: fsdp2, sequence_parallel: false}"], "read by kind 'megatron' only, not by 'fsdp2'"),
+        (
+            ["backend={kind: megatron, ranks: 2, cpu_offload: true}"],
+            "read by kinds 'fsdp2' and 'deepspeed' only",
+        ),
+        (
+            ["backend={kind: megatron, ranks: 8, mesh: {tensor: 2, pipeline: 2, context: 4}}"],
+            r"data 1 x tensor 2 x pipeline 2 x context 4 is 16\): set ranks to 16",
+        ),
+        (
+            ["backend={kind: megatron, ranks: 6, mesh: {tensor: 2, expert: 2}}"],
+            "mesh.expert 2 does not divide the 3 ranks of mesh.data",
+        ),
+        (["inference.routed_experts=true"], "the embedded engine does not tell which experts"),
         (["backend={kind: fsdp2, zero_stage: 2}"], "read by kind 'deepspeed' only, not by 'fsdp2'"),
         (["backend={kind: deepspeed, sharded_checkpoints: true}"], "read by kind 'fsdp2' only"),
         (
@@ -218,7 +232,7 @@ def test_a_read_counts_for_its_own_class_only(tmp_path):
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
 def test_every_example_loads(path):
     settings = load_settings(path)
-    assert settings.tasks or settings.datasets
+    assert settings.tasks or settings.datasets or settings.section
 
 
 def test_the_settings_page_is_in_step():

@@ -329,7 +329,9 @@ async def test_steps_that_are_never_finite_end_the_run():
     batch = episode_batch(with_a_nan_at_sampling(played_groups(sharp_model())), row_builder("trajectory"))
     for step in range(2):
         await learner.update(batch, step)
-    with pytest.raises(RunError, match=r"3 optimizer steps of the policy in a row .*max_skipped_steps 2"):
+    with pytest.raises(
+        RunError, match=r"3 optimizer steps of the policy in a row .*max_skipped_steps 2.*: the loss"
+    ):
         await learner.update(batch, 2)
 
 

@@ -49,15 +49,16 @@ def packed_experts(rows: Sequence[TrainRow], tokens: int, device: torch.device) 
     return packed.to(device)
 
 
-def by_layer(experts: Tensor, layers: int) -> Tensor:
+def by_layer(experts: Tensor, layers: int, there: int) -> Tensor:
     """Return packed experts as `[rows, tokens, layers, taken]`.
 
     Args:
         experts: `[rows, tokens, layers * taken]`.
         layers: Layers of the model that have experts.
+        there: How many experts each of them has.
 
     Raises:
-        ValueError: If it is of another number of layers.
+        ValueError: If it is of another number of layers or experts, or a token takes one twice.
     """
     numbers = experts.shape[2]
     if not layers or numbers % layers:
@@ -65,7 +66,13 @@ def by_layer(experts: Tensor, layers: int) -> Tensor:
             f"{numbers} experts were recorded for each token, and the model has {layers} layers whose experts can be "
             "taken again: is the inference server's model another one?"
         )
-    return experts.unflatten(2, (layers, -1))
+    apart = experts.unflatten(2, (layers, -1))
+    ordered = apart.sort(dim=-1).values
+    twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] != UNKNOWN)
+    # Looked at together: each look waits for the device.
+    if bool(twice.any() | (ordered >= there).any() | (ordered < UNKNOWN).any()):
+        raise ValueError(f"recorded experts are not of {there}, or a token took one of them twice")
+    return apart
 
 
 def taken_again(chosen: Tensor, recorded: Tensor | None) -> Tensor:
@@ -97,6 +104,7 @@ class RoutedModel:
 
     def __init__(self, body: PreTrainedModel) -> None:
         self._routers = [module for module in body.modules() if type(module).__name__ in _ROUTERS]
+        self._there = int(self._routers[0].num_experts) if self._routers else 0  # type: ignore[arg-type]
         self._recorded: list[Tensor] | None = None
         for layer, router in enumerate(self._routers):
             router.register_forward_hook(_Hook(self, layer))
@@ -118,7 +126,7 @@ class RoutedModel:
         if experts is None:
             self._recorded = None
             return
-        self._recorded = list(by_layer(experts, self.layers).flatten(0, 1).unbind(dim=1))
+        self._recorded = list(by_layer(experts, self.layers, self._there).flatten(0, 1).unbind(dim=1))
 
     def recorded(self, layer: int) -> Tensor | None:
         """Return what a layer is to take, `[rows * tokens, taken]`."""

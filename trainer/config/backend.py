@@ -74,7 +74,7 @@ class BackendSettings(Settings):
     @property
     def data(self) -> int:
         """Parts of the batch."""
-        return self.mesh.data or self.ranks // self.mesh.model_ranks
+        return self.mesh.data or max(1, self.ranks // self.mesh.model_ranks)
 
     @model_validator(mode="after")
     def _ranks_are_the_mesh(self) -> Self:

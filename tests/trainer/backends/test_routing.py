@@ -141,6 +141,11 @@ def test_what_fits_no_router_is_refused():
         trained.forward([replace(row, experts=row.experts[:, :3])])
     with pytest.raises(ValueError, match="is the inference server's model another one"):
         trained.forward([replace(row, experts=row.experts[:, :2])])
+    for wrong in (row.experts + 3, torch.zeros_like(row.experts), row.experts - 9):
+        with pytest.raises(
+            ValueError, match="recorded experts are not of 4, or a token took one of them twice"
+        ):
+            trained.forward([replace(row, experts=wrong)])
     with pytest.raises(ValueError, match="models of several shapes"):
         packed_experts([row, replace(row, experts=row.experts[:, :2])], 9, torch.device("cpu"))
     dense = backend(family_model("qwen2"))

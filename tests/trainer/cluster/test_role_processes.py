@@ -268,7 +268,8 @@ async def test_an_engine_that_dies_is_started_again_with_the_weights_and_what_it
         assert not kept.lost
 
 
-async def test_an_engine_that_dies_while_weights_come_has_them_when_it_is_back():
+async def test_an_engine_that_dies_while_weights_come_has_them_when_it_is_back(monkeypatch):
+    monkeypatch.setattr("trainer.cluster.remote_engine._PART_BYTES", 1)
     async with asyncio.timeout(PATIENCE_S):
         kept, remote = await kept_engines(0, 0)
 
@@ -283,13 +284,14 @@ async def test_an_engine_that_dies_while_weights_come_has_them_when_it_is_back()
         assert remote.version == 7
         while not kept.engines[1].there:
             await asyncio.sleep(0)
-        replies = [await remote.generate(request(name, key=name)) for name in ("a", "b")]
+        replies = await asyncio.gather(*(remote.generate(request(name, key=name)) for name in ("a", "b")))
         assert replies[0].token_ids == replies[1].token_ids
         assert {version for reply in replies for version in reply.policy_versions} == {7}
         assert remote._homes == {"a": 0, "b": 1}
 
 
-async def test_weights_that_were_left_off_are_followed_by_others():
+async def test_weights_that_were_left_off_are_followed_by_others(monkeypatch):
+    monkeypatch.setattr("trainer.cluster.remote_engine._PART_BYTES", 1)
     async with asyncio.timeout(PATIENCE_S):
         remote, here = await engines(0), TorchEngine(sharp_model(2), max_rows=8, max_length=64)
 
@@ -372,12 +374,11 @@ class OtherMachine:
     """A cluster whose node is another machine, which sees nothing of this one's files, or the same."""
 
     def __init__(self, *, sees):
-        self._sees = sees
+        self._process = Here(Ready())
+        self._process.node, self._process.sees = "10.0.0.7", lambda path: sees and Path(path).exists()
 
     def start(self, *_):
-        process = Here(Ready())
-        process.node, process.sees = "10.0.0.7", lambda path: self._sees and Path(path).exists()
-        return process
+        return self._process
 
     def address_of(self, role, device):
         return "10.0.0.7"

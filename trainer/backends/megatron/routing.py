@@ -24,7 +24,8 @@ class RoutedLayers:
     def __init__(self, body: nn.Module, mesh: MeshShape) -> None:
         config: Any = body.config
         self._mesh = mesh
-        self._layers = config.num_layers if config.num_moe_experts else 0
+        self._there = config.num_moe_experts or 0
+        self._layers = config.num_layers if self._there else 0
         # Megatron sums activations of a layer up, or divides their tokens, over the ranks that hold its parts.
         self._divided = bool(config.sequence_parallel)
         again = config.recompute_granularity is not None
@@ -51,7 +52,7 @@ class RoutedLayers:
                 router.take(None)
             return
         experts = pad(experts, (0, 0, 0, tokens - experts.shape[1]), value=UNKNOWN)
-        experts = by_layer(experts, self._layers)
+        experts = by_layer(experts, self._layers, self._there)
         own = torch.cat([experts[:, piece.start : piece.stop] for piece in pieces], dim=1).transpose(0, 1)
         if self._divided:
             own = own.chunk(self._mesh.tensor)[place.tensor]

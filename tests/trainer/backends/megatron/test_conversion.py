@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig
 
 from tests.support.megatron_ranks import family_head
 from trainer.backends.megatron.conversion import Shape, Weight, places, weights_of
-from trainer.backends.megatron.layout import Place, check_layout, length_multiple, pieces_of_row
+from trainer.backends.megatron.layout import Place, length_multiple, pieces_of_row
 from trainer.backends.rank_group import MeshShape
-from trainer.core.errors import ConfigError
 
 MESHES = [
     MeshShape(),
@@ -116,47 +114,3 @@ def test_parts_of_a_row_are_its_front_and_its_end():
         [range(3, 6), range(6, 9)],
     ]
     assert list(pieces_of_row(5, MeshShape(), 0)) == [range(5)]
-
-
-@pytest.mark.parametrize(
-    ("family", "mesh", "said"),
-    [
-        (
-            "qwen2",
-            MeshShape(tensor=4),
-            r"backend.mesh.tensor 4 does not divide num_key_value_heads \(2\): take 2",
-        ),
-        ("qwen3", MeshShape(pipeline=3), r"backend.mesh.pipeline 3 does not divide num_hidden_layers \(2\)"),
-        ("llama", MeshShape(data=2, expert=2), "a model of type llama has no experts: leave it out"),
-        (
-            "qwen3_moe",
-            MeshShape(data=3, expert=3),
-            r"mesh.expert 3 does not divide the number of experts \(4\)",
-        ),
-        ("qwen3_moe", MeshShape(data=2, expert=4), "does not divide the 2 ranks of mesh.data"),
-    ],
-)
-def test_what_cannot_be_divided_is_refused_with_its_remedy(family, mesh, said):
-    with pytest.raises(ConfigError, match=said):
-        check_layout(family_head(family, "policy").body.config, mesh)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"model_type": "gemma2"}, "models of type gemma2 are not built here"),
-        ({"attention_bias": True}, "biases of attention"),
-        ({"mlp_bias": True}, "biases of the layers between"),
-        ({"hidden_act": "gelu"}, "the activation gelu"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding windows"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rotary embeddings of type yarn"),
-        ({"mlp_only_layers": [0]}, "layers without experts"),
-    ],
-)
-def test_models_that_are_not_built_here_are_refused(changes, said):
-    config = LlamaConfig(num_hidden_layers=2)
-    check_layout(config, MeshShape())
-    for name, value in changes.items():
-        setattr(config, name, value)
-    with pytest.raises(ConfigError, match=said):
-        check_layout(config, MeshShape())
