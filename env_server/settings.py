@@ -180,7 +180,9 @@ class Settings(BaseModel):
     )
     max_header_bytes: Count = Field(64 * 1024, description="Largest head of a request: its path and headers.")
     request_timeout_s: Seconds = Field(
-        60.0, description="A request has to be here, body and all, in so long."
+        60.0,
+        description="A request has to be here, body and all, in so long. One that was answered before its body came "
+        "is read on for 5 s and 4 MiB.",
     )
     max_request_bytes: Count = Field(1024 * 1024, description="Largest request body or frame.")
     max_reply_bytes: Count = Field(8 * 1024 * 1024, description="Largest reply.")

@@ -53,7 +53,7 @@ def measure(folder: Path, requests: int) -> dict:
     server.start()
     proxy = _proxy(folder, server.url)
     try:
-        url = proxy.stdout.readline().split()[3].rstrip(",")
+        url = next(line for line in proxy.stdout if "serving on" in line).split()[3].rstrip(",")
         return _paired(server.url, url, proxy.pid, requests)
     finally:
         proxy.terminate()

@@ -5,10 +5,10 @@
     python benchmarks/training/one_gpu.py --tiny                            # any machine: does each case run?
     python benchmarks/training/tables.py                                    # writes docs/results.md anew from it
 
-Each case is a process of its own, so that the memory that it takes is its own: GRPO's loss on a batch of 4 groups of 8
-episodes (512 tokens of prompt, 512 sampled), in bfloat16 from weights in float32, AdamW. Measured are tokens trained a
-second, the peak of the device's memory, and model FLOPs utilisation: operations by the model's mathematics, as
-trainer/models/flops.py counts them, of the device's peak. `generation` samples with the embedded engine. What cannot
+Each case is a process of its own, so that the memory that it takes is its own: a policy gradient on a batch of 4 groups
+of 8 episodes (512 tokens of prompt, 512 sampled), in bfloat16 from weights in float32, AdamW. Measured are tokens
+trained a second, the peak of the device's memory, and model FLOPs utilisation: operations by the model's mathematics,
+as trainer/models/flops.py counts them, of the device's peak. `generation` samples with the embedded engine. What cannot
 run here is written down with why.
 """
 
@@ -20,16 +20,13 @@ import statistics
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from trainer.algorithms.aggregation import Denominators
-from trainer.algorithms.presets import resolve_preset
-from trainer.backends.base import TrainRow
+from trainer.backends.base import MicroBatch, TrainRow
 from trainer.backends.fsdp2 import fsdp2_backend
 from trainer.backends.heads import PolicyHead
 from trainer.backends.optimizer import Schedule
@@ -41,7 +38,6 @@ from trainer.config.optimizer import OptimizerSettings
 from trainer.core.device import torch_device
 from trainer.inference.base import GenerationRequest, SamplingParams
 from trainer.inference.torch_engine import TorchEngine
-from trainer.learn.learner import _policy_share
 from trainer.learn.utilisation import device_name
 from trainer.models.accelerators import accelerator_named
 from trainer.models.flops import training_flops, utilisation
@@ -96,7 +92,7 @@ def model_of(options: argparse.Namespace) -> Qwen2ForCausalLM:
 
 
 def batch(options: argparse.Namespace) -> list[TrainRow]:
-    """Rows with all that GRPO's loss reads."""
+    """Rows, and an advantage for each."""
     draws = torch.Generator().manual_seed(0)
     prompt, reply = (6, 8) if options.tiny else (options.prompt, options.reply)
     size = TINY["vocab_size"] if options.tiny else SHAPE["vocab_size"]
@@ -106,18 +102,14 @@ def batch(options: argparse.Namespace) -> list[TrainRow]:
         for _ in range(MEMBERS):
             ids = torch.cat([asked, torch.randint(3, size, (reply,), generator=draws)])
             mask = torch.arange(len(ids)) >= prompt
-            fields = {name: torch.zeros(len(ids)) for name in ("turn", "behaviour")}
-            fields["advantages"] = torch.randn((), generator=draws) * mask
-            rows.append(TrainRow(ids, mask, fields))
+            advantages = torch.randn((), generator=draws) * mask
+            rows.append(TrainRow(ids, mask, {"advantages": advantages}))
     return rows
 
 
-def loss_of(rows: list[TrainRow]) -> Any:
-    settings = resolve_preset("grpo", {"proximal": "behaviour"})
-    lengths = torch.tensor([int(row.mask.sum()) for row in rows])
-    counts = Denominators.from_lengths(lengths.tolist())
-    scores = torch.zeros(len(rows))
-    return partial(_policy_share, settings=settings, scores=scores, lengths=lengths, rest=None, counts=counts)
+def policy_gradient(micro: MicroBatch) -> tuple[torch.Tensor, dict[str, Any]]:
+    share = -(micro.outputs * micro.fields["advantages"] * micro.mask).sum() / 1000
+    return share, {}
 
 
 def stepper(case: dict[str, Any], options: argparse.Namespace, rows: list[TrainRow]) -> Any:
@@ -133,7 +125,7 @@ def stepper(case: dict[str, Any], options: argparse.Namespace, rows: list[TrainR
         shared_prefixes=case.get("shared_prefixes", "off"),
         tokens_per_micro_batch=options.micro_batch_tokens,
     )
-    schedule, loss = Schedule(1e-5, 0, 1, "constant"), loss_of(rows)
+    schedule = Schedule(1e-5, 0, 1, "constant")
     if "lora" in case:
         add_lora(model, LoraSettings(rank=case["lora"]), 0)
     kind = case.get("kind")
@@ -141,7 +133,7 @@ def stepper(case: dict[str, Any], options: argparse.Namespace, rows: list[TrainR
         model.to(device)
         set_attention([model], case.get("attention"))
         backend = TorchBackend(PolicyHead(model, 1.0), settings, schedule, dtype=torch.bfloat16, **own)
-        return lambda: backend.step(rows, loss, entropy="metric")
+        return lambda: backend.step(rows, policy_gradient, entropy="metric")
     store, address = listen("127.0.0.1", 1)
     group = RankGroup(0, 0, MeshShape(), options.device, address, store, 600.0)
     own |= {"dtype": torch.bfloat16, "cpu_offload": case.get("cpu_offload", False)}
@@ -150,7 +142,7 @@ def stepper(case: dict[str, Any], options: argparse.Namespace, rows: list[TrainR
         rank = fsdp2_backend(head, group, settings, schedule, **own)
     else:
         rank = zero_backend(head, group, settings, schedule, stage=int(kind[-1]), **own)
-    return lambda: rank.step(rows, range(len(rows)), loss, "metric", False)
+    return lambda: rank.step(rows, range(len(rows)), policy_gradient, "metric", False)
 
 
 def trained(case: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
@@ -221,10 +213,13 @@ def peak_gib(device: torch.device) -> float | None:
 def in_a_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run a case, and return its figures or why there are none."""
     command = [sys.executable, __file__, *sys.argv[1:], "--case", name]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=options.timeout)
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=options.timeout)
+    except subprocess.TimeoutExpired:
+        return {"not_run": f"it took more than {options.timeout:g} s"}
     if done.returncode:
-        said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()
-        return {"not_run": said[-1][:300]}
+        errors = [line for line in done.stderr.splitlines() if "Error: " in line]
+        return {"not_run": errors[-1][:300] if errors else f"exit code {done.returncode}"}
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 

@@ -9,7 +9,6 @@ import argparse
 import importlib
 import json
 import os
-import resource
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from trainer.backends.rank_group import MeshShape
 from trainer.backends.ranked import Ranks
 from trainer.backends.zero import zero_backend
 from trainer.config.optimizer import OptimizerSettings
+from trainer.learn.step_metrics import memory_metrics
 from trainer.models.load import without_chance
 
 CONFIG = {
@@ -85,7 +85,8 @@ class Part:
 
 
 def peak_mib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    # Of this process alone: what getrusage says includes what its parent held when it was started.
+    return memory_metrics()["memory/rss_peak_gib"] * 1024
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from clients.audit.costs import _cost
-from clients.checks.costs import _once
+from clients.checks.costs import _clock, _once
 from clients.run_queue import queued_by_metrics, queued_seconds
 from tests.support.client_server import ServerProcess
 from tests.support.processes import running
@@ -43,11 +43,13 @@ def _busy(seconds: float) -> None:
 
 def test_waiting_for_a_processor_is_told_apart_from_working_and_sleeping(crowded: None) -> None:
     begun = time.perf_counter()
-    held = _once(lambda: _busy(0.1))
+    clock = _clock(inline=True)
+    held = _once(clock, lambda: _busy(0.1))
     taken = time.perf_counter() - begun
     assert taken > 0.2
     assert 0.1 <= held < 0.5 * taken
-    assert _once(lambda: time.sleep(0.1)) >= 0.099
+    assert _once(clock, lambda: time.sleep(0.1)) >= 0.099
+    assert _once(_clock(inline=False), lambda: time.sleep(0.1)) < 0.05, "nobody else waits for it"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from envs.adapters.extras import MissingExtraError, import_extra
 from envs.adapters.pettingzoo import PettingZooAdapter
 from envs.adapters.pettingzoo_sheets import SHEETS
 from envs.adapters.textarena import TextArenaAdapter
-from tests.support.wire import ROOT, Server
+from tests.support.processes import ROOT
+from tests.support.wire import Server
 
 pytest.importorskip("pettingzoo", reason="the extra `pettingzoo` is not installed")
 pytest.importorskip("textarena", reason="the extra `textarena` is not installed")

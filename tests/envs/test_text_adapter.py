@@ -17,7 +17,8 @@ from env_server.settings import Settings
 from envs.adapters.text import DEFAULT_MAX_STEPS, TextAdapter
 from envs.adapters.text_observations import ObservationText, plain_drawing
 from tests.support.echo_env import Echo
-from tests.support.wire import ROOT, Server
+from tests.support.processes import ROOT
+from tests.support.wire import Server
 
 LAKE = "FrozenLake-v1"
 POLE = "CartPole-v1"

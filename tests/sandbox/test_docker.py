@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import docker
@@ -45,6 +46,22 @@ def make() -> Iterator[Make]:
     yield make
     for each in made:
         each.close()
+
+
+@pytest.mark.docker
+def test_files_shown_below_the_working_directory_outlive_programs(make: Make, tmp_path: Path) -> None:
+    shown = tmp_path / "agent with a space"
+    shown.mkdir()
+    (shown / "code.py").write_text("x = 1")
+    sandbox = make(containers=1, read_only=[str(shown)])
+    assert str(shown).startswith("/tmp/"), "where programs have a file system of their own"
+    read = Program("bash", f"cat '{shown}/code.py'; touch /tmp/left; ls /tmp")
+    for _ in range(2):
+        result = sandbox.run(read)
+        assert result.outcome is Outcome.OK, result
+        assert result.stdout.decode().split() == ["x", "=", "1", "left", tmp_path.parts[2]]
+    sandbox.run(Program("bash", "mv /tmp/* /tmp/elsewhere"))
+    assert sandbox.run(Program("bash", f"cat '{shown}/code.py'")).stdout == b"x = 1"
 
 
 class Containers:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandbox.containers.inside import files
 from sandbox.languages import Toolchain, commands
 from sandbox.limits import Limits
 from sandbox.outcomes import Facts, classify
@@ -134,3 +135,19 @@ def test_command_lines_keep_words_apart() -> None:
     compiled = commands(Program("cpp", ""), tools)
     assert compiled.compile is not None
     assert compiled.run == ("/work/main",)
+
+
+def test_what_a_container_is_shown_below_its_own_folders_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, temporary = tmp_path / "work", tmp_path / "tmp"
+    for folder in (work / "agent" / "code", work / "left" / "deep", temporary):
+        folder.mkdir(parents=True)
+    for file in (work / "agent" / "code" / "main.py", work / "x", temporary / "y", work / "agent" / "z"):
+        file.touch()
+    kept = frozenset([str(work / "agent" / "code")])
+    monkeypatch.setattr(files, "_WRITABLE", (str(work), str(temporary)))
+    monkeypatch.setattr(files, "shown", lambda: kept)
+    assert files.wipe(kept)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["agent", "code", "main.py", "tmp", "work"]
+    assert not files.wipe(kept | {str(work / "agent" / "moved")}), "what it was shown is elsewhere now"

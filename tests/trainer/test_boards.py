@@ -141,24 +141,27 @@ def test_settings_are_flat_for_trackers_that_want_them_so():
 
 
 def test_a_resumed_run_keeps_its_names(tmp_path):
-    run = RunIdentity(tmp_path, "run", {})
+    run = RunIdentity(tmp_path, "run", {}, 0)
     assert run.known("wandb") is None
     run.keep("wandb", "abc")
     run.keep("mlflow", "def")
-    assert RunIdentity(tmp_path, "run", {}).known("wandb") == "abc"
+    assert RunIdentity(tmp_path, "run", {}, 0).known("wandb") == "abc"
     (tmp_path / BOARDS_FILE).write_text('{"wandb": "ab')
-    assert RunIdentity(tmp_path, "run", {}).known("wandb") is None
+    assert RunIdentity(tmp_path, "run", {}, 0).known("wandb") is None
 
 
 def report_twice(directory: Path, **trackers) -> list[str]:
-    """Report three steps to real trackers, as two processes of one run do, and return what was said."""
+    """Report three steps to real trackers, as two processes of one run do, and return what was said.
+
+    The second process goes on from step 1, and finds something else in step 2 than the first one.
+    """
     settings, said = TrackingSettings(tensorboard=False, patience_s=120, **trackers), []
-    run = RunIdentity(directory, "a run", {"seed": 1, "tasks": [{"env_id": "X"}]})
-    for steps in ([1, 2], [2, 3]):
+    for begins, steps in ((0, [1, 2]), (1, [2, 3])):
+        run = RunIdentity(directory, "a run", {"seed": 1, "tasks": [{"env_id": "X"}]}, begins)
         boards = open_boards(settings, run, said.append)
         for step in steps:
             for board in boards:
-                board.log(step, {"rollout/success": step / 4, "domain/a b/x": 1.0})
+                board.log(step, {"rollout/success": step / 4 + begins, "domain/a b/x": 1.0})
         for board in boards:
             board.close(120.0)
     return said
@@ -172,7 +175,7 @@ def test_wandb_takes_a_run_offline(tmp_path, monkeypatch):
     assert files
     assert all(b"rollout/success" in path.read_bytes() for path in files)
     names = {path.stem for path in files}
-    assert names == {f"run-{RunIdentity(tmp_path, '', {}).known('wandb')}"}, (
+    assert names == {f"run-{RunIdentity(tmp_path, '', {}, 0).known('wandb')}"}, (
         "both processes are one run there"
     )
 
@@ -189,9 +192,27 @@ def test_mlflow_takes_a_run_into_a_file(tmp_path):
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     assert report_twice(tmp_path, mlflow={"uri": uri, "experiment": "e"}) == []
     client = mlflow.MlflowClient(tracking_uri=uri)
-    (found,) = client.search_runs([client.get_experiment_by_name("e").experiment_id])
-    assert found.info.run_name == "a run"
-    assert found.info.status == "FINISHED"
+    found, void = client.search_runs([client.get_experiment_by_name("e").experiment_id])
+    assert RunIdentity(tmp_path, "", {}, 0).known("mlflow") == found.info.run_id
+    assert {run.info.run_name for run in (found, void)} == {"a run"}
+    assert (found.info.status, void.info.status) == ("FINISHED", "KILLED")
+    assert found.data.tags["rollgym.goes_on_from"] == void.info.run_id
+    assert void.data.tags["rollgym.goes_on_in"] == found.info.run_id
     assert found.data.params == {"seed": "1", "tasks.0.env_id": "X"}
     history = client.get_metric_history(found.info.run_id, "rollout/success")
-    assert {(entry.step, entry.value) for entry in history} == {(1, 0.25), (2, 0.5), (3, 0.75)}
+    assert [(entry.step, entry.value) for entry in history] == [(1, 0.25), (2, 1.5), (3, 1.75)]
+
+
+def test_mlflow_goes_on_in_one_run_where_nothing_is_void(tmp_path):
+    mlflow = pytest.importorskip("mlflow")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    settings, said = TrackingSettings(tensorboard=False, patience_s=120, mlflow={"uri": uri}), []
+    for begins in (0, 1, 2):
+        run = RunIdentity(tmp_path, "a run", {}, begins)
+        (board,) = open_boards(settings, run, said.append)
+        board.log(begins + 1, {"x": float(begins)})
+        board.close(120.0)
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    (found,) = client.search_runs([client.get_experiment_by_name(settings.mlflow.experiment).experiment_id])
+    assert [entry.step for entry in client.get_metric_history(found.info.run_id, "x")] == [1, 2, 3]
+    assert said == []

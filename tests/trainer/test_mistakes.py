@@ -4,9 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
+from trainer.backends.transport import RankFailedError
 from trainer.cli import main
 
 LAKE = [
@@ -179,6 +182,47 @@ def test_a_defect_is_no_mistake_of_the_users(capfd, tmp_path, monkeypatch):
     assert f"{__file__}, line" in said
     assert "traceback in out/traceback.txt" in said
     assert "invalid literal" in (tmp_path / "out" / "traceback.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+            "Tried to allocate 2.00 GiB",
+        ),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory"),
+            "alloc_cpu",
+        ),
+        (RankFailedError("rank 1 of 2 failed: OutOfMemoryError: CUDA out of memory."), "rank 1 of 2 failed"),
+        (MemoryError(), "MemoryError"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_a_device_without_memory_names_what_takes_less(capfd, monkeypatch, error, said):
+    async def trains(*_, **__):
+        raise error
+
+    monkeypatch.setattr("trainer.commands.train._train", trains)
+    message = complaint(capfd, "output_dir=out", "optimizer.tokens_per_micro_batch=512")
+    assert "memory does not suffice: " in message
+    assert said in message
+    assert (
+        "lower optimizer.tokens_per_micro_batch (it is 512), or set model.gradient_checkpointing=true"
+        in message
+    )
+    assert message.endswith("nothing was learnt yet, and the same command begins again")
+    assert Path("out/traceback.txt").exists()
+
+
+def test_any_other_error_of_torch_stays_a_defect(capfd, monkeypatch):
+    async def trains(*_, **__):
+        raise RuntimeError("expected all tensors on one device")
+
+    monkeypatch.setattr("trainer.commands.train._train", trains)
+    assert main([*LAKE, "output_dir=out"]) == 1
+    assert "a defect: RuntimeError: expected all tensors" in capfd.readouterr().err
 
 
 def test_an_environment_that_can_never_be_made_ends_the_run(capfd, tmp_path):

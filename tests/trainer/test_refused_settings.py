@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 import trainer.commands.probe
+from tests.support.inference_server.running import InferenceServer
 from tests.support.processes import env_server
 from trainer.cli import main
 from trainer.config.load import load_settings
@@ -22,6 +23,12 @@ HOLDERS = {
     "tasks": [{"env_id": "FrozenLake-v0"}],
     "datasets": [{"path": "rows.jsonl", "verifier": "Math-v0"}],
     "warm_start": {"demonstrations": 5},
+    "sft": {"data": [{"path": "rows.jsonl"}]},
+    "dpo": {"data": [{"path": "rows.jsonl"}]},
+    "reward": {"data": [{"path": "rows.jsonl"}]},
+    "distill": {"data": [{"path": "rows.jsonl"}], "teachers": {"own": {"path": "model"}}},
+    "data": [{"path": "rows.jsonl"}],
+    "held_out": [{"path": "rows.jsonl"}],
 }
 """What must be there for a setting inside of it to be there."""
 NESTED = {
@@ -29,10 +36,13 @@ NESTED = {
     "datasets.difficulty": {"column": "rate", "minimum": 0.0},
     "algorithm.reward.overlong": {"max_tokens": 10, "buffer_tokens": 5},
     "algorithm.critic": {},
+    "algorithm.reward": {},
+    "sft.expert": {"demonstrations": 5},
 }
 NAMED = {
     "panels": {"held_out": {"env_id": "FrozenLake-v0"}},
     "judges": {"own": {"model": "judge", "devices": [0], "command": ["vllm"]}},
+    "teachers": {"own": {"path": "model"}},
 }
 """Settings by names that users choose."""
 
@@ -69,11 +79,10 @@ def settings_with(path: tuple[str, ...], kind: str | None, value: object) -> dic
         place = ".".join(parents[:depth])
         if place in NESTED:
             node[name] = dict(NESTED[place])
-            node.pop("verifier" if name == "route" else "", None)
+            node.pop({"route": "verifier", "expert": "data"}.get(name, ""), None)
         elif name in HOLDERS:
-            node[name] = (
-                [dict(entry) for entry in HOLDERS[name]] if name != "warm_start" else dict(HOLDERS[name])
-            )
+            held = HOLDERS[name]
+            node[name] = [dict(entry) for entry in held] if isinstance(held, list) else dict(held)
         elif name in NAMED:
             node[name] = {key: dict(entry) for key, entry in NAMED[name].items()}
         elif name == "dataset":
@@ -317,6 +326,44 @@ def test_a_probe_of_nothing_that_answers(capfd, tmp_path, monkeypatch):
     assert code == 2
     assert "holds no weights" in said
     assert "probe: environments: no server answers at http://127.0.0.1:9" in said
+
+
+SERVED = ["deterministic=false", "inference.kind=vllm"]
+
+
+def test_a_probe_asks_inference_servers(capfd, url, monkeypatch):
+    monkeypatch.setenv("ROLLGYM_INFERENCE_KEY", "k")
+    with InferenceServer("vllm", api_key="k") as served:
+        code, said = probe(capfd, "--env-url", url, *SERVED, f"inference.urls=[{served.url}]")
+    assert code == 0
+    assert f"probe: inference: {served.url} is vLLM 0.33.0 with 'policy'" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "message"),
+    [
+        ({"release": "0.19.0"}, [], "vLLM 0.19.0 is too old: weight updates in sessions came with 0.24"),
+        ({"dev_mode": False}, [], "VLLM_SERVER_DEV_MODE=1"),
+        ({"api_key": "k"}, [], "API key (Unauthorized); set the environment variable ROLLGYM_INFERENCE_KEY"),
+        ({"max_length": 30}, [], "takes rows of up to 30 tokens"),
+    ],
+)
+def test_a_probe_says_what_inference_servers_lack(capfd, url, options, words, message):
+    with InferenceServer("vllm", **options) as served:
+        code, said = probe(capfd, "--env-url", url, *SERVED, *words, f"inference.urls=[{served.url}]")
+    assert code == 2
+    assert f"probe: inference: {served.url}" in said
+    assert message in said
+
+
+def test_a_probe_of_inference_servers_that_are_not_there(capfd, url, monkeypatch):
+    monkeypatch.setattr(trainer.commands.probe, "_CONNECT_S", 0.2)
+    code, said = probe(capfd, "--env-url", url, *SERVED, "inference.urls=['http://127.0.0.1:9']")
+    assert code == 2
+    assert "probe: inference: http://127.0.0.1:9 has not answered for 0.2 s" in said
+    code, said = probe(capfd, "--env-url", url, *SERVED, "inference.launch={command: [no-such-vllm]}")
+    assert code == 2
+    assert "probe: inference: inference.launch.command: there is no program no-such-vllm" in said
 
 
 def test_a_probe_belongs_to_a_dry_run(capfd):

@@ -20,11 +20,13 @@ TASKS = "tasks=[{env_id: FrozenLake-v0}]"
         "checkpoint.every=3",
         "model.device=cpu",
         "model.gradient_checkpointing=true",
+        "optimizer={tokens_per_micro_batch: 512, shared_prefixes: 'off'}",
         "cluster={kind: ray, address: auto, roles: {actor_inference: {devices: 1-3}}}",
         "cluster.restarts=9",
         "threads=2",
         "tasks.0.url=http://127.0.0.1:9",
         "agents={host: 0.0.0.0, port: 9, public_url: 'http://127.0.0.1:9', grace_s: 3}",
+        "agents={sandbox_memory_mb: 4096, sandbox_disk_mb: 1024, sandbox_read_only: [/opt/agent]}",
         "inference.lost_after_s=3",
     ],
 )

@@ -159,11 +159,11 @@ def give_posted(trajectory: Trajectory, agent: AgentSession, end: AgentEnd) -> N
     if end.posted:
         if end.posted.get("reward") is not None:
             posted.reward = finite_number(end.posted["reward"], "the reward that the agent answered")
-            posted.fault = ""
+            posted.faults.discard(None)
         if isinstance(end.posted.get("success"), bool):
             posted.success = end.posted["success"]
-    if posted.fault:
-        raise InvalidNumberError(posted.fault)
+    if posted.faults:
+        raise InvalidNumberError("the agent posted a reward that is no number to compute with")
     for call, reward in posted.turns.items():
         agent.turns_of[call][-1].reward = reward
     if posted.reward is not None and trajectory.turns:

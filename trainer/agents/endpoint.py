@@ -33,7 +33,7 @@ from trainer.agents.responses import ResponseEvents, parse_responses, response_b
 from trainer.agents.session import AgentSession
 from trainer.agents.splicing import message_of
 from trainer.agents.unread_bodies import UnreadBodies
-from trainer.core.errors import TrainerError
+from trainer.core.errors import ConfigError, TrainerError
 from trainer.core.numbers import LARGEST
 
 _log = logging.getLogger(__name__)
@@ -111,6 +111,10 @@ def as_api_error(error: BaseException) -> ApiError:
     """Return what an agent is told of a failure; the run hears of it through the session."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(
+        error, ConfigError
+    ):  # what is asked for cannot be had of this server, and is not tried again
+        return ApiError(400, str(error), "unsupported_value")
     if isinstance(error, TrainerError):
         # Our own errors say what is wrong, such as an inference server that is gone.
         return ApiError(502, str(error), "inference_failed")
@@ -235,21 +239,22 @@ class _Endpoint:
         session = self._session(request)
         body = await self._json(request, numbers_of_python=True)
         posted = session.posted
+        call = whole(body, "call", 0)
+        if call is not None and call not in session.turns_of:
+            raise ApiError(404, f"there was no call {call} in this session", "unknown_call", "call")
         value = finite(body.get("reward"))
         if value is None or abs(value) > LARGEST:
-            posted.fault = "the agent posted a reward that is no number to compute with"
+            posted.faults.add(call)
             raise ApiError(
                 400, f"reward must be a finite number of at most {LARGEST:g}", "invalid_number", "reward"
             )
         if not isinstance(body.get("success"), bool | None):
             raise invalid("success must be true or false", "success")
-        call = whole(body, "call", 0)
+        posted.faults.discard(call)
         if call is not None:
-            if call not in session.turns_of:
-                raise ApiError(404, f"there was no call {call} in this session", "unknown_call", "call")
             posted.turns[call] = value
         else:
-            posted.reward, posted.fault = value, ""
+            posted.reward = value
         if body.get("success") is not None:
             posted.success = body["success"]
         return JSONResponse({"reward": value})

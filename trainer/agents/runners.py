@@ -17,6 +17,7 @@ _LARGEST_VARIABLE = 100_000
 """Bytes of an environment variable; the kernel takes no more than 128 KiB."""
 _KEPT_OUTPUT = 2000
 _CHUNK = 1 << 16
+_LARGEST_ANSWER = 1 << 20
 _MOST_OUTPUT = 64 << 20
 """Bytes that a program may print; reading them takes the trainer's time."""
 
@@ -203,6 +204,16 @@ def last_words(output: bytes) -> str:
     return " ".join(output[-_KEPT_OUTPUT:].decode(errors="replace").split())[-_KEPT_OUTPUT // 2 :]
 
 
+async def _content(response: httpx.Response) -> bytes | None:
+    """Read the body of an answer; None if it is more than anybody needs to say."""
+    content = b""
+    async for chunk in response.aiter_bytes():
+        content += chunk
+        if len(content) > _LARGEST_ANSWER:
+            return None
+    return content
+
+
 class ServiceRunner:
     """Asks a service to play each episode.
 
@@ -246,18 +257,23 @@ class ServiceRunner:
     async def _asked(self, task: AgentTask) -> AgentEnd | None:
         """Return how it ended, or None where the service will say so."""
         try:
-            response = await self._http.post(self._url, json=task.as_body())
+            async with self._http.stream("POST", self._url, json=task.as_body()) as response:
+                if response.status_code == 202:
+                    return None
+                content = await _content(response)
         except httpx.HTTPError as error:
             return AgentEnd(
                 f"the agent's service {self._url} cannot be reached: {type(error).__name__}: {error}"
             )
-        if response.status_code == 202:
-            return None
+        if content is None:
+            return AgentEnd(
+                f"the agent's service {self._url} answered with more than {_LARGEST_ANSWER >> 10} KiB"
+            )
         if not response.is_success:
-            text = " ".join(response.text[:_KEPT_OUTPUT].split())
+            text = last_words(content[:_KEPT_OUTPUT])
             return AgentEnd(f"the agent's service {self._url} answered {response.status_code}: {text}")
         try:
-            posted = json.loads(response.content) if response.content else {}
+            posted = json.loads(content) if content else {}
         except (ValueError, RecursionError):
             posted = {}
         return AgentEnd(posted=posted if isinstance(posted, dict) else {})

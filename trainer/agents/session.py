@@ -89,13 +89,13 @@ class Posted:
         reward: Of the whole episode, beside what its environment gave.
         turns: Rewards of single requests, by their numbers.
         success: Whether the task was solved; None where it did not say.
-        fault: Why a reward cannot be used; empty where all can.
+        faults: Requests whose reward, as posted last, is no number to compute with; None stands for the episode.
     """
 
     reward: float | None = None
     turns: dict[int, float] = field(default_factory=dict)
     success: bool | None = None
-    fault: str = ""
+    faults: set[int | None] = field(default_factory=set)
 
 
 class AgentSession:

@@ -114,7 +114,7 @@ def _group_advantages(
     lengths = torch.tensor([len(turns) for turns in rewards], dtype=torch.int64)
     greedy = None
     if advantage.baseline == "greedy":
-        greedy = _greedytotal_scores(settings, advantage, batch)
+        greedy = _greedy_scores(settings, advantage, batch)
     relative = group_advantages(
         scores,
         groups,
@@ -132,9 +132,7 @@ def _group_advantages(
     return informative_factor(scores, groups, advantage.factor) * relative
 
 
-def _greedytotal_scores(
-    settings: AlgorithmSettings, advantage: GroupAdvantage, batch: TrajectoryBatch
-) -> Tensor:
+def _greedy_scores(settings: AlgorithmSettings, advantage: GroupAdvantage, batch: TrajectoryBatch) -> Tensor:
     """Return what the greedy episode of each trajectory's group scored, by the same rules as its own."""
     if batch.greedy is None:
         raise ValueError("baseline 'greedy' reads a greedy episode of each group, and none was played")

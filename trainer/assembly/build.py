@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 
 from clients.commands.arguments import TOKEN_VARIABLE
 from trainer.assembly.inference import open_inference
+from trainer.assembly.teachers import distillation_head
 from trainer.backends.base import Scorer
-from trainer.backends.heads import PolicyHead, ValueHead
+from trainer.backends.heads import Head, PolicyHead, ValueHead
 from trainer.backends.optimizer import Schedule
 from trainer.backends.prefix_costs import sharing_costs
 from trainer.backends.reference import FrozenModel, PolicyWithoutAdapters
@@ -31,6 +32,7 @@ from trainer.inference.base import InferenceClient, SamplingParams
 from trainer.inference.queue import GenerationQueue
 from trainer.models.load import load_model, load_tokenizer, model_folder
 from trainer.models.lora import ADAPTER_CONFIG, add_lora, load_adapter
+from trainer.models.reward_model import RewardModel
 from trainer.models.stop_ids import stop_ids
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model
 from trainer.models.tokenizer import build_tiny_tokenizer
@@ -45,6 +47,7 @@ from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.recall import LoggedClient, Recall
 from trainer.rollout.rendering import ChatRenderer
 from trainer.rollout.slots import BoundedSlots, EpisodeSlots
+from trainer.tasks.curriculum import CurriculumTaskSource
 from trainer.tasks.dataset import load_streams
 from trainer.tasks.interleaved import EnvironmentStream, InterleavedTaskSource, TaskStream
 from trainer.tasks.mixture import MixtureTaskSource
@@ -167,6 +170,22 @@ def policy_head(model: PreTrainedModel, temperature: float) -> PolicyHead:
     return PolicyHead(model, temperature)
 
 
+def training_head(settings: RunSettings, model: PreTrainedModel) -> Head:
+    """Return what updates read off what a run trains: the policy, a student beside its teachers, or a reward model.
+
+    Raises:
+        ConfigError: If a teacher cannot be loaded.
+    """
+    if settings.reward is not None:
+        reward_model = RewardModel(model)
+        if settings.model.lora is not None:
+            add_lora(reward_model.body, settings.model.lora, derive_seed(settings.seed, "adapters"))
+        return ValueHead(reward_model)
+    if settings.distill is not None and settings.distill.estimate != "sampled":
+        return distillation_head(settings, settings.distill, model)
+    return policy_head(model, settings.rollout.temperature)
+
+
 def critic_head(settings: RunSettings, model: PreTrainedModel) -> ValueHead:
     """Return a critic whose body starts with the policy's weights.
 
@@ -179,9 +198,9 @@ def critic_head(settings: RunSettings, model: PreTrainedModel) -> ValueHead:
 
 
 def policy_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBackend:
-    """Return the backend that trains the policy by reinforcement, in this process."""
+    """Return the backend of what a run trains, in this process."""
     schedule = run_schedule(settings, settings.optimizer.learning_rate)
-    return _backend(settings, policy_head(model, settings.rollout.temperature), schedule)
+    return _backend(settings, training_head(settings, model), schedule)
 
 
 def critic_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBackend:
@@ -207,7 +226,7 @@ def warm_start_backend(settings: RunSettings, model: PreTrainedModel, learning_r
     return _backend(settings, policy_head(model, 1.0), Schedule(learning_rate, 0, 1, "constant"))
 
 
-def _backend(settings: RunSettings, head: PolicyHead | ValueHead, schedule: Schedule) -> TorchBackend:
+def _backend(settings: RunSettings, head: Head, schedule: Schedule) -> TorchBackend:
     return TorchBackend(
         head,
         settings.optimizer,
@@ -243,6 +262,8 @@ def task_source(settings: RunSettings) -> TaskSource:
     for dataset in settings.datasets:
         streams += load_streams(dataset)
     block = settings.rollout.groups_per_step if settings.interleave == "step" else _STREAM_BLOCK
+    if settings.curriculum is not None:
+        return CurriculumTaskSource(streams, block, settings.seed, settings.curriculum)
     return InterleavedTaskSource(streams, block, settings.seed)
 
 

@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from clients.client import EnvClient
@@ -55,8 +55,25 @@ def keep_digests(streams: Sequence[RowStream], directory: Path, *, resuming: boo
     Raises:
         CheckpointError: If the data have changed, so that the run would go on with other tasks than it began with.
     """
+    keep_data(
+        {f"{number} {stream.domain}": stream.digest for number, stream in enumerate(streams)},
+        directory,
+        resuming=resuming,
+    )
+
+
+def keep_data(found: Mapping[str, str], directory: Path, *, resuming: bool) -> None:
+    """Write digests of what is learnt from beside the run, or check that a resumed run has the same.
+
+    Args:
+        found: Digests, by a number and a name, such as "0 held_out".
+        directory: The run's.
+        resuming: Whether it goes on from a checkpoint.
+
+    Raises:
+        CheckpointError: If the data have changed.
+    """
     path = directory / DATA_FILE
-    found = {f"{number} {stream.domain}": stream.digest for number, stream in enumerate(streams)}
     if resuming and path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
         changed = sorted(name for name in {*before, *found} if before.get(name) != found.get(name))

@@ -1,8 +1,15 @@
 """Who samples from the policy, built from settings: the engine in this process, or servers that may be elsewhere."""
 
+import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
@@ -21,7 +28,8 @@ from trainer.core.console import RunConsole
 from trainer.core.device import torch_device
 from trainer.core.errors import ConfigError
 from trainer.inference.base import InferenceClient, SamplingParams
-from trainer.inference.dialect import Capabilities
+from trainer.inference.dialect import Capabilities, Seen
+from trainer.inference.errors import WrongKeyError
 from trainer.inference.launch import ServedModel, choose_ports, launched, require_program, server_processes
 from trainer.inference.pool import ServerPool
 from trainer.inference.server_client import ServerClient
@@ -63,6 +71,7 @@ class RunServerClient(ServerClient):
             watch_every_s=inference.look_every_s,
         )
         rollout = settings.rollout
+        self._inference = inference
         self._longest = settings.model.max_length
         self._sampling = SamplingParams(
             rollout.max_new_tokens, rollout.temperature, rollout.top_p, rollout.top_k
@@ -75,15 +84,41 @@ class RunServerClient(ServerClient):
             ConfigError: If its rows are shorter than the run's, or it lacks something else that the run needs.
             ServerGoneError: If nobody answers.
         """
-        capabilities = await super().connect()
-        longest = capabilities.max_length
+        with self._keys_named():
+            capabilities = await super().connect()
+        self._check_length(capabilities.max_length)
+        self.check_sampling(self._sampling)
+        return capabilities
+
+    async def look(self) -> Seen:
+        """Ask the server who it is, and change nothing there.
+
+        Raises:
+            ConfigError: If it is seen not to suit the run.
+            ServerGoneError: If nobody answers.
+        """
+        with self._keys_named():
+            seen = await super().look()
+        self._check_length(seen.max_length)
+        return seen
+
+    @contextmanager
+    def _keys_named(self) -> Iterator[None]:
+        """Say where the key is taken from that a server does not like."""
+        try:
+            yield
+        except WrongKeyError as error:
+            named = f"set the environment variable {self._inference.api_key_variable}"
+            if self._inference.kind == "sglang":
+                named += f", and {self._inference.admin_key_variable} where its admin routes have their own"
+            raise WrongKeyError(f"{error}; {named}") from error
+
+    def _check_length(self, longest: int | None) -> None:
         if longest is not None and longest < self._longest:
             raise ConfigError(
                 f"{self.url} takes rows of up to {longest} tokens, and model.max_length is {self._longest}: lower it, "
                 "or start the server with longer ones"
             )
-        self.check_sampling(self._sampling)
-        return capabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,3 +318,27 @@ def check_inference(settings: RunSettings) -> None:
     """
     if settings.inference.launch is not None:
         require_program(settings.inference, settings.inference.launch)
+
+
+async def look_at_servers(settings: RunSettings, patience_s: float) -> list[Seen]:
+    """Ask the servers that are named who they are, and change nothing there.
+
+    Args:
+        settings: The run.
+        patience_s: How long one may take to be reached.
+
+    Raises:
+        ConfigError: If one is seen not to suit the run.
+        ServerGoneError: If one does not answer.
+    """
+    hurried = settings.inference.model_copy(update={"lost_after_s": patience_s})
+    settings = settings.model_copy(update={"inference": hurried})
+
+    async def look(url: str) -> Seen:
+        client = RunServerClient(url, settings, None)
+        try:
+            return await client.look()
+        finally:
+            await client.close()
+
+    return list(await asyncio.gather(*map(look, settings.inference.urls)))

@@ -129,6 +129,8 @@ def _apart(settings: RunSettings, devices: Sequence[int]) -> bool:
 
 def _engine(settings: RunSettings, shape: ModelShape, number: int, device_bytes: int) -> Part | None:
     """Return who samples; None where servers run elsewhere already."""
+    if not settings.plays:
+        return None
     rollout, launch = settings.rollout, settings.inference.launch
     devices = settings.cluster.roles.actor_inference.devices
     if settings.inference.embedded:

@@ -1,14 +1,15 @@
 """The models that a run trains and reads: in its own process, or divided over ranks."""
 
 import shutil
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
+from transformers import PreTrainedModel
 
 from trainer.assembly.build import (
     Policy,
@@ -19,6 +20,7 @@ from trainer.assembly.build import (
     policy_head,
     reference_model,
     run_schedule,
+    training_head,
     warm_start_backend,
 )
 from trainer.assembly.rank_groups import RankGroups, mesh_shape
@@ -79,6 +81,14 @@ class ModelSource(Protocol):
         """Return what the run trains and reads."""
         ...
 
+    def other(self, path: str) -> AbstractContextManager[Scorer]:
+        """Have another policy at hand, to be read.
+
+        Args:
+            path: Its folder, or its name on the hub.
+        """
+        ...
+
 
 class OwnModels:
     """Models in this process.
@@ -109,6 +119,21 @@ class OwnModels:
         critic = critic_backend(settings, model) if settings.algorithm.critic is not None else None
         reference = reference_model(settings, model) if settings.algorithm.needs_reference else None
         return Models(policy_backend(settings, model), critic, reference)
+
+    @contextmanager
+    def other(self, path: str) -> Iterator[Scorer]:
+        """Have another policy at hand, to be read; its memory is free again afterwards."""
+        settings = _with_model(self._settings, path)
+        yield reference_model(settings, build_policy(settings).model)
+
+
+def _with_model(settings: RunSettings, path: str) -> RunSettings:
+    """Return the settings of the same run with another model, without adapters."""
+    plain = {
+        name: type(settings.model).model_fields[name].default for name in ("hidden_size", "layers", "heads")
+    }
+    model = settings.model.model_copy(update={**plain, "path": path, "lora": None})
+    return settings.model_copy(update={"model": model})
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +179,7 @@ class RankRecipe:
         if self.role == "critic":
             head: Head = critic_head(settings, policy.model)
         else:
-            temperature = 1.0 if self.role == "warm_start" else settings.rollout.temperature
-            head = policy_head(policy.model, temperature)
+            head = _role_head(settings, self.role, policy.model)
         set_attention(bodies_of(head.model), settings.model.attention)
         return head
 
@@ -223,6 +247,12 @@ class RankRecipe:
         return run_schedule(self.settings, peak)
 
 
+def _role_head(settings: RunSettings, role: Role, model: PreTrainedModel) -> Head:
+    if role == "policy":
+        return training_head(settings, model)
+    return policy_head(model, 1.0 if role == "warm_start" else settings.rollout.temperature)
+
+
 class RankedModels:
     """Models that are divided over ranks.
 
@@ -273,6 +303,18 @@ class RankedModels:
         if self._start is not None:
             shutil.rmtree(self._start)
         return Models(policy, critic, reference)
+
+    @contextmanager
+    def other(self, path: str) -> Iterator[Scorer]:
+        """Have another policy at hand, to be read; the ranks forget it afterwards."""
+        recipe = RankRecipe(_with_model(self._settings, path), "reference")
+        width = self._policy.model.config.get_text_config().hidden_size
+        ranks, devices = self._ranks[ACTOR_TRAIN]
+        if self.shared is not None:
+            self.shared.make_room(devices)
+        backend = RankedBackend(ranks, "reference", recipe, width)
+        yield backend
+        backend.drop()
 
     def _recipe(self, role: Role) -> RankRecipe:
         return RankRecipe(self._settings, role, self._start)
@@ -373,6 +415,16 @@ def check_backend(settings: RunSettings) -> None:
         raise ConfigError(
             f"model.compile: what backend.kind {kind} hooks into a model is not compiled with: leave it out, or take "
             "kind torch or fsdp2"
+        )
+    beside = settings.distill is not None and settings.distill.estimate != "sampled"
+    if kind in ("deepspeed", "megatron") and beside:
+        raise ConfigError(
+            f"backend.kind {kind} computes no teachers beside the student: take kind torch or fsdp2, or "
+            "distill.estimate=sampled"
+        )
+    if kind == "megatron" and settings.reward is not None:
+        raise ConfigError(
+            "reward: backend.kind megatron trains no reward models: take kind torch, fsdp2 or deepspeed"
         )
     if kind != "megatron":
         return

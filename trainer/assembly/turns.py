@@ -88,7 +88,7 @@ class SharedDevices:
 
     def offload(self) -> None:
         """Have all models leave."""
-        self.make_room(frozenset().union(*self._devices.values()))
+        self.make_room({device for placed in self._devices.values() for device in placed})
 
     def onload(self) -> None:
         """Do nothing: each comes when it is used."""

@@ -1,6 +1,7 @@
 """Rows through a model: cut into micro-batches, brought to its device, computed where results are wanted."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ class ForwardPass:
         self._head = head
         self._tokens = tokens_per_micro_batch
         self._costs = costs
+        self._reads = head.reads
         self._prefixes = costs is not None and head.why_not_shared is None
 
     @property
@@ -91,6 +93,10 @@ class ForwardPass:
         device = self.device
         ids = pad_rows([each.ids for each in chosen]).to(device)
         row, column, mask = row.to(device), column.to(device), mask.to(device)
+        fields = _fields(chosen, device)
+        given: dict[str, Any] = {}
+        if self._reads:
+            given["fields"] = {name: fields[name][row, column] for name in self._reads}
         shared = self._shared(rows, bucket, calls)
         experts = packed_experts(chosen, ids.shape[1], device)
         if shared is not None and experts is not None:
@@ -98,13 +104,13 @@ class ForwardPass:
                 "rows with recorded experts share no prefixes, and others of this batch do: set "
                 "optimizer.shared_prefixes=off"
             )
-        values, entropies = self._head(ids, row, column, entropy, shared, experts)
+        values, entropies = self._head(ids, row, column, entropy, shared, experts, **given)
         return MicroBatch(
             rows=torch.tensor(bucket.rows, device=device),
             mask=mask,
             outputs=_scattered(values, mask, row, column),
             entropy=None if entropies is None else _scattered(entropies, mask, row, column),
-            fields=_fields(chosen, device),
+            fields=fields,
         )
 
     def _shared(self, rows: Sequence[TrainRow], bucket: Bucket, calls: int) -> SharedTokens | None:

@@ -33,6 +33,11 @@ class Head(nn.Module, ABC):
     model: nn.Module
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        """Fields of rows that the forward is given, as `fields`, for each of the tokens; none for most heads."""
+        return ()
+
+    @property
     @abstractmethod
     def body(self) -> PreTrainedModel:
         """The part of the model that makes hidden states."""

@@ -87,12 +87,16 @@ class EngineServer:
 
     async def begin_weights(self, version: int) -> None:
         """Announce weights, which come in parts. Others that came in part are left off."""
+        await self.leave_off_weights()
+        self._arriving = _ArrivingWeights()
+        self._loading = asyncio.ensure_future(self._engine.sync(self._arriving, version))
+
+    async def leave_off_weights(self) -> None:
+        """Wait for no more of weights that came in part: whoever sent them has failed."""
         if self._arriving is not None and self._loading is not None and not self._loading.done():
             self._arriving.leave_off()
             await asyncio.wait({self._loading})
             self._loading.exception()
-        self._arriving = _ArrivingWeights()
-        self._loading = asyncio.ensure_future(self._engine.sync(self._arriving, version))
 
     async def take_weights(self, tensors: Tensors) -> None:
         """Take the next of them; returns when there is room for more."""

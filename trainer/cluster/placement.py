@@ -99,7 +99,9 @@ def place_roles(settings: RunSettings) -> Placement:
     per_node = cluster.devices_per_node or -(-(largest + 1) // cluster.nodes)
     workers = cluster.roles.environment
     said = "processes beside the driver"
-    if settings.env_url is not None:
+    if not settings.plays:
+        said = "none: the run learns from examples"
+    elif settings.env_url is not None:
         said = "servers that run already"
     elif workers is not None and cluster.kind == "ray":
         cpus = f"{workers.cpus:g} {'CPU' if workers.cpus == 1 else 'CPUs'}"
@@ -152,7 +154,8 @@ def _roles(settings: RunSettings) -> Iterator[Role]:
     named = settings.cluster.roles
     trains = _trainers(settings, named.actor_train.devices)
     yield Role(ACTOR_TRAIN, _one_each(trains), "rank")
-    yield from _inference(settings, trains)
+    if settings.plays:
+        yield from _inference(settings, trains)
     if settings.algorithm.needs_reference:
         yield _beside(settings, REFERENCE, named.reference.devices, trains)
     elif named.reference.devices:

@@ -135,11 +135,16 @@ class RemoteEngines:
                 weights.append(await asyncio.to_thread(pack, (method, arguments)))
                 await self._told(there, weights[-1])
 
-            await send("begin_weights", version)
-            parts = _parts(source.parameters())
-            while (part := await asyncio.to_thread(next, parts, None)) is not None:
-                await send("take_weights", part)
-            await send("end_weights")
+            try:
+                await send("begin_weights", version)
+                parts = _parts(source.parameters())
+                while (part := await asyncio.to_thread(next, parts, None)) is not None:
+                    await send("take_weights", part)
+                await send("end_weights")
+            except BaseException:
+                for process in there.values():  # they would wait for the rest, and answer nothing meanwhile
+                    process.call(pack(("leave_off_weights", ())))
+                raise
             self._weights, self._version = weights, version
 
     async def health(self) -> InferenceHealth:

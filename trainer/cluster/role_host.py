@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 import sys
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+_SEEN_LATE_S = 10.0
 _SIOCGIFADDR = 0x8915
 """Linux's request for the address of an interface."""
 
@@ -92,8 +94,8 @@ class RoleHost:
             return pack((False, _sendable(error)))
 
     async def sees(self, path: str) -> bool:
-        """Say whether there is a file at a path, as this machine sees it."""
-        return await asyncio.to_thread(os.path.exists, path)
+        """Say whether there is a file at a path, as this machine sees it; a disk of several shows a new one late."""
+        return await asyncio.to_thread(_seen, path)
 
     async def live(self) -> None:
         """Return never: whoever waits for it hears of this process's end."""
@@ -146,6 +148,15 @@ def _interface_of(address: str) -> str | None:
                 if socket.inet_ntoa(found[20:24]) == address:
                     return name
     return None
+
+
+def _seen(path: str) -> bool:
+    until = time.monotonic() + _SEEN_LATE_S
+    while not os.path.exists(path):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.5)
+    return True
 
 
 def _say_to(log: Path) -> None:

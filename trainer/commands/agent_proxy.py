@@ -18,10 +18,17 @@ from trainer.core.errors import ConfigError, TrainerError
 if TYPE_CHECKING:
     from trainer.agents.session import PolicyService
     from trainer.inference.base import InferenceClient
+    from trainer.inference.server_client import ServerClient
 
 _TOKEN = "ROLLGYM_PROXY_TOKEN"
 _UPSTREAM_KEY = "ROLLGYM_UPSTREAM_KEY"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_INEXACT = {
+    "vllm": "the server reports log-probabilities before temperature, top_p and top_k: requests with other values than "
+    "1, 1 and 0 are refused (start vLLM with --logprobs-mode processed_logprobs)",
+    "sglang": "SGLang reports log-probabilities before top_p and top_k: requests with them are refused",
+}
+"""What is said of servers whose log-probabilities are not those of every distribution that tokens are drawn from."""
 _EPILOG = f"""
 An agent needs nothing but OPENAI_BASE_URL=http://HOST:PORT/s/NAME/v1, where
 any NAME makes a session; or OPENAI_BASE_URL=http://HOST:PORT/v1 and
@@ -186,6 +193,7 @@ async def opened_policy(options: argparse.Namespace) -> AsyncIterator["PolicySer
     from transformers import AutoConfig
 
     from trainer.config.checks import check_model_path
+    from trainer.inference.base import SamplingParams
     from trainer.models.load import load_model, load_tokenizer, model_folder
     from trainer.models.stop_ids import stop_ids
 
@@ -200,13 +208,37 @@ async def opened_policy(options: argparse.Namespace) -> AsyncIterator["PolicySer
         async with TorchEngine(model, max_rows=64, max_length=longest) as engine:
             yield _service(options, engine, tokenizer, stop_ids(model), longest)
         return
-    from trainer.inference.server_client import ServerClient
-
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     named: Any = SimpleNamespace(generation_config=_generation_config(folder), config=config)
+    async with _upstream(options) as client:
+        served = client.capabilities.max_length or _longest(config)
+        if options.max_length is not None and options.max_length > served:
+            raise ConfigError(
+                f"--max-length {options.max_length}: {options.upstream} takes rows of up to {served} tokens"
+            )
+        longest = options.max_length or min(served, _longest(config))
+        service = _service(options, client, tokenizer, stop_ids(named), longest)
+        client.check_sampling(service.sampling)
+        if options.sampling == "agent" and client.capabilities.inexact(SamplingParams(1, 0.5, 0.5)):
+            _say(_INEXACT[options.dialect])
+        yield service
+
+
+@asynccontextmanager
+async def _upstream(options: argparse.Namespace) -> AsyncIterator["ServerClient"]:
+    from trainer.inference.errors import WrongKeyError
+    from trainer.inference.server_client import ServerClient
+
+    _say(f"asking {options.upstream} what it can do")
     key = os.environ.get(_UPSTREAM_KEY)
-    async with ServerClient(options.upstream, options.dialect, way=None, api_key=key) as client:
-        yield _service(options, client, tokenizer, stop_ids(named), options.max_length or _longest(config))
+    client = ServerClient(options.upstream, options.dialect, way=None, api_key=key)
+    try:
+        await client.connect()
+        yield client
+    except WrongKeyError as error:
+        raise WrongKeyError(f"{error}; set {_UPSTREAM_KEY}") from error
+    finally:
+        await client.close()
 
 
 def _longest(config: Any) -> int:

@@ -1,5 +1,6 @@
 """Errors that nobody expected: named by file and line, and kept whole where the run keeps its records."""
 
+import re
 import tempfile
 import traceback
 from pathlib import Path
@@ -9,6 +10,7 @@ from trainer.core.plugins import one_line
 
 TRACEBACK_FILE = "traceback.txt"
 """The name of the last error's traceback in a run's directory."""
+_SHORT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|MemoryError|can't allocate memory")
 
 
 def described(error: BaseException) -> str:
@@ -16,6 +18,15 @@ def described(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {one_line(error)}{place}"
+
+
+def is_short_of_memory(error: BaseException) -> bool:
+    """Whether a device or this machine had no memory left, here or in a rank: torch says so in several ways."""
+    if isinstance(error, MemoryError) or any(
+        each.__name__ == "OutOfMemoryError" for each in type(error).__mro__
+    ):
+        return True
+    return isinstance(error, RuntimeError) and _SHORT_OF_MEMORY.search(str(error)) is not None
 
 
 def keep_traceback(settings: RunSettings | None, error: BaseException) -> Path:

@@ -12,6 +12,9 @@ _TRAIN_CURVES = (
     ("policy/entropy", "entropy per token (nats)"),
     ("rollout/lag_mean", "staleness (versions)"),
 )
+_LEARNT = ("supervised/", "preference/", "reward/", "distill/", "evaluate/held_out/")
+"""Begin the names of what runs measure that learn from examples."""
+_COUNTS = frozenset({"tokens"})
 
 
 def plot_run(directory: Path, title: str) -> Path:
@@ -42,6 +45,40 @@ def plot_run(directory: Path, title: str) -> Path:
         axis.set_title(label, fontsize=10)
         axis.set_xlabel("training step")
         axis.grid(alpha=0.3)
+    path = directory / "curves.png"
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return path
+
+
+def plot_curves(directory: Path, title: str) -> Path:
+    """Draw what a run that learns from examples measured, loss and all, and return the picture's path."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = read_lines(directory / "metrics.jsonl")
+    names = sorted({key for row in rows for key in row if key.startswith(_LEARNT) and row[key] is not None})
+    held_out = "evaluate/held_out/"
+    shown = sorted({name.rpartition("/")[2] for name in names} - _COUNTS)
+    figure, axes = pyplot.subplots(
+        max(1, (len(shown) + 1) // 2), 2, figsize=(11, 3.4 * max(1, (len(shown) + 1) // 2)), squeeze=False
+    )
+    figure.set_layout_engine("constrained")
+    figure.suptitle(title)
+    for axis, label in zip(axes.flat, shown, strict=False):
+        for name in names:
+            if name.rpartition("/")[2] == label:
+                points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+                measured = name.startswith(held_out)
+                style = {"marker": "o", "linewidth": 1.8} if measured else {"linewidth": 1.0, "alpha": 0.7}
+                text = "held out" if measured else "training batch"
+                axis.plot([step for step, _ in points], [value for _, value in points], label=text, **style)
+        axis.set_title(label.replace("_", " "), fontsize=10)
+        axis.set_xlabel("step")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
     path = directory / "curves.png"
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -1,4 +1,4 @@
-"""`roll-train --dry-run --probe`: asks server, data sets and model what a run would ask them first."""
+"""`roll-train --dry-run --probe`: asks environments, data sets, model and inference servers who they are."""
 
 import asyncio
 import sys
@@ -13,12 +13,17 @@ from transformers import AutoConfig
 from clients.protocol.errors import ProblemError
 from trainer.assembly.build import chat_renderer, open_environments, task_source
 from trainer.assembly.data_check import check_streams
+from trainer.assembly.inference import check_inference, look_at_servers
 from trainer.assembly.judges import apart_from_judges
+from trainer.config.distillation import DistillSettings
 from trainer.config.run import RunSettings
+from trainer.config.supervised import DpoSettings, SftSettings
 from trainer.core.console import RunConsole
 from trainer.core.device import torch_device
 from trainer.core.errors import ConfigError, TrainerError
 from trainer.models.load import load_tokenizer, model_folder
+from trainer.models.tokenizer import build_tiny_tokenizer
+from trainer.pipelines.example_rows import ExampleRows
 from trainer.rollout.environments import EnvironmentPool
 from trainer.tasks.dataset import load_streams
 from trainer.tasks.task import Task, TaskSource
@@ -42,10 +47,14 @@ async def probe(settings: RunSettings) -> int:
     if judges := settings.cluster.roles.judges:
         console.say(f"probe: judges: {', '.join(judges)} would be started by the run, and are not asked")
         settings = apart_from_judges(settings)
-    answers = await asyncio.gather(
-        _answer("model", _in_time(_model(settings))),
-        _answer("environments", _environments(settings, console)),
-    )
+    questions = [_answer("model", _in_time(_model(settings)))]
+    if settings.plays or settings.tasks:
+        questions.append(_answer("environments", _environments(settings, console)))
+    if settings.plays and not settings.inference.embedded:
+        questions.append(_answer("inference", _in_time(_inference(settings))))
+    if not settings.plays:
+        questions.append(_answer("examples", _in_background(partial(_examples, settings, console))))
+    answers = await asyncio.gather(*questions)
     for name, answer, fault in answers:
         console.say(f"probe: {name}: {answer}") if fault is None else _complain(f"probe: {name}: {fault}")
     return 2 if any(fault is not None for _, _, fault in answers) else 0
@@ -87,6 +96,36 @@ def _look_at_model(settings: RunSettings, path: str) -> str:
     if settings.prompt.tools == "template":
         renderer.require_tools()
     return f"{config.model_type} in {folder}"
+
+
+async def _inference(settings: RunSettings) -> str:
+    """Look at servers that run already, without steering them: another run may be training by them."""
+    if settings.inference.launch is not None:
+        check_inference(settings)
+        return f"{settings.inference.kind} would be started by the run"
+    seen = await look_at_servers(settings, _CONNECT_S)
+    return "; ".join(
+        f"{url} is {each.server} with '{each.model}'"
+        for url, each in zip(settings.inference.urls, seen, strict=True)
+    )
+
+
+def _examples(settings: RunSettings, console: RunConsole) -> str:
+    """Read all examples, and render them as the run will."""
+    how = settings.sft or settings.dpo or settings.reward or settings.distill
+    assert how is not None
+    path = settings.model.path
+    tokenizer = build_tiny_tokenizer() if path is None else load_tokenizer(model_folder(path))
+    rows = ExampleRows(chat_renderer(settings, tokenizer), how, settings.model.max_length, console.say)
+    counts = []
+    for data in (how.data, how.held_out):
+        if isinstance(how, SftSettings | DistillSettings):
+            counts.append(len(rows.conversations(data)))
+        elif isinstance(how, DpoSettings) and not how.loss.paired:
+            counts.append(len(rows.judged(data).rows))
+        else:
+            counts.append(len(rows.pairs(data).rows))
+    return f"{counts[0]} to learn from, {counts[1]} held out"
 
 
 async def _environments(settings: RunSettings, console: RunConsole) -> str:

@@ -15,6 +15,7 @@ from trainer.learn.tracking import METRICS_FILE, RECORD_FILES, TENSORBOARD_FOLDE
 from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
 from trainer.records.ledger import LEDGER_FILE
 from trainer.records.rollout_log import ROLLOUT_LOG_FOLDER
+from trainer.tasks.curriculum import CURRICULUM_FILE
 
 _FREE_TO_CHANGE = (
     "steps",
@@ -27,6 +28,8 @@ _FREE_TO_CHANGE = (
     "name",
     "model.device",
     "model.gradient_checkpointing",
+    "optimizer.tokens_per_micro_batch",
+    "optimizer.shared_prefixes",
     "backend",
     "rollout.server_timeout_s",
     "rollout.episode_timeout_s",
@@ -54,16 +57,20 @@ _FREE_TO_CHANGE = (
     "agents.concurrency",
     "agents.grace_s",
     "agents.max_body_mb",
+    "agents.sandbox_read_only",
+    "agents.sandbox_memory_mb",
+    "agents.sandbox_disk_mb",
 )
 """Settings that a resumed run may change, with all below them: they do not touch what is learnt. A star is any number.
 
-How long a run waits, and after how many failures it ends: who comes back to a run that ended so raises just these. And
+How long a run waits, after how many failures it ends, and what memory it takes: who comes back to a run that ended so
+changes just these. And
 where the servers and the roles are, and how weights reach them: a run goes on with other servers, on other machines,
 than it began with. Another machine may have another device, less memory or more threads: sums are rounded otherwise
 there, and are the same sums.
 """
 
-_RECORDS = (*RECORD_FILES, LEDGER_FILE, BOARDS_FILE)
+_RECORDS = (*RECORD_FILES, LEDGER_FILE, BOARDS_FILE, CURRICULUM_FILE)
 
 
 def find_checkpoint(

@@ -14,7 +14,7 @@ from trainer.records.ledger import Ledger
 from trainer.records.rollout_log import ROLLOUT_LOG_FOLDER, RolloutLog
 from trainer.rollout.admission import AdmissionWindow
 from trainer.rollout.environments import EnvironmentPool
-from trainer.rollout.episodes import EpisodePlayer
+from trainer.rollout.episodes import EpisodePlayer, group_reward
 from trainer.rollout.recall import Recall
 from trainer.rollout.scheduler import GroupPlan, RolloutScheduler
 from trainer.tasks.task import TaskSource
@@ -75,6 +75,8 @@ def make_scheduler(
         greedy_member=plan.sampled if plan.greedy else None,
     )
 
+    judge = _plugin(rollout_settings.group_reward, "rollout.group_reward")
+
     async def disconnected() -> bool:
         return pool.disconnected or not (await players.client.health()).ready
 
@@ -88,6 +90,7 @@ def make_scheduler(
         report=console.explain,
         disconnected=disconnected,
         leave_out=rl.leave_out(settings.algorithm) if refills(chosen) else None,
+        judge=None if judge is None else group_reward(judge),
         times_aside=recall.rounds(rollout_settings.max_attempts) if recall is not None else None,
     )
 

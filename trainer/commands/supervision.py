@@ -6,7 +6,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from trainer.assembly.standing import StandingRoles
+from trainer.backends.transport import RankFailedError
 from trainer.cluster.supervision import RoleRestarts, death_in
+from trainer.commands.defects import described, is_short_of_memory, keep_traceback
 from trainer.commands.resume import has_trained
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
@@ -15,6 +17,9 @@ from trainer.core.errors import RoleDiedError, RunError, TrainerError
 from trainer.core.run_files import WriteError
 from trainer.core.run_lock import run_lock
 from trainer.records.checkpoint import CheckpointStore
+
+_ENDS = (ConnectionError, TimeoutError, WriteError, RunError)
+"""What ends a run for a reason that a user can mend."""
 
 Attempt = Callable[[RunSettings, CheckpointStore, RunConsole, Ending, AsyncExitStack], Awaitable[None]]
 """One try at a run, from where it stands to its end."""
@@ -59,9 +64,32 @@ async def run_supervised(
             if ending.reason is None:
                 raise
             raise _stopped(ending.reason, store, directory) from None
-        except (ConnectionError, TimeoutError, WriteError, RunError) as error:
+        except (*_ENDS, RuntimeError, MemoryError) as error:
+            if _lacks_memory(error):
+                raise _stopped(_needs_less(settings, error), store, directory) from error
+            if not isinstance(error, _ENDS):
+                raise
             raise _stopped(ending.reason or error, store, directory) from error
     return 0
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Whether training had too little memory; a server that was started says by itself what takes less."""
+    trains = isinstance(error, RankFailedError) or not isinstance(error, TrainerError)
+    return trains and is_short_of_memory(error)
+
+
+def _needs_less(settings: RunSettings, error: Exception) -> RunError:
+    """Return an error that says what takes less memory, and what to do with its settings."""
+    where = described(error) if not isinstance(error, TrainerError) else str(error)
+    tokens = settings.optimizer.tokens_per_micro_batch
+    less = [f"lower optimizer.tokens_per_micro_batch (it is {tokens})"]
+    if not settings.model.gradient_checkpointing:
+        less.append("set model.gradient_checkpointing=true")
+    return RunError(
+        f"memory does not suffice: {where}; traceback in {keep_traceback(settings, error)}; {', or '.join(less)}: both "
+        "may change when a run goes on; --dry-run tells what takes how much"
+    )
 
 
 async def _supervised(

@@ -22,6 +22,7 @@ from trainer.assembly.standing import StandingRoles
 from trainer.assembly.turns import device_turns
 from trainer.cluster.placement import picture, place_roles
 from trainer.commands.beginning import begin
+from trainer.commands.learners import make_learner
 from trainer.commands.plots import plot_run
 from trainer.commands.policy import save_policy
 from trainer.commands.resume import (
@@ -35,6 +36,7 @@ from trainer.commands.supervision import run_supervised
 from trainer.config.checks import check_settings
 from trainer.config.cluster import ClusterSettings
 from trainer.config.load import public_settings
+from trainer.config.pipelines import check_command
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.ending import Ending
@@ -42,7 +44,6 @@ from trainer.core.run_files import write_errors
 from trainer.evaluation.evaluator import Evaluator, as_metrics, build_panels
 from trainer.evaluation.play import Score
 from trainer.learn.boards import RunIdentity, open_boards
-from trainer.learn.learner import Learner
 from trainer.learn.rows import row_builder
 from trainer.learn.tracking import Tracker
 from trainer.learn.utilisation import training_work
@@ -51,19 +52,22 @@ from trainer.pipelines.saving import Saver
 from trainer.records.checkpoint import CheckpointStore
 from trainer.records.ledger import LEDGER_FILE, Ledger
 from trainer.reporting.tokens import keep_tokenizer
+from trainer.tasks.curriculum import CurriculumTaskSource
 from trainer.tasks.dataset import row_streams
 
 
-async def train(settings: RunSettings, ending: Ending) -> int:
+async def train(settings: RunSettings, ending: Ending, command: str = "train") -> int:
     """Train a policy, from the start or from the newest checkpoint.
 
     Args:
         settings: The run.
         ending: Ends the run before its time, in order.
+        command: "train", or "distill" where the policy learns from a teacher on its own episodes.
 
     Raises:
         RunStoppedError: If it ends before its last step, once what was learnt is saved.
     """
+    check_command(settings, command)
     check_settings(settings)
     check_inference(settings)
     check_backend(settings)
@@ -131,7 +135,7 @@ async def _train(
     await players.publisher.publish(models.policy, state.version)
     turns = device_turns(settings, models, made.shared)
     await turns.leave()
-    run = RunIdentity(directory, settings.name, public_settings(settings))
+    run = RunIdentity(directory, settings.name, public_settings(settings), state.step)
     boards = open_boards(settings.tracking, run, console.say)
     tracker = Tracker(directory, settings.tracking, state.step, boards, settings.checkpoint.best_metric)
     stack.push_async_callback(asyncio.to_thread, tracker.close)
@@ -156,18 +160,16 @@ async def _train(
             before = await _measure_start(evaluator, tracker)
         else:
             await evaluate(state.step)
+    curriculum = source if isinstance(source, CurriculumTaskSource) else None
+    if curriculum is not None:
+        curriculum.take_up(directory, state.step)
+        stack.callback(curriculum.close)
     scheduler = make_scheduler(settings, playing, pool, source, ledger, state, console, recall)
     stack.push_async_callback(scheduler.close)
     parts = rl.Parts(
         algorithm=settings.algorithm,
         scheduler=scheduler,
-        learner=Learner(
-            settings.algorithm,
-            models,
-            settings.seed,
-            max_skipped_steps=settings.optimizer.max_skipped_steps,
-            truncated=settings.rollout.truncates,
-        ),
+        learner=await make_learner(settings, models, policy, stack),
         models=models,
         publisher=players.publisher,
         client=players.client,
@@ -187,6 +189,7 @@ async def _train(
         resident=turns.resident,
         updating=players.updating,
         recall=recall,
+        curriculum=curriculum,
         work=training_work(settings, policy.model.config.to_dict()),
     )
     console.begin_training(state.step)

@@ -30,6 +30,7 @@ def check_settings(settings: RunSettings) -> None:
         for name, panel in panels
         if panel.dataset
     }
+    named |= _example_files(settings)
     named["prompt.chat_template"] = settings.prompt.chat_template
     for key, path in named.items():
         if path is not None and not Path(path).exists():
@@ -38,6 +39,7 @@ def check_settings(settings: RunSettings) -> None:
             )
     if settings.model.path is not None:
         check_model_path(settings.model.path)
+    _check_other_models(settings)
     _check_trackers(settings.tracking)
     if settings.model.lora is not None and find_spec("peft") is None:
         raise ConfigError("model.lora needs the package peft: pip install 'rollgym[lora]'")
@@ -87,8 +89,39 @@ def check_resume(resume: str) -> None:
         )
 
 
-def check_model_path(path: str) -> None:
+def _example_files(settings: RunSettings) -> dict[str, str | None]:
+    """Return the files of a pipeline's examples, by their keys."""
+    how = settings.sft or settings.dpo or settings.distill or settings.reward
+    if how is None:
+        return {}
+    parts = (("data", how.data), ("held_out", how.held_out))
+    return {
+        f"{settings.section}.{part}.{number}.path": each.path
+        for part, data in parts
+        for number, each in enumerate(data)
+    }
+
+
+def _check_other_models(settings: RunSettings) -> None:
+    """Refuse teachers and references that are no models.
+
+    Raises:
+        ConfigError: If there is one.
+    """
+    if settings.distill is not None:
+        for name, teacher in settings.distill.teachers.items():
+            if teacher.path is not None:
+                check_model_path(teacher.path, f"distill.teachers.{name}.path")
+    if settings.dpo is not None and settings.dpo.reference not in (None, "none"):
+        check_model_path(str(settings.dpo.reference), "dpo.reference")
+
+
+def check_model_path(path: str, key: str = "model.path") -> None:
     """Refuse what is neither a folder with a model nor of the form of a name on the Hugging Face hub.
+
+    Args:
+        path: What was named.
+        key: The setting that names it.
 
     Raises:
         ConfigError: If it is neither.
@@ -96,9 +129,9 @@ def check_model_path(path: str) -> None:
     folder = Path(path)
     if folder.is_dir():
         if not (folder / "config.json").exists():
-            raise ConfigError(f"model.path: {path} holds no model: it has no config.json")
+            raise ConfigError(f"{key}: {path} holds no model: it has no config.json")
     elif not HUB_NAME.fullmatch(path) or folder.exists():
-        raise ConfigError(f"model.path: there is no folder {path}, and no model of the hub is called so")
+        raise ConfigError(f"{key}: there is no folder {path}, and no model of the hub is called so")
 
 
 def _check_trackers(tracking: TrackingSettings) -> None:
@@ -151,6 +184,7 @@ def _named(settings: RunSettings) -> Iterator[tuple[str, str]]:
     named = {
         "rollout.agent": None if rollout.black_box else rollout.agent,
         "rollout.reward": rollout.reward,
+        "rollout.group_reward": rollout.group_reward,
         "rollout.task_source": rollout.task_source,
         "prompt.custom_context": settings.prompt.custom_context,
         "algorithm.advantage.function": getattr(algorithm.advantage, "function", None),

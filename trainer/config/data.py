@@ -37,8 +37,8 @@ class DifficultySettings(Settings):
         return self
 
 
-class DatasetSettings(Settings):
-    """Rows of a file, or of a Hugging Face data set, as tasks: each is the options of one reset."""
+class RowsSettings(Settings):
+    """Rows of a file, or of a Hugging Face data set."""
 
     path: str | None = Field(
         None,
@@ -52,6 +52,35 @@ class DatasetSettings(Settings):
     split: str | None = Field(
         None, description="Split of a Hugging Face data set; needed where it has several."
     )
+    limit: PositiveInt | None = Field(None, description="Only so many rows, from the first one on.")
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.path is None) == (self.hub is None):
+            raise ValueError("a data set needs either a path or a hub name")
+        if self.path is not None and self.subset is not None:
+            raise ValueError("subset is for a data set of the hub")
+        return self
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return self.path or f"{self.hub}"
+
+
+class ExamplesSettings(RowsSettings):
+    """Rows as examples to learn from: conversations, pairs of replies, or replies that are good or bad."""
+
+    columns: dict[str, str] = Field(
+        {},
+        description="What our columns are called in the data: messages, prompt, completion, chosen, rejected, label, "
+        "margin, tools, domain. Others are passed over.",
+    )
+
+
+class DatasetSettings(RowsSettings):
+    """Rows as tasks: each is the options of one reset."""
+
     verifier: str | None = Field(None, description="Environment id of the verifier that scores all rows.")
     route: RouteSettings | None = Field(None, description="In place of one verifier for all rows.")
     columns: dict[str, str] = Field(
@@ -62,7 +91,6 @@ class DatasetSettings(Settings):
     omit: list[str] = Field([], description="Columns that are no task fields.")
     kwargs: JsonObject = Field({}, description="What the verifiers are made with.")
     difficulty: DifficultySettings | None = None
-    limit: PositiveInt | None = Field(None, description="Only so many rows, from the first one on.")
     shuffle: bool = Field(True, description="Every pass over the rows in an order of its own.")
     weight: Weight = Field(
         1.0, description="Share of the tasks, relative to the other data sets and environments."
@@ -74,10 +102,6 @@ class DatasetSettings(Settings):
 
     @model_validator(mode="after")
     def _one_of_each(self) -> Self:
-        if (self.path is None) == (self.hub is None):
-            raise ValueError("a data set needs either a path or a hub name")
-        if self.path is not None and self.subset is not None:
-            raise ValueError("subset is for a data set of the hub")
         if (self.verifier is None) == (self.route is None):
             raise ValueError("a data set needs either a verifier or a route")
         if self.route is not None and self.route.weights:
@@ -87,8 +111,3 @@ class DatasetSettings(Settings):
                     f"route.weights must name the same values as route.verifiers, not {sorted(odd)}"
                 )
         return self
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return self.path or f"{self.hub}"

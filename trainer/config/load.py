@@ -9,7 +9,8 @@ from typing import Any, cast
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from trainer.config.run import RunSettings
+from trainer.config.pipelines import no_section
+from trainer.config.run import SECTIONS, RunSettings
 from trainer.core.errors import ConfigError
 from trainer.core.strict import WRONG_VALUE, models_in
 
@@ -20,12 +21,13 @@ _MOST_SHOWN = 60
 _JSON_TYPES = frozenset({"float", "int", "str", "bool", "list", "dict"})
 
 
-def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> RunSettings:
+def load_settings(path: Path | None, overrides: Sequence[str] = (), command: str = "train") -> RunSettings:
     """Return the settings of `path` with `overrides` laid over them.
 
     Args:
         path: A YAML file, or None for defaults.
         overrides: Words such as `rollout.group_size=16`; the value is read as YAML.
+        command: What they are for: that of a pipeline needs its section.
 
     Raises:
         ConfigError: If the file, a word or a value is not understood.
@@ -46,6 +48,8 @@ def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> RunSettin
             raise ConfigError(f"{path} must hold a mapping of settings")
     for word in overrides:
         _apply_override(values, word)
+    if command in SECTIONS and values.get(command) is None:
+        raise no_section(command, next((name for name in SECTIONS if values.get(name) is not None), None))
     try:
         return RunSettings.model_validate(values)
     except ValidationError as error:

@@ -19,6 +19,17 @@ class TaskSettings(Settings):
     url: ServerUrl | None = Field(None, description="Server of this entry; the run's default if absent.")
 
 
+class CurriculumSettings(Settings):
+    """Shares of domains that follow the policy's success: more of what it solves now and then."""
+
+    smoothing: float = Field(
+        0.9, ge=0.0, lt=1.0, description="Of the running mean of a domain's success: what it keeps each step."
+    )
+    floor: float = Field(
+        0.1, gt=0.0, le=1.0, description="Smallest factor of a domain's weight; 1 leaves weights as they are."
+    )
+
+
 class RolloutSettings(Settings):
     """How episodes are played for training."""
 
@@ -103,7 +114,12 @@ class RolloutSettings(Settings):
         "for each episode, or the http address of a service. The latter two reach the policy by OpenAI's API.",
     )
     reward: str | None = Field(
-        None, description="module:attr of a function Trajectory -> list of turn rewards."
+        None, description="module:attr of a function or coroutine: Trajectory -> list of turn rewards."
+    )
+    group_reward: str | None = Field(
+        None,
+        description="module:attr of a function or coroutine over a whole group: list of Trajectory -> for each a "
+        "list of turn rewards.",
     )
     task_source: str | None = Field(
         None, description="module:attr of a function (settings, seed) -> TaskSource."

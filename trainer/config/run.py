@@ -14,15 +14,19 @@ from trainer.config.backend import BackendSettings
 from trainer.config.checkpoint import CheckpointSettings
 from trainer.config.cluster import ClusterSettings
 from trainer.config.data import DatasetSettings
+from trainer.config.distillation import DistillSettings
 from trainer.config.evaluation import EvaluationSettings
 from trainer.config.inference import InferenceSettings, WeightSettings, disagreement
 from trainer.config.model import ModelSettings
 from trainer.config.optimizer import OptimizerSettings
 from trainer.config.prompt import PromptSettings
-from trainer.config.rollout import RolloutSettings, TaskSettings
-from trainer.config.supervised import WarmStartSettings
+from trainer.config.rollout import CurriculumSettings, RolloutSettings, TaskSettings
+from trainer.config.supervised import DpoSettings, RewardModelSettings, SftSettings, WarmStartSettings
 from trainer.config.tracking import TrackingSettings
 from trainer.core.strict import ServerUrl, Settings
+
+SECTIONS = ("sft", "dpo", "distill", "reward")
+"""The sections of pipelines; each is read by the command of its name."""
 
 _SERVED = re.compile(r"([A-Za-z0-9._-]{1,128}=)?[\w.]+:\w+")
 
@@ -60,6 +64,11 @@ class RunSettings(Settings):
         description="Where the shares of data sets and environments hold: over the stream of tasks (in every thousand, "
         "where there are data sets; each drawn by weight, where there are none), or in the tasks of every step.",
     )
+    curriculum: CurriculumSettings | None = Field(
+        None,
+        description="The shares of each step follow the success in each domain (with interleave step); {} for "
+        "defaults. What they were is written to curriculum.jsonl, and a resumed run goes on with it.",
+    )
     model: ModelSettings = ModelSettings()
     backend: BackendSettings = BackendSettings()
     prompt: PromptSettings = PromptSettings()
@@ -72,6 +81,10 @@ class RunSettings(Settings):
         "trajectory", description="A training row per segment or per turn."
     )
     warm_start: WarmStartSettings | None = None
+    sft: SftSettings | None = Field(None, description="What `roll-train sft` learns from.")
+    dpo: DpoSettings | None = Field(None, description="What `roll-train dpo` learns from.")
+    distill: DistillSettings | None = Field(None, description="What `roll-train distill` learns from.")
+    reward: RewardModelSettings | None = Field(None, description="What `roll-train reward` learns from.")
     algorithm: AlgorithmSettings = Field(default_factory=lambda: resolve_preset("grpo", {}))
     optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -96,8 +109,32 @@ class RunSettings(Settings):
             return lay_over_preset(value["preset"], overrides)
         return value
 
+    @property
+    def section(self) -> str | None:
+        """The section of the one pipeline that these settings are for; None: reinforcement learning."""
+        return next((name for name in SECTIONS if getattr(self, name) is not None), None)
+
+    @property
+    def plays(self) -> bool:
+        """Whether the policy plays episodes."""
+        on_policy = self.distill is not None and self.distill.on_policy
+        return self.section is None or on_policy
+
+    @model_validator(mode="after")
+    def _one_pipeline(self) -> Self:
+        named = [name for name in SECTIONS if getattr(self, name) is not None]
+        if len(named) > 1:
+            raise ValueError(
+                f"{' and '.join(named)}: a run is for one command: leave out all but one of them"
+            )
+        if self.sft is not None and self.sft.expert is not None and not self.tasks:
+            raise ValueError("'tasks' is empty: sft.expert plays them: name at least one environment")
+        return self
+
     @model_validator(mode="after")
     def _modes_agree(self) -> Self:
+        if not self.plays:
+            return self
         if not self.tasks and not self.datasets and self.rollout.task_source is None:
             raise ValueError(
                 "'tasks' is empty: name at least one environment, one of 'datasets', or a rollout.task_source"
@@ -122,6 +159,17 @@ class RunSettings(Settings):
         if self.deterministic and self.rollout.extra_groups > 0:
             raise ValueError(
                 "deterministic: true needs rollout.extra_groups: 0: who is put aside is a matter of time"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _shares_can_follow(self) -> Self:
+        if self.curriculum is None:
+            return self
+        if self.interleave != "step" or self.rollout.task_source is not None:
+            raise ValueError(
+                "curriculum sets the shares of domains in each step: set interleave to 'step', and leave "
+                "rollout.task_source out"
             )
         return self
 
@@ -182,7 +230,7 @@ class RunSettings(Settings):
 
     @model_validator(mode="after")
     def _groups_can_be_compared(self) -> Self:
-        if self.rollout.group_size > 1:
+        if self.rollout.group_size > 1 or self.section is not None:
             return self
         advantage, chosen = self.algorithm.advantage, self.algorithm.filter.kind
         if compares_members(advantage):

@@ -20,6 +20,13 @@ from rich.text import Text
 _SHOWN = (
     ("rollout/success", "success", "{:.3f}"),
     ("rollout/reward", "reward", "{:.3f}"),
+    ("supervised/loss", "loss", "{:.4f}"),
+    ("preference/loss", "loss", "{:.4f}"),
+    ("preference/accuracy", "accuracy", "{:.3f}"),
+    ("reward/loss", "loss", "{:.4f}"),
+    ("reward/accuracy", "accuracy", "{:.3f}"),
+    ("distill/loss", "loss", "{:.4f}"),
+    ("distill/reverse_kl", "reverse KL", "{:.4f}"),
     ("policy/entropy", "entropy", "{:.3f}"),
     ("time/tokens_per_s", "tokens/s", "{:.0f}"),
     ("rollout/lag_mean", "staleness", "{:.2f}"),
@@ -83,9 +90,9 @@ class RunConsole:
             self._progress.update(self._bar, completed=done)
             self._redraw()
 
-    def begin_training(self, step: int) -> None:
-        """Show the bar of training steps, of which `step` are done."""
-        self.begin("training", self._steps, step)
+    def begin_training(self, step: int, steps: int | None = None) -> None:
+        """Show the bar of training steps, of which `step` are done, and of which there may be others than expected."""
+        self.begin("training", self._steps if steps is None else steps, step)
 
     def status(self, text: str | None) -> None:
         """Show a line below the table until another takes its place; only in a terminal."""

@@ -45,6 +45,16 @@ class Plugin:
             raise self.broken("is a coroutine, and must be a plain function: write def in place of async def")
         return given
 
+    async def answer(self, *arguments: Any) -> Any:
+        """Call it, and wait for what it returns if it is a coroutine.
+
+        Raises:
+            PluginError: If it raises.
+        """
+        with self.running():
+            given = self.function(*arguments)
+            return await given if inspect.isawaitable(given) else given
+
     def elements(self, given: Any, expected: str) -> list[Any]:
         """Return what it has returned, or what a generator of its yields, as a list.
 

@@ -90,6 +90,12 @@ class LineFile:
         with self._writing():
             self._file.flush()
 
+    def truncate(self, size: int) -> None:
+        """Cut everything off behind the first `size` bytes."""
+        with self._writing():
+            self._file.flush()
+            os.truncate(self._path, size)
+
     def close(self) -> None:
         """Close the file; what could not be written, as was told before, is given up."""
         if self._failed:

@@ -7,7 +7,12 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from trainer.inference.base import FinishReason, PauseMode, SamplingParams
 from trainer.inference.calls import HttpAnswer, HttpCall, excerpt, message_of
-from trainer.inference.errors import MalformedReplyError, RequestRefusedError, ServerSetupError
+from trainer.inference.errors import (
+    MalformedReplyError,
+    RequestRefusedError,
+    ServerSetupError,
+    WrongKeyError,
+)
 from trainer.inference.routed_experts import Experts
 
 Result = TypeVar("Result")
@@ -156,6 +161,23 @@ class Capabilities:
         if self.logprobs_of == "temperature":
             return cuts
         return cuts or sampling.temperature not in (0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a server says of itself to whoever changes nothing there.
+
+    Attributes:
+        server: Name and release, for people.
+        release: Numbers of the release.
+        model: Name of the base model.
+        max_length: Longest row in tokens; None where the server does not say.
+    """
+
+    server: str
+    release: tuple[int, ...]
+    model: str
+    max_length: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,14 +344,14 @@ def require(answer: HttpAnswer, what: str, *, missing: str = "") -> HttpAnswer:
         missing: Which switch of the server makes the route, where a 404 means that it was not set.
 
     Raises:
-        ServerSetupError: If the route does not exist, or the key is not the server's.
+        ServerSetupError: If the route does not exist, or, as a `WrongKeyError`, the key is not the server's.
         RequestRefusedError: If the server says no.
     """
     if answer.ok:
         return answer
     said = message_of(answer.body)
     if answer.status == 401:
-        raise ServerSetupError(f"{what}: the server wants another API key ({said})")
+        raise WrongKeyError(f"{what}: the server wants another API key ({said})")
     if answer.status == 404 and missing:
         raise ServerSetupError(f"{what}: the server has no such route; {missing}")
     raise RequestRefusedError(f"{what}: {answer.status}, {said}", answer.status)

@@ -56,6 +56,10 @@ class ServerSetupError(ConfigError):
     """The server was started without something that the run needs; the message names the switch."""
 
 
+class WrongKeyError(ServerSetupError):
+    """The server wants an API key, and was given none or another one."""
+
+
 class ServerTooOldError(ServerSetupError):
     """The server's release lacks something that the run needs; the message names the release that has it."""
 

@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import os
+import re
 import shutil
 import socket
 import sys
@@ -25,6 +26,10 @@ _LOOK_EVERY_S = 0.5
 _SAY_EVERY_S = 30.0
 _LAST_LINES = 20
 _LINE_WIDTH = 300
+_SHORT_OF_MEMORY = re.compile(
+    r"out of memory|OutOfMemory|memory utilization|KV cache memory|mem-fraction-static", re.I
+)
+"""What vLLM, SGLang and torch say where a device's memory does not suffice."""
 
 
 class LaunchError(RunError):
@@ -359,7 +364,15 @@ class _Server:
 
     def _last_words(self) -> str:
         lines = self._lines()[-_LAST_LINES:]
-        return "; the last lines of " + "\n  ".join([f"{self.process.log}:", *lines]) if lines else ""
+        if not lines:
+            return ""
+        said = "; the last lines of " + "\n  ".join([f"{self.process.log}:", *lines])
+        if any(map(_SHORT_OF_MEMORY.search, lines)):
+            said += (
+                "\nMemory does not suffice: look for what else is on the device, set inference.launch.memory_fraction "
+                "or tensor_parallel, or lower model.max_length"
+            )
+        return said
 
     def _lines(self) -> list[str]:
         """The last lines that it said since it was started."""

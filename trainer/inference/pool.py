@@ -172,9 +172,17 @@ class ServerPool:
             ConfigError: If one lacks something that the run needs.
         """
         deadline = asyncio.get_running_loop().time() + self._patience_s
+        told = False
         while True:
             await _all_or_cancel([self._connect(member) for member in self._members])
-            if any(member.connected for member in self._members):
+            away = [f"{each.name}: {each.trouble}" for each in self._members if not each.connected]
+            if away and not told:  # an address that was typed wrong looks like a server that is still to come
+                told = True
+                self._say(
+                    f"{len(away)} of {len(self._members)} inference servers do not answer yet, and are "
+                    f"looked for again: {'; '.join(away)}"
+                )
+            if len(away) < len(self._members):
                 break
             if asyncio.get_running_loop().time() >= deadline:
                 raise self._no_server()

@@ -20,7 +20,7 @@ from trainer.inference.base import (
     SamplingParams,
     WeightSource,
 )
-from trainer.inference.dialect import Bucket, Capabilities, GroupAddress, MemoryTag, Need, UpdateWay
+from trainer.inference.dialect import Bucket, Capabilities, GroupAddress, MemoryTag, Need, Seen, UpdateWay
 from trainer.inference.errors import InferenceError, WeightsError
 from trainer.inference.partial_reply import PartialReply
 from trainer.inference.server_adapters import ServedAdapters
@@ -109,6 +109,15 @@ class ServerClient:
         capabilities = await self._link.probe()
         self._weights.meet()
         return capabilities
+
+    async def look(self) -> Seen:
+        """Ask the server who it is, and change nothing there.
+
+        Raises:
+            ServerSetupError: If it is seen to lack something that the run needs.
+            ServerGoneError: If nobody answers.
+        """
+        return await self._link.look()
 
     @property
     def url(self) -> str:

@@ -6,8 +6,13 @@ from typing import Literal, TypeVar
 
 from trainer.core.errors import TrainerError
 from trainer.inference import sglang, vllm
-from trainer.inference.dialect import Capabilities, Conversation, Dialect, Need
-from trainer.inference.errors import InferenceError, RequestRefusedError
+from trainer.inference.dialect import Capabilities, Conversation, Dialect, Need, Seen
+from trainer.inference.errors import (
+    InferenceError,
+    MalformedReplyError,
+    RequestRefusedError,
+    ServerSetupError,
+)
 from trainer.inference.server_http import ServerHttp
 
 Result = TypeVar("Result")
@@ -59,12 +64,27 @@ class ServerLink:
             ServerSetupError: If it lacks something that the run needs; the message names the switch or the release.
             ServerGoneError: If nobody answers.
         """
-        conversation = vllm.probe(self.need) if self.kind == "vllm" else sglang.probe(self.need)
+        probing = vllm.probe(self.need) if self.kind == "vllm" else sglang.probe(self.need)
+        self._dialect = await self._met(probing)
+        return self.capabilities
+
+    async def look(self) -> Seen:
+        """Ask the server who it is, and change nothing there.
+
+        Raises:
+            ServerSetupError: If it is seen to lack something that the run needs.
+            ServerGoneError: If nobody answers.
+        """
+        return await self._met(vllm.look(self.need) if self.kind == "vllm" else sglang.look(self.need))
+
+    async def _met(self, conversation: Conversation[Result]) -> Result:
+        """Have a first conversation with whatever answers at this address; errors say at which."""
         try:
-            self._dialect = await self.http.converse(conversation, takes_pages=True)
+            return await self.http.converse(conversation, takes_pages=True)
+        except (ServerSetupError, MalformedReplyError) as error:
+            raise type(error)(f"{self.url}: {error}") from error
         except RequestRefusedError as error:
             raise InferenceError(f"{self.url}: {error}") from error
-        return self.capabilities
 
     async def converse(self, conversation: Conversation[Result]) -> Result:
         """Make the calls of a conversation and return what came of it."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from trainer.core.errors import ConfigError
 from trainer.inference.base import AdapterSource, PauseMode, WeightSource
 from trainer.inference.dialect import Bucket, GroupAddress
-from trainer.inference.errors import InferenceError, WeightUpdateError, words_of
+from trainer.inference.errors import InferenceError, RequestRefusedError, WeightUpdateError, words_of
 from trainer.inference.server_adapters import ServedAdapters
 from trainer.inference.server_link import ServerLink
 from trainer.inference.server_pauses import ServerPauses
@@ -182,6 +182,7 @@ class WeightUpdates:
             except BaseException as error:
                 failure = WeightUpdateError(
                     f"{self._link.url}: the update to version {version} failed: {words_of(error)}"
+                    + self._if_of_another_model(error)
                 )
                 self._weights.distrust(failure)
                 if isinstance(error, InferenceError):
@@ -192,6 +193,16 @@ class WeightUpdates:
             self._weights.taken(version)
             if not self._pauses.by_caller:
                 await self._pauses.end()
+
+    def _if_of_another_model(self, error: BaseException) -> str:
+        """Say what is wrong most often with a server that refuses the first weights that it gets."""
+        if not isinstance(error, RequestRefusedError) or self._weights.sent:
+            return ""
+        served = self._link.capabilities.model
+        return (
+            f". Was it started from the run's model? It serves '{served}', and takes weights of the same names and "
+            "shapes alone"
+        )
 
 
 async def _together(*coroutines: Coroutine[Any, Any, None]) -> None:

@@ -62,6 +62,11 @@ class ServedWeights:
                 )
         self._troubles_seen = self._link.http.troubles
 
+    @property
+    def sent(self) -> bool:
+        """Whether the server ever took whole weights from this run."""
+        return self._synced
+
     # Trust
 
     @property

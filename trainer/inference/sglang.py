@@ -24,6 +24,7 @@ from trainer.inference.dialect import (
     LogprobsOf,
     MemoryTag,
     Need,
+    Seen,
     Stretch,
     checked_stretch,
     labels_of_spans,
@@ -299,26 +300,55 @@ def sampling_params(sampling: SamplingParams, seed: int) -> dict[str, Any]:
     return params
 
 
+def look(need: Need) -> Conversation[Seen]:
+    """Ask a server who it is, by calls that change nothing there.
+
+    Raises:
+        ServerSetupError: If it is seen to lack something that the run needs.
+    """
+    info, model = yield from _told(need)
+    return _seen(info, model)
+
+
+def _told(need: Need) -> Conversation[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    answer = yield HttpCall("/server_info", method="GET")
+    require(
+        answer,
+        "no SGLang server answers here",
+        missing="is it SGLang, as inference.kind says, and is this its root URL?",
+    )
+    info = read_object(answer.body)
+    version = info.get("version")
+    if not isinstance(version, str):
+        raise ServerSetupError(
+            "no SGLang server answers here: /server_info names no version; is it another's, and inference.kind "
+            "to be changed?"
+        )
+    _refuse_old(version, read_release(version), need)
+    _refuse_setup(info, need)
+    answer = yield HttpCall("/model_info", method="GET")
+    require(answer, "SGLang does not say which model it serves")
+    return info, read_object(answer.body)
+
+
+def _seen(info: Mapping[str, Any], model: Mapping[str, Any]) -> Seen:
+    length = info.get("context_length")
+    return Seen(
+        server=f"SGLang {info['version']}",
+        release=read_release(info["version"]),
+        model=str(model.get("served_model_name") or model.get("model_path") or "default"),
+        max_length=length if type(length) is int else None,
+    )
+
+
 def probe(need: Need) -> Conversation[SglangDialect]:
     """Ask a server what it can do. It goes on if somebody left it paused.
 
     Raises:
         ServerSetupError: If it lacks something that the run needs.
     """
-    answer = yield HttpCall("/server_info", method="GET")
-    require(answer, "no SGLang server answers here", missing="is it SGLang, and is this its root URL?")
-    info = read_object(answer.body)
-    version = info.get("version")
-    if not isinstance(version, str):
-        raise ServerSetupError(
-            "no SGLang server answers here: /server_info names no version; is it another's?"
-        )
-    release = read_release(version)
-    _refuse_old(version, release, need)
-    _refuse_setup(info, need)
-    answer = yield HttpCall("/model_info", method="GET")
-    require(answer, "SGLang does not say which model it serves")
-    model = read_object(answer.body)
+    info, model = yield from _told(need)
+    seen = _seen(info, model)
     # A server in a pause answers nothing else.
     answer = yield _steer("/continue_generation", {})
     require(answer, "SGLang cannot be steered")
@@ -328,13 +358,12 @@ def probe(need: Need) -> Conversation[SglangDialect]:
         answer = yield _steer("/end_weight_update", {})
         sessions = answer.status != 404
     logprobs_of = yield from _probe_generation()
-    length = info.get("context_length")
     return SglangDialect(
         Capabilities(
-            server=f"SGLang {version}",
-            release=release,
-            model=str(model.get("served_model_name") or model.get("model_path") or "default"),
-            max_length=length if type(length) is int else None,
+            server=seen.server,
+            release=seen.release,
+            model=seen.model,
+            max_length=seen.max_length,
             logprobs_of=logprobs_of,
             weight_label=part_of(model, "weight_version", str, "SGLang's model_info"),
             spans=True,
@@ -349,7 +378,7 @@ def probe(need: Need) -> Conversation[SglangDialect]:
 def _refuse_old(version: str, release: tuple[int, ...], need: Need) -> None:
     if release < OLDEST:
         raise ServerTooOldError(
-            f"SGLang {version} is too old: versions of weights per token came with 0.5.20"
+            f"SGLang {version} is too old: versions of weights per token came with 0.5.20. Start that or a newer one"
         )
     if need.mode == "recompute" and need.way in ("disk", "broadcast") and release < FLUSHES_QUEUED:
         raise ServerTooOldError(

@@ -26,6 +26,7 @@ from trainer.inference.dialect import (
     LogprobsOf,
     MemoryTag,
     Need,
+    Seen,
     Stretch,
     checked_stretch,
     labels_of_spans,
@@ -301,20 +302,38 @@ def sampling_params(sampling: SamplingParams, seed: int) -> dict[str, Any]:
     return params
 
 
-def probe(need: Need) -> Conversation[VllmDialect]:
-    """Ask a server what it can do. It goes on if somebody left it paused.
+def look(need: Need) -> Conversation[Seen]:
+    """Ask a server who it is, by calls that change nothing there.
 
     Raises:
-        ServerSetupError: If it lacks something that the run needs.
+        ServerSetupError: If it is seen to lack something that the run needs.
     """
     answer = yield HttpCall("/version", method="GET")
-    require(answer, "no vLLM server answers here", missing="is it vLLM, and is this its root URL?")
+    require(
+        answer,
+        "no vLLM server answers here",
+        missing="is it vLLM, as inference.kind says, and is this its root URL?",
+    )
     version = part_of(read_object(answer.body), "version", str, "vLLM's version")
     release = read_release(version)
     _refuse_old(version, release, need)
     answer = yield HttpCall("/v1/models", method="GET")
     require(answer, "vLLM does not say which model it serves")
     model, max_length = _served_model(read_object(answer.body))
+    if need.way in ("disk", "broadcast"):
+        answer = yield HttpCall("/is_paused", method="GET", admin=True)
+        require(answer, "weights cannot be updated", missing=_DEV_MODE)
+    return Seen(f"vLLM {version}", release, model, max_length)
+
+
+def probe(need: Need) -> Conversation[VllmDialect]:
+    """Ask a server what it can do. It goes on if somebody left it paused.
+
+    Raises:
+        ServerSetupError: If it lacks something that the run needs.
+    """
+    seen = yield from look(need)
+    release, model = seen.release, seen.model
     if need.way in ("disk", "broadcast") or (need.way == "adapter" and need.mode == "abort"):
         answer = yield _steer("/resume")
         require(answer, "weights cannot be updated", missing=_DEV_MODE)
@@ -334,10 +353,10 @@ def probe(need: Need) -> Conversation[VllmDialect]:
     tokens_route, logprobs_of = yield from _probe_generation(model)
     return VllmDialect(
         Capabilities(
-            server=f"vLLM {version}",
+            server=seen.server,
             release=release,
             model=model,
-            max_length=max_length,
+            max_length=seen.max_length,
             logprobs_of=logprobs_of,
             weight_label=label,
             spans=release >= NAMES_WEIGHTS_PER_TOKEN,
@@ -350,7 +369,9 @@ def probe(need: Need) -> Conversation[VllmDialect]:
 
 def _refuse_old(version: str, release: tuple[int, ...], need: Need) -> None:
     if release < OLDEST:
-        raise ServerTooOldError(f"vLLM {version} is too old: weight updates in sessions came with 0.24")
+        raise ServerTooOldError(
+            f"vLLM {version} is too old: weight updates in sessions came with 0.24. Start that or a newer one"
+        )
     in_flight = need.way in ("disk", "broadcast") and need.mode in ("keep", "recompute")
     if in_flight and release < NAMES_WEIGHTS_PER_TOKEN:
         raise ServerTooOldError(

@@ -52,11 +52,13 @@ class RunIdentity:
         directory: The run's directory.
         name: Its name, for people.
         config: Its settings, without secrets.
+        step: The step that it goes on from: what trackers know of later ones is void, and is told again.
     """
 
     directory: Path
     name: str
     config: dict[str, Any]
+    step: int
 
     def known(self, board: str) -> str | None:
         """Return what a tracker called this run when it began."""
@@ -255,19 +257,43 @@ class MlflowBoard:
 
         self._client = MlflowClient(tracking_uri=settings.uri)
         known = run.known("mlflow")
-        if known is not None:
-            self._run_id: str = known
+        if known is None:
+            experiment = self._client.get_experiment_by_name(settings.experiment)
+            experiment_id = (
+                self._client.create_experiment(settings.experiment)
+                if experiment is None
+                else experiment.experiment_id
+            )
+            self._run_id: str = self._client.create_run(experiment_id, run_name=run.name).info.run_id
+            run.keep("mlflow", self._run_id)
+            self._describe(run.config)
+            return
+        self._run_id = known
+        history = self._history(known)
+        if all(each.step <= run.step for each in history):
             self._client.update_run(known, status="RUNNING")
             return
-        experiment = self._client.get_experiment_by_name(settings.experiment)
-        experiment_id = (
-            self._client.create_experiment(settings.experiment)
-            if experiment is None
-            else experiment.experiment_id
-        )
+        self._replace(run, [each for each in history if each.step <= run.step])
+
+    def _history(self, run_id: str) -> list[Any]:
+        names = self._client.get_run(run_id).data.metrics
+        return [each for name in names for each in self._client.get_metric_history(run_id, name)]
+
+    def _replace(self, run: RunIdentity, kept: list[Any]) -> None:
+        """Go on in a copy of the run, without the steps that are void: MLflow can take no number back."""
+        old = self._run_id
+        experiment_id = self._client.get_run(old).info.experiment_id
         self._run_id = self._client.create_run(experiment_id, run_name=run.name).info.run_id
+        try:
+            self._describe(run.config)
+            self._send(kept)
+        except BaseException:
+            self._client.delete_run(self._run_id)  # it is tried again with the next record
+            raise
         run.keep("mlflow", self._run_id)
-        self._describe(run.config)
+        self._client.set_tag(self._run_id, "rollgym.goes_on_from", old)
+        self._client.set_tag(old, "rollgym.goes_on_in", self._run_id)
+        self._client.set_terminated(old, "KILLED")
 
     def _describe(self, config: Mapping[str, Any]) -> None:
         from mlflow.entities import Param
@@ -286,8 +312,11 @@ class MlflowBoard:
         named = [
             Metric(_MLFLOW_NAME.sub("_", name)[:250], value, now, step) for name, value in values.items()
         ]
-        for start in range(0, len(named), _MLFLOW_METRICS):
-            self._client.log_batch(self._run_id, metrics=named[start : start + _MLFLOW_METRICS])
+        self._send(named)
+
+    def _send(self, metrics: list[Any]) -> None:
+        for start in range(0, len(metrics), _MLFLOW_METRICS):
+            self._client.log_batch(self._run_id, metrics=metrics[start : start + _MLFLOW_METRICS])
 
     def close(self) -> None:
         """Say that the run is over."""

@@ -15,7 +15,11 @@ from trainer.records.trajectory import Group
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-METRICS_FILE, EPISODES_FILE, _DIGESTS = RECORD_FILES = ("metrics.jsonl", "episodes.jsonl", "digests.jsonl")
+METRICS_FILE, EPISODES_FILE, DIGESTS_FILE = RECORD_FILES = (
+    "metrics.jsonl",
+    "episodes.jsonl",
+    "digests.jsonl",
+)
 """The files of a run's directory that grow by a line at a time."""
 EVALUATION_PREFIX = "evaluate/"
 """Begins the names of all metrics of evaluations."""
@@ -60,7 +64,7 @@ class Tracker:
             for line in read_lines(directory / METRICS_FILE, "step"):
                 self._note(line["step"], line)
         self._episodes = _open_from(directory / EPISODES_FILE, resume_step) if settings.episodes else None
-        self._digests = _open_from(directory / _DIGESTS, resume_step) if settings.digests else None
+        self._digests = _open_from(directory / DIGESTS_FILE, resume_step) if settings.digests else None
         self._board: SummaryWriter | None = None
         if settings.tensorboard:
             from torch.utils import tensorboard  # Imported late: it takes seconds.

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 from trainer.algorithms.credit import select_groups
 from trainer.algorithms.filters import refills
@@ -14,8 +15,8 @@ from trainer.algorithms.settings import AlgorithmSettings
 from trainer.core.console import RunConsole
 from trainer.core.ending import Ending
 from trainer.inference.base import InferenceClient
-from trainer.learn.batches import episode_batch, turns_of
-from trainer.learn.learner import Learner, Models
+from trainer.learn.batches import EpisodeBatch, episode_batch, turns_of
+from trainer.learn.learner import Models
 from trainer.learn.rows import RowBuilder
 from trainer.learn.step_metrics import (
     StepTimes,
@@ -36,10 +37,19 @@ from trainer.records.ledger import Ledger
 from trainer.records.trajectory import KEPT, Group
 from trainer.rollout.recall import Recall
 from trainer.rollout.scheduler import LeaveOut, RolloutScheduler, StepGroups
+from trainer.tasks.curriculum import CurriculumTaskSource
 from trainer.weights.publisher import WeightPublisher
 
 Evaluate = Callable[[int], Awaitable[None]]
 """Measures the policy after so many steps, if it is time to."""
+
+
+class Updater(Protocol):
+    """Learns from batches of episodes: by reward, or from a teacher."""
+
+    async def update(self, batch: EpisodeBatch, step: int, version: int | None = None) -> dict[str, float]:
+        """Take the optimizer steps of one batch and return their metrics, while the event loop goes on."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +60,13 @@ class Parts:
         updating: Entered for as long as weights change: who samples with these very weights stands still.
         recall: The rollout log, whose counters are metrics.
         resident: Entered for as long as models are used, which may be elsewhere meanwhile.
+        curriculum: Told of each step's successes, where the shares of domains follow them.
         work: What an update computes, for the numbers of a step; None where that is not known.
     """
 
     algorithm: AlgorithmSettings
     scheduler: RolloutScheduler
-    learner: Learner
+    learner: Updater
     models: Models
     publisher: WeightPublisher
     client: InferenceClient
@@ -68,6 +79,7 @@ class Parts:
     recall: Recall | None = None
     resident: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     work: TrainingWork | None = None
+    curriculum: CurriculumTaskSource | None = None
 
 
 async def train(
@@ -168,6 +180,11 @@ async def _record(
     if parts.recall is not None:
         metrics |= {f"rollout_log/{name}": float(count) for name, count in parts.recall.counters.items()}
     metrics |= response_metrics(trajectories) | outcome_metrics([*groups, *dropped])
+    if parts.curriculum is not None:
+        solved: dict[str, list[bool]] = {}
+        for trajectory in trajectories:
+            solved.setdefault(trajectory.task.domain, []).append(trajectory.success)
+        metrics |= parts.curriculum.follow(step, solved, parts.scheduler.window.next_index)
     metrics |= episode_times(trajectories) | domain_metrics(groups, dropped) | memory_metrics()
     parts.tracker.episodes(step, groups)
     if parts.tracker.wants_digests:

@@ -25,7 +25,7 @@ class Saver:
         models: What is saved.
         checkpoints: Where.
         tracker: Written out first.
-        ledger: Likewise.
+        ledger: Likewise; None where no tasks are played.
         recall: Told what is saved, so that the rollout log can let it go.
         asynchronous: Whether training goes on while a checkpoint is written, from a copy in the host's memory.
         resident: Entered for as long as models are read, which may be elsewhere meanwhile.
@@ -36,7 +36,7 @@ class Saver:
         models: Models,
         checkpoints: CheckpointStore,
         tracker: Tracker,
-        ledger: Ledger,
+        ledger: Ledger | None = None,
         recall: Recall | None = None,
         *,
         asynchronous: bool = False,
@@ -89,7 +89,8 @@ class Saver:
     async def _save(self, state: RunState) -> None:
         await self.settled()
         self._tracker.flush()
-        self._ledger.flush()
+        if self._ledger is not None:
+            self._ledger.flush()
         scores = dict(self._tracker.scores)
         async with self._resident():
             begun, saved = await asyncio.to_thread(self._begin, state)

@@ -169,6 +169,11 @@ class CheckpointStore:
         """The newest checkpoint, or None if there is none yet."""
         return next(iter(self._candidates()), None)
 
+    def newest_until(self, step: int) -> Path | None:
+        """The newest checkpoint at or before a step; None if there is none."""
+        found = self._steps()
+        return found[max(kept)] if (kept := [each for each in found if each <= step]) else None
+
     def highest_step(self) -> int:
         """The highest step of a checkpoint, sound or not; 0 if there is none."""
         return max(self._steps(), default=0)

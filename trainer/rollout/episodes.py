@@ -1,10 +1,10 @@
 """Training episodes: a session is lent, an agent plays in it, rewards may be given anew; every end has an outcome."""
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isawaitable
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from clients.protocol.errors import ProblemError
 from clients.session import EnvSession
@@ -13,7 +13,7 @@ from trainer.core.numbers import are_finite, finite_number
 from trainer.core.plugins import Plugin
 from trainer.records.rollout_log import EpisodeKey
 from trainer.records.timeline import Phase
-from trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
+from trainer.records.trajectory import Group, Outcome, Segment, Trajectory, Turn
 from trainer.rollout.actors import Actor
 from trainer.rollout.agent import note_failure, play_episode, reward_parts
 from trainer.rollout.environments import EnvironmentPool
@@ -65,7 +65,7 @@ class EpisodePlayer:
         make_actor: Makes the player of one episode.
         max_turns: Turns after which an episode is truncated.
         agent: A coroutine of the user's that plays in place of ours.
-        reward: A function of the user's that gives the turns their rewards.
+        reward: A function or coroutine of the user's that gives the turns their rewards.
         recall: What the rollout log has of earlier processes' episodes, and where these are written; None without one.
         lost: Told the task, and why, when an episode could not be gone on with and begins again.
         differs: Told the task, and how, when an episode was played again and did not ask for all that the log had.
@@ -98,7 +98,8 @@ class EpisodePlayer:
         if self.reward is not None and trajectory.outcome.is_result:
             try:
                 with trajectory.timeline.during(Phase.VERIFY):
-                    _give_rewards(trajectory, self.reward)
+                    given = await self.reward.answer(trajectory)
+                    give_rewards([trajectory], [given], self.reward)
             except InvalidNumberError as error:
                 note_failure(trajectory, error)
         trajectory.timeline.end()
@@ -183,24 +184,47 @@ async def play_coroutine(
     return trajectory
 
 
-def _give_rewards(trajectory: Trajectory, reward: Plugin) -> None:
-    """Replace the turns' rewards by those of a function of the user's: a number for each, or several by name.
+def give_rewards(trajectories: Sequence[Trajectory], given: Sequence[Any], reward: Plugin) -> None:
+    """Replace the turns' rewards by those of a user's.
+
+    Args:
+        trajectories: The episodes.
+        given: For each of them, what the user's function returned: a number for each turn, or several by name.
+        reward: The function.
 
     Raises:
-        PluginError: If it raises, or does not return as many as there are turns.
+        PluginError: If there are not as many as turns.
         InvalidNumberError: If one of them is none that can be computed with.
     """
-    rewards = reward.elements(reward(trajectory), "one reward for each turn")
-    if len(rewards) != len(trajectory.turns):
-        raise reward.broken(f"returned {len(rewards)} rewards for {len(trajectory.turns)} turns")
-    name = f"a reward of {reward.path}"
-    parts = [reward_parts(value if isinstance(value, Mapping) else None, name) for value in rewards]
-    numbers = [
-        sum(part.values()) if part else finite_number(value, name)
-        for part, value in zip(parts, rewards, strict=True)
-    ]
-    for turn, part, value in zip(trajectory.turns, parts, numbers, strict=True):
-        turn.reward, turn.reward_parts = value, part
+    for trajectory, each in zip(trajectories, given, strict=True):
+        rewards = reward.elements(each, "one reward for each turn")
+        if len(rewards) != len(trajectory.turns):
+            raise reward.broken(f"returned {len(rewards)} rewards for {len(trajectory.turns)} turns")
+        name = f"a reward of {reward.path}"
+        parts = [reward_parts(value if isinstance(value, Mapping) else None, name) for value in rewards]
+        numbers = [
+            sum(part.values()) if part else finite_number(value, name)
+            for part, value in zip(parts, rewards, strict=True)
+        ]
+        for turn, part, value in zip(trajectory.turns, parts, numbers, strict=True):
+            turn.reward, turn.reward_parts = value, part
+
+
+def group_reward(reward: Plugin) -> Callable[[Group], Awaitable[None]]:
+    """Return what gives the episodes of a whole group their rewards.
+
+    Args:
+        reward: A function or coroutine of the user's: the group's episodes in, for each of them a number for each turn
+            out.
+    """
+
+    async def judge(group: Group) -> None:
+        given = reward.elements(await reward.answer(group.trajectories), "the rewards of each episode")
+        if len(given) != len(group.trajectories):
+            raise reward.broken(f"returned rewards of {len(given)} episodes for {len(group.trajectories)}")
+        give_rewards(group.trajectories, given, reward)
+
+    return judge
 
 
 def _record_fault(trajectory: Trajectory) -> str | None:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from trainer.core.errors import RunError
+from trainer.core.errors import InvalidNumberError, RunError
 from trainer.records.ledger import Ledger
 from trainer.records.trajectory import KEPT, Group, Outcome, Trajectory
 from trainer.rollout.admission import AdmissionWindow
@@ -29,6 +29,10 @@ PlayEpisode = Callable[[Task, int, int], Awaitable[Trajectory]]
 
 LeaveOut = Callable[[Group], str | None]
 """Says why a group is not trained on; None keeps it."""
+
+
+JudgeGroup = Callable[[Group], Awaitable[None]]
+"""Gives the episodes of a whole group their rewards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,7 @@ class RolloutScheduler:
         disconnected: Whether a server is gone now that episodes wait for. That time is not theirs.
         leave_out: The filter; None keeps every group.
         times_aside: How often tasks were put aside before a restart.
+        judge: Gives whole groups their rewards; None where episodes have theirs.
     """
 
     def __init__(
@@ -118,6 +123,7 @@ class RolloutScheduler:
         disconnected: Callable[[], Awaitable[bool]] | None = None,
         leave_out: LeaveOut | None = None,
         times_aside: Mapping[int, int] | None = None,
+        judge: JudgeGroup | None = None,
     ) -> None:
         self.window = window
         self.counters: Counter[str] = Counter()
@@ -129,6 +135,7 @@ class RolloutScheduler:
         self._report = report
         self._disconnected = disconnected
         self._leave_out = leave_out
+        self._judge = judge
         self._left_out: list[Group] = []
         self._failed_in_a_row: Counter[str] = Counter()
         self._failed_of: Counter[tuple[str, str]] = Counter()
@@ -295,7 +302,22 @@ class RolloutScheduler:
                 seat.leave()
         self._failed_in_a_row[group.task.env_id] = 0
         group.trajectories.sort(key=lambda trajectory: trajectory.member)
-        self._hand_over(group)
+        if await self._judged(group):
+            self._hand_over(group)
+        else:
+            self._drop(group)
+
+    async def _judged(self, group: Group) -> bool:
+        """Give a whole group its rewards, where that is wanted; whether they can be computed with."""
+        if self._judge is None:
+            return True
+        try:
+            await self._judge(group)
+        except InvalidNumberError as error:
+            group.failures[Outcome.INVALID_NUMBER.value] = len(group.trajectories)
+            group.detail = str(error)[:_LONGEST_DETAIL]
+            return False
+        return True
 
     def _hand_over(self, group: Group) -> None:
         """Give a whole group to training, or leave it out and free its place."""

@@ -11,6 +11,7 @@ import orjson
 from trainer.config.data import DatasetSettings, DifficultySettings
 from trainer.core.errors import ConfigError
 from trainer.core.seeding import derive_seed, generator
+from trainer.tasks.curriculum import CurriculumTaskSource
 from trainer.tasks.interleaved import InterleavedTaskSource
 from trainer.tasks.rows import Row, read_rows
 from trainer.tasks.task import Task, TaskSource
@@ -182,6 +183,6 @@ def _place_in_pass(count: int, seed: int, number: int) -> int:
 
 def row_streams(source: TaskSource) -> list[RowStream]:
     """Return the streams of a task source that come from data sets."""
-    if not isinstance(source, InterleavedTaskSource):
+    if not isinstance(source, InterleavedTaskSource | CurriculumTaskSource):
         return []
     return [stream for stream in source.streams if isinstance(stream, RowStream)]

@@ -83,7 +83,7 @@ class InterleavedTaskSource:
         self.streams = tuple(streams)
         self._block = block
         self._seed = seed
-        self.counts = _counts([stream.weight for stream in streams], block)
+        self.counts = counts_in_block([stream.weight for stream in streams], block)
         for stream, count in zip(streams, self.counts, strict=True):
             if not count:
                 share = stream.weight / sum(each.weight for each in streams)
@@ -108,7 +108,7 @@ class InterleavedTaskSource:
         return tuple(places[int(place)] for place in order)
 
 
-def _counts(weights: Sequence[float], block: int) -> tuple[int, ...]:
+def counts_in_block(weights: Sequence[float], block: int) -> tuple[int, ...]:
     """Return how many of a block's tasks each stream has: whole numbers, as near to the shares as they can be."""
     shares = np.array(weights, dtype=np.float64) * block / sum(weights)
     counts = np.floor(shares + 1e-9).astype(int)

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from trainer.config.data import DatasetSettings
+from trainer.config.data import RowsSettings
 from trainer.core.errors import ConfigError
 
 _BATCH_ROWS = 1024
@@ -16,7 +16,7 @@ _SHOWN = 60
 Row = dict[str, Any]
 
 
-def read_rows(settings: DatasetSettings) -> Iterator[tuple[str, Row]]:
+def read_rows(settings: RowsSettings) -> Iterator[tuple[str, Row]]:
     """Read the rows of a data set, each with where it stands.
 
     Raises:
@@ -98,7 +98,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
         raise ConfigError(f"data set {path} is no Parquet file: {error}") from error
 
 
-def _saved_rows(settings: DatasetSettings, path: Path) -> Iterator[tuple[str, Row]]:
+def _saved_rows(settings: RowsSettings, path: Path) -> Iterator[tuple[str, Row]]:
     datasets = _library(settings)
     try:
         found = datasets.load_from_disk(str(path))
@@ -107,16 +107,19 @@ def _saved_rows(settings: DatasetSettings, path: Path) -> Iterator[tuple[str, Ro
     yield from _split_rows(settings, found)
 
 
-def _hub_rows(settings: DatasetSettings) -> Iterator[tuple[str, Row]]:
+def _hub_rows(settings: RowsSettings) -> Iterator[tuple[str, Row]]:
     datasets = _library(settings)
     try:
         found = datasets.load_dataset(settings.hub, settings.subset)
     except (OSError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"data set {settings.hub} cannot be loaded: {error}") from error
+        raise ConfigError(
+            f"data set {settings.hub} cannot be loaded: {error}; without a network name a file of its rows (path), or "
+            "fetch it elsewhere and set HF_HOME to that cache and HF_HUB_OFFLINE=1"
+        ) from error
     yield from _split_rows(settings, found)
 
 
-def _library(settings: DatasetSettings) -> Any:
+def _library(settings: RowsSettings) -> Any:
     try:
         import datasets
     except ImportError as error:
@@ -126,7 +129,7 @@ def _library(settings: DatasetSettings) -> Any:
     return datasets
 
 
-def _split_rows(settings: DatasetSettings, found: Any) -> Iterator[tuple[str, Row]]:
+def _split_rows(settings: RowsSettings, found: Any) -> Iterator[tuple[str, Row]]:
     if isinstance(found, dict):
         names = ", ".join(found)
         if settings.split is None and len(found) == 1:

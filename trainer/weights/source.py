@@ -8,9 +8,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from trainer.backends.base import TrainBackend
+from trainer.backends.ranked import RankedBackend
 from trainer.core.errors import RunError
 from trainer.models.weights import hub_tensors, parameters_of
 from trainer.weights.folders import WeightFolders
+from trainer.weights.shared_reading import SharedReading
 
 
 class ModelWeights:
@@ -53,6 +55,9 @@ class BackendWeights:
         self._folder: Path | None = None
         self._adapter_folder: Path | None = None
         self._held = True
+        # What is in this process is read as it is.
+        self._is_gathered = isinstance(backend, RankedBackend)
+        self._gathered = SharedReading(backend.export)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the backend's own tensors by name.
@@ -61,7 +66,7 @@ class BackendWeights:
             RunError: If training has gone on, so that they are of another version.
         """
         self._require_held()
-        return self._backend.export()
+        return self._gathered.reader() if self._is_gathered else self._backend.export()
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield them by the names of the backend's modules.
@@ -105,6 +110,7 @@ class BackendWeights:
     def release(self) -> None:
         """Training goes on: a folder that was written stays, and the tensors are of this version no more."""
         self._held = False
+        self._gathered.drop()
 
     def _required_folders(self) -> WeightFolders:
         if self._folders is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 
@@ -47,18 +48,40 @@ def count(paths: tuple[str, ...], name: str) -> int:
     return 0
 
 
-def wipe() -> bool:
-    """Delete what a program has left; gives whether nothing is there any more."""
-    for folder in _WRITABLE:
+def shown() -> frozenset[str]:
+    """What is mounted below the folders that programs write into: before the first of them, what they are shown."""
+    found = set()
+    with open("/proc/self/mountinfo", errors="surrogateescape") as stream:
+        for line in stream:
+            path = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), line.split()[4])
+            if _is_below(path):
+                found.add(path)
+    return frozenset(found)
+
+
+def _is_below(path: str) -> bool:
+    return path.startswith(tuple(f"{folder}/" for folder in _WRITABLE))
+
+
+def wipe(kept: frozenset[str]) -> bool:
+    """Delete what a program has left, but for what it was shown; gives whether nothing else is there any more."""
+    if shown() != kept:
+        return False  # it has moved a folder above what it was shown: nothing there must be walked through
+    above = {path[:place] for path in kept for place, each in enumerate(path) if each == "/"}
+    folders = [*_WRITABLE, *filter(_is_below, above)]
+    stays = kept | above
+    for folder in folders:
         for name in _names(folder, 0o700):
             path = os.path.join(folder, name)
+            if path in stays:
+                continue
             try:
                 os.unlink(path)
             except OSError:
                 # Trees may be deeper than Python recurses, and closed to their owner.
                 for command in (["chmod", "-R", "u+rwx", "--", path], ["rm", "-rf", "--", path]):
                     subprocess.run(command, stderr=subprocess.DEVNULL, check=False)
-    return not any(_names(folder) for folder in _WRITABLE)
+    return all(os.path.join(folder, name) in stays for folder in folders for name in _names(folder))
 
 
 def _names(folder: str, mode: int | None = None) -> list[str]:

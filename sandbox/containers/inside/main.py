@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 
-from sandbox.containers.inside.files import wipe
+from sandbox.containers.inside.files import shown, wipe
 from sandbox.containers.inside.frames import READY, RUN, Host, frame
 from sandbox.containers.inside.memory import close_memory
 from sandbox.containers.inside.run import Run
@@ -33,8 +33,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     host = Host()
     tools = {name: _find(names) for name, names in _TOOLS.items()}
+    kept = shown()
     while True:
-        clean = wipe()
+        clean = wipe(kept)
         host.send(frame(READY, json.dumps({"clean": clean, "tools": tools}).encode()))
         kind, payload = host.frame()
         while kind != RUN:

@@ -16,8 +16,8 @@ from envs.tools.formats.hermes import HERMES
 from envs.tools.mcp_server import McpServer, McpServerError, parse_address
 from envs.tools.mcp_tools import McpToolsEnv
 from envs.tools.tool import ToolError
-from tests.support.processes import running
-from tests.support.wire import ROOT, Server
+from tests.support.processes import ROOT, running
+from tests.support.wire import Server
 
 NOTES = ROOT / "examples" / "mcp_notes.py"
 STREAMS = {"command": sys.executable, "args": [str(NOTES)]}

@@ -17,7 +17,7 @@ from envs.tools.search import Corpus, Document
 from envs.tools.tasks import KINDS, answers_agree
 from envs.tools.tool import Toolbox
 from envs.tools.tool_use import TOOL_GROUPS, ToolUseEnv
-from tests.support.wire import ROOT
+from tests.support.processes import ROOT
 
 OPEN_KINDS = [name for name, kind in KINDS.items() if kind.needs <= set(TOOL_GROUPS)]
 

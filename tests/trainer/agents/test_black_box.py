@@ -297,6 +297,7 @@ async def test_a_service_may_answer_at_once_and_be_done_later(pool):
         (JSONResponse({"reward": "much"}), Outcome.INVALID_NUMBER, "the reward that the agent answered"),
         (Response("not json"), Outcome.TRUNCATED, "before its environment's episode did"),
         (JSONResponse([1]), Outcome.TRUNCATED, "before its environment's episode did"),
+        (Response(b"x" * (1 << 21)), Outcome.AGENT_ERROR, "answered with more than 1024 KiB"),
     ],
 )
 async def test_every_answer_of_a_service_has_its_outcome(pool, answer, outcome, detail):

@@ -458,9 +458,12 @@ async def test_rewards_are_posted_for_the_episode_and_for_calls(talk):
         ):
             answer = await http.post("reward", content=wrong)
             assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_number")
-        assert one.session.posted.fault
+        assert one.session.posted.faults == {None}
+        assert (await http.post("reward", content=b'{"reward": NaN, "call": 0}')).status_code == 400
         assert (await http.post("reward", json={"reward": 2.0})).status_code == 200
-        assert not one.session.posted.fault
+        assert one.session.posted.faults == {0}, "a good reward of the episode says nothing of its calls"
+        assert (await http.post("reward", json={"reward": 2.0, "call": 0})).status_code == 200
+        assert not one.session.posted.faults
         assert (await http.post("end", json={"reward": 3.0})).status_code == 200
         assert (await http.post("end")).status_code == 410 or one.session.ended.is_set()
     assert one.session.posted.reward == 3.0

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 import httpx
 import openai
@@ -25,6 +25,7 @@ from trainer.agents.endpoint import agents_app
 from trainer.agents.proxy import ProxySessions
 from trainer.agents.serving import serve_app
 from trainer.commands.agent_proxy import opened_policy, parse
+from trainer.core.errors import ConfigError
 from trainer.core.run_files import WriteError
 from trainer.models.load import save_model
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model
@@ -173,6 +174,53 @@ def test_mistakes_are_a_line(model, arguments, message, capfd):
     assert code == 2
     assert message in said
     assert said.count("\n") == 1
+
+
+@contextmanager
+def _ending_with(message):
+    with pytest.raises(ConfigError, match=message):
+        yield
+
+
+async def test_what_the_server_behind_cannot_do_is_said_at_the_start(model, capsys):
+    def words(server, *more):
+        return parse(["--model", str(model), "--upstream", server.url, *more])
+
+    with (
+        InferenceServer("vllm", model=model, api_key="secret") as server,
+        _ending_with("set ROLLGYM_UPSTREAM_KEY"),
+    ):
+        async with opened_policy(words(server)):
+            pass
+    with InferenceServer("vllm", max_length=64) as server:
+        async with opened_policy(words(server)) as service:
+            assert service.max_length == 64, "the server's rows are shorter than the model's"
+        assert "processed_logprobs" in capsys.readouterr().out
+        with _ending_with("--max-length 100: .* takes rows of up to 64 tokens"):
+            async with opened_policy(words(server, "--max-length", "100")):
+                pass
+        with _ending_with("processed_logprobs"):
+            async with opened_policy(words(server, "--temperature", "0.7")):
+                pass
+
+
+async def test_a_prompt_longer_than_the_servers_rows_is_the_agents_fault(model):
+    with InferenceServer("vllm", max_length=64) as server:
+        words = ["--model", str(model), "--upstream", server.url, "--max-new-tokens", "8"]
+        async with opened_policy(parse(words)) as service, endpoint_of(service) as endpoint:
+            key, _ = endpoint.open()
+            url = f"{endpoint.url}/s/{key}/v1/chat/completions"
+            async with httpx.AsyncClient() as http:
+                asked = {"messages": [{"role": "user", "content": "Hi " * 200}]}
+                refused = await http.post(url, json=asked)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (
+                    400,
+                    "context_length_exceeded",
+                )
+                asked = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0.5}
+                refused = await http.post(url, json=asked)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported_value")
+                assert "processed_logprobs" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])

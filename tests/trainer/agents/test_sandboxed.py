@@ -36,7 +36,23 @@ MAP = ["SFF", "FHF", "FFG"]
 PACKAGES = [path for path in sys.path if path.endswith("site-packages")]
 # One that every user can read, which the one that runs the tests may not be.
 PYTHON = host_toolchain().python
-EXAMPLE = [PYTHON, str(ROOT / "examples" / "black_box_agent.py")]
+EXAMPLE = str(ROOT / "examples" / "black_box_agent.py")
+
+
+KINDS = ["namespaces", "bubblewrap", pytest.param("docker", marks=pytest.mark.docker)]
+# What the image calls them; the image can be named, as its tests have it.
+IMAGE_PYTHON = "python3"
+IMAGE = os.environ.get("ROLLGYM_DOCKER_IMAGE")
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    """Each sandbox that agents may be put into, as `agents.sandbox` names it."""
+    return f"docker:{IMAGE}" if request.param == "docker" and IMAGE else request.param
+
+
+def python_of(kind):
+    return IMAGE_PYTHON if kind.startswith("docker") else PYTHON
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +68,12 @@ async def pool(url):
 
 
 @asynccontextmanager
-async def playing(pool, words, script, *, grace_s=5.0, timeout_s=None, gate=None, **plan):
+async def playing(pool, kind, words, script, *, grace_s=5.0, gate=None, shown=(), **plan):
     with TemporaryDirectory(dir="/var/tmp") as name:
         os.chmod(name, 0o755)
         endpoint = Path(name) / "endpoint"
         options = {"memory_mb": 1024, "disk_mb": 64, "wall_seconds": 60.0, **plan}
-        planned = SandboxPlan("namespaces", PACKAGES, **options)
+        planned = SandboxPlan(kind, [*PACKAGES, *shown], **options)
         try:
             sandbox = await asyncio.to_thread(open_agent_sandbox, planned, words, endpoint, 4)
         except ConfigError as error:
@@ -66,7 +82,7 @@ async def playing(pool, words, script, *, grace_s=5.0, timeout_s=None, gate=None
             pytest.skip(str(error))
         runner = SandboxedRunner(
             sandbox,
-            absolute_words(words),
+            words if kind.startswith("docker") else absolute_words(words),
             endpoint,
             4,
             {"PYTHONPATH": ":".join(PACKAGES)},
@@ -86,21 +102,23 @@ async def playing(pool, words, script, *, grace_s=5.0, timeout_s=None, gate=None
 TASK = Task(0, "FrozenLake-v0", seed=5, kwargs={"map": MAP})
 
 
-async def played(pool, words, script, **plan):
-    async with asyncio.timeout(60), playing(pool, words, script, **plan) as (player, policy):
+async def played(pool, kind, words, script, **plan):
+    async with asyncio.timeout(60), playing(pool, kind, words, script, **plan) as (player, policy):
         trajectory = await player.play(TASK, 0, 0)
     if trajectory.turns:
         assert_recorded(trajectory, policy.log)
     return trajectory
 
 
-async def test_a_real_program_on_the_openai_package_plays_in_it(pool):
-    trajectory = await played(pool, EXAMPLE, ["Right", "Right", "Down", "Down"])
+async def test_a_real_program_on_the_openai_package_plays_in_it(pool, kind):
+    words, script = [python_of(kind), EXAMPLE], ["Right", "Right", "Down", "Down"]
+    # An image is shown what is named, and no argument of the command line.
+    trajectory = await played(pool, kind, words, script, shown=[EXAMPLE])
     assert (trajectory.outcome, trajectory.total_reward) == (Outcome.SOLVED, 1.0), trajectory.detail
     assert len(trajectory.turns) == 4
 
 
-async def test_it_reaches_the_endpoint_and_nothing_else(pool, tmp_path):
+async def test_it_reaches_the_endpoint_and_nothing_else(pool, kind, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("42")
     secret.chmod(0o644)
@@ -120,7 +138,7 @@ print("models", urllib.request.urlopen(os.environ["OPENAI_BASE_URL"] + "/models"
 print("trainer", "HOME" in os.environ and os.environ["HOME"], "PYTEST_CURRENT_TEST" in os.environ)
 sys.exit(3)
 """
-        trajectory = await played(pool, [PYTHON, "-c", code], [])
+        trajectory = await played(pool, kind, [python_of(kind), "-c", code], [])
     assert trajectory.outcome is Outcome.AGENT_ERROR
     said = "network False file False root False models 200 trainer /work False"
     assert trajectory.detail == f"the agent's program ended with code 3: {said}"
@@ -136,9 +154,9 @@ sys.exit(3)
         ("import time; time.sleep(600)", Outcome.AGENT_ERROR, "was ended (time"),
     ],
 )
-async def test_every_end_has_its_outcome(pool, code, outcome, detail):
+async def test_every_end_has_its_outcome(pool, kind, code, outcome, detail):
     plan = {"wall_seconds": 2.0} if "sleep" in code else {}
-    trajectory = await played(pool, [PYTHON, "-c", code], [], **plan)
+    trajectory = await played(pool, kind, [python_of(kind), "-c", code], [], **plan)
     assert trajectory.outcome is outcome
     assert detail in trajectory.detail
 
@@ -154,7 +172,7 @@ def _marked(mark):
     return found
 
 
-async def test_what_forks_and_never_ends_goes_with_its_episode(pool):
+async def test_what_forks_and_never_ends_goes_with_its_episode(pool, kind):
     code = (
         "import os, subprocess, sys, time, urllib.request, json\n"
         "words = [sys.executable, '-c', sys.argv[2], sys.argv[1]]\n"
@@ -164,9 +182,9 @@ async def test_what_forks_and_never_ends_goes_with_its_episode(pool):
         "time.sleep(600)\n"
     )
     mark = f"mark-{os.getpid()}-{time.monotonic_ns()}"
-    words = [PYTHON, "-c", code, mark, "import time; time.sleep(600)"]
+    words = [python_of(kind), "-c", code, mark, "import time; time.sleep(600)"]
     gate = asyncio.Event()
-    async with asyncio.timeout(60), playing(pool, words, ["x"], gate=gate) as (player, policy):
+    async with asyncio.timeout(60), playing(pool, kind, words, ["x"], gate=gate) as (player, policy):
         episode = asyncio.create_task(player.play(TASK, 0, 0))
         await policy.asked.wait()
         assert len(_marked(mark.encode())) >= 20
@@ -236,7 +254,7 @@ async def test_what_programs_could_not_read_is_named_before_the_run(pool, tmp_pa
     hidden.chmod(0)
     try:
         with pytest.raises(ConfigError, match=r"agent\.py cannot be read there"):
-            async with playing(pool, [PYTHON, str(agent)], []):
+            async with playing(pool, "namespaces", [PYTHON, str(agent)], []):
                 pass
     finally:
         hidden.chmod(0o700)

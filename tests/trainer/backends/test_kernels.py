@@ -5,7 +5,11 @@ import torch
 
 from tests.support.rank_recipes import head_of
 from tests.support.sharded_models import SUPERVISED, relative, settings_of, some_rows
+from tests.support.sharing_ranks import CHEAP
 from tests.support.tiny_models import sharp_model
+from tests.trainer.backends.test_shared_prefixes import tree_rows, weighted
+from tests.trainer.models.test_families import model_of
+from trainer.backends import torch_backend
 from trainer.backends.heads import PolicyHead
 from trainer.backends.optimizer import Schedule
 from trainer.backends.torch_backend import TorchBackend
@@ -72,6 +76,17 @@ def test_layers_are_compiled_for_training_only():
     assert seen[0] is not None
     assert seen[-1] is None
     assert all(layer._compiled_call_impl is None for layer in layers)
+
+
+def test_compiled_layers_share_prefixes(monkeypatch):
+    monkeypatch.setattr(torch_backend, "sharing_costs", lambda *_: CHEAP)
+    found = []
+    for compiled in ("eager", None):
+        backend = backend_of(PROCESSOR, PolicyHead(model_of("gemma-2"), 1.0), compiled=compiled)
+        report = backend.step(tree_rows(), weighted)
+        assert report.tokens.computed < 0.7 * report.tokens.rows
+        found.append({name: tensor.clone() for name, tensor in backend.export()})
+    assert relative(found[:1], found[1:]) < 1e-6
 
 
 def test_a_compiler_that_torch_does_not_have_is_refused():

@@ -22,7 +22,8 @@ evaluation: {every: 0, panels: {}}
 checkpoint: {every: 1, asynchronous: true}
 tracking: {tensorboard: false}
 backend: {kind: fsdp2, ranks: 2}
-cluster: {restart_after_s: 0.01, offload: true}
+algorithm: {preset: ppo, kl: {coefficient: 0.05, estimator: k3, placement: loss}}
+cluster: {restart_after_s: 0.01, offload: true, offload_models: true}
 """
 
 

@@ -90,8 +90,8 @@ async def test_servers_and_judges_answer_on_their_nodes_and_come_back_where_they
         [
             f"cluster.address={ray_cluster.address}",
             f"output_dir={run}",
-            "cluster={nodes: 2, devices_per_node: 4}",
-            "cluster.kind=ray",
+            "cluster.nodes=2",
+            "cluster.devices_per_node=4",
             "tasks=[{env_id: Busy}, {env_id: Idle}]",
             "inference={kind: vllm, launch: {count: 1, tensor_parallel: 2}}",
             "cluster.roles.actor_inference.devices=4-5",

@@ -264,11 +264,16 @@ async def test_an_engine_that_dies_is_started_again_with_the_weights_and_what_it
         assert await owed == expected
         assert set(expected.policy_versions) == {5}
         assert (remote.counters.requests, remote.counters.resubmitted) == (before.requests + 1, 1)
-        assert "started again in 0.001 s (1 of 3)" in kept.said[0]
+        assert kept.said[0] == "process 0 of actor_inference is gone"
+        assert kept.said[1:] == [
+            "actor_inference is started again in 0.001 s (1 of 3)",
+            "actor_inference is back",
+        ]
         assert not kept.lost
 
 
-async def test_an_engine_that_dies_while_weights_come_has_them_when_it_is_back():
+async def test_an_engine_that_dies_while_weights_come_has_them_when_it_is_back(monkeypatch):
+    monkeypatch.setattr("trainer.cluster.remote_engine._PART_BYTES", 1)
     async with asyncio.timeout(PATIENCE_S):
         kept, remote = await kept_engines(0, 0)
 
@@ -283,13 +288,14 @@ async def test_an_engine_that_dies_while_weights_come_has_them_when_it_is_back()
         assert remote.version == 7
         while not kept.engines[1].there:
             await asyncio.sleep(0)
-        replies = [await remote.generate(request(name, key=name)) for name in ("a", "b")]
+        replies = await asyncio.gather(*(remote.generate(request(name, key=name)) for name in ("a", "b")))
         assert replies[0].token_ids == replies[1].token_ids
         assert {version for reply in replies for version in reply.policy_versions} == {7}
         assert remote._homes == {"a": 0, "b": 1}
 
 
-async def test_weights_that_were_left_off_are_followed_by_others():
+async def test_weights_that_were_left_off_are_followed_by_others(monkeypatch):
+    monkeypatch.setattr("trainer.cluster.remote_engine._PART_BYTES", 1)
     async with asyncio.timeout(PATIENCE_S):
         remote, here = await engines(0), TorchEngine(sharp_model(2), max_rows=8, max_length=64)
 
@@ -372,12 +378,11 @@ class OtherMachine:
     """A cluster whose node is another machine, which sees nothing of this one's files, or the same."""
 
     def __init__(self, *, sees):
-        self._sees = sees
+        self._process = Here(Ready())
+        self._process.node, self._process.sees = "10.0.0.7", lambda path: sees and Path(path).exists()
 
     def start(self, *_):
-        process = Here(Ready())
-        process.node, process.sees = "10.0.0.7", lambda path: self._sees and Path(path).exists()
-        return process
+        return self._process
 
     def address_of(self, role, device):
         return "10.0.0.7"
@@ -408,3 +413,33 @@ async def test_a_directory_that_the_ranks_do_not_see_is_refused_before_anything_
                 ConfigError, match=r"is not the same folder on node 10\.0\.0\.7, where a rank of"
             ):
                 await asyncio.to_thread(ranks.start, 1)
+
+
+async def test_a_cluster_whose_head_is_gone_ends_the_run_and_is_asked_to_end_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("trainer.cluster.ray_roles._LOOK_AT_HEAD_EVERY_S", 0.0)
+
+    class Headless(OtherMachine):
+        address = "10.0.0.1:6379"
+        answers = iter([True, False, False, True, False, False, False, False])
+
+        async def head_answers(self):
+            return next(self.answers)
+
+    words = [
+        "cluster.kind=ray",
+        "backend.kind=fsdp2",
+        f"output_dir={tmp_path}",
+        "tasks=[{env_id: FrozenLake-v0}]",
+    ]
+    settings, lost = load_settings(None, words), []
+    restarts = RoleRestarts(3, 1.0, lambda: 0)
+    roles = RayRoles(settings, place_roles(settings), Headless(sees=True), restarts, lost.append, print)
+    async with asyncio.timeout(PATIENCE_S):
+        ranks = roles.ranks("actor_train")
+        await asyncio.to_thread(ranks.start, 1)
+        roles._processes[0].end = lambda: pytest.fail("Ray would be asked, and not answer")
+        await roles.watch_head()
+        (error,) = lost
+        assert "the head of the Ray cluster at 10.0.0.1:6379 is gone" in str(error)
+        assert "ray start --head" in str(error)
+        await roles.close()

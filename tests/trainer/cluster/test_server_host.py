@@ -1,5 +1,8 @@
 """Programs of servers choose their port where they run, and are told their own model, address and devices."""
 
+import asyncio
+import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,3 +49,46 @@ async def test_a_judge_that_ends_before_it_answers_is_named_with_its_last_words(
     with pytest.raises(RunError, match=r"ended with code 3(.|\n)*out of memory"):
         await host.start()
     await host.stop()
+
+
+ENDING = """
+import http.server, pathlib, sys
+
+class Once(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+started = pathlib.Path(sys.argv[2])
+if not started.exists():
+    started.touch()
+    http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Once).handle_request()
+sys.exit("out of memory")
+"""
+
+
+async def test_a_server_that_keeps_ending_is_told_of_with_its_last_words(tmp_path):
+    program = JudgeProgram("Rubric", judge(sys.executable, "-c", ENDING, "{port}", str(tmp_path / "started")))
+    host = ServerHost(program, 0, "127.0.0.1", tmp_path)
+    async with asyncio.timeout(60):
+        await host.start()
+        said = await host.gone()
+    assert "ended by itself, with code 1 once too often" in said
+    assert "out of memory" in said
+    await host.stop()
+
+
+async def test_a_server_that_others_know_by_its_address_waits_for_it(tmp_path):
+    command = [sys.executable, "-m", "tests.support.judge_program", "{host}", "{port}"]
+    program = JudgeProgram("Rubric", judge(*command))
+    async with asyncio.timeout(60):
+        with socket.socket() as before:
+            before.bind(("127.0.0.1", 0))
+            before.listen()
+            port = before.getsockname()[1]
+            host = ServerHost(program, 0, "127.0.0.1", tmp_path, port)
+            starting = asyncio.ensure_future(host.start())
+            await asyncio.sleep(0.3)
+            assert not starting.done()
+        assert await starting == f"http://127.0.0.1:{port}"
+        await host.stop()

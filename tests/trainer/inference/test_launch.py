@@ -105,6 +105,19 @@ async def test_a_server_that_ends_at_its_start_says_why(tmp_path):
         await gone(numbers)
 
 
+async def test_a_server_without_enough_memory_says_what_to_do(tmp_path):
+    code = "import sys; sys.exit('torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB')"
+    with pytest.raises(LaunchError, match=r"(?s)Tried to allocate 2 GiB.*launch\.memory_fraction") as caught:
+        async with open_servers([process_of(tmp_path, code)]):
+            raise AssertionError("it opened")
+    assert "model.max_length" in str(caught.value)
+    fine = process_of(tmp_path, "import sys; sys.exit('no such model')", "other")
+    with pytest.raises(LaunchError) as caught:
+        async with open_servers([fine]):
+            raise AssertionError("it opened")
+    assert "memory_fraction" not in str(caught.value)
+
+
 async def test_a_server_that_never_answers_is_not_waited_for_for_ever(tmp_path):
     code = "import time; print('loading weights', flush=True); time.sleep(600)"
     shown = []

@@ -834,9 +834,13 @@ async def test_what_a_dead_trainer_left_behind_is_cleared(dialect, tmp_path):
     ],
 )
 async def test_what_a_server_lacks_is_named(dialect, release, options, client, error, message):
-    with InferenceServer(dialect, release, **options) as server, pytest.raises(error, match=message):
+    with (
+        InferenceServer(dialect, release, **options) as server,
+        pytest.raises(error, match=message) as caught,
+    ):
         async with ServerClient(server.url, dialect, **client):
             pass
+    assert str(caught.value).startswith(f"{server.url}: "), "of several servers it says which"
 
 
 @BOTH
@@ -844,6 +848,42 @@ async def test_the_other_dialect_is_recognised(dialect):
     other = "sglang" if dialect == "vllm" else "vllm"
     with InferenceServer(dialect) as server, pytest.raises(ServerSetupError, match="is it"):
         await ServerClient(server.url, other).connect()
+
+
+@BOTH
+async def test_who_only_looks_changes_nothing(dialect, tmp_path):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect, way="broadcast", carrier=GlooCarrier(dialect)) as client:
+            await client.sync(Weights(1), 1)
+            await client.pause("keep")
+            await client._link.converse(client._link.dialect.begin_update())
+            before = server.state()
+            passer_by = ServerClient(server.url, dialect, way="broadcast")
+            seen = await passer_by.look()
+            await passer_by.close()
+            assert server.state() == before
+            assert before["session"]
+            assert before["paused"] is not None
+            assert (seen.server, seen.model) == (client.capabilities.server, client.capabilities.model)
+            assert (seen.release, seen.max_length) == (
+                client.capabilities.release,
+                client.capabilities.max_length,
+            )
+
+
+@BOTH
+async def test_a_server_of_another_model_is_named_by_the_first_update_that_it_refuses(dialect, tmp_path):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect) as client:
+            folder = tmp_path / "other"
+            folder.mkdir()
+            save_file({"nothing": torch.zeros(1).numpy()}, folder / "model.safetensors")
+            with pytest.raises(WeightUpdateError, match=r"started from the run's model\? It serves 'policy'"):
+                await client.take_folder(str(folder), 1)
+            await client.sync(Weights(1, tmp_path), 1)
+            with pytest.raises(WeightUpdateError) as caught:
+                await client.take_folder(str(folder), 2)
+            assert "started from" not in str(caught.value)
 
 
 @BOTH

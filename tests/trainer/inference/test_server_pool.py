@@ -369,6 +369,30 @@ async def test_an_abort_reaches_all_servers(pool, servers):
     assert {reply.finish_reason for reply in await asyncio.gather(*asked)} == {"abort"}
 
 
+async def test_servers_that_do_not_answer_at_the_start_are_named_at_once(servers, model):
+    said = []
+    servers["b"].unplug()
+    async with pool_of(servers, say=said.append):
+        assert said == [
+            "1 of 2 inference servers do not answer yet, and are looked for again: b: connection refused"
+        ]
+
+
+async def test_a_start_without_any_server_says_so_before_its_patience_ends(servers, model):
+    said = []
+    for server in servers.values():
+        server.unplug()
+
+    def say(text):
+        said.append(text)
+        servers["a"].plug()
+
+    async with asyncio.timeout(30), pool_of(servers, say=say) as pool:
+        assert "2 of 2 inference servers do not answer yet" in said[0]
+        await pool.sync(WeightsOf(model), 1)
+        assert "a" in pool.serving
+
+
 class Suspicious:
     """A check that finds fault with a server the first few times."""
 

@@ -215,10 +215,14 @@ async def test_each_weight_arrives_once_whoever_holds_it(servers, kind, ranks, w
     assert "lm_head.weight" not in dict(expected), "the head is the embedding"
     for server in servers:
         server.received()
+    gathered = []
+    export = backend.export
+    backend.export = lambda: gathered.append(1) or export()
     async with opened(servers, way, tmp_path) as (pool, publisher):
         metrics = await publisher.publish(backend, 1)
         assert metrics["sync/probe_difference"] < 1e-4
         assert len(pool.serving) == 2
+        assert len(gathered) == (2 if ranks is None and way == "broadcast" else 1), "once for all servers"
         for server in servers:
             received = server.received()
             assert sorted(received) == sorted(expected)

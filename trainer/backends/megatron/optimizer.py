@@ -222,7 +222,7 @@ class MegatronSteps:
 def _masters_of(optimizer: Any) -> list[Tensor]:
     """An optimizer's own copies of weights in float32; weights that are in float32 are their own."""
     names = ("shard_fp32_from_float16_groups", "fp32_from_float16_groups")
-    groups = next((getattr(optimizer, name) for name in names if hasattr(optimizer, name)), [])
+    groups: list[Any] = next((getattr(optimizer, name) for name in names if hasattr(optimizer, name)), [])
     return [master for group in groups for master in group if master is not None]
 
 

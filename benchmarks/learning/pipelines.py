@@ -1,0 +1,163 @@
+"""Curves of learning from examples, preferences and teachers, on data that is made here, on one core.
+
+    python benchmarks/learning/pipelines.py --only examples      # sft, dpo, reward, distill: a minute
+    python benchmarks/learning/pipelines.py                      # and on-policy distillation beside its RL teacher
+
+`examples`: chats whose answers are the opposites of the words that are asked, and pairs of right and wrong answers.
+`lake`: the policy of examples/frozen_lake.yaml is trained by GRPO, and another one of the same start learns from it on
+its own episodes; after how many episodes does each play held-out lakes as well as the teacher does in the end?
+Finished runs are skipped and killed ones go on. Written: benchmarks/results/pipelines.json.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULT = ROOT / "benchmarks" / "results" / "pipelines.json"
+OPPOSITE = {"Left": "Right", "Right": "Left", "Up": "Down", "Down": "Up"}
+SMALL = (
+    "model={device: cpu, hidden_size: 48, layers: 2, heads: 4, max_length: 96}",
+    "tracking={tensorboard: false}",
+    "optimizer.learning_rate=3e-3",
+    "checkpoint={every: 20, resume: auto}",
+)
+LAKE = (
+    "--config",
+    "examples/frozen_lake.yaml",
+    "checkpoint={every: 10, resume: auto}",
+    "tracking.tensorboard=false",
+)
+
+
+def write_data(folder: Path) -> None:
+    """Write chats and pairs, to learn from and to measure on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = random.Random(0)
+    for name, count in (("train", 600), ("test", 100)):
+        asked = [[drawn.choice(list(OPPOSITE)) for _ in range(drawn.randint(1, 4))] for _ in range(count)]
+        answers = [" ".join(OPPOSITE[word] for word in words) for words in asked]
+        questions = [" ".join(words) for words in asked]
+        chats = [{"prompt": q, "completion": a} for q, a in zip(questions, answers, strict=True)]
+        pairs = [{"prompt": q, "chosen": a, "rejected": q} for q, a in zip(questions, answers, strict=True)]
+        for kind, rows in (("chats", chats), ("pairs", pairs)):
+            (folder / f"{kind}_{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def roll_train(directory: Path, *words: str) -> float:
+    """Make a run, or go on with it, and return the seconds that it took."""
+    began = time.monotonic()
+    if not (directory / "model").exists():
+        command = [sys.executable, "-m", "trainer.cli", *words, f"output_dir={directory}"]
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return time.monotonic() - began
+
+
+def curve(directory: Path, name: str) -> list[tuple[int, float]]:
+    """Return a metric by step."""
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], round(line[name], 4)) for line in lines if line.get(name) is not None]
+
+
+def examples(folder: Path) -> dict[str, Any]:
+    """Run sft, then dpo and distill from what it made, and reward."""
+    write_data(folder / "data")
+
+    def data(section: str, kind: str) -> list[str]:
+        return [
+            f"{section}.data=[{{path: {folder}/data/{kind}_train.jsonl}}]",
+            f"{section}.held_out=[{{path: {folder}/data/{kind}_test.jsonl}}]",
+        ]
+
+    results: dict[str, Any] = {}
+    seconds = roll_train(folder / "sft", "sft", *data("sft", "chats"), "sft.epochs=12", *SMALL)
+    results["sft"] = {"loss": curve(folder / "sft", "evaluate/held_out/loss"), "seconds": round(seconds, 1)}
+    # Preferences begin with a policy that has seen a part of the data once.
+    early = folder / "early"
+    roll_train(early, "sft", *data("sft", "chats"), "sft.epochs=2", *SMALL)
+    from_early = [f"model={{device: cpu, path: {early}/model, max_length: 96}}", *SMALL[1:2], *SMALL[3:]]
+    for kind in ("dpo", "ipo", "kto", "orpo", "simpo"):
+        words = ["dpo", *data("dpo", "pairs"), "steps=60", f"dpo.loss.kind={kind}", "dpo.held_out_every=20"]
+        seconds = roll_train(folder / kind, *words, *from_early, "optimizer.learning_rate=3e-4")
+        name = "reward_chosen" if kind == "kto" else "accuracy"
+        results[kind] = {
+            "loss": curve(folder / kind, "evaluate/held_out/loss"),
+            name: curve(folder / kind, f"evaluate/held_out/{name}"),
+            "seconds": round(seconds, 1),
+        }
+    seconds = roll_train(folder / "reward", "reward", *data("reward", "pairs"), "reward.epochs=6", *SMALL)
+    results["reward"] = {
+        "accuracy": curve(folder / "reward", "evaluate/held_out/accuracy"),
+        "seconds": round(seconds, 1),
+    }
+    teacher = f"distill.teachers={{main: {{path: {folder}/sft/model}}}}"
+    for kind in ("forward_kl", "reverse_kl", "jsd"):
+        words = [
+            "distill",
+            *data("distill", "chats"),
+            teacher,
+            f"distill.divergence={kind}",
+            "distill.epochs=6",
+        ]
+        seconds = roll_train(folder / kind, *words, *SMALL, "seed=1")
+        results[f"distill {kind}"] = {
+            "loss": curve(folder / kind, "evaluate/held_out/loss"),
+            "seconds": round(seconds, 1),
+        }
+    return results
+
+
+def lake(folder: Path, steps: int) -> dict[str, Any]:
+    """Train the teacher, have a student of the same start learn from it, and count their episodes."""
+    success = "evaluate/held_out/greedy/success"
+    teacher = folder / "teacher"
+    every = "evaluation.every=5"
+    taught_s = roll_train(teacher, *LAKE, f"steps={steps}", every)
+    learnt = curve(teacher, success)
+    goal = learnt[-1][1]
+    results: dict[str, Any] = {
+        "goal": goal,
+        "grpo": {"episodes_per_step": 256, "success": learnt, "seconds": round(taught_s, 1)},
+    }
+    for estimate in ("full", "sampled"):
+        student = folder / f"student_{estimate}"
+        seconds = roll_train(
+            student, "distill", *LAKE, "steps=40", "algorithm=grpo", every, f"distill.estimate={estimate}",
+            f"distill.teachers={{main: {{path: {teacher}/model}}}}", "rollout.groups_per_step=16",
+        )  # fmt: skip
+        found = curve(student, success)
+        results[f"distill {estimate}"] = {
+            "episodes_per_step": 64,
+            "success": found,
+            "episodes_to_goal": next((step * 64 for step, value in found if value >= goal - 0.02), None),
+            "seconds": round(seconds, 1),
+        }
+    results["grpo"]["episodes_to_goal"] = next(step * 256 for step, value in learnt if value >= goal - 0.02)
+    return results
+
+
+def main() -> None:
+    """Make the runs and write their curves."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=("examples", "lake"))
+    parser.add_argument("--steps", type=int, default=80, help="of the teacher")
+    parser.add_argument("--directory", type=Path, default=ROOT / "runs" / "pipelines")
+    options = parser.parse_args()
+    results = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    if options.only in (None, "examples"):
+        results["examples"] = examples(options.directory.absolute())
+    if options.only in (None, "lake"):
+        results["lake"] = lake(options.directory.absolute() / "lake", options.steps)
+    RESULT.write_text(json.dumps(results, indent=1) + "\n")
+    print(RESULT.read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""Chat data as training rows: what is read, what is learnt, and what of it is refused."""
+
+import json
+
+import pytest
+import torch
+
+from tests.support.chat_templates import FAMILIES, tokenizer_of
+from trainer.config.data import ExamplesSettings
+from trainer.core.errors import ConfigError
+from trainer.learn.conversations import conversation_rows, reply_row
+from trainer.learn.example_batches import ExampleBatches
+from trainer.rollout.rendering import ChatRenderer
+from trainer.tasks.examples import Conversation, read_conversations, read_judged, read_pairs
+
+TALK = (
+    {"role": "system", "content": "Play."},
+    {"role": "user", "content": "one"},
+    {"role": "assistant", "content": "<think>left</think>Up"},
+    {"role": "user", "content": "two"},
+    {"role": "assistant", "content": "Down"},
+)
+
+
+def renderer_of(family: str) -> ChatRenderer:
+    return ChatRenderer(tokenizer_of(family))
+
+
+def learnt_texts(renderer, rows):
+    """What is learnt of each row, as text with its marks, in runs."""
+    found = []
+    for row in rows:
+        runs, ids = [], []
+        for token, flag in zip(row.ids.tolist(), [*row.mask.tolist()], strict=True):
+            if flag:
+                ids.append(token)
+            elif ids:
+                runs.append("".join(renderer.token_text(each) for each in ids))
+                ids = []
+        found.append(runs + ["".join(renderer.token_text(each) for each in ids)] * bool(ids))
+    return found
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_replies_are_learnt_with_what_closes_them(family):
+    renderer = renderer_of(family)
+    rows = conversation_rows(renderer, Conversation("row", TALK))
+    closing = renderer.token_text(renderer.end_of_turn_id)
+    replies = [f"<think>left</think>Up{closing}", f"Down{closing}"]
+    texts = learnt_texts(renderer, rows)
+    # One row with both where the template only appends; a row for each where it rewrites the past.
+    assert texts in ([replies], [replies[:1], replies[1:]])
+    assert (len(rows) == 1) == renderer.append_only
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_what_is_read_is_the_prompt_that_the_policy_will_read(family):
+    renderer = renderer_of(family)
+    first = Conversation("row", TALK[:3])
+    (row,) = conversation_rows(renderer, first)
+    prompt = renderer.prompt(list(TALK[:2]))
+    start = int(row.mask.nonzero()[0, 0])
+    assert row.ids[:start].tolist() == prompt
+    assert row.ids[start:].tolist() == renderer.reply_ids(TALK[2]["content"])
+
+
+def test_roles_choose_what_is_learnt():
+    renderer = renderer_of("qwen2.5")
+    rows = conversation_rows(renderer, Conversation("row", TALK), {"user", "system"})
+    assert learnt_texts(renderer, rows) == [["Play.<|im_end|>", "one<|im_end|>", "two<|im_end|>"]]
+
+
+def test_messages_of_the_prompt_are_never_learnt():
+    renderer = renderer_of("llama-3")
+    rows = conversation_rows(renderer, Conversation("row", TALK, learnt_from=3))
+    assert learnt_texts(renderer, rows) == [["Down<|eot_id|>"]]
+
+
+def test_calls_of_tools_are_learnt_as_the_template_writes_them():
+    tokenizer = tokenizer_of("qwen2.5")
+    tokenizer.chat_template = (
+        "{%- for message in messages -%}<|im_start|>{{ message.role }}\n"
+        "{%- if message.tool_calls -%}<call>{{ message.tool_calls[0].name }}</call>{%- endif -%}"
+        "{{ message.content }}<|im_end|>\n{%- endfor -%}"
+        "{%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"
+    )
+    renderer = ChatRenderer(tokenizer)
+    talk = (
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "", "tool_calls": [{"name": "look"}]},
+    )
+    (row,) = conversation_rows(renderer, Conversation("row", talk))
+    assert learnt_texts(renderer, [row])[0][0].strip() == "<call>look</call><|im_end|>"
+
+
+def test_nothing_to_learn_is_said_with_its_place():
+    with pytest.raises(ConfigError, match=r"data set chats.jsonl, line 4: no message of assistant"):
+        conversation_rows(renderer_of("granite"), Conversation("chats.jsonl, line 4", TALK[:2]))
+
+
+def written(tmp_path, rows, name="rows.jsonl"):
+    path = tmp_path / name
+    path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
+    return [ExamplesSettings(path=str(path))]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"text": "x"},
+            "line 2: the row has no 'prompt' \\(or 'messages'\\); its columns are text, and 'columns'",
+        ),
+        ({"messages": []}, "line 2: 'messages' must be a text or a list of messages, not \\[\\]"),
+        (
+            {"messages": [{"content": "x"}]},
+            r"line 2: messages\[0\].role must be one of system, user.*not None",
+        ),
+        (
+            {"messages": [{"role": "user", "content": 3}]},
+            r"line 2: messages\[0\].content must be a text, not 3",
+        ),
+        ({"messages": ["hello"]}, r"line 2: messages\[0\] must be a message with 'role' and 'content'"),
+        (
+            {"prompt": "x", "completion": "y", "tools": 5},
+            "line 2: 'tools' must be a list of declarations, not 5",
+        ),
+        ("{broken\n", "line 2: .*'{broken'"),
+    ],
+)
+def test_a_wrong_row_is_named_with_its_line(tmp_path, row, message):
+    good = {"prompt": "x", "completion": "y"}
+    with pytest.raises(ConfigError, match=message):
+        list(read_conversations(written(tmp_path, [good, row])))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"chosen": "a", "rejected": "b"}, "'chosen' is a reply alone and there is no 'prompt'"),
+        ({"prompt": "q", "chosen": "a"}, "line 1: the row has no 'rejected'; its columns are prompt, chosen"),
+        (
+            {"prompt": "q", "chosen": "a", "rejected": "b", "margin": "high"},
+            "'margin' must be a number, not 'high'",
+        ),
+        (
+            {"prompt": "q", "chosen": "a", "rejected": "b", "margin": True},
+            "'margin' must be a number, not True",
+        ),
+    ],
+)
+def test_a_wrong_pair_is_named_with_its_line(tmp_path, row, message):
+    with pytest.raises(ConfigError, match=message):
+        list(read_pairs(written(tmp_path, [row])))
+
+
+def test_pairs_of_whole_conversations_are_split_at_their_last_message(tmp_path):
+    talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    other = [talk[0], {"role": "assistant", "content": "b"}]
+    (pair,) = read_pairs(written(tmp_path, [{"chosen": talk, "rejected": other}]))
+    assert (pair.chosen.learnt_from, pair.rejected.messages[-1]["content"]) == (1, "b")
+
+
+def test_pairs_are_judged_replies_too_and_labels_are_truth_values(tmp_path):
+    rows = [
+        {"prompt": "q", "chosen": "a", "rejected": "b"},
+        {"prompt": "q", "completion": "c", "label": True},
+    ]
+    assert [each.good for each in read_judged(written(tmp_path, rows))] == [True, False, True]
+    with pytest.raises(ConfigError, match="'label' must be true or false, not 'yes'"):
+        list(read_judged(written(tmp_path, [{"prompt": "q", "completion": "c", "label": "yes"}])))
+
+
+def test_columns_have_names_of_their_own_and_odd_ones_are_refused(tmp_path):
+    (settings,) = written(tmp_path, [{"question": "q", "answer": "a"}])
+    named = settings.model_copy(update={"columns": {"prompt": "question", "completion": "answer"}})
+    (found,) = read_conversations([named])
+    assert [message["content"] for message in found.messages] == ["q", "a"]
+    with pytest.raises(ConfigError, match="columns names 'question', which is none of messages, prompt"):
+        list(read_conversations([settings.model_copy(update={"columns": {"question": "q"}})]))
+
+
+def test_a_reply_of_a_pair_is_one_row_whatever_the_template():
+    row = reply_row(renderer_of("qwen3"), Conversation("row", TALK, learnt_from=4))
+    assert row.ids.dtype == torch.int64
+    assert int(row.mask.sum()) == len(renderer_of("qwen3").reply_ids("Down"))
+
+
+def test_batches_are_passes_over_all_examples_each_in_its_own_order():
+    batches = ExampleBatches([3] * 10, seed=1, size=4)
+    first, second = ([batches.batch(step).places for step in range(start, start + 3)] for start in (0, 3))
+    assert [len(part) for part in first] == [4, 4, 2]
+    assert sorted(place for part in first for place in part) == list(range(10))
+    assert first != second
+    assert [each.places for each in batches.of_epochs(2)] == [*first, *second]
+    assert batches.batch(5).ends_epoch
+    assert batches.batch(5).epoch == 1
+    assert not batches.batch(4).ends_epoch
+    assert batches.steps(2) == 6
+
+
+def test_batches_by_tokens_cost_alike():
+    lengths = [7, 1, 1, 9, 30, 2, 2, 2]
+    batches = ExampleBatches(lengths, seed=5, size=100, tokens=10)
+    parts = [batches.batch(step).places for step in range(batches.steps(1))]
+    assert sorted(place for part in parts for place in part) == list(range(8))
+    assert all(sum(lengths[place] for place in part) <= 10 or len(part) == 1 for part in parts)
+    assert batches.batch(batches.steps(1)).epoch == 1
+    # Asked out of order, a step's batch is the same: a resumed run asks for a later one first.
+    assert ExampleBatches(lengths, seed=5, size=100, tokens=10).batch(3) == batches.batch(3)

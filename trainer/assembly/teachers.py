@@ -1,0 +1,181 @@
+"""Teachers of distillation: models beside the student, servers that score its tokens, or the student itself."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from trainer.backends.base import TrainRow
+from trainer.backends.distillation_head import Distance, DistillationHead
+from trainer.backends.heads import PolicyHead
+from trainer.backends.prefix_costs import sharing_costs
+from trainer.backends.reference import FrozenModel
+from trainer.config.distillation import DistillSettings, TeacherSettings
+from trainer.config.run import RunSettings
+from trainer.core.device import DTYPES
+from trainer.core.errors import ConfigError
+from trainer.inference.server_client import ServerClient
+from trainer.learn.distilling import Teacher
+from trainer.models.load import load_model, load_tokenizer, model_folder
+from trainer.models.weights import place
+
+_SCORED_AT_ONCE = 64
+"""Rows that a server is asked to score at one time."""
+
+
+def teacher_of(settings: DistillSettings, domain: str) -> int:
+    """Return the number of the teacher of a domain.
+
+    Raises:
+        ConfigError: If it has none.
+    """
+    otherwise = None
+    for number, teacher in enumerate(settings.teachers.values()):
+        if domain in teacher.domains:
+            return number
+        if not teacher.domains:
+            otherwise = number
+    if otherwise is None:
+        raise ConfigError(
+            f"distill.teachers: nobody teaches the domain '{domain}': name it at one of them, or have one without "
+            "domains"
+        )
+    return otherwise
+
+
+def distillation_head(
+    settings: RunSettings, distill: DistillSettings, model: PreTrainedModel
+) -> DistillationHead:
+    """Return what is read off the student where its teachers' models are beside it.
+
+    Raises:
+        ConfigError: If a teacher cannot be loaded.
+    """
+    distance = Distance(
+        distill.divergence,
+        distill.weight,
+        distill.temperature,
+        distill.top_k if distill.estimate == "top_k" else None,
+        distill.likelihood,
+    )
+    return DistillationHead(
+        model, [_model(settings, each, model) for each in distill.teachers.values()], distance
+    )
+
+
+def check_teachers(settings: DistillSettings, tokenizer: object) -> None:
+    """Refuse teachers that are not there, or read other tokens than the student.
+
+    Args:
+        settings: The teachers.
+        tokenizer: The student's.
+
+    Raises:
+        ConfigError: If there is such a teacher; the message names it.
+    """
+    for name, teacher in settings.teachers.items():
+        if teacher.path is None:
+            continue
+        theirs = load_tokenizer(_folder(name, teacher.path))
+        if theirs.get_vocab() != tokenizer.get_vocab():  # type: ignore[attr-defined]
+            raise ConfigError(
+                f"distill.teachers.{name}: its tokens are not the student's, so their distributions cannot be "
+                "compared: take a teacher of the same family"
+            )
+
+
+def _folder(name: str, path: str) -> Path:
+    folder = Path(path)
+    if folder.is_dir() and not (folder / "config.json").exists():
+        raise ConfigError(f"distill.teachers.{name}.path: {path} holds no model: it has no config.json")
+    try:
+        return model_folder(path)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("model.path", f"distill.teachers.{name}.path")) from error
+
+
+def _model(settings: RunSettings, teacher: TeacherSettings, student: PreTrainedModel) -> PreTrainedModel:
+    assert teacher.path is not None
+    dtype = DTYPES[settings.model.dtype]
+    model = load_model(model_folder(teacher.path), dtype, settings.model.attention)
+    place(model, dtype, student.device)
+    return model
+
+
+@asynccontextmanager
+async def open_teachers(
+    settings: RunSettings, distill: DistillSettings, student: PreTrainedModel
+) -> AsyncIterator[list[Teacher]]:
+    """Open those who score the student's own tokens, in the order of the settings.
+
+    Raises:
+        ConfigError: If one cannot be had.
+        ConnectionError: If a server does not answer.
+    """
+    async with AsyncExitStack() as stack:
+        teachers: list[Teacher] = []
+        for name, teacher in distill.teachers.items():
+            if teacher.url is None:
+                teachers.append(ModelTeacher(_scorer(settings, teacher, student)))
+                continue
+            if settings.rollout.temperature != 1.0:
+                raise ConfigError(
+                    f"distill.teachers.{name}.url scores tokens at temperature 1: leave rollout.temperature at 1.0, or "
+                    "name the teacher's path"
+                )
+            key = None
+            if teacher.api_key_variable is not None:
+                key = os.environ.get(teacher.api_key_variable)
+                if key is None:
+                    raise ConfigError(
+                        f"distill.teachers.{name}.api_key_variable: {teacher.api_key_variable} is not set in the "
+                        "environment"
+                    )
+            client = ServerClient(
+                teacher.url, teacher.dialect, way=None, api_key=key, patience_s=teacher.timeout_s
+            )
+            teachers.append(ServedTeacher(await stack.enter_async_context(client)))
+        yield teachers
+
+
+def _scorer(settings: RunSettings, teacher: TeacherSettings, student: PreTrainedModel) -> FrozenModel:
+    head = PolicyHead(_model(settings, teacher, student), settings.rollout.temperature)
+    costs = sharing_costs(head, settings.optimizer.shared_prefixes, student.device)
+    return FrozenModel(head, settings.optimizer.tokens_per_micro_batch, costs)
+
+
+class ModelTeacher:
+    """A model in this process that scores tokens."""
+
+    def __init__(self, scorer: FrozenModel) -> None:
+        self._scorer = scorer
+
+    async def logprobs(self, rows: Sequence[TrainRow]) -> list[Tensor]:
+        """Return the log-probabilities of the marked tokens of rows, `[tokens]` each, zero elsewhere."""
+        return await asyncio.to_thread(self._scorer.forward, rows)
+
+
+class ServedTeacher:
+    """An inference server that scores tokens.
+
+    Args:
+        client: The server, connected.
+    """
+
+    def __init__(self, client: ServerClient) -> None:
+        self._client = client
+        self._places = asyncio.Semaphore(_SCORED_AT_ONCE)
+
+    async def logprobs(self, rows: Sequence[TrainRow]) -> list[Tensor]:
+        """Return the log-probabilities of the marked tokens of rows, `[tokens]` each, zero elsewhere."""
+        return list(await asyncio.gather(*(self._of_row(row) for row in rows)))
+
+    async def _of_row(self, row: TrainRow) -> Tensor:
+        async with self._places:
+            scores = await self._client.score(row.ids.tolist())
+        return torch.where(row.mask, torch.tensor([0.0, *scores]), 0.0)

@@ -1,0 +1,233 @@
+"""What distillation reads off a student: how far its distribution is from the teacher's, token by token.
+
+Teacher and student are computed side by side, and of their logits no more than some tokens' are held at one time. So
+the whole vocabulary costs time, and no memory.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from trainer.algorithms.distillation import Divergence, divergence, with_rest
+from trainer.backends.base import EntropyMode
+from trainer.backends.heads import LOGITS_AT_ONCE, Head
+from trainer.backends.prefix_cache import hidden_states, why_not_shared
+from trainer.backends.prefix_layout import SharedTokens
+from trainer.backends.routing import RoutedModel
+from trainer.models.language_head import LanguageHead, own_logits
+
+TEACHER_FIELD = "teacher"
+"""The field of rows that says by its number which of several teachers a token is learnt from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """What is computed of each token.
+
+    Attributes:
+        kind: The divergence.
+        weight: Of its mixture, where it has one.
+        temperature: Divides the logits of both.
+        top_k: The teacher's likeliest tokens that are told apart, all others being one; None: the whole vocabulary.
+        likelihood: Share of the row's own negative log-likelihood in the number.
+    """
+
+    kind: Divergence
+    weight: float = 0.5
+    temperature: float = 1.0
+    top_k: int | None = None
+    likelihood: float = 0.0
+
+
+class DistillationHead(Head):
+    """The loss of each token: its divergence, mixed with its negative log-likelihood where that is wanted.
+
+    Args:
+        model: The student.
+        teachers: The teachers; they stay as they are. With several, rows have the field `teacher`.
+        distance: What is computed.
+        logits_at_once: Bound on the numbers of one model's logits that are held at one time.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        teachers: Sequence[PreTrainedModel],
+        distance: Distance,
+        logits_at_once: int = LOGITS_AT_ONCE,
+    ) -> None:
+        super().__init__()
+        self.model: PreTrainedModel = model
+        self.teachers = nn.ModuleList(teachers).requires_grad_(requires_grad=False)
+        self._distance = distance
+        self._routed = RoutedModel(model)
+        self._student = _Reader(model)
+        self._readers = [_Reader(teacher) for teacher in teachers]
+        widths = [each.get_output_embeddings().weight.shape[0] for each in (model, *teachers)]
+        # Models of one tokenizer may have rooms of other sizes for tokens, of which the last ones are nobody's.
+        self._vocabulary = min(widths)
+        self._tokens_at_once = max(1, logits_at_once // max(widths))
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The fields of rows that it reads."""
+        return (TEACHER_FIELD,) if len(self.teachers) > 1 else ()
+
+    @property
+    def body(self) -> PreTrainedModel:
+        """The student without its output embedding."""
+        body = self.model.base_model
+        assert isinstance(body, PreTrainedModel)
+        return body
+
+    @cached_property
+    def why_not_shared(self) -> str | None:
+        """Why student or teacher cannot compute segments behind a prefix; None if both can."""
+        readers = (self._student, *self._readers)
+        return next((why for each in readers if (why := each.why_not_shared) is not None), None)
+
+    def forward(
+        self,
+        ids: Tensor,
+        row: Tensor,
+        column: Tensor,
+        entropy: EntropyMode,
+        shared: SharedTokens | None = None,
+        experts: Tensor | None = None,
+        fields: Mapping[str, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the loss of each token and, if asked, the student's entropy at it.
+
+        Args:
+            ids: Padded token ids, `[rows, tokens]`.
+            row: Rows of the tokens, int64 `[n]`.
+            column: Their columns, int64 `[n]`, never 0.
+            entropy: Whether entropies are wanted.
+            shared: The same tokens laid out so that those of several rows are computed once.
+            experts: Experts that the student's routers take; the teachers' choose.
+            fields: With several teachers, the number of each token's, `[n]`.
+        """
+        if fields is None:
+            return super().forward(ids, row, column, entropy, shared, experts)
+        self._take(experts)
+        states = self._states(ids, row, column, shared)
+        # One token may be learnt from several teachers, in rows that share it.
+        states = states if shared is None else states[shared.which]
+        return self._by_teacher(states, ids[row, column], fields[TEACHER_FIELD].long(), entropy)
+
+    def _take(self, experts: Tensor | None) -> None:
+        self._routed.take(experts)
+
+    def _states(self, ids: Tensor, row: Tensor, column: Tensor, shared: SharedTokens | None) -> Tensor:
+        """Return the states of the student and of all teachers, one behind the other."""
+        student = self._student.states(ids, row, column, shared)
+        with torch.no_grad():
+            taught = [reader.states(ids, row, column, shared) for reader in self._readers]
+        return torch.cat([student, *taught], dim=-1)
+
+    def _read(self, states: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
+        """Return the loss of each token by the first teacher."""
+        return self._losses(0, states, targets, entropy)
+
+    def _by_teacher(
+        self, states: Tensor, targets: Tensor, which: Tensor, entropy: EntropyMode
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute tokens teacher by teacher, and put them back in their order."""
+        losses = torch.zeros(len(targets), device=states.device)
+        spread = None if entropy == "none" else torch.zeros_like(losses)
+        for number in range(len(self._readers)):
+            (places,) = (which == number).nonzero(as_tuple=True)
+            part, its = self._losses(number, states[places], targets[places], entropy)
+            losses = losses.index_put((places,), part)
+            if spread is not None and its is not None:
+                spread = spread.index_put((places,), its)
+        return losses, spread
+
+    def _losses(
+        self, number: int, states: Tensor, targets: Tensor, entropy: EntropyMode
+    ) -> tuple[Tensor, Tensor | None]:
+        widths = [self._student.width, *(reader.width for reader in self._readers)]
+        parts = states.split(widths, dim=-1)
+        teacher, student, taught = self._readers[number], parts[0], parts[1 + number]
+        size = self._tokens_at_once
+        if len(targets) <= size:
+            return self._token_losses(teacher, student, taught, targets, entropy)
+        found = [
+            checkpoint(
+                self._token_losses, teacher, *part, entropy, use_reentrant=False, preserve_rng_state=False
+            )
+            for part in zip(student.split(size), taught.split(size), targets.split(size), strict=True)
+        ]
+        losses = torch.cat([part[0] for part in found])
+        return losses, None if entropy == "none" else torch.cat([part[1] for part in found])
+
+    def _token_losses(
+        self, teacher: "_Reader", student: Tensor, taught: Tensor, targets: Tensor, entropy: EntropyMode
+    ) -> tuple[Tensor, Tensor | None]:
+        distance = self._distance
+        logits = self._student.logits(student)[:, : self._vocabulary].float()
+        with torch.no_grad():
+            goal = teacher.logits(taught)[:, : self._vocabulary].float() / distance.temperature
+            goal = goal.log_softmax(dim=-1)
+        now = (logits / distance.temperature).log_softmax(dim=-1)
+        own, goals = now, goal
+        if distance.top_k is not None and distance.top_k < goal.shape[-1]:
+            likeliest = goal.topk(distance.top_k, dim=-1).indices
+            own, goals = with_rest(now.gather(-1, likeliest)), with_rest(goal.gather(-1, likeliest))
+        losses = divergence(own, goals, distance.kind, distance.weight)
+        if distance.likelihood:
+            chosen = logits.log_softmax(dim=-1).gather(-1, targets[:, None])[:, 0]
+            losses = (1.0 - distance.likelihood) * losses - distance.likelihood * chosen
+        if entropy == "none":
+            return losses, None
+        plain = logits.detach().log_softmax(dim=-1)
+        return losses, -(plain.exp() * plain).sum(dim=-1)
+
+
+class _Reader:
+    """The states and logits of one of the models.
+
+    Attributes:
+        width: Numbers of a state.
+
+    Args:
+        model: A causal language model.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        head = LanguageHead(model)
+        self._head = head if head.is_whole() else None
+        embedding = model.get_output_embeddings().weight
+        self.width = int(embedding.shape[1 if self._head is not None else 0])
+
+    @property
+    def why_not_shared(self) -> str | None:
+        """Why it cannot compute segments behind a prefix; None if it can."""
+        if self._head is None:
+            return "its logits are made of more than its last hidden states"
+        return why_not_shared(self._body)
+
+    @property
+    def _body(self) -> PreTrainedModel:
+        body = self._model.base_model
+        assert isinstance(body, PreTrainedModel)
+        return body
+
+    def states(self, ids: Tensor, row: Tensor, column: Tensor, shared: SharedTokens | None) -> Tensor:
+        """Return what logits of some tokens are made of, `[n, width]`; of those that are shared, the distinct ones."""
+        if self._head is None:
+            return own_logits(self._model, ids, row, column - 1)
+        if shared is not None:
+            return hidden_states(self._body, shared.calls)
+        states: Tensor = self._body(input_ids=ids, use_cache=False).last_hidden_state
+        return states[row, column - 1]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return the logits of states, `[n, vocabulary]`."""
+        return states if self._head is None else self._head.logits(states)

@@ -1,0 +1,228 @@
+"""The words that `roll-train` understands: its commands, their options, and what was probably meant by others."""
+
+import argparse
+import difflib
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from clients.commands.version import add_version
+
+COMMANDS = {
+    "train": "train a policy in served environments (what is done without a command)",
+    "sft": "imitate replies: chat data, or the environments' experts",
+    "dpo": "learn from preferences: dpo, ipo, kto, orpo, simpo and others",
+    "distill": "learn from a teacher's distributions, on its data or on your own policy's replies",
+    "reward": "train a reward model on pairs",
+    "rollout": "play episodes without training, in one process where a debugger works",
+    "eval": "measure a policy on the panels of a config",
+    "export": "write a trained policy as a folder in Hugging Face layout",
+    "replay": "take a step of a recorded run again, and compare its weights",
+    "report": "make one HTML page of a run",
+    "algorithms": "list the algorithms by name, or show what one of them sets",
+}
+"""The commands, each with what it does."""
+PIPELINES = ("sft", "dpo", "distill", "reward")
+"""Those of them that learn from examples."""
+
+_PLAYERS = ("model", "random", "human", "recorded")
+_WIDTH = 79
+_SHOWN = {
+    "train": "Train a policy in served environments.",
+    "sft": "Imitate replies, token by token: conversations of `sft.data`, or demonstrations of the environments' "
+    "experts (`sft.expert`).",
+    "dpo": "Learn from preferences: of the two replies of a pair, the better one becomes likelier. `dpo.loss` names "
+    "how.",
+    "distill": "Learn from teachers' distributions: on examples of theirs (`distill.data`), or on the student's own "
+    "replies in the environments of `tasks`.",
+    "reward": "Train a reward model on pairs of replies (Bradley and Terry).",
+    "rollout": "Play episodes without training, in one process where a debugger works.",
+    "eval": "Measure a policy on the panels of a config.",
+    "export": "Write a trained policy as a folder in Hugging Face layout, adapters added to the weights.",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one line each, and name what was probably meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with a complaint."""
+        self.exit(2, f"roll-train: {message}{self._nearest(message)} (see {self.prog} --help)\n")
+
+    def _nearest(self, message: str) -> str:
+        unknown, _, rest = message.partition(": ")
+        if unknown != "unrecognized arguments":
+            return ""
+        known = [word for action in self._actions for word in action.option_strings]
+        near = difflib.get_close_matches(rest.split()[0].partition("=")[0], known, n=1)
+        return f": did you mean {near[0]}?" if near else ""
+
+
+def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the command that words begin with, and the rest of them.
+
+    Raises:
+        SystemExit: If they begin with what is no command, no option and no setting.
+    """
+    first = words[0] if words else ""
+    if first in COMMANDS:
+        return first, list(words[1:])
+    if not first or first.startswith("-") or "=" in first:
+        return "train", list(words)
+    parser = Parser(prog="roll-train")
+    if first.endswith((".yaml", ".yml")):
+        parser.error(f"there is no command '{first}': a file of settings is given as --config {first}")
+    near = difflib.get_close_matches(first, COMMANDS, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+    parser.error(f"there is no command '{first}': {hint}")
+
+
+def parser_of(command: str) -> Parser:
+    """Return the parser of a command's words."""
+    match command:
+        case "report":
+            return _report_parser()
+        case "algorithms":
+            return _algorithms_parser()
+        case "replay":
+            return _replay_parser()
+        case _:
+            return _settings_parser(command)
+
+
+def _settings_parser(command: str) -> Parser:
+    parser = Parser(
+        prog="roll-train" if command == "train" else f"roll-train {command}",
+        description=_SHOWN[command],
+        epilog=_command_list() if command == "train" else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter
+        if command == "train"
+        else argparse.HelpFormatter,
+    )
+    add_version(parser)
+    parser.add_argument("--env-url", help="environment server; without it one is started on loopback")
+    parser.add_argument("--config", type=Path, help="YAML file with the run's settings")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the resolved settings and the memory plan, and stop"
+    )
+    parser.add_argument(
+        "--probe", action="store_true", help="with --dry-run: also ask server, data sets and model"
+    )
+    parser.add_argument(
+        "--device-memory",
+        type=_gigabytes,
+        metavar="GB",
+        help="with --dry-run: memory of a device that the plan is held against; default: 80, or the machine's where "
+        "model.device is cpu",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings laid over the file's")
+    if command in ("rollout", "eval", "export"):
+        parser.add_argument(
+            "--checkpoint", type=Path, help="checkpoint folder or model directory; default: the run's newest"
+        )
+    if command == "export":
+        parser.add_argument("--output", type=Path, required=True, help="folder to write, new or empty")
+        parser.add_argument(
+            "--adapter",
+            action="store_true",
+            help="write the adapters alone, as peft and inference servers load them",
+        )
+    if command == "rollout":
+        parser.add_argument("--policy", choices=_PLAYERS, default="model", help="who plays")
+        parser.add_argument("--episodes", type=_count, default=4, help="how many episodes")
+        parser.add_argument("--panel", help="play this panel's tasks instead of training tasks")
+        parser.add_argument("--recorded", type=Path, help="episodes.jsonl that --policy recorded plays again")
+        parser.add_argument(
+            "--output", type=Path, help="write the episodes here as JSON lines, each once it is over"
+        )
+    return parser
+
+
+def _algorithms_parser() -> Parser:
+    parser = Parser(
+        prog="roll-train algorithms",
+        description="The algorithms by name: presets and corrections, each with a line and its source.",
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="show what this one sets")
+    return parser
+
+
+def _report_parser() -> Parser:
+    parser = Parser(
+        prog="roll-train report",
+        description="One HTML page of a run, made from its records: curves, panels, where its time went, episodes with "
+        "their tokens. The run may still be going on.",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's output_dir")
+    parser.add_argument("--output", type=Path, help="where the page is written; default: RUN/report.html")
+    parser.add_argument("--open", action="store_true", help="show it in the browser")
+    parser.add_argument(
+        "--serve", action="store_true", help="serve it on loopback instead, following the run"
+    )
+    parser.add_argument("--port", type=_port, default=0, help="port for --serve; default: any that is free")
+    return parser
+
+
+def _replay_parser() -> Parser:
+    parser = Parser(
+        prog="roll-train replay",
+        description="Take steps of a recorded run again, from its records, and compare the weights that come out with "
+        "the digests that it wrote (tracking.digests). No environment and no sampling is needed. It begins at the "
+        "newest checkpoint before the step, or at the run's beginning.",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's output_dir")
+    parser.add_argument(
+        "--step",
+        type=_step,
+        action="append",
+        required=True,
+        help="the step, counted from 0; may be given again",
+    )
+    parser.add_argument(
+        "--from-start",
+        action="store_true",
+        help="begin at the run's beginning, whatever checkpoints there are",
+    )
+    parser.add_argument(
+        "--output", type=Path, help="write the model as it is after the last of the steps to this folder"
+    )
+    return parser
+
+
+def _command_list() -> str:
+    width = max(map(len, COMMANDS)) + 4
+    lines = [
+        textwrap.fill(text, _WIDTH, initial_indent=f"  {name}".ljust(width), subsequent_indent=" " * width)
+        for name, text in COMMANDS.items()
+    ]
+    lines.append("")
+    return "\n".join(["commands (roll-train COMMAND --help says more):", *lines])
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"'{text}' is no port: give a number up to 65535")
+    return int(text)
+
+
+def _gigabytes(text: str) -> float:
+    try:
+        size = float(text)
+    except ValueError:
+        size = 0.0
+    if not 0.0 < size <= 1e6:
+        raise argparse.ArgumentTypeError(f"'{text}' is no size of a memory: give gigabytes, such as 80")
+    return size
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of episodes: give 1 or more")
+    return int(text)
+
+
+def _step(text: str) -> int:
+    if not text.isdecimal() or not text.isascii():
+        raise argparse.ArgumentTypeError(f"'{text}' is no step: give a whole number, the first step is 0")
+    return int(text)

@@ -1,0 +1,287 @@
+"""`roll-train sft`, `dpo`, `reward` and `distill` on examples: the parts of learning from data, put together."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from trainer.assembly.build import Policy, build_policy, open_environments, task_source
+from trainer.assembly.data_check import keep_data
+from trainer.assembly.models import ModelSource, check_backend, open_models
+from trainer.assembly.teachers import check_teachers, teacher_of
+from trainer.assembly.turns import device_turns
+from trainer.backends.base import Scorer, TrainRow
+from trainer.cluster.cluster import open_cluster
+from trainer.cluster.placement import picture, place_roles
+from trainer.commands.plots import plot_curves
+from trainer.commands.policy import MODEL_FOLDER, save_policy
+from trainer.commands.resume import clear_records, find_checkpoint, keep_settings
+from trainer.commands.supervision import run_supervised
+from trainer.config.checks import check_settings
+from trainer.config.cluster import ClusterSettings
+from trainer.config.distillation import DistillSettings
+from trainer.config.load import public_settings
+from trainer.config.pipelines import check_command
+from trainer.config.run import RunSettings
+from trainer.config.supervised import (
+    DpoSettings,
+    ExpertSettings,
+    LearningFromExamples,
+    RewardModelSettings,
+    SftSettings,
+)
+from trainer.core.console import RunConsole
+from trainer.core.embedded_server import embedded_server
+from trainer.core.ending import Ending
+from trainer.core.errors import ConfigError
+from trainer.core.run_files import write_errors
+from trainer.evaluation.demonstrations import collect_demonstrations
+from trainer.learn.boards import RunIdentity, open_boards
+from trainer.learn.example_batches import ExampleBatches
+from trainer.learn.learner import Models
+from trainer.learn.tracking import Tracker
+from trainer.models.reward_model import empty_classifier, save_reward_model
+from trainer.pipelines.distill import Distillation
+from trainer.pipelines.example_rows import ExampleRows, rows_digest
+from trainer.pipelines.offline import Objective, Offline, train_on_examples
+from trainer.pipelines.preferences import Preference, PreferenceRows, Ranking, reference_sums
+from trainer.pipelines.saving import Saver
+from trainer.pipelines.sft import Imitation, supervised_rows
+from trainer.records.checkpoint import CheckpointError, CheckpointStore, RunState
+from trainer.reporting.tokens import keep_tokenizer
+from trainer.rollout.context import context_policy
+from trainer.rollout.prompts import PromptBuilder
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a command learns from, and for what.
+
+    Attributes:
+        how: How the examples are passed over.
+        lengths: Tokens of each example.
+        data: Digests of the examples, by what they are called.
+        objective: Makes what is learnt, of fresh models and the source of others.
+    """
+
+    how: LearningFromExamples
+    lengths: Sequence[int]
+    data: dict[str, str]
+    objective: Callable[[Models, ModelSource], Objective]
+
+
+async def learn_from_examples(settings: RunSettings, command: str, ending: Ending) -> int:
+    """Run the command of a pipeline that learns from examples, from the start or from the newest checkpoint.
+
+    Args:
+        settings: The run.
+        command: "sft", "dpo", "reward" or "distill".
+        ending: Ends it before its time, in order.
+
+    Raises:
+        RunStoppedError: If it ends before its last step, once what was learnt is saved.
+    """
+    check_command(settings, command)
+    check_settings(settings)
+    check_backend(settings)
+    place_roles(settings)
+    return await run_supervised(settings, ending, _learn)
+
+
+async def _learn(
+    settings: RunSettings, store: CheckpointStore, console: RunConsole, ending: Ending, stack: AsyncExitStack
+) -> None:
+    directory = Path(settings.output_dir)
+    torch.set_num_threads(settings.threads)
+    trains_here = settings.backend.kind == "torch"
+    policy = build_policy(settings, trained=trains_here, computes=trains_here)
+    policy.renderer.template.say = console.say
+    if settings.reward is not None:
+        empty_classifier(policy.model)  # what could not be exported is refused before it is trained
+    console.status("reading the examples")
+    prepared = await _prepared(settings, policy, console)
+    console.status(None)
+    how = prepared.how
+    batches = ExampleBatches(prepared.lengths, settings.seed, how.batch, how.batch_tokens)
+    if how.epochs is not None:
+        settings = settings.model_copy(update={"steps": batches.steps(how.epochs)})
+    console.say(f"{len(prepared.lengths)} examples, {sum(prepared.lengths)} tokens, {settings.steps} steps")
+    checkpoint = find_checkpoint(settings, store, console.say)
+    ours = checkpoint is not None and store.holds(checkpoint.folder)
+    keep_settings(settings, directory, resuming=ours)
+    keep_data(prepared.data, directory, resuming=ours)
+    if checkpoint is not None:
+        console.say(f"resuming at step {checkpoint.state.step} from {checkpoint.folder}")
+    if checkpoint is not None and ours:
+        store.go_back_to(checkpoint.folder, checkpoint.state.step)
+    elif clear_records(directory):
+        console.say(f"the run in {directory} left no checkpoint: it begins again, and its records with it")
+    keep_tokenizer(policy.tokenizer, directory)
+    placement = place_roles(settings)
+    if settings.cluster != ClusterSettings():
+        console.say(picture(placement))
+    cluster = await stack.enter_async_context(open_cluster(settings, placement, ending.end, console.say))
+    made = await stack.enter_async_context(open_models(settings, policy, directory, console, cluster))
+    models = await asyncio.to_thread(made.models)
+    objective = await asyncio.to_thread(prepared.objective, models, made)
+    state = RunState(0, 0, 0, ())
+    if checkpoint is not None:
+        state = checkpoint.state
+        try:
+            await asyncio.to_thread(models.load_state_dicts, checkpoint.parts)
+        except ValueError as error:
+            raise CheckpointError(f"cannot resume from {checkpoint.folder}: {error}") from error
+    turns = device_turns(settings, models, made.shared)
+    run = RunIdentity(directory, settings.name, public_settings(settings), state.step)
+    boards = open_boards(settings.tracking, run, console.say)
+    tracker = Tracker(directory, settings.tracking, state.step, boards, settings.checkpoint.best_metric)
+    stack.push_async_callback(asyncio.to_thread, tracker.close)
+    saver = Saver(
+        models, store, tracker, asynchronous=settings.checkpoint.asynchronous, resident=turns.resident
+    )
+    parts = Offline(objective, batches, models, tracker, console, saver, turns.resident)
+    console.begin_training(state.step, settings.steps)
+    await train_on_examples(
+        parts, state, settings.steps, settings.checkpoint.every, how.held_out_every, ending
+    )
+    with write_errors(directory):
+        async with turns.resident():
+            console.say(await asyncio.to_thread(_save, settings, models, policy, directory))
+        console.say(f"curves: {plot_curves(directory, settings.name)}")
+
+
+def _save(settings: RunSettings, models: Models, policy: Policy, directory: Path) -> str:
+    if settings.reward is None:
+        return save_policy(models.policy, policy, directory)
+    folder = directory / MODEL_FOLDER
+    save_reward_model(policy.model, models.policy.parameters(), policy.tokenizer, folder)
+    return f"reward model: {folder}"
+
+
+async def _prepared(settings: RunSettings, policy: Policy, console: RunConsole) -> Prepared:
+    if settings.sft is not None and settings.sft.expert is not None:
+        shown = await _demonstrations(settings, settings.sft.expert, policy, console)
+        rows = ExampleRows(policy.renderer, settings.sft, settings.model.max_length, console.say)
+        held_out = rows.conversations(settings.sft.held_out)
+        return _imitation(settings, settings.sft, shown, held_out)
+    return await asyncio.to_thread(_of_data, settings, policy, console)
+
+
+def _of_data(settings: RunSettings, policy: Policy, console: RunConsole) -> Prepared:
+    how = settings.sft or settings.dpo or settings.reward or settings.distill
+    assert how is not None
+    rows = ExampleRows(policy.renderer, how, settings.model.max_length, console.say)
+    match how:
+        case SftSettings():
+            return _imitation(
+                settings,
+                how,
+                rows.conversations(how.data, how.roles),
+                rows.conversations(how.held_out, how.roles),
+            )
+        case DpoSettings():
+            read = rows.pairs if how.loss.paired else rows.judged
+            return _preference(settings, how, read(how.data), read(how.held_out), console)
+        case RewardModelSettings():
+            pairs = partial(rows.pairs, rewarded=True)
+            return _ranking(settings, how, pairs(how.data), pairs(how.held_out))
+        case DistillSettings():
+            check_teachers(how, policy.tokenizer)
+            teach = partial(teacher_of, how)
+            learnt = rows.conversations(how.data, teacher_of=teach)
+            held_out = rows.conversations(how.held_out, teacher_of=teach)
+            return _distillation(settings, how, learnt, held_out)
+        case _:
+            raise ConfigError("no pipeline is named")
+
+
+async def _demonstrations(
+    settings: RunSettings, expert: ExpertSettings, policy: Policy, console: RunConsole
+) -> list[TrainRow]:
+    """Return the rows of the environments' experts' episodes, played again where a run is resumed."""
+    context = context_policy(settings.prompt)
+    console.begin("expert demonstrations", expert.demonstrations)
+    async with open_environments(settings, console, embedded_server) as pool:
+        shown = await collect_demonstrations(
+            task_source(settings),
+            expert.demonstrations,
+            lambda: PromptBuilder(policy.renderer, context, settings.prompt),
+            expert.reply,
+            pool,
+            settings.rollout.max_turns,
+        )
+    return supervised_rows(shown)
+
+
+def _imitation(
+    settings: RunSettings, how: SftSettings, rows: list[TrainRow], held_out: list[TrainRow]
+) -> Prepared:
+    return Prepared(
+        how,
+        [len(row.ids) for row in rows],
+        {"0 data": rows_digest(rows)},
+        lambda models, _: Imitation(
+            models.policy, rows, held_out, max_skipped_steps=settings.optimizer.max_skipped_steps
+        ),
+    )
+
+
+def _distillation(
+    settings: RunSettings, how: DistillSettings, rows: list[TrainRow], held_out: list[TrainRow]
+) -> Prepared:
+    return Prepared(
+        how,
+        [len(row.ids) for row in rows],
+        {"0 data": rows_digest(rows)},
+        lambda models, _: Distillation(
+            models.policy, rows, held_out, max_skipped_steps=settings.optimizer.max_skipped_steps
+        ),
+    )
+
+
+def _preference(
+    settings: RunSettings,
+    how: DpoSettings,
+    examples: PreferenceRows,
+    held_out: PreferenceRows,
+    console: RunConsole,
+) -> Prepared:
+    count = len(examples.rows) + len(held_out.rows)
+
+    def compared(scorer: Scorer) -> list[torch.Tensor]:
+        console.begin("log-probabilities of the reference", count)
+        learnt = reference_sums(scorer, examples, console.advance)
+        return [learnt, reference_sums(scorer, held_out)]
+
+    def objective(models: Models, others: ModelSource) -> Objective:
+        sums = [torch.zeros(len(each.rows), 2, dtype=torch.float64) for each in (examples, held_out)]
+        if how.loss.has_reference and how.reference is None:
+            # Nothing is trained yet: the policy is the reference, with adapters or without.
+            sums = compared(models.policy)
+        elif how.reference not in (None, "none"):
+            with others.other(str(how.reference)) as reference:
+                sums = compared(reference)
+        skipped = settings.optimizer.max_skipped_steps
+        return Preference(models.policy, how.loss, examples, sums[0], held_out, sums[1], skipped)
+
+    return Prepared(how, examples.lengths, _digests(examples), objective)
+
+
+def _ranking(
+    settings: RunSettings, how: RewardModelSettings, examples: PreferenceRows, held_out: PreferenceRows
+) -> Prepared:
+    skipped = settings.optimizer.max_skipped_steps
+    return Prepared(
+        how,
+        examples.lengths,
+        _digests(examples),
+        lambda models, _: Ranking(models.policy, how.centre, examples, held_out, skipped),
+    )
+
+
+def _digests(examples: PreferenceRows) -> dict[str, str]:
+    return {"0 data": rows_digest(row for pair in examples.rows for row in pair)}

@@ -1,0 +1,68 @@
+"""What learns from a run's episodes: the algorithm, by their rewards, or distillation, from a teacher."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+from trainer.assembly.build import Policy
+from trainer.assembly.teachers import check_teachers, open_teachers, teacher_of
+from trainer.config.distillation import DistillSettings
+from trainer.config.run import RunSettings
+from trainer.learn.distilling import ComputedRows, DistillationLearner, HindsightRows, RowSource, ScoredRows
+from trainer.learn.hindsight import Hindsight
+from trainer.learn.learner import Learner, Models
+from trainer.pipelines.rl import Updater
+
+
+def reward_learner(settings: RunSettings, models: Models) -> Learner:
+    """Return what learns from rewards."""
+    return Learner(
+        settings.algorithm,
+        models,
+        settings.seed,
+        max_skipped_steps=settings.optimizer.max_skipped_steps,
+        truncated=settings.rollout.truncates,
+    )
+
+
+async def make_learner(
+    settings: RunSettings, models: Models, policy: Policy, stack: AsyncExitStack
+) -> Updater:
+    """Return what learns from a run's episodes.
+
+    Args:
+        settings: The run.
+        models: What it trains and reads.
+        policy: The policy's tokenizer and renderer.
+        stack: Closes what is opened for it.
+
+    Raises:
+        ConfigError: If a teacher cannot be had.
+        ConnectionError: If a teacher's server does not answer.
+    """
+    distill = settings.distill
+    if distill is None:
+        return reward_learner(settings, models)
+    return DistillationLearner(
+        models.policy,
+        await _row_source(settings, distill, models, policy, stack),
+        sampled=distill.estimate == "sampled",
+        largest_ratio=distill.largest_ratio,
+        max_skipped_steps=settings.optimizer.max_skipped_steps,
+    )
+
+
+async def _row_source(
+    settings: RunSettings,
+    distill: DistillSettings,
+    models: Models,
+    policy: Policy,
+    stack: AsyncExitStack,
+) -> RowSource:
+    if distill.feedback is not None:
+        hindsight = Hindsight(policy.renderer, distill.feedback, settings.model.max_length)
+        return HindsightRows(models.policy, hindsight)
+    await asyncio.to_thread(check_teachers, distill, policy.tokenizer)
+    if distill.estimate != "sampled":
+        return ComputedRows(lambda domain: teacher_of(distill, domain))
+    teachers = await stack.enter_async_context(open_teachers(settings, distill, policy.model))
+    return ScoredRows(teachers, lambda domain: teacher_of(distill, domain))

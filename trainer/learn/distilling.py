@@ -1,0 +1,194 @@
+"""One update of a student on its own episodes: each of its tokens comes nearer to what a teacher would have said."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from trainer.algorithms.aggregation import Denominators, aggregate
+from trainer.algorithms.distillation import sampled_reverse_kl
+from trainer.algorithms.metrics import Metrics, collect, means
+from trainer.backends.base import MicroBatch, StepReport, TrainBackend, TrainRow
+from trainer.backends.distillation_head import TEACHER_FIELD
+from trainer.backends.skipping import SkippedSteps
+from trainer.learn.batches import EpisodeBatch
+from trainer.learn.hindsight import Hindsight, scores_in_place
+
+
+class Teacher(Protocol):
+    """Scores tokens of the student's."""
+
+    async def logprobs(self, rows: Sequence[TrainRow]) -> list[Tensor]:
+        """Return the log-probabilities of the marked tokens of rows, `[tokens]` each, zero elsewhere."""
+        ...
+
+
+class RowSource(Protocol):
+    """Makes training rows of a batch of episodes, with whatever the loss reads."""
+
+    async def rows(self, batch: EpisodeBatch) -> list[TrainRow]:
+        """Return the rows; those without a marked token are left out."""
+        ...
+
+
+class ComputedRows:
+    """Rows for a head that computes the teachers beside the student.
+
+    Args:
+        teacher_of: Gives the number of a domain's teacher.
+    """
+
+    def __init__(self, teacher_of: Callable[[str], int]) -> None:
+        self._teacher_of = teacher_of
+
+    async def rows(self, batch: EpisodeBatch) -> list[TrainRow]:
+        """Return the rows, each with the number of its teacher."""
+        return [
+            with_teacher(TrainRow(torch.tensor(row.ids), torch.tensor(row.mask)), self._teacher_of(domain))
+            for row, domain in zip(batch.rows, batch.domains, strict=True)
+        ]
+
+
+class ScoredRows:
+    """Rows whose tokens teachers have scored.
+
+    Args:
+        teachers: The teachers.
+        teacher_of: Gives the number of a domain's teacher.
+    """
+
+    def __init__(self, teachers: Sequence[Teacher], teacher_of: Callable[[str], int]) -> None:
+        self._teachers = teachers
+        self._teacher_of = teacher_of
+
+    async def rows(self, batch: EpisodeBatch) -> list[TrainRow]:
+        """Return the rows with their teachers' log-probabilities."""
+        rows = [
+            TrainRow(
+                torch.tensor(row.ids),
+                torch.tensor(row.mask),
+                {"behaviour": torch.tensor(row.logprobs, dtype=torch.float32)},
+            )
+            for row in batch.rows
+        ]
+        which = [self._teacher_of(domain) for domain in batch.domains]
+        taught: list[Tensor] = [torch.empty(0)] * len(rows)
+        for number, teacher in enumerate(self._teachers):
+            places = [place for place, each in enumerate(which) if each == number]
+            if places:
+                for place, scores in zip(
+                    places, await teacher.logprobs([rows[place] for place in places]), strict=True
+                ):
+                    taught[place] = scores
+        return [
+            TrainRow(row.ids, row.mask, {**row.fields, "taught": scores.float()})
+            for row, scores in zip(rows, taught, strict=True)
+        ]
+
+
+class HindsightRows:
+    """Rows whose tokens the student itself has scored, once it was told what became of them.
+
+    Args:
+        student: The policy as it is.
+        hindsight: What tells it.
+    """
+
+    def __init__(self, student: TrainBackend, hindsight: Hindsight) -> None:
+        self._student = student
+        self._hindsight = hindsight
+
+    async def rows(self, batch: EpisodeBatch) -> list[TrainRow]:
+        """Return the rows with replies that something could be told about."""
+        told = self._hindsight.rows(batch)
+        if not told:
+            return []
+        scores = await asyncio.to_thread(self._student.forward, [each.row for each in told])
+        return scores_in_place(told, scores, batch.rows)
+
+
+class DistillationLearner:
+    """Updates a student on batches of its own episodes, one optimizer step each.
+
+    Args:
+        student: The policy. Its head computes log-probabilities where tokens are sampled ones, else losses of tokens.
+        source: Makes rows of episodes.
+        sampled: Whether the loss is the estimate by the sampled tokens.
+        largest_ratio: Bound of the weight of tokens that an older student sampled.
+        max_skipped_steps: Steps in a row that may be left out because loss or gradient is not finite.
+    """
+
+    def __init__(
+        self,
+        student: TrainBackend,
+        source: RowSource,
+        *,
+        sampled: bool,
+        largest_ratio: float,
+        max_skipped_steps: int,
+    ) -> None:
+        self._student = student
+        self._source = source
+        self._sampled = sampled
+        self._largest_ratio = largest_ratio
+        self._skipped = SkippedSteps("student", max_skipped_steps)
+
+    async def update(self, batch: EpisodeBatch, step: int, version: int | None = None) -> dict[str, float]:
+        """Take the optimizer step of one batch and return its metrics, while the event loop goes on.
+
+        Args:
+            batch: Episodes and their rows.
+            step: Training step; nothing is drawn at random here.
+            version: The policy version that is trained; what older ones sampled is weighed by its log-probabilities.
+
+        Raises:
+            RunError: If too many steps in a row were left out.
+        """
+        rows = [row for row in await self._source.rows(batch) if bool(row.mask.any())]
+        if not rows:
+            return {"batch/rows": 0.0}
+        counts = Denominators.from_lengths(int(row.mask.sum()) for row in rows)
+        loss = partial(mean_loss, counts=counts)
+        if self._sampled:
+            loss = partial(_sampled_loss, counts=counts, largest_ratio=self._largest_ratio)
+        taken = await asyncio.to_thread(self._student.step, rows, loss, entropy="metric")
+        self._skipped.note(applied=taken.applied)
+        metrics = _report(taken) | {"batch/rows": float(len(rows)), "distill/tokens": float(counts.tokens)}
+        return metrics | {"policy/learning_rate": self._student.learning_rate}
+
+
+def with_teacher(row: TrainRow, number: int) -> TrainRow:
+    """Return a row that says which teacher it is learnt from."""
+    which = torch.full((len(row.ids),), float(number))
+    return TrainRow(row.ids, row.mask, {**row.fields, TEACHER_FIELD: which})
+
+
+def mean_loss(micro: MicroBatch, counts: Denominators) -> tuple[Tensor, Metrics]:
+    """Return a micro-batch's share of the mean over tokens of what a head gave as their losses."""
+    loss = aggregate(micro.outputs, micro.mask, "token-mean", counts)
+    return loss, _metrics(micro, {"distill/loss": (micro.outputs[micro.mask].sum(), micro.mask.sum())})
+
+
+def _sampled_loss(micro: MicroBatch, counts: Denominators, largest_ratio: float) -> tuple[Tensor, Metrics]:
+    taught, behaviour = micro.fields["taught"], micro.fields["behaviour"]
+    losses = sampled_reverse_kl(micro.outputs, behaviour, taught, micro.mask, largest_ratio)
+    difference = (micro.outputs - taught)[micro.mask]
+    metrics = {"distill/reverse_kl": (difference.sum(), micro.mask.sum())}
+    return aggregate(losses, micro.mask, "token-mean", counts), _metrics(micro, metrics)
+
+
+def _metrics(micro: MicroBatch, parts: dict[str, tuple[Tensor, Tensor]]) -> Metrics:
+    if micro.entropy is not None:
+        parts = parts | {"policy/entropy": (micro.entropy[micro.mask].sum(), micro.mask.sum())}
+    return collect(parts)
+
+
+def _report(taken: StepReport) -> dict[str, float]:
+    numbers = means(taken.metrics) | {
+        "policy/optimizer_steps": float(taken.applied),
+        "policy/skipped_steps": float(not taken.applied),
+    }
+    return numbers | ({"policy/gradient_norm": taken.gradient_norm} if taken.applied else {})

@@ -1,0 +1,137 @@
+"""What a student is told to teach itself: rows that show, before a reply, what became of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trainer.backends.base import TrainRow
+from trainer.config.distillation import FeedbackSettings
+from trainer.core.errors import ConfigError
+from trainer.learn.batches import EpisodeBatch
+from trainer.learn.rows import Row
+from trainer.records.trajectory import Trajectory, Turn
+from trainer.rollout.rendering import ChatRenderer
+
+_QUESTION = {"role": "user", "content": "x"}
+_MARK = "a-hint-that-no-template-rewrites"
+
+
+@dataclass(frozen=True, slots=True)
+class HindsightRow:
+    """A row that shows a reply behind what is told about it.
+
+    Attributes:
+        row: What the teacher reads; the reply's tokens are marked.
+        source: The batch's row that the reply stands in.
+        start: Where it begins there.
+    """
+
+    row: TrainRow
+    source: int
+    start: int
+
+
+class Hindsight:
+    """Writes what became of replies into their prompts, as a further message of the user's.
+
+    Ids of prompts and replies are those of the record: the message is put in front of the opening of the policy's turn.
+
+    Args:
+        renderer: The policy's.
+        settings: What is told.
+        longest: Tokens of the longest row.
+
+    Raises:
+        ConfigError: If the chat template writes no further message of the user's there.
+    """
+
+    def __init__(self, renderer: ChatRenderer, settings: FeedbackSettings, longest: int) -> None:
+        self._renderer = renderer
+        self._settings = settings
+        self._longest = longest
+        self._opening, self._before, self._behind = self._frame()
+
+    def rows(self, batch: EpisodeBatch) -> list[HindsightRow]:
+        """Return a row for every reply of a batch that something can be told about and that has room for it."""
+        solutions = _solutions(batch)
+        made = []
+        for number, row in enumerate(batch.rows):
+            trajectory = batch.trajectories[row.trajectory]
+            for place, turn in enumerate(trajectory.turns):
+                if turn.segment != row.segment or turn.end <= turn.start or not row.has_reply(turn.start):
+                    continue
+                hint = self._hint(trajectory, place, solutions.get(batch.episodes.groups[row.trajectory]))
+                if hint and (told := self._row(row, turn, hint)) is not None:
+                    made.append(HindsightRow(told, number, turn.start))
+        return made
+
+    def _hint(self, trajectory: Trajectory, place: int, solution: Trajectory | None) -> str:
+        """Return what is told about a reply; nothing where nothing is known."""
+        longest = self._settings.longest
+        after = trajectory.turns[place + 1].observation if place + 1 < len(trajectory.turns) else ""
+        feedback = after or trajectory.detail or f"the episode ended: {trajectory.outcome.value}"
+        shown = ""
+        if self._settings.solution and solution is not None and place < len(solution.turns):
+            reply = solution.turns[place].reply
+            if solution is not trajectory and reply:
+                shown = self._settings.solution.replace("{reply}", reply[:longest])
+        return self._settings.text.replace("{feedback}", feedback[:longest]).replace("{solution}", shown)
+
+    def _row(self, row: Row, turn: Turn, hint: str) -> TrainRow | None:
+        prompt, reply = row.ids[: turn.start], row.ids[turn.start : turn.end]
+        opening = len(self._opening)
+        if prompt[-opening:] != self._opening:
+            return None  # a prompt that the template did not end, such as an agent's own
+        told = self._renderer.ids_of(f"{self._before}{hint}{self._behind}")
+        ids = [*prompt[:-opening], *told, *reply]
+        if len(ids) > self._longest:
+            return None
+        return TrainRow(
+            torch.tensor(ids), torch.tensor([False] * (len(ids) - len(reply)) + [True] * len(reply))
+        )
+
+    def _frame(self) -> tuple[list[int], str, str]:
+        """Return the ids that open the policy's turn, and what stands before and behind a message in front of them."""
+        template = self._renderer.template
+        asked = template.text([_QUESTION], generation_prompt=True)
+        plain = template.text([_QUESTION], generation_prompt=False)
+        told = template.text([_QUESTION, {"role": "user", "content": _MARK}], generation_prompt=True)
+        if not asked.startswith(plain) or not told.startswith(plain) or told.count(_MARK) != 1:
+            raise ConfigError(
+                "distill.feedback: the chat template takes no further message of the user's in front of the reply: set "
+                "prompt.chat_template to one that does"
+            )
+        before, _, behind = told[len(plain) :].partition(_MARK)
+        return self._renderer.ids_of(asked[len(plain) :]), before, behind
+
+
+def _solutions(batch: EpisodeBatch) -> dict[int, Trajectory]:
+    """Return an episode of each group that solved its task, the first one of several."""
+    found: dict[int, Trajectory] = {}
+    for group, trajectory in zip(batch.episodes.groups, batch.trajectories, strict=True):
+        if trajectory.success:
+            found.setdefault(group, trajectory)
+    return found
+
+
+def scores_in_place(
+    rows: Sequence[HindsightRow], scores: Sequence[torch.Tensor], whole: Sequence[Row]
+) -> list[TrainRow]:
+    """Return the batch's rows with the teacher's log-probabilities where it scored a reply, and marked only there."""
+    masks = [torch.zeros(len(row.ids), dtype=torch.bool) for row in whole]
+    taught = [torch.zeros(len(row.ids)) for row in whole]
+    for told, score in zip(rows, scores, strict=True):
+        values = score[told.row.mask]
+        span = slice(told.start, told.start + len(values))
+        masks[told.source][span] = True
+        taught[told.source][span] = values
+    return [
+        TrainRow(
+            torch.tensor(row.ids),
+            mask,
+            {"behaviour": torch.tensor(row.logprobs, dtype=torch.float32), "taught": values},
+        )
+        for row, mask, values in zip(whole, masks, taught, strict=True)
+        if bool(mask.any())
+    ]

@@ -1,0 +1,186 @@
+"""Examples to learn from: rows as conversations, as pairs of replies, or as replies that are good or bad."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from trainer.config.data import ExamplesSettings
+from trainer.core.errors import ConfigError
+from trainer.tasks.rows import Row, read_rows
+
+Message = Mapping[str, Any]
+_ROLES = ("system", "user", "assistant", "tool", "developer")
+_COLUMNS = ("messages", "prompt", "completion", "chosen", "rejected", "label", "margin", "tools", "domain")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation whose last messages are to be learnt.
+
+    Attributes:
+        place: Where it stands, for messages to people.
+        messages: All of it.
+        learnt_from: The first message that may be learnt; those before it are the prompt.
+        tools: Declarations that the chat template is given.
+        domain: What it is about, by which teachers are chosen.
+    """
+
+    place: str
+    messages: tuple[Message, ...]
+    learnt_from: int = 0
+    tools: tuple[Mapping[str, Any], ...] = ()
+    domain: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two replies to one prompt.
+
+    Attributes:
+        chosen: The better one.
+        rejected: The other.
+        margin: By how much they differ.
+    """
+
+    chosen: Conversation
+    rejected: Conversation
+    margin: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A reply that is good or bad."""
+
+    reply: Conversation
+    good: bool
+
+
+def read_conversations(data: Sequence[ExamplesSettings]) -> Iterator[Conversation]:
+    """Read conversations: of `messages`, or of `prompt` and `completion`.
+
+    Raises:
+        ConfigError: If a row is none; the message has its place and what it lacks.
+    """
+    for place, row in _rows(data):
+        if row.get("messages") is not None:
+            yield _conversation(place, row, _messages(place, row["messages"], "messages", "user"), 0)
+        else:
+            _need(place, row, "prompt", "completion", instead=" (or 'messages')")
+            yield _reply(place, row, "completion")
+
+
+def read_pairs(data: Sequence[ExamplesSettings]) -> Iterator[Pair]:
+    """Read pairs: of `prompt`, `chosen` and `rejected`, or of whole conversations under the latter two.
+
+    Raises:
+        ConfigError: If a row is none.
+    """
+    for place, row in _rows(data):
+        _need(place, row, "chosen", "rejected")
+        chosen, rejected = _reply(place, row, "chosen"), _reply(place, row, "rejected")
+        margin = 0.0 if row.get("margin") is None else row["margin"]
+        if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
+            raise ConfigError(f"data set {place}: 'margin' must be a number, not {_shown(margin)}")
+        yield Pair(chosen, rejected, float(margin))
+
+
+def read_judged(data: Sequence[ExamplesSettings]) -> Iterator[Judged]:
+    """Read judged replies: of `prompt`, `completion` and `label`; a pair is one good and one bad reply.
+
+    Raises:
+        ConfigError: If a row is none.
+    """
+    for place, row in _rows(data):
+        if row.get("chosen") is not None and row.get("label") is None:
+            _need(place, row, "chosen", "rejected")
+            yield Judged(_reply(place, row, "chosen"), good=True)
+            yield Judged(_reply(place, row, "rejected"), good=False)
+            continue
+        _need(place, row, "completion", "label", instead=" (or 'chosen' and 'rejected')")
+        if not isinstance(row["label"], bool) and row["label"] not in (0, 1):
+            raise ConfigError(f"data set {place}: 'label' must be true or false, not {_shown(row['label'])}")
+        yield Judged(_reply(place, row, "completion"), good=bool(row["label"]))
+
+
+def _rows(data: Sequence[ExamplesSettings]) -> Iterator[tuple[str, Row]]:
+    for settings in data:
+        if odd := sorted(set(settings.columns) - set(_COLUMNS)):
+            raise ConfigError(
+                f"data set {settings.name}: columns names {odd[0]!r}, which is none of {', '.join(_COLUMNS)}"
+            )
+        found = 0
+        for place, row in islice(read_rows(settings), settings.limit):
+            found += 1
+            yield (
+                place,
+                {name: row.get(settings.columns.get(name, name)) for name in _COLUMNS}
+                | {"": ", ".join(map(str, row))},
+            )
+        if not found:
+            raise ConfigError(f"data set {settings.name} has no rows")
+
+
+def _need(place: str, row: Row, *names: str, instead: str = "") -> None:
+    if missing := [name for name in names if row.get(name) is None]:
+        raise ConfigError(
+            f"data set {place}: the row has no '{missing[0]}'{instead}; its columns are {row[''] or 'none'}, and "
+            "'columns' says what ours are called there"
+        )
+
+
+def _reply(place: str, row: Row, name: str) -> Conversation:
+    """Return the conversation that ends with the reply of a column."""
+    given = row.get("prompt")
+    prompt = () if given is None else _messages(place, given, "prompt", "user")
+    reply = _messages(place, row[name], name, "assistant")
+    if not prompt:
+        # The whole conversation stands under the column: its last message is the reply.
+        if len(reply) < 2:
+            raise ConfigError(
+                f"data set {place}: '{name}' is a reply alone and there is no 'prompt': give one, or whole "
+                "conversations"
+            )
+        return _conversation(place, row, reply, len(reply) - 1)
+    return _conversation(place, row, (*prompt, *reply), len(prompt))
+
+
+def _conversation(place: str, row: Row, messages: tuple[Message, ...], learnt_from: int) -> Conversation:
+    tools = row.get("tools") or ()
+    if not isinstance(tools, list | tuple) or not all(isinstance(each, dict) for each in tools):
+        raise ConfigError(f"data set {place}: 'tools' must be a list of declarations, not {_shown(tools)}")
+    return Conversation(place, messages, learnt_from, tuple(tools), str(row.get("domain") or ""))
+
+
+def _messages(place: str, value: Any, name: str, role: str) -> tuple[Message, ...]:
+    """Return a column as messages: a text is one message of a role."""
+    if isinstance(value, str):
+        return ({"role": role, "content": value},)
+    if not isinstance(value, list | tuple) or not value:
+        raise ConfigError(
+            f"data set {place}: '{name}' must be a text or a list of messages, not {_shown(value)}"
+        )
+    return tuple(_message(place, each, f"{name}[{number}]") for number, each in enumerate(value))
+
+
+def _message(place: str, value: Any, name: str) -> Message:
+    if not isinstance(value, dict):
+        raise ConfigError(
+            f"data set {place}: {name} must be a message with 'role' and 'content', not {_shown(value)}"
+        )
+    if value.get("role") not in _ROLES:
+        raise ConfigError(
+            f"data set {place}: {name}.role must be one of {', '.join(_ROLES)}, not {_shown(value.get('role'))}"
+        )
+    content = value.get("content")
+    calls = value.get("tool_calls")
+    if not isinstance(content, str) and not (content is None and calls):
+        raise ConfigError(f"data set {place}: {name}.content must be a text, not {_shown(content)}")
+    # Tables fill up what a message does not have.
+    return {key: each for key, each in value.items() if each is not None} | {"content": content or ""}
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]} ..."
