@@ -3,9 +3,9 @@
     nice python benchmarks/cluster/frozen_lake.py --out benchmarks/results/cluster.json
 
 The policy, the maps, the warm start and the algorithm are those of examples/frozen_lake.yaml, with fewer steps and
-groups unless `--steps 80 --groups 64` ask for all of them; on the cluster two ranks train, an engine of its own samples,
-and environments are in workers. Compared are the losses of the first five steps and the success on held-out maps in the
-end.
+groups unless `--steps 80 --groups 64` ask for all of them; on the cluster two ranks train, an engine of its own
+samples, and environments are in workers. Compared are the losses of the first five steps and the success on held-out
+maps in the end.
 
 A third run has every role that there is: a critic and a reference on devices of their own, and a judge beside the maps.
 Each kind of its processes is killed with SIGKILL once. It must end by itself, with every step once in its metrics and
