@@ -300,9 +300,9 @@ class RolloutScheduler:
             # One that failed leaves last: until then no batch is sent that the cancelled ones are part of.
             for seat in seats:
                 seat.leave()
-        self._failed_in_a_row[group.task.env_id] = 0
         group.trajectories.sort(key=lambda trajectory: trajectory.member)
         if await self._judged(group):
+            self._failed_in_a_row[group.task.env_id] = 0
             self._hand_over(group)
         else:
             self._drop(group)
