@@ -65,6 +65,14 @@ def test_overrides_are_laid_over_the_file(tmp_path):
             [*SERVER, "weights.transport=in_process"],
             "reaches no server, and inference.kind is 'vllm': set disk",
         ),
+        (
+            ["algorithm=remax", "rollout.group_reward=os:getcwd"],
+            "judges the group's alone: take rollout.reward",
+        ),
+        (
+            ["algorithm=remax", "rollout.agent=python agent.py"],
+            "plays an episode of each group with the most",
+        ),
         (["weights.transport=disk"], "is for servers, and inference.kind is 'embedded': leave the transport"),
         ([*LAUNCHED, "inference.sleep_level=1", "rollout.max_staleness=1"], "set one of them to 0"),
         (

@@ -447,14 +447,14 @@ def segment_lists(segment: Segment) -> tuple[list, ...]:
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])
-@pytest.mark.parametrize("preset", sorted(PRESETS))
+@pytest.mark.parametrize("preset", DISTINCT)
 async def test_an_episode_in_several_segments_has_one_credit_however_it_is_cut(preset, minibatches):
     """Each token is read after the same context in both, so the update is the same, in every way to average."""
     if minibatches > 1 and PRESETS[preset].surrogate.kind == "reinforce":
         pytest.skip("a policy gradient without a ratio takes one step")
     settings = resolve_preset(preset, {"minibatches": minibatches})
     results = []
-    for groups in (played_groups(sharp_model()), cut_in_two(played_groups(sharp_model()))):
+    for groups in (groups_for_all(), cut_in_two(groups_for_all())):
         models = models_of(settings)
         batch = episode_batch(groups, row_builder("trajectory"))
         metrics = await Learner(settings, models, seed=1).update(batch, step=0)

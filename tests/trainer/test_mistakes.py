@@ -172,7 +172,7 @@ def test_a_bug_in_a_reward_names_it_and_leaves_its_traceback(capfd, tmp_path):
 
 
 def test_a_defect_is_no_mistake_of_the_users(capfd, tmp_path, monkeypatch):
-    async def broken(settings, ending, command):
+    async def broken(*_):
         raise ValueError("invalid literal")
 
     monkeypatch.setattr("trainer.commands.train.train", broken)

@@ -29,11 +29,13 @@ HOLDERS = {
     "distill": {"data": [{"path": "rows.jsonl"}], "teachers": {"own": {"path": "model"}}},
     "data": [{"path": "rows.jsonl"}],
     "held_out": [{"path": "rows.jsonl"}],
+    "reject": [{"measure": "k1"}],
 }
 """What must be there for a setting inside of it to be there."""
 NESTED = {
     "datasets.route": {"column": "kind", "verifiers": {"a": "Math-v0"}},
     "datasets.difficulty": {"column": "rate", "minimum": 0.0},
+    "algorithm.correction": {"kind": "truncate"},
     "algorithm.reward.overlong": {"max_tokens": 10, "buffer_tokens": 5},
     "algorithm.critic": {},
     "algorithm.reward": {},
@@ -107,9 +109,16 @@ NUMBERS = [(path, kind) for path, annotation, kind in FIELDS if types_in(annotat
 WRONG_NUMBERS = [math.nan, math.inf, -math.inf, True, False, 10**30, -(10**30), "many", [[]], {"a": 1}]
 MAPPINGS = ("weights", "max_concurrent_by_environment")
 MAY_BE_ZERO_OR_NEGATIVE = {
+    "algorithm.correction.reject.high",
+    "algorithm.correction.reject.low",
     "algorithm.entropy_coefficient",
+    "algorithm.filter.above",
+    "algorithm.filter.below",
+    "algorithm.reward.offset",
     "algorithm.reward.turn_low",
     "algorithm.reward.turn_high",
+    "algorithm.selection.high",
+    "algorithm.selection.low",
     "algorithm.surrogate.score_threshold",
     "datasets.difficulty.minimum",
     "datasets.difficulty.maximum",

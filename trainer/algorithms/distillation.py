@@ -1,13 +1,12 @@
 """Losses of distillation: pure functions of the distributions of teacher and student at a token."""
 
 import math
-from typing import Literal, assert_never
+from typing import assert_never
 
 import torch
 from torch import Tensor
 
-Divergence = Literal["forward_kl", "reverse_kl", "jsd", "skewed_forward_kl", "skewed_reverse_kl"]
-"""How far a student's distribution is from the teacher's."""
+from trainer.algorithms.modes import Divergence
 
 
 def divergence(student: Tensor, teacher: Tensor, kind: Divergence, weight: float = 0.5) -> Tensor:

@@ -12,3 +12,5 @@ Measure = Literal["ratio", "k1", "k2", "k3", "probability", "binary_kl"]
 Statistic = Literal["mean", "sum", "max", "all"]
 GaeMask = Literal["skip", "none"]
 WhitenForm = Literal["variance", "deviation", "floor"]
+Divergence = Literal["forward_kl", "reverse_kl", "jsd", "skewed_forward_kl", "skewed_reverse_kl"]
+"""How far a student's distribution is from the teacher's."""

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from trainer.algorithms.distillation import Divergence, divergence, with_rest
+from trainer.algorithms.distillation import divergence, with_rest
+from trainer.algorithms.modes import Divergence
 from trainer.backends.base import EntropyMode
 from trainer.backends.heads import LOGITS_AT_ONCE, Head
 from trainer.backends.prefix_cache import hidden_states, why_not_shared

@@ -137,7 +137,8 @@ class KeptProcess:
                     raise died  # where else there is room for it is for the whole run to find out
                 wait_s = self._restarts.wait_s(died)
                 count = f"{self._restarts.in_a_row(self._role)} of {self._restarts.limit}"
-                self._say(f"{died}; it is started again in {wait_s:g} s ({count})")
+                self._say(f"{died}")
+                self._say(f"{self._role} is started again in {wait_s:g} s ({count})")
                 if self._process is not None:
                     await asyncio.to_thread(self._process.end)  # one that only cannot be reached may live
                 await asyncio.sleep(wait_s)

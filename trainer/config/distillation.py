@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from trainer.algorithms.distillation import Divergence
+from trainer.algorithms.modes import Divergence
 from trainer.config.supervised import LearningFromExamples
 from trainer.core.strict import Count, Seconds, ServerUrl, Settings
 

@@ -191,6 +191,11 @@ class RunSettings(Settings):
                 f"rollout.agent '{self.rollout.agent}' asks for tokens as it likes: take another baseline, or a "
                 "coroutine as the agent"
             )
+        if self.algorithm.needs_greedy and self.rollout.group_reward is not None:
+            raise ValueError(
+                "algorithm.advantage.baseline 'greedy' compares with an episode that is not of the group, and "
+                "rollout.group_reward judges the group's alone: take rollout.reward, or another baseline"
+            )
         return self
 
     @model_validator(mode="after")

@@ -381,20 +381,20 @@ class Group:
         task: What all members played.
         admitted_version: Policy version when the group was admitted.
         trajectories: The members that ended with a result.
-        greedy: The episode that was played beside them with the most likely tokens, for a baseline; it is not trained.
         failures: How many attempts failed for reasons of the environment, by outcome.
         detail: A word on the last of them, for people.
         decision: What the algorithm's filter made of it: "kept", or "filter:" and why it was dropped; empty before.
+        greedy: The episode that was played beside them with the most likely tokens, for a baseline; it is not trained.
     """
 
     index: int
     task: Task
     admitted_version: int
     trajectories: list[Trajectory] = field(default_factory=list)
-    greedy: Trajectory | None = None
     failures: dict[str, int] = field(default_factory=dict)
     detail: str = ""
     decision: str = ""
+    greedy: Trajectory | None = None
 
     def as_record(self, place: int) -> dict[str, Any]:
         """Return what is known of the group beside its episodes, as plain data.

@@ -37,7 +37,7 @@ cluster:
   nodes: 2
   devices_per_node: 4
   restart_after_s: 0.01
-  roles: {{actor_train: {{devices: 0-1}}, actor_inference: {{devices: 4}}, environment: {{actors: 1}}}}
+  roles: {{actor_train: {{devices: [0, 4]}}, actor_inference: {{devices: 5}}, environment: {{actors: 1}}}}
 """
 COMPARED = ("loss/policy", "loss/critic", "critic/squared_error", "rollout/reward", "policy/gradient_norm")
 _PROCESS = re.compile(r"^process (\d+) on ", re.MULTILINE)

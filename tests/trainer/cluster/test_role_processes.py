@@ -264,7 +264,11 @@ async def test_an_engine_that_dies_is_started_again_with_the_weights_and_what_it
         assert await owed == expected
         assert set(expected.policy_versions) == {5}
         assert (remote.counters.requests, remote.counters.resubmitted) == (before.requests + 1, 1)
-        assert "started again in 0.001 s (1 of 3)" in kept.said[0]
+        assert kept.said[0] == "process 0 of actor_inference is gone"
+        assert kept.said[1:] == [
+            "actor_inference is started again in 0.001 s (1 of 3)",
+            "actor_inference is back",
+        ]
         assert not kept.lost
 
 
@@ -409,3 +413,33 @@ async def test_a_directory_that_the_ranks_do_not_see_is_refused_before_anything_
                 ConfigError, match=r"is not the same folder on node 10\.0\.0\.7, where a rank of"
             ):
                 await asyncio.to_thread(ranks.start, 1)
+
+
+async def test_a_cluster_whose_head_is_gone_ends_the_run_and_is_asked_to_end_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("trainer.cluster.ray_roles._LOOK_AT_HEAD_EVERY_S", 0.0)
+
+    class Headless(OtherMachine):
+        address = "10.0.0.1:6379"
+        answers = iter([True, False, False, True, False, False, False, False])
+
+        async def head_answers(self):
+            return next(self.answers)
+
+    words = [
+        "cluster.kind=ray",
+        "backend.kind=fsdp2",
+        f"output_dir={tmp_path}",
+        "tasks=[{env_id: FrozenLake-v0}]",
+    ]
+    settings, lost = load_settings(None, words), []
+    restarts = RoleRestarts(3, 1.0, lambda: 0)
+    roles = RayRoles(settings, place_roles(settings), Headless(sees=True), restarts, lost.append, print)
+    async with asyncio.timeout(PATIENCE_S):
+        ranks = roles.ranks("actor_train")
+        await asyncio.to_thread(ranks.start, 1)
+        roles._processes[0].end = lambda: pytest.fail("Ray would be asked, and not answer")
+        await roles.watch_head()
+        (error,) = lost
+        assert "the head of the Ray cluster at 10.0.0.1:6379 is gone" in str(error)
+        assert "ray start --head" in str(error)
+        await roles.close()

@@ -54,9 +54,10 @@ class TorchAttention(nn.Module):
         if self._mesh.context > 1:
             mask = self._mask(query.shape[0], query.device)
             key, value = (_Gathered.apply(each, self._group) for each in (key, value))
-        heads_first = (each.permute(1, 2, 0, 3) for each in (query, key, value))
         read = scaled_dot_product_attention(
-            *heads_first,
+            query.permute(1, 2, 0, 3),
+            key.permute(1, 2, 0, 3),
+            value.permute(1, 2, 0, 3),
             attn_mask=mask,
             is_causal=mask is None,
             scale=self._scale,

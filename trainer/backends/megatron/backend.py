@@ -185,7 +185,7 @@ def _divided(
     check_layout(config, mesh, sequence_parallel=sequence_parallel)
     join_groups(mesh)
     critic = not isinstance(head, PolicyHead)
-    frequencies = head.body.rotary_emb.inv_freq
+    rotary: Any = head.body.rotary_emb
     megatron = megatron_config(
         config,
         mesh,
@@ -193,7 +193,7 @@ def _divided(
         sequence_parallel=sequence_parallel,
         gradient_checkpointing=gradient_checkpointing,
     )
-    body = megatron_body(config, group, megatron, frequencies, critic=critic)
+    body = megatron_body(config, group, megatron, rotary.inv_freq, critic=critic)
     if isinstance(head, PolicyHead):
         return MegatronPolicyHead(body, group, config.vocab_size, head.temperature)
     return MegatronValueHead(body, group, config.hidden_size)

@@ -82,7 +82,7 @@ class MegatronHead(Head):
         tokens = ids.shape[1]
         pieces = list(pieces_of_row(tokens, mesh, self._place.context))
         own = torch.cat([ids[:, piece.start : piece.stop] for piece in pieces], dim=1)
-        self._take(experts, tokens, pieces)
+        self._route(experts, tokens, pieces)
         hidden = self.model(own, None, None)
         if not self.is_last:
             self.handed_on = hidden
@@ -96,7 +96,7 @@ class MegatronHead(Head):
         values, spread = self._read(hidden[line[mine], row[mine]], targets[mine], entropy)
         return self._of_all(mine, values), None if spread is None else self._of_all(mine, spread)
 
-    def _take(self, experts: Tensor | None, tokens: int, pieces: list[range]) -> None:
+    def _route(self, experts: Tensor | None, tokens: int, pieces: list[range]) -> None:
         """Have the routers of this rank's layers take experts for this rank's tokens, or choose them."""
 
     @abstractmethod
@@ -113,7 +113,12 @@ class MegatronHead(Head):
         return _Added.apply(placed, parallel_state.get_context_parallel_group())
 
     def _is_divided(self) -> bool:
-        return bool(self.model.config.sequence_parallel)
+        return bool(self._modules_of_body.config.sequence_parallel)
+
+    @property
+    def _modules_of_body(self) -> Any:
+        """The model, whose modules have no types that are known here."""
+        return self.model
 
 
 class MegatronPolicyHead(MegatronHead):
@@ -146,11 +151,11 @@ class MegatronPolicyHead(MegatronHead):
             self._width = max(0, min(rows, vocabulary - self._first))
             self._tokens_at_once = max(1, logits_at_once // rows)
 
-    def _take(self, experts: Tensor | None, tokens: int, pieces: list[range]) -> None:
+    def _route(self, experts: Tensor | None, tokens: int, pieces: list[range]) -> None:
         self._routed.take(experts, tokens, pieces, self._place)
 
     def _weight(self) -> Tensor:
-        body = self.model
+        body = self._modules_of_body
         tied = body.share_embeddings_and_output_weights
         weight: Tensor = body.shared_embedding_or_output_weight() if tied else body.output_layer.weight
         return weight
@@ -207,7 +212,7 @@ class MegatronValueHead(MegatronHead):
         return hidden
 
     def _read(self, states: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
-        return self.model.value(states.float())[:, 0], None
+        return self._modules_of_body.value(states.float())[:, 0], None
 
 
 def _lines(columns: Tensor, pieces: list[range]) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
@@ -151,6 +152,9 @@ def megatron_body(
     """
     mesh = group.shape
     stage = mesh.stage(group.rank)
+    if not hasattr(moe_utils, "te_general_gemm"):
+        # Without TransformerEngine 0.16.1 does not define what its routers look at; None is "there is none".
+        moe_utils.te_general_gemm = None
     layer = get_gpt_layer_local_spec(
         num_experts=expert_count(config) or None,
         qk_layernorm=megatron.qk_layernorm,

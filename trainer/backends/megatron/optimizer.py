@@ -137,7 +137,7 @@ class MegatronSteps:
         if taken:
             self._step(norm, rate)
         else:
-            gradients = self._pieces.finite(lambda parameter: parameter.main_grad)
+            gradients = self._pieces.finite(_gradient)
             broken = what_broke(self._group, finite, gradients)
         self._wrapped.zero_grad_buffer()
         self._optimizer.zero_grad()
@@ -211,10 +211,24 @@ class MegatronSteps:
                 (buffer.offload_to_cpu if away else buffer.reload_from_cpu)(**chosen)
         if "optimizer" in parts:
             for part in self._parts:
+                for master in _masters_of(part):
+                    master.data = master.data.to(device)
                 for entries in part.optimizer.state.values():
                     for key in _AVERAGES:
                         if key in entries:
                             entries[key] = entries[key].to(device)
+
+
+def _masters_of(optimizer: Any) -> list[Tensor]:
+    """An optimizer's own copies of weights in float32; weights that are in float32 are their own."""
+    names = ("shard_fp32_from_float16_groups", "fp32_from_float16_groups")
+    groups: list[Any] = next((getattr(optimizer, name) for name in names if hasattr(optimizer, name)), [])
+    return [master for group in groups for master in group if master is not None]
+
+
+def _gradient(parameter: Any) -> Tensor:
+    gradient: Tensor = parameter.main_grad
+    return gradient
 
 
 def wrap(head: MegatronHead, settings: OptimizerSettings) -> DistributedDataParallel:

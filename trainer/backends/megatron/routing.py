@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 
 from trainer.backends.megatron.layout import Place, layers_of
@@ -21,8 +21,8 @@ class RoutedLayers:
         mesh: How ranks share the work.
     """
 
-    def __init__(self, body: nn.Module, mesh: MeshShape) -> None:
-        config: Any = body.config
+    def __init__(self, body: Any, mesh: MeshShape) -> None:
+        config = body.config
         self._mesh = mesh
         self._there = config.num_moe_experts or 0
         self._layers = config.num_layers if self._there else 0

@@ -6,7 +6,8 @@ import pytest
 from transformers import LlamaConfig
 
 from tests.support.megatron_ranks import family_head
-from trainer.assembly.models import check_backend, mesh_shape
+from trainer.assembly.models import check_backend
+from trainer.assembly.rank_groups import mesh_shape
 from trainer.backends.megatron.layout import check_layout
 from trainer.backends.rank_group import MeshShape
 from trainer.config.run import RunSettings
@@ -47,9 +48,10 @@ def test_what_it_does_not_do_is_refused(changes, said, monkeypatch):
 def test_the_mesh_of_a_run_is_the_ranks():
     mesh = {"tensor": 2, "pipeline": 2, "context": 2, "expert": 4, "data": 4}
     settings = run_with(backend={"kind": "megatron", "ranks": 32, "mesh": mesh})
-    assert mesh_shape(settings) == MeshShape(**mesh)
-    assert mesh_shape(settings).size == 32
-    assert [rank for rank in range(32) if mesh_shape(settings).speaks(rank)] == [16, 20, 24, 28]
+    shape = mesh_shape(settings, 32)
+    assert shape == MeshShape(**mesh)
+    assert shape.size == 32
+    assert [rank for rank in range(32) if shape.speaks(rank)] == [16, 20, 24, 28]
     assert MeshShape(data=2, tensor=2).dimensions == {"data": 2, "tensor": 2}
 
 
