@@ -64,7 +64,7 @@ def coupled_step(
     # A loss that is not finite has to leave the step out, as one that a backend computes itself does.
     weights = weights if bool(value.isfinite()) else torch.full_like(weights, torch.nan)
     report = backend.step(rows, partial(_weighted_outputs, weights=weights.float()))
-    return report, metrics | {"loss": float(value)}
+    return report, metrics | {"loss": float(value.detach())}
 
 
 def _weighted_outputs(micro: MicroBatch, weights: Tensor) -> tuple[Tensor, Metrics]:
