@@ -438,8 +438,8 @@ def check_backend(settings: RunSettings) -> None:
             "model.lora: adapters are not trained by backend.kind megatron: take backend.kind fsdp2 or deepspeed, or "
             "leave model.lora out"
         )
-    if settings.cluster.kind == "local" and torch_device(settings.model.device).type != "cuda":
+    if settings.cluster.kind == "local" and torch_device(settings.model.device).type == "cpu":
         raise ConfigError(
-            "backend.kind megatron computes on CUDA devices only, and there is none here, or model.device names "
-            "another: take backend.kind fsdp2, which divides layers too (backend.mesh.tensor)"
+            "backend.kind megatron computes on CUDA devices only, and there is none here, or model.device is cpu: "
+            "take backend.kind fsdp2, which divides layers too (backend.mesh.tensor)"
         )
