@@ -1,5 +1,7 @@
 """Episodes as they come from rollouts, for whoever trains on them."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from tests.support.tiny_models import reference_logprobs
@@ -35,3 +37,13 @@ def played_groups(model, groups=3, members=4, seed=0) -> list[Group]:
             group.trajectories.append(trajectory)
         result.append(group)
     return result
+
+
+def with_all_that_presets_read(groups: list[Group]) -> list[Group]:
+    """Add what single presets read besides: a greedy episode of each group, and rewards by name."""
+    for group in groups:
+        group.greedy = replace(group.trajectories[0], member=99)
+        for trajectory in group.trajectories:
+            for turn in trajectory.turns:
+                turn.reward_parts = {"won": turn.reward, "short": float(turn.end - turn.start < 3)}
+    return groups

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.played_groups import played_groups
+from tests.support.played_groups import played_groups, with_all_that_presets_read
 from tests.support.tiny_models import sharp_model
 from trainer.algorithms.presets import PRESETS, resolve_preset
 from trainer.backends.base import TrainRow
@@ -77,14 +77,7 @@ def models_of(settings, budget=10_000) -> Models:
 
 
 def groups_for_all():
-    """Groups with all that any preset reads: a greedy episode, and rewards by name."""
-    groups = played_groups(sharp_model())
-    for group in groups:
-        group.greedy = replace(group.trajectories[0], member=99)
-        for trajectory in group.trajectories:
-            for turn in trajectory.turns:
-                turn.reward_parts = {"won": turn.reward, "short": float(turn.end - turn.start < 3)}
-    return groups
+    return with_all_that_presets_read(played_groups(sharp_model()))
 
 
 async def updated(settings, rows: str, budget=10_000):

@@ -185,9 +185,14 @@ def test_what_a_gateway_says_of_later_is_bounded(says_later: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    state = str(tmp_path_factory.mktemp("state"))
-    with ServerProcess(("--gateway", "--allow-network", "loopback", "--state-dir", state, *QUIET)) as running:
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture(scope="module")
+def gateway(state: Path) -> Iterator[ServerProcess]:
+    arguments = ("--gateway", "--allow-network", "loopback", "--state-dir", str(state), *QUIET)
+    with ServerProcess(arguments) as running:
         yield running
 
 
@@ -207,6 +212,14 @@ async def offered(http: httpx.AsyncClient, *env_ids: str) -> None:
     """Wait until a gateway offers exactly these."""
     async with asyncio.timeout(60):
         while sorted(env["env_id"] for env in (await http.get("/v1/envs")).json()["envs"]) != sorted(env_ids):
+            await asyncio.sleep(0.05)
+
+
+async def written(state: Path, *env_ids: str) -> None:
+    """Wait until a gateway has written down that these are registered, which it does a moment later."""
+    path = state / "registrations.json"
+    async with asyncio.timeout(60):
+        while not path.exists() or not set(env_ids) <= {each["env_id"] for each in json.loads(path.read_text())}:
             await asyncio.sleep(0.05)
 
 
@@ -261,10 +274,11 @@ async def test_announcements_that_are_refused(
 
 
 async def test_a_gateway_that_was_started_anew_waits_for_what_it_had(
-    gateway: ServerProcess, node: ServerProcess, http: httpx.AsyncClient
+    gateway: ServerProcess, node: ServerProcess, http: httpx.AsyncClient, state: Path
 ) -> None:
     """Its nodes are stopped, so that they come back when the test says so."""
     await offered(http, "Walk-v0", "Slow-v0")
+    await written(state, "Walk-v0", "Slow-v0")
     async with EnvClient(gateway.url) as client:
         session = await client.make("Walk-v0")
         await session.reset(seed=3)

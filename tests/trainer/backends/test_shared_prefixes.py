@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.support.played_groups import with_all_that_presets_read
 from tests.trainer.models.test_families import _SHAPE, FAMILIES, model_of
 from trainer.algorithms.metrics import collect
 from trainer.algorithms.presets import PRESETS, resolve_preset
@@ -252,7 +253,7 @@ def played_groups() -> list[Group]:
             trajectory.segments.append(segment)
             group.trajectories.append(trajectory)
         result.append(group)
-    return result
+    return with_all_that_presets_read(result)
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_a_device_of_a_role_is_named_once():
                 "backend={kind: fsdp2, ranks: 2, mesh: {tensor: 2}}",
                 "cluster.roles.critic.devices=2-4",
             ],
-            r"names 3 devices, and its layers are divided over 2 \(backend.mesh.tensor\): name a multiple of 2",
+            r"names 3 devices, and its layers are divided over 2 \(backend.mesh\): name a multiple of 2",
         ),
         (
             ["algorithm=ppo", "cluster.roles.critic.devices=2"],
