@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install train reproduce test coverage format drawings docs lint types contracts check clean
+.PHONY: help install train reproduce test test-slow coverage format drawings docs lint types contracts check clean
 
 help:
 	@echo "make install    a virtual environment in .venv with all commands; train and test begin with it"
 	@echo "make train      a policy learns FrozenLake in a served environment (about ten minutes on a laptop)"
 	@echo "make reproduce  the same with three seeds"
-	@echo "make test       all tests"
+	@echo "make test       all tests but those that take minutes each"
+	@echo "make test-slow  those: clusters, measurements of memory, the site of the documentation"
 	@echo "make check      lint, types and import contracts"
 	@echo "make format     what the formatter and the linter can mend by themselves"
 	@echo "make coverage   all tests, and which lines none of them runs (takes twice as long)"
@@ -41,6 +42,13 @@ reproduce: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# What takes minutes and needs no more processes than two cores are for; `-m slow` without names runs the rest, too.
+SLOW := tests/test_public_face.py tests/test_docs_site.py tests/trainer/cluster tests/trainer/models \
+  tests/trainer/backends/test_sharded_options.py tests/trainer/test_training_benchmarks.py tests/trainer/test_one_gpu.py
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m slow $(SLOW)
 
 coverage: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-report=term:skip-covered

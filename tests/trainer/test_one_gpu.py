@@ -32,6 +32,7 @@ def test_the_settings_of_a_case_are_settings(name):
     assert (settings.inference.kind == "vllm") is ("vllm" in case.needs)
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_named_and_the_rest_is_run(tmp_path):
     words = ["--tiny", "--only", "embedded_lora", "vllm", "--steps", "1", "--output", str(tmp_path)]
     done = run(*words, "--vllm", str(tmp_path / "no-vllm"))

@@ -5,6 +5,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.processes import ROOT
 
 
@@ -41,6 +43,7 @@ def test_a_record_of_a_gpu_becomes_a_table(tmp_path):
     assert "old" not in lines
 
 
+@pytest.mark.slow
 def test_the_cases_of_one_gpu_run_where_there_is_none(tmp_path):
     output = tmp_path / "one_gpu.json"
     script = ROOT / "benchmarks" / "training" / "one_gpu.py"

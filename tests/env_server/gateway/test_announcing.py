@@ -219,7 +219,9 @@ async def written(state: Path, *env_ids: str) -> None:
     """Wait until a gateway has written down that these are registered, which it does a moment later."""
     path = state / "registrations.json"
     async with asyncio.timeout(60):
-        while not path.exists() or not set(env_ids) <= {each["env_id"] for each in json.loads(path.read_text())}:
+        while not path.exists() or not set(env_ids) <= {
+            each["env_id"] for each in json.loads(path.read_text())
+        }:
             await asyncio.sleep(0.05)
 
 

@@ -36,6 +36,8 @@ from trainer.models.load import load_model
 from trainer.records.checkpoint import CheckpointStore, RunState
 from trainer.records.pieces import SavedPieces
 
+pytestmark = pytest.mark.slow
+
 
 def started(folder, mesh, timeout_s=120.0):
     ranks = Ranks(LocalRanks(folder), mesh, DEVICE, timeout_s)

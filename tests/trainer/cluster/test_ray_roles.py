@@ -26,6 +26,8 @@ from trainer.core.embedded_server import embedded_server
 from trainer.core.errors import ConfigError, RoleDiedError
 from trainer.inference.launch import ServedModel
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("ray")
 
 PATIENCE_S = 120

@@ -17,6 +17,8 @@ from trainer.cli import main
 from trainer.core.console import RunConsole
 from trainer.records.ledger import Fate, Ledger
 
+pytestmark = pytest.mark.slow
+
 STEPS, GROUPS = 5, 2
 CONFIG = f"""
 seed: 3

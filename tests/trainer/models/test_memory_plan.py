@@ -207,6 +207,7 @@ def test_device_memory_belongs_to_a_dry_run(capsys):
 MEASURED = ROOT / "tests" / "support" / "measure_training_memory.py"
 
 
+@pytest.mark.slow
 def test_the_plan_is_within_a_tenth_of_measured_memory():
     """Two steps of 35 million random weights in a process of its own; peak memory above that of its imports."""
     held = b"x" * 2**30  # what the process has that starts it is not in its peak
