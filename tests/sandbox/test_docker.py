@@ -52,7 +52,7 @@ def make() -> Iterator[Make]:
 def test_files_shown_below_the_working_directory_outlive_programs(make: Make, tmp_path: Path) -> None:
     shown = tmp_path / "agent with a space"
     shown.mkdir()
-    (shown / "code.py").write_text("x = 1")
+    (shown / "code.py").write_text("x = 1\n")
     sandbox = make(containers=1, read_only=[str(shown)])
     assert str(shown).startswith("/tmp/"), "where programs have a file system of their own"
     read = Program("bash", f"cat '{shown}/code.py'; touch /tmp/left; ls /tmp")
@@ -61,7 +61,7 @@ def test_files_shown_below_the_working_directory_outlive_programs(make: Make, tm
         assert result.outcome is Outcome.OK, result
         assert result.stdout.decode().split() == ["x", "=", "1", "left", tmp_path.parts[2]]
     sandbox.run(Program("bash", "mv /tmp/* /tmp/elsewhere"))
-    assert sandbox.run(Program("bash", f"cat '{shown}/code.py'")).stdout == b"x = 1"
+    assert sandbox.run(Program("bash", f"cat '{shown}/code.py'")).stdout == b"x = 1\n"
 
 
 class Containers:
