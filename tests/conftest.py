@@ -39,6 +39,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two workers for each core, and 3 GiB for each: by their clocks, tests wait half of their time."""
+    """Three workers for two cores, and 3 GiB for each: tests wait half of their time, and some fail where all compute."""
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return max(1, min(2 * (os.cpu_count() or 1), int(memory_gib // 3)))
+    return max(1, min(3 * (os.cpu_count() or 1) // 2, int(memory_gib // 3)))
