@@ -39,6 +39,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Three workers for two cores, and 3 GiB for each: tests wait half of their time, and some fail where all compute."""
+    """Three workers for two cores, and 3 GiB for each: tests wait half of their time, but not all of them."""
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return max(1, min(3 * (os.cpu_count() or 1) // 2, int(memory_gib // 3)))
