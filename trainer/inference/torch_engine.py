@@ -176,6 +176,8 @@ class TorchEngine:
             future.cancel()
         for _, aborted in self._aborts:
             aborted.cancel()
+        for *_, taken in self._updates:
+            taken.cancel()
         self._quiet.set()
         self._thread.shutdown(wait=True)
 
@@ -215,9 +217,7 @@ class TorchEngine:
                         done.set_result(None)
                 if self._stands_still():
                     self._quiet.set()
-                    self._work.clear()
-                    if not (self._updates or self._aborts):
-                        await self._work.wait()
+                    await self._asked()
                     continue
                 admitted = self._admissible()
                 if admitted or self._active:
@@ -229,8 +229,7 @@ class TorchEngine:
                     self._tell()
                     self._answer(finished)
                 else:
-                    self._work.clear()
-                    await self._work.wait()
+                    await self._asked()
         except Exception as error:
             # The engine is broken: whoever waits must hear of it rather than wait for ever.
             self._failure = error
@@ -242,6 +241,12 @@ class TorchEngine:
                 if not future.done():
                     future.set_exception(error)
             raise
+
+    async def _asked(self) -> None:
+        """Wait until there is something to do; an abort may have come while weights were taken."""
+        self._work.clear()
+        if not (self._updates or self._aborts):
+            await self._work.wait()
 
     def _stands_still(self) -> bool:
         return self._paused is not None and not (self._paused == "wait" and self._active)

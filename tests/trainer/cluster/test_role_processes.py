@@ -81,6 +81,8 @@ class Here:
                 answer.set_exception(self.dead)
         for tell in self.tell:
             tell(self.dead)
+        # The process's threads would end with it; one that waits for weights would keep this one from its end.
+        self._loop.create_task(self._host._server.leave_off_weights())
 
     def on_death(self, tell):
         self.tell.append(tell)

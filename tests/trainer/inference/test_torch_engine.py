@@ -1,6 +1,7 @@
 """The embedded engine against the library's own forward pass and generation."""
 
 import asyncio
+import threading
 
 import pytest
 import torch
@@ -239,6 +240,43 @@ async def test_aborted_replies_have_what_was_drawn(model):
         assert waiting.token_ids == []
         assert (await replies[1]).finish_reason == "length"
         assert await engine.abort() == 0
+
+
+class SlowWeights(WeightsOf):
+    """Weights that are read only once they may be."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.asked, self.may = threading.Event(), threading.Event()
+
+    def parameters(self):
+        self.asked.set()
+        assert self.may.wait(60)
+        yield from super().parameters()
+
+
+async def test_an_abort_is_answered_that_comes_while_an_idle_engine_takes_weights(engine):
+    weights = SlowWeights(sharp_model(1))
+    async with asyncio.timeout(60):
+        taken = asyncio.ensure_future(engine.sync(weights, 1))
+        await asyncio.to_thread(weights.asked.wait)
+        aborted = asyncio.ensure_future(engine.abort())
+        await asyncio.sleep(0)
+        weights.may.set()
+        assert await aborted == 0
+        await taken
+
+
+async def test_an_engine_that_is_closed_while_weights_wait_answers_whoever_brings_them(engine):
+    first, second = SlowWeights(sharp_model(1)), SlowWeights(sharp_model(2))
+    async with asyncio.timeout(60):
+        taken = [asyncio.ensure_future(engine.sync(weights, 1)) for weights in (first, second)]
+        await asyncio.to_thread(first.asked.wait)
+        first.may.set()
+        await engine.close()
+        assert all(
+            isinstance(each, BaseException) for each in await asyncio.gather(*taken, return_exceptions=True)
+        )
 
 
 async def test_an_engine_that_is_closed_in_a_pause_leaves_nobody_waiting(model):
