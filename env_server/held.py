@@ -2,14 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
+
+from env_server.journal import EndReason
 
 if TYPE_CHECKING:
     from env_server.catalog import CatalogEntry
-
-EndReason = Literal["evicted", "closed", "lost", "replay_diverged"]
-"""Why a session is no more."""
-END_REASONS: tuple[EndReason, ...] = get_args(EndReason)
 
 
 class HeldSession(ABC):

@@ -1,13 +1,17 @@
 """The journal of a session: all that is needed to rebuild its episode, and the proof that it is the same one."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import orjson
 
 from clients.protocol.episode import PortableEpisode, step_digest
 
 DIGEST_BYTES = 8
+
+EndReason = Literal["evicted", "closed", "lost", "replay_diverged"]
+"""Why a session is no more."""
+END_REASONS: tuple[EndReason, ...] = get_args(EndReason)
 
 # Digests are made when somebody looks, which for most episodes is never. Until then the observations are kept, so only
 # a few of them, and only small values that nobody can change; texts, all together, take no more than a session does.

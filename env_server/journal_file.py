@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from env_server.held import EndReason
-from env_server.journal import EndedStep, Journal
+from env_server.journal import EndedStep, EndReason, Journal
 
 _MAGIC = b"RGJRNL03"
 _HEAD = struct.Struct("<II")

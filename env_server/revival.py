@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from env_server.auth import Caller, Tokens
 from env_server.catalog import Catalog, CatalogEntry
-from env_server.held import EndReason
+from env_server.journal import EndReason
 from env_server.journal_file import JournaledSession, JournalFile
 from env_server.session import Session
 from env_server.sessions import Sessions

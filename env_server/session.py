@@ -11,7 +11,8 @@ from clients.protocol.episode import PortableEpisode
 from clients.protocol.errors import ProblemError
 from clients.protocol.values import encode_value
 from env_server.actions import action_reader
-from env_server.held import EndReason, HeldSession
+from env_server.held import HeldSession
+from env_server.journal import EndReason
 from env_server.workers.base import StepOutcome, Worker
 from env_server.workers.inline import InlineWorker
 

@@ -10,7 +10,8 @@ from clients.protocol.errors import ProblemError
 from env_server.auth import Caller
 from env_server.census import Census
 from env_server.expiry import Expiry
-from env_server.held import EndReason, HeldSession
+from env_server.held import HeldSession
+from env_server.journal import EndReason
 from env_server.journal_file import JournalFile
 from env_server.metrics import Metrics
 from env_server.seat import Seat

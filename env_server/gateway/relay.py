@@ -20,7 +20,7 @@ from env_server.gateway.link import Passage
 from env_server.gateway.relayed import UNREADABLE, RelayedSession
 from env_server.gateway.relocation import PATIENCE_S, Relocation, renamed
 from env_server.gateway.session_names import parse_session_name
-from env_server.held import END_REASONS
+from env_server.journal import END_REASONS
 from env_server.metrics import Metrics
 from env_server.replies import Reply
 from env_server.sessions import Sessions

@@ -26,8 +26,8 @@ from env_server.gateway.journal_entries import (
 )
 from env_server.gateway.node import Node
 from env_server.gateway.registry import Registration
-from env_server.held import EndReason, HeldSession
-from env_server.journal import Journal
+from env_server.held import HeldSession
+from env_server.journal import EndReason, Journal
 from env_server.replies import Reply
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from env_server.gateway.journal_entries import (
     Write,
     flags,
 )
-from env_server.held import END_REASONS, EndReason
+from env_server.journal import END_REASONS, EndReason
 
 _PREFIX = "rollgym:session:"
 _TRIAL = "rollgym:trial"

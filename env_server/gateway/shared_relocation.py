@@ -12,7 +12,7 @@ from env_server.gateway.node import Nodes
 from env_server.gateway.registry import Registration, Registry
 from env_server.gateway.relayed import RelayedSession
 from env_server.gateway.restoring import begin_anew
-from env_server.held import EndReason
+from env_server.journal import EndReason
 from env_server.metrics import Metrics
 from env_server.sessions import Sessions, session_gone
 from env_server.settings import Settings
