@@ -1,15 +1,18 @@
 """A node: a server of ours whose sessions a gateway passes on, and the connections to it."""
 
 import asyncio
+import base64
+import hashlib
 from typing import Any
 
 from clients.caller import Caller
 from clients.pool import Timing
 from clients.protocol.errors import ProblemError
 from env_server.gateway.link import Link
-from env_server.gateway.session_names import node_key
 from env_server.gateway.targets import Target
 
+NODE_KEY_CHARACTERS = 8
+_KEY_BYTES = 5
 # A node that is away for longer has its sessions rebuilt on another one.
 _CONNECT_S = 5.0
 _RECONNECT_S = 5.0
@@ -20,6 +23,17 @@ _PONG_S = 10.0
 _CLOSE_S = 10.0
 # What a server that is not registered any more may still have is remembered so long, in case that it comes back.
 _REMEMBERED_S = 3600.0
+
+
+def node_key(url: str, owner: str) -> str:
+    """The key of a node: the same for every gateway, and after every start.
+
+    Args:
+        url: Where it is.
+        owner: The name of the token that registered it, so that nobody else can speak for it.
+    """
+    digest = hashlib.blake2b(f"{owner} {url}".encode(), digest_size=_KEY_BYTES).digest()
+    return base64.b32encode(digest).decode().lower()
 
 
 class Node:
