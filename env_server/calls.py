@@ -1,8 +1,9 @@
 """The HTTP calls: one table that routing and OpenAPI are both made from."""
 
 import re
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -36,11 +37,14 @@ from clients.protocol.messages import (
     VerifyRequest,
 )
 from env_server.auth import Role
+from env_server.context import Context
 from env_server.information import EnvsQuery, SessionsQuery
+from env_server.operations import Calls
+from env_server.replies import Reply
 from sandbox.run_code import RunCodeReply, RunCodeRequest, SandboxReply
 
-if TYPE_CHECKING:
-    from env_server.faces.operating import FaceHandler
+Handler = Callable[[Calls, Context, Mapping[str, Any]], Awaitable[Reply]]
+"""Answers a call that is not one operation: with which operations, on whose behalf, and the call's fields."""
 
 
 class SessionList(BaseModel):
@@ -79,7 +83,7 @@ class Call:
     replies: tuple[type[BaseModel], ...] = field(default=())
     empty: bool = False
     role: Role | None = "play"
-    handler: "FaceHandler | None" = None
+    handler: Handler | None = None
     abandoned: bool = False
 
     def pattern(self) -> re.Pattern[str]:

@@ -1,6 +1,6 @@
 """What all faces are made of: operations of our own protocol."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from clients.protocol.arrays import DecodeError
@@ -9,9 +9,6 @@ from clients.protocol.frames import loads
 from env_server.context import Context
 from env_server.operations import Calls
 from env_server.replies import Reply
-
-FaceHandler = Callable[[Calls, Context, Mapping[str, Any]], Awaitable[Reply]]
-"""Answers a call of another protocol: with which operations, on whose behalf, and the call's fields."""
 
 
 async def operate(operations: Calls, context: Context, op: str, fields: Mapping[str, Any]) -> Reply:
