@@ -1,6 +1,7 @@
-"""Whether a server is starting, ready or draining."""
+"""Whether a server is starting, ready or draining, and why it takes no sessions."""
 
 from enum import Enum
+from typing import Literal, NamedTuple
 
 from clients.protocol.errors import ProblemError
 
@@ -13,6 +14,33 @@ class Phase(Enum):
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
+
+
+ReasonCode = Literal[
+    "starting",
+    "draining",
+    "registrations",
+    "workers",
+    "threads",
+    "state_dir",
+    "journal",
+    "process_away",
+]
+"""Why a server is not ready."""
+
+
+class Reason(NamedTuple):
+    """One reason for which an I/O process is not ready. Anybody may read it: it names no paths.
+
+    Attributes:
+        code: Which of the documented reasons it is.
+        detail: More of it, for people.
+        process: Which process it is about.
+    """
+
+    code: ReasonCode
+    detail: str
+    process: int
 
 
 class Lifecycle:

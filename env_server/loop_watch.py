@@ -6,12 +6,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping
 
-from env_server.durations import LongRun
+from env_server.durations import LongRun, OperationTimes
 from env_server.metrics import Metrics
 from env_server.settings import Isolation
-from env_server.workers.base import Worker
 
 _INTERVAL_S = 0.5
 # What runs in a thread is to blame for nothing that is shorter: others run beside it.
@@ -30,12 +29,12 @@ class LoopWatch:
 
     Args:
         metrics: Where it is counted.
-        workers: Those that run environments in this process, the inline one first.
+        times: How long operations of environments took that run in this process, the inline ones first.
     """
 
-    def __init__(self, metrics: Metrics, workers: Sequence[Worker]) -> None:
+    def __init__(self, metrics: Metrics, times: Mapping[Isolation, OperationTimes]) -> None:
         self._metrics = metrics
-        self._workers = workers
+        self._times = times
         self._due = 0.0
         self._late: list[tuple[float, float]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -43,8 +42,8 @@ class LoopWatch:
 
     def start(self) -> None:
         """Begin to look; what took long before that has kept nobody."""
-        for worker in self._workers:
-            worker.times.taken_long()
+        for times in self._times.values():
+            times.taken_long()
         self._arm()
 
     def stop(self) -> None:
@@ -68,9 +67,9 @@ class LoopWatch:
         if late >= _LATE_S:
             self._late.append((self._due, late))
         kept_here = False
-        for worker in self._workers:
-            for run in worker.times.taken_long():
-                if worker.isolation == "inline":
+        for isolation, times in self._times.items():
+            for run in times.taken_long():
+                if isolation == "inline":
                     kept_here = True
                     self._count(
                         run, "inline", f"took {run.seconds:.2f} s, and everybody on this process waited"

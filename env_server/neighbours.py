@@ -7,7 +7,7 @@ from typing import Any
 from clients.protocol.errors import ProblemError
 from env_server.context import Context
 from env_server.forwarding import Forwarder
-from env_server.readiness import Reason
+from env_server.lifecycle import Reason
 from env_server.replies import Reply
 from env_server.seat import Seat
 

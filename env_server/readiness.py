@@ -4,46 +4,20 @@ import asyncio
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING
 
 from env_server.gateway.roster import Roster
 from env_server.journal_file import JournalFile
-from env_server.lifecycle import Lifecycle, Phase
+from env_server.lifecycle import Lifecycle, Phase, Reason, ReasonCode
 from env_server.seat import Seat
 from env_server.workplaces import Workplaces
 
 if TYPE_CHECKING:
     from env_server.gateway.shared_journal import SharedJournal
 
-ReasonCode = Literal[
-    "starting",
-    "draining",
-    "registrations",
-    "workers",
-    "threads",
-    "state_dir",
-    "journal",
-    "process_away",
-]
-"""Why a server is not ready."""
-
 # Whoever asks more often than this is told what was found last.
 _FRESH_S = 1.0
 _MOST_NAMED = 3
-
-
-class Reason(NamedTuple):
-    """One reason for which an I/O process is not ready. Anybody may read it: it names no paths.
-
-    Attributes:
-        code: Which of the documented reasons it is.
-        detail: More of it, for people.
-        process: Which process it is about.
-    """
-
-    code: ReasonCode
-    detail: str
-    process: int
 
 
 class Readiness:

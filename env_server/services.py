@@ -33,7 +33,7 @@ from env_server.held import HeldSession
 from env_server.information import Information
 from env_server.journal_file import JournalError, JournalFile
 from env_server.labels import EnvironmentLabels
-from env_server.lifecycle import Lifecycle, Phase
+from env_server.lifecycle import Lifecycle, Phase, Reason
 from env_server.loop_watch import LoopWatch
 from env_server.making import Making
 from env_server.metrics import Metrics
@@ -42,7 +42,7 @@ from env_server.open_sockets import OpenSockets
 from env_server.operations import Calls, Operations
 from env_server.program_sessions import ProgramSessions
 from env_server.rate import RateLimit
-from env_server.readiness import Readiness, Reason
+from env_server.readiness import Readiness
 from env_server.rendering import Rendering
 from env_server.replies import Reply
 from env_server.resetting import Resetting
@@ -95,7 +95,9 @@ class Services:
         lineage = Lineage(registry)
         self._registry = registry
         self._workplaces = Workplaces(settings, RemoteWorker(registry, self.metrics))
-        self.loop_watch = LoopWatch(self.metrics, [self._workplaces.get("inline"), self._workplaces.threads])
+        self.loop_watch = LoopWatch(
+            self.metrics, {each: self._workplaces.get(each).times for each in ("inline", "thread")}
+        )
         self._census = Census(seat)
         self._claims = Claims(seat)
         self._journal_file = _journal_file(seat)
