@@ -9,7 +9,7 @@ from env_server.gateway.journal_entries import JournalAway
 from env_server.gateway.moves import Moves
 from env_server.gateway.registry import Registry
 from env_server.gateway.relayed import RelayedSession
-from env_server.journal import EndReason
+from env_server.journal.journal import EndReason
 
 if TYPE_CHECKING:
     from env_server.gateway.shared_journal import SharedJournal

@@ -10,7 +10,7 @@ from clients.protocol.arrays import DecodeError
 from clients.protocol.episode import PortableEpisode, step_digest
 from clients.protocol.spaces import parse_space
 from clients.protocol.values import EncodeError, decode_value, encode_value
-from env_server.actions import action_reader
+from env_server.catalog.actions import action_reader
 from env_server.gateway.journal_entries import (
     About,
     Arguments,
@@ -24,14 +24,14 @@ from env_server.gateway.journal_entries import (
     stepped_on,
     whole,
 )
-from env_server.gateway.node import Node
 from env_server.gateway.registry import Registration
-from env_server.held import HeldSession
-from env_server.journal import EndReason, Journal
-from env_server.replies import Reply
+from env_server.gateway.upstream.node import Node
+from env_server.journal.journal import EndReason, Journal
+from env_server.sessions.held import HeldSession
+from env_server.sessions.replies import Reply
 
 if TYPE_CHECKING:
-    from env_server.catalog import CatalogEntry
+    from env_server.catalog.catalog import CatalogEntry
     from env_server.gateway.farewell import Farewell
 
 # What reading an answer of another form than the protocol's may raise.

@@ -8,20 +8,20 @@ from typing import Any, NoReturn
 
 from clients.protocol.errors import RETRY_LATER, ProblemError
 from clients.transport import ConnectionLost
-from env_server.auth import Caller, Tokens
-from env_server.catalog import Catalog
+from env_server.access.auth import Caller, Tokens
+from env_server.catalog.catalog import Catalog
+from env_server.common.settings import Settings
 from env_server.gateway.farewell import Farewell
 from env_server.gateway.moves import Moves
-from env_server.gateway.node import Node, Nodes
 from env_server.gateway.registry import Registration, Registry
 from env_server.gateway.relayed import UNREADABLE, RelayedSession
 from env_server.gateway.restoring import begin_anew
 from env_server.gateway.session_names import SessionName, parse_session_name
 from env_server.gateway.shared_relocation import RECONNECT_S, SharedRelocation
-from env_server.journal import Journal
-from env_server.metrics import Metrics
-from env_server.sessions import Sessions, session_gone, unknown_session
-from env_server.settings import Settings
+from env_server.gateway.upstream.node import Node, Nodes
+from env_server.journal.journal import Journal
+from env_server.sessions.sessions import Sessions, session_gone, unknown_session
+from env_server.telemetry.metrics import Metrics
 
 # A node that is started again registers again within this time, as a rule.
 PATIENCE_S = 15.0

@@ -12,13 +12,13 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
-from env_server.auth import add_token
-from env_server.console.pages import Console
+from env_server.access.auth import add_token
+from env_server.http.console.pages import Console
 from tests.support.browser import Witness, chromium, running_browser
 from tests.support.processes import ROOT
 from tests.support.wire import ENVS, INLINE, Server
 
-CONSOLE = ROOT / "env_server" / "console"
+CONSOLE = ROOT / "env_server" / "http" / "console"
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from env_server.calls import CALLS
+from env_server.http.calls import CALLS
 from tests.support.wire import Server
 
 PATHS = {

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from env_server.remembered import RememberedAnswers
+from env_server.operations.remembered import RememberedAnswers
 from tests.support.wire import ENVS, INLINE, Server
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from clients.protocol.errors import ProblemError
-from env_server.catalog import Catalog
-from env_server.configuration import ConfigurationError
-from env_server.kwargs_rules import KwargsRules, without_descriptions
-from env_server.settings import Settings
+from env_server.catalog.catalog import Catalog
+from env_server.catalog.kwargs_rules import KwargsRules, without_descriptions
+from env_server.common.configuration import ConfigurationError
+from env_server.common.settings import Settings
 
 
 @pytest.fixture

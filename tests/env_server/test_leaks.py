@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from env_server.failures import environment_error
+from env_server.operations.failures import environment_error
 from env_server.workers.base import EnvironmentRaised
 from tests.support.fragile_envs import RAISED
 from tests.support.wire import Server

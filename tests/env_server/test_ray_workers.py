@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from ray.cluster_utils import Cluster
 
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, WorkerLost
-from env_server.workers.ray_cluster import RayCluster
-from env_server.workers.ray_scaling import Average, ScalingPolicy
-from env_server.workers.ray_wire import (
+from env_server.workers.ray.cluster import RayCluster
+from env_server.workers.ray.scaling import Average, ScalingPolicy
+from env_server.workers.ray.wire import (
     Answer,
     Request,
     dump_answer,

@@ -9,10 +9,10 @@ import pytest
 import websockets
 import yaml
 
-from env_server.auth import Tokens, add_token
+from env_server.access.auth import Tokens, add_token
+from env_server.access.token_file import Quota, read_tokens, retire_tokens, revoke_tokens, rotate_token
 from env_server.cli import main
-from env_server.configuration import ConfigurationError
-from env_server.token_file import Quota, read_tokens, retire_tokens, revoke_tokens, rotate_token
+from env_server.common.configuration import ConfigurationError
 from tests.support.foreign_servers import ForeignServer
 from tests.support.wire import ENVS, INLINE, Server, Socket
 

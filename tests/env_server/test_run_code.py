@@ -10,8 +10,8 @@ import httpx
 import pytest
 import websockets
 
-from env_server.auth import add_token
-from env_server.token_file import Quota
+from env_server.access.auth import add_token
+from env_server.access.token_file import Quota
 from rollgym import RemoteEnv
 from sandbox.run_code import RunCodeReply
 from tests.support.metrics import scrape, value

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from env_server.cli import main
-from env_server.configuration import ConfigurationError, load_settings
-from env_server.settings import Settings
+from env_server.common.configuration import ConfigurationError, load_settings
+from env_server.common.settings import Settings
 from tests.support.wire import ENVS, INLINE, Server
 
 SOURCE = Path(__file__).parents[2] / "env_server"

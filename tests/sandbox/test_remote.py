@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from env_server.auth import add_token
+from env_server.access.auth import add_token
 from sandbox.base import SandboxUnavailableError
 from sandbox.limits import Limits
 from sandbox.program import Program

@@ -15,7 +15,7 @@ from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
 from clients.protocol.errors import ProblemError
-from env_server.faces.mcp_forms import META, VERSIONS, listed_tools, own_tools, problem_message
+from env_server.protocols.mcp_forms import META, VERSIONS, listed_tools, own_tools, problem_message
 from envs.tools.formats.table import FORMATS
 from envs.tools.tool_use import ToolUseEnv
 from tests.support.processes import ROOT

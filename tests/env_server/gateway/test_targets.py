@@ -5,8 +5,8 @@ import ipaddress
 import pytest
 
 from clients.protocol.errors import ProblemError
-from env_server.configuration import ConfigurationError
-from env_server.gateway.targets import TargetRules
+from env_server.common.configuration import ConfigurationError
+from env_server.gateway.upstream.targets import TargetRules
 
 NEVER = (
     *("169.254.169.254", "169.254.0.1", "fe80::1", "224.0.0.1", "ff02::1", "0.0.0.0", "::"),
