@@ -1,6 +1,6 @@
 """Bad frames by the thousand: a server answers each as the protocol says, and is as it was afterwards.
 
-`ROLLGYM_FUZZ_MESSAGES=100000 pytest tests/env_server/test_frames.py` sends more; `ROLLGYM_FUZZ_SEED` sends others.
+`ROLLGYM_FUZZ_MESSAGES=100000 pytest tests/env_server/http/test_frames.py` sends more; `ROLLGYM_FUZZ_SEED` sends others.
 """
 
 import asyncio

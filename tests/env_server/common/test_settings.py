@@ -14,7 +14,7 @@ from env_server.common.configuration import ConfigurationError, load_settings
 from env_server.common.settings import Settings
 from tests.support.wire import ENVS, INLINE, Server
 
-SOURCE = Path(__file__).parents[2] / "env_server"
+SOURCE = Path(__file__).parents[3] / "env_server"
 FRAGILE = "tests.support.fragile_envs"
 READ_BY_NAME = "information.py"
 """Reports limits by a list of names, which alone does not count as a use."""

@@ -1,6 +1,6 @@
 """The OpenAPI document against a server and a gateway: Schemathesis calls all that it describes, as described and not.
 
-`ROLLGYM_SCHEMA_EXAMPLES=200 pytest tests/env_server/test_openapi_conformance.py` looks longer.
+`ROLLGYM_SCHEMA_EXAMPLES=200 pytest tests/env_server/http/test_openapi_conformance.py` looks longer.
 """
 
 import os
