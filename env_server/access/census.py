@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from env_server.common.seat import Seat
+from env_server.common.process_rank import ProcessRank
 
 ROWS = 4096
 """Names of tokens that are counted apart in the life of one server; those that come after share the last row."""
@@ -29,23 +29,23 @@ class Census:
     said by a table of hashed names at the begin of the file, where a new name is written under a lock.
 
     Args:
-        seat: Which process this is.
+        rank: Which process this is.
     """
 
-    def __init__(self, seat: Seat) -> None:
-        size = _NAMES + seat.processes * ROWS * _CELL.size
+    def __init__(self, rank: ProcessRank) -> None:
+        size = _NAMES + rank.processes * ROWS * _CELL.size
         self._rows: dict[str, int] = {}
         self._descriptor: int | None = None
-        if seat.processes > 1:
-            if seat.directory is None:
+        if rank.processes > 1:
+            if rank.directory is None:
                 raise ValueError("several processes need a directory where they meet")
-            self._memory = map_shared(seat.directory / _FILE, size)
-            self._descriptor = os.open(seat.directory / _FILE, os.O_RDWR)
+            self._memory = map_shared(rank.directory / _FILE, size)
+            self._descriptor = os.open(rank.directory / _FILE, os.O_RDWR)
         else:
             self._memory = mmap.mmap(-1, size)
         self._names = np.frombuffer(self._memory, "<u8", ROWS)
-        self._counts = np.frombuffer(self._memory, "<i8", seat.processes * ROWS, _NAMES).reshape(-1, ROWS)
-        self._own = self._counts[seat.index]
+        self._counts = np.frombuffer(self._memory, "<i8", rank.processes * ROWS, _NAMES).reshape(-1, ROWS)
+        self._own = self._counts[rank.index]
         self._own[:] = 0
 
     def add(self, name: str, count: int) -> None:

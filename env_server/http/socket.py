@@ -15,7 +15,7 @@ from clients.protocol.frames import SUBPROTOCOLS, dumps, loads
 from env_server.access.context import Context
 from env_server.access.open_sockets import Place
 from env_server.common.pending import Pending
-from env_server.common.seat import Seat
+from env_server.common.process_rank import ProcessRank
 from env_server.common.slices import SLICE_S
 from env_server.http.batch import Results, Unfinished, encode_results, read_batch, run_batch
 from env_server.http.gathering import MORE
@@ -83,9 +83,9 @@ async def _serve_accepted(
         services.metrics.sockets -= 1
 
 
-def name_socket(seat: Seat) -> str:
+def name_socket(rank: ProcessRank) -> str:
     """A name for a new socket, which no other of this server has; it begins with the index of its process."""
-    return f"{seat.index}.{next(_names)}"
+    return f"{rank.index}.{next(_names)}"
 
 
 async def reject(services: Services, send: Send, problem: ProblemError) -> None:
@@ -162,7 +162,7 @@ class Socket:
         self._reply_limit = services.settings.max_reply_bytes
         self._max_batch = services.settings.max_batch
         self._max_in_flight = services.settings.max_in_flight
-        name = name_socket(services.seat)
+        name = name_socket(services.rank)
         self._context = Context(place.caller, binary=binary, socket=name, traceparent=traceparent)
         self._in_flight: set[FrameId] = set()
         self._dropped = False

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from clients.run_queue import queued_seconds
-from env_server.common.seat import Seat
+from env_server.common.process_rank import ProcessRank
 from env_server.common.settings import Isolation, Settings
 from env_server.gateway.registry import Registry
 from env_server.journal.journal_file import JournalFile
@@ -36,7 +36,7 @@ class Exposition(Collector):
 
     Args:
         settings: What the operator set.
-        seat: Which process this is.
+        rank: Which process this is.
         metrics: What was counted.
         sessions: The open sessions by their ids.
         workplaces: The workers.
@@ -48,7 +48,7 @@ class Exposition(Collector):
     def __init__(
         self,
         settings: Settings,
-        seat: Seat,
+        rank: ProcessRank,
         metrics: Metrics,
         sessions: Mapping[str, HeldSession],
         workplaces: Workplaces,
@@ -57,7 +57,7 @@ class Exposition(Collector):
         shared_journal: "SharedJournal | None",
     ) -> None:
         self._settings = settings
-        self._seat = seat
+        self._rank = rank
         self._metrics = metrics
         self._sessions = sessions
         self._workplaces = workplaces
@@ -95,7 +95,7 @@ class Exposition(Collector):
         yield _gauge("rollgym_build_info", "What runs", ("version", "role"), {(self._version, role): 1})
         yield _gauge("rollgym_processes", "I/O processes that these figures are of", (), {(): 1})
         yield _counter(
-            "rollgym_process_restarts", "I/O processes started again", (), {(): self._seat.restarts}
+            "rollgym_process_restarts", "I/O processes started again", (), {(): self._rank.restarts}
         )
         yield _gauge("rollgym_ready", "Whether new sessions can be made", (), {(): self._ready})
         yield _histogram(

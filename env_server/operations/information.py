@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from env_server.access.context import Context
 from env_server.catalog.catalog import Catalog
-from env_server.common.seat import Seat
+from env_server.common.process_rank import ProcessRank
 from env_server.common.settings import Settings
 from env_server.gateway.lineage import Lineage
 from env_server.messages.fields import own_fields
@@ -69,7 +69,7 @@ class Information:
     def __init__(
         self,
         settings: Settings,
-        seat: Seat,
+        rank: ProcessRank,
         catalog: Catalog,
         sessions: Sessions,
         neighbours: Neighbours,
@@ -77,7 +77,7 @@ class Information:
     ) -> None:
         self._lineage = lineage
         self._settings = settings
-        self._seat = seat
+        self._rank = rank
         self._catalog = catalog
         self._sessions = sessions
         self._neighbours = neighbours
@@ -99,8 +99,8 @@ class Information:
             "version": self._version,
             "protocol": 1,
             "role": "gateway" if self._settings.gateway else "server",
-            "processes": self._seat.processes,
-            "process": self._seat.index,
+            "processes": self._rank.processes,
+            "process": self._rank.index,
             "limits": {name: getattr(self._settings, name) for name in _LIMITS},
             "capacity": {"sessions": self._sessions.count(), "max_sessions": self._settings.max_sessions},
         }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from env_server.common.lifecycle import Lifecycle, Phase, Reason, ReasonCode
-from env_server.common.seat import Seat
+from env_server.common.process_rank import ProcessRank
 from env_server.gateway.roster import Roster
 from env_server.journal.journal_file import JournalFile
 from env_server.operations.workplaces import Workplaces
@@ -24,7 +24,7 @@ class Readiness:
     """What keeps one I/O process from taking new sessions.
 
     Args:
-        seat: Which process it is.
+        rank: Which process it is.
         lifecycle: Whether it is starting or draining.
         workplaces: Its workers.
         journal_file: Where its sessions are written down, if anywhere.
@@ -34,7 +34,7 @@ class Readiness:
 
     def __init__(
         self,
-        seat: Seat,
+        rank: ProcessRank,
         lifecycle: Lifecycle,
         workplaces: Workplaces,
         journal_file: JournalFile | None,
@@ -42,7 +42,7 @@ class Readiness:
         shared_journal: "SharedJournal | None" = None,
     ) -> None:
         self._shared_journal = shared_journal
-        self._seat = seat
+        self._rank = rank
         self._lifecycle = lifecycle
         self._workplaces = workplaces
         self._journal_file = journal_file
@@ -74,17 +74,17 @@ class Readiness:
         full = await self._look_at_disk()
         if full is not None:
             found.append(("state_dir", f"the state directory cannot be written: {full}"))
-        return [Reason(code, detail, self._seat.index) for code, detail in found]
+        return [Reason(code, detail, self._rank.index) for code, detail in found]
 
     async def _look_at_disk(self) -> str | None:
-        directory = self._seat.directory
+        directory = self._rank.directory
         if directory is None:
             return None
         now = time.monotonic()
         if now - self._disk_asked_at > _FRESH_S:
             self._disk_asked_at = now
             # In a thread: a network's file system may take its time.
-            self._disk_trouble = await asyncio.to_thread(_write, directory / f"ready-{self._seat.index}")
+            self._disk_trouble = await asyncio.to_thread(_write, directory / f"ready-{self._rank.index}")
         return self._disk_trouble
 
 

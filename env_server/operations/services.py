@@ -14,7 +14,7 @@ from env_server.access.rate import RateLimit
 from env_server.catalog.catalog import Catalog, CatalogEntry
 from env_server.common.configuration import ConfigurationError
 from env_server.common.lifecycle import Lifecycle, Phase, Reason
-from env_server.common.seat import Seat
+from env_server.common.process_rank import ProcessRank
 from env_server.common.settings import Isolation, Settings
 from env_server.gateway.announcements import Announcements
 from env_server.gateway.farewell import Farewell
@@ -76,19 +76,19 @@ class Services:
 
     Args:
         settings: What the operator set.
-        seat: Which process this is.
+        rank: Which process this is.
         tokens: Who may call.
         catalog: What is served.
     """
 
-    def __init__(self, settings: Settings, seat: Seat, tokens: Tokens, catalog: Catalog) -> None:
+    def __init__(self, settings: Settings, rank: ProcessRank, tokens: Tokens, catalog: Catalog) -> None:
         self.settings = settings
-        self.seat = seat
+        self.rank = rank
         self.tokens = tokens
         self.lifecycle = Lifecycle()
         self.metrics = Metrics(EnvironmentLabels(settings.max_env_labels))
         self._catalog = catalog
-        roster = Roster(None if seat.directory is None else seat.directory / "registrations.json")
+        roster = Roster(None if rank.directory is None else rank.directory / "registrations.json")
         catalog.absence = roster.absence
         registry = Registry(self._appeared, catalog.remove, self.metrics, roster)
         nodes = Nodes(settings.max_reply_bytes)
@@ -98,27 +98,27 @@ class Services:
         self.loop_watch = LoopWatch(
             self.metrics, {each: self._workplaces.get(each).times for each in ("inline", "thread")}
         )
-        self._census = Census(seat)
-        self._claims = Claims(seat)
-        self._journal_file = _journal_file(seat)
+        self._census = Census(rank)
+        self._claims = Claims(rank)
+        self._journal_file = _journal_file(rank)
         self._shared_journal = shared = _shared_journal(settings)
-        self._sessions = Sessions(settings, seat, self._census, self.metrics, self._journal_file)
+        self._sessions = Sessions(settings, rank, self._census, self.metrics, self._journal_file)
         self._revival: Revival | None = None
         self._forwarder: Forwarder | None = None
-        if seat.processes > 1 and seat.directory is not None:
-            self._forwarder = Forwarder(seat.directory, seat.index, seat.processes)
-        self._neighbours = Neighbours(seat, self._forwarder)
+        if rank.processes > 1 and rank.directory is not None:
+            self._forwarder = Forwarder(rank.directory, rank.index, rank.processes)
+        self._neighbours = Neighbours(rank, self._forwarder)
         self._readiness = Readiness(
-            seat, self.lifecycle, self._workplaces, self._journal_file, roster, shared
+            rank, self.lifecycle, self._workplaces, self._journal_file, roster, shared
         )
         self._exposition = Exposition(
-            *(settings, seat, self.metrics, self._sessions.by_id),
+            *(settings, rank, self.metrics, self._sessions.by_id),
             *(self._workplaces, registry, self._journal_file, shared),
         )
         self._runner = Runner(settings, self.metrics, self._sessions)
         resetting = Resetting(settings, self.metrics, self._runner, self._journal_file)
         self._moves = Moves(
-            seat.directory / _MOVES if settings.gateway and seat.directory is not None else None
+            rank.directory / _MOVES if settings.gateway and rank.directory is not None else None
         )
         farewell = Farewell(registry, self._moves, shared)
         relocation = Relocation(
@@ -166,13 +166,13 @@ class Services:
             shares=StepShares(self._relay, self._sessions.by_id)
             if settings.gateway and shared is None
             else None,
-            information=Information(settings, seat, catalog, self._sessions, self._neighbours, lineage),
+            information=Information(settings, rank, catalog, self._sessions, self._neighbours, lineage),
             neighbours=self._neighbours,
             claims=self._claims,
             metrics=self.metrics,
             rate=RateLimit(settings.rate_limit),
         )
-        self._tracing = _tracing(settings, seat, operations, self._sessions.by_id)
+        self._tracing = _tracing(settings, rank, operations, self._sessions.by_id)
         self.operations: Calls = operations if self._tracing is None else self._tracing
         self.on_socket_dropped: Callable[[], None] | None = None
         self._answering: set[asyncio.Task[Any]] = set()
@@ -299,7 +299,7 @@ class Services:
         if op == "metrics":
             return {"text": self._exposition.text(ready=not await self._readiness.reasons())}
         if op == "ready":
-            return {"process": self.seat.index, "reasons": await self._readiness.reasons()}
+            return {"process": self.rank.index, "reasons": await self._readiness.reasons()}
         if op == "socket_dropped":
             self._leave_all(lambda socket: socket == identity["socket"])
             return {}
@@ -375,7 +375,7 @@ class Services:
 
 
 def _tracing(
-    settings: Settings, seat: Seat, operations: Operations, sessions: Mapping[str, HeldSession]
+    settings: Settings, rank: ProcessRank, operations: Operations, sessions: Mapping[str, HeldSession]
 ) -> "TracedOperations | None":
     if settings.trace_endpoint is None:
         return None
@@ -386,7 +386,7 @@ def _tracing(
         raise ConfigurationError(
             f"trace_endpoint needs the extra otel (pip install 'rollgym[otel]'): {error}"
         ) from error
-    return TracedOperations(operations, sessions, seat, settings.trace_endpoint, settings.trace_ratio)
+    return TracedOperations(operations, sessions, rank, settings.trace_endpoint, settings.trace_ratio)
 
 
 def _shared_journal(settings: Settings) -> "SharedJournal | None":
@@ -402,10 +402,10 @@ def _shared_journal(settings: Settings) -> "SharedJournal | None":
     return SharedJournal(settings.journal_url.get_secret_value())
 
 
-def _journal_file(seat: Seat) -> JournalFile | None:
-    if seat.directory is None:
+def _journal_file(rank: ProcessRank) -> JournalFile | None:
+    if rank.directory is None:
         return None
     try:
-        return JournalFile(seat.directory / f"journal-{seat.index}.bin")
+        return JournalFile(rank.directory / f"journal-{rank.index}.bin")
     except JournalError as error:
         raise ConfigurationError(str(error)) from error

@@ -18,7 +18,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from clients.protocol.errors import ProblemError
 from env_server.access.context import Context
-from env_server.common.seat import Seat
+from env_server.common.process_rank import ProcessRank
 from env_server.operations.operations import SOCKET_OPS, Calls
 from env_server.sessions.held import HeldSession
 from env_server.sessions.replies import Reply
@@ -41,17 +41,22 @@ class TracedOperations:
     Args:
         operations: What is called.
         sessions: The open sessions by their ids.
-        seat: Which process this is.
+        rank: Which process this is.
         endpoint: The URL that spans are posted to (OTLP over HTTP).
         ratio: The share of traces that are kept, of those that begin here. Others are kept if whoever began them does.
     """
 
     def __init__(
-        self, operations: Calls, sessions: Mapping[str, HeldSession], seat: Seat, endpoint: str, ratio: float
+        self,
+        operations: Calls,
+        sessions: Mapping[str, HeldSession],
+        rank: ProcessRank,
+        endpoint: str,
+        ratio: float,
     ) -> None:
         self._operations = operations
         self._sessions = sessions
-        resource = Resource.create({"service.name": "rollgym", "rollgym.process": seat.index})
+        resource = Resource.create({"service.name": "rollgym", "rollgym.process": rank.index})
         sampler = ParentBased(TraceIdRatioBased(ratio))
         # At the process's end, it would wait for the collector once more.
         self._provider = TracerProvider(resource=resource, sampler=sampler, shutdown_on_exit=False)

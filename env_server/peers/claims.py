@@ -5,7 +5,7 @@ import struct
 from hashlib import blake2b
 
 from env_server.access.census import map_shared
-from env_server.common.seat import Seat
+from env_server.common.process_rank import ProcessRank
 
 _SLOT = struct.Struct("<Q")
 _SLOTS = 1 << 16
@@ -22,16 +22,16 @@ class Claims:
     a slot is one word. Two requests whose hashes are equal are answered by one process, which knows them apart.
 
     Args:
-        seat: Which process this is.
+        rank: Which process this is.
     """
 
-    def __init__(self, seat: Seat) -> None:
-        self._seat = seat
+    def __init__(self, rank: ProcessRank) -> None:
+        self._rank = rank
         self._slots: mmap.mmap | None = None
-        if seat.processes > 1:
-            if seat.directory is None:
+        if rank.processes > 1:
+            if rank.directory is None:
                 raise ValueError("several processes need a directory where they meet")
-            self._slots = map_shared(seat.directory / _FILE, _SLOTS * _SLOT.size)
+            self._slots = map_shared(rank.directory / _FILE, _SLOTS * _SLOT.size)
 
     def elsewhere(self, caller: str, op: str, request_id: str) -> int | None:
         """The other process that answers a request; None where this one does, as it does from now on if none did."""
@@ -44,9 +44,9 @@ class Claims:
         (held,) = _SLOT.unpack_from(self._slots, offset)
         # An index counts from 1 here, so that an empty slot is nobody's.
         index = held % (1 << _INDEX_BITS) - 1
-        if held >> _INDEX_BITS == mark and 0 <= index < self._seat.processes:
-            return None if index == self._seat.index else int(index)
-        _SLOT.pack_into(self._slots, offset, mark << _INDEX_BITS | self._seat.index + 1)
+        if held >> _INDEX_BITS == mark and 0 <= index < self._rank.processes:
+            return None if index == self._rank.index else int(index)
+        _SLOT.pack_into(self._slots, offset, mark << _INDEX_BITS | self._rank.index + 1)
         return None
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from clients.protocol.errors import ProblemError
 from env_server.access.context import Context
 from env_server.common.lifecycle import Reason
-from env_server.common.seat import Seat
+from env_server.common.process_rank import ProcessRank
 from env_server.peers.forwarding import Forwarder
 from env_server.sessions.replies import Reply
 
@@ -22,17 +22,17 @@ class Neighbours:
     A call that came from a neighbour goes no further.
 
     Args:
-        seat: Which process this is.
+        rank: Which process this is.
         forwarder: The way to the others, or None where there are none.
     """
 
-    def __init__(self, seat: Seat, forwarder: Forwarder | None) -> None:
-        self._seat = seat
+    def __init__(self, rank: ProcessRank, forwarder: Forwarder | None) -> None:
+        self._rank = rank
         self._forwarder = forwarder
 
     def is_elsewhere(self, index: int) -> bool:
         """Whether an index is that of another process."""
-        return index != self._seat.index
+        return index != self._rank.index
 
     async def call(self, context: Context, index: int, op: str, fields: Mapping[str, Any]) -> Reply:
         """Call an operation in another process.
@@ -41,7 +41,7 @@ class Neighbours:
             ProblemError: What it answers there, or `draining` while the process is away.
         """
         if self._forwarder is None or context.forwarded:
-            raise RuntimeError(f"process {index} is not a neighbour of process {self._seat.index}")
+            raise RuntimeError(f"process {index} is not a neighbour of process {self._rank.index}")
         context.remote.add(index)
         reply: Reply = await self._forwarder.call(index, context.identity(), op, fields, context.binary)
         return reply
@@ -59,7 +59,7 @@ class Neighbours:
             ProblemError: `draining`, where one does not answer.
         """
         replies = await self.gather(context, op, fields)
-        if not context.forwarded and len(replies) < self._seat.processes - 1:
+        if not context.forwarded and len(replies) < self._rank.processes - 1:
             raise ProblemError(
                 "draining", "an I/O process of this server does not answer", retry_after=_RETRY_S
             )
@@ -70,9 +70,9 @@ class Neighbours:
         if self._forwarder is None:
             return []
         replies = await self._forwarder.gather({}, "ready", {}, False, _READY_WITHIN_S)
-        answered = {reply["process"] for reply in replies} | {self._seat.index}
+        answered = {reply["process"] for reply in replies} | {self._rank.index}
         found = [Reason(*reason) for reply in replies for reason in reply["reasons"]]
-        for index in range(self._seat.processes):
+        for index in range(self._rank.processes):
             if index not in answered:
                 found.append(Reason("process_away", f"I/O process {index} does not answer", index))
         return found

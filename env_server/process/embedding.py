@@ -9,7 +9,7 @@ import uvicorn
 from env_server.access.auth import Tokens
 from env_server.catalog.catalog import Catalog, named_class
 from env_server.common.configuration import ConfigurationError
-from env_server.common.seat import Seat
+from env_server.common.process_rank import ProcessRank
 from env_server.common.settings import Settings
 from env_server.operations.services import Services
 from env_server.process.listening import bind, url_of
@@ -46,7 +46,7 @@ async def serve_here(environments: Sequence[str], *, allow_expert: bool = False)
         allow_expert=allow_expert,
         idle_timeout_s=_IDLE_S,
     )
-    services = Services(settings, Seat(), Tokens.load(None), Catalog.load(settings))
+    services = Services(settings, ProcessRank(), Tokens.load(None), Catalog.load(settings))
     listening = bind(settings.host, settings.port)
     server = _EmbeddedServer(http_config(services))
     serving = asyncio.create_task(server.serve(sockets=[listening]))

@@ -16,7 +16,7 @@ import uvicorn
 from env_server.access.auth import Tokens
 from env_server.catalog.catalog import Catalog
 from env_server.common.configuration import ConfigurationError
-from env_server.common.seat import Seat
+from env_server.common.process_rank import ProcessRank
 from env_server.common.settings import Settings
 from env_server.gateway.announcing import Announcer
 from env_server.http.gathering import GatheringProtocol
@@ -35,13 +35,13 @@ _CLOSE_GRACE_S = 5
 
 
 def run_process(
-    settings: Settings, seat: Seat, listening: socket.socket, announce: Callable[[], None]
+    settings: Settings, rank: ProcessRank, listening: socket.socket, announce: Callable[[], None]
 ) -> int:
     """Serve on a listening socket until SIGTERM or SIGINT.
 
     Args:
         settings: What the operator set.
-        seat: Which of the server's I/O processes this is.
+        rank: Which of the server's I/O processes this is.
         listening: Where to listen.
         announce: Called once the process serves.
 
@@ -54,8 +54,8 @@ def run_process(
     if settings.sandbox is not None:
         # Where environments look for it, in this process and in its children.
         os.environ[SANDBOX_VARIABLE] = settings.sandbox
-    configure_logs(settings.log_level, settings.log_format, str(seat.index))
-    if settings.token_file is None and settings.log_format == "json" and seat.index == 0:
+    configure_logs(settings.log_level, settings.log_format, str(rank.index))
+    if settings.token_file is None and settings.log_format == "json" and rank.index == 0:
         _log.warning("no tokens are configured, so only loopback is served")
     tokens = Tokens.load(settings.token_file)
     catalog = Catalog.load(settings)
@@ -70,7 +70,7 @@ def run_process(
         contextlib.redirect_stdout(sys.stderr),
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
     ):
-        return runner.run(_serve(settings, seat, tokens, catalog, listening, announce_there))
+        return runner.run(_serve(settings, rank, tokens, catalog, listening, announce_there))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -83,13 +83,13 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def _serve(
     settings: Settings,
-    seat: Seat,
+    rank: ProcessRank,
     tokens: Tokens,
     catalog: Catalog,
     listening: socket.socket,
     announce: Callable[[], None],
 ) -> int:
-    services = Services(settings, seat, tokens, catalog)
+    services = Services(settings, rank, tokens, catalog)
     describe_records(services.about)
     server = _Server(http_config(services), services)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
@@ -103,7 +103,7 @@ async def _serve(
         await services.stop()
         raise
     announcer: Announcer | None = None
-    if settings.register_with and seat.index == 0:
+    if settings.register_with and rank.index == 0:
         url = url_of(settings.host, listening)
         announcer = Announcer(settings, url, [entry.env_id for entry in catalog], services.load)
         announcer.start()

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from env_server.common.configuration import ConfigurationError
-from env_server.common.seat import Seat
+from env_server.common.process_rank import ProcessRank
 from env_server.common.settings import Settings
 from env_server.process.listening import bind
 from env_server.process.server import run_process
@@ -23,14 +23,14 @@ def main() -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     orders = json.loads(sys.stdin.buffer.readline())
     settings = Settings.model_validate(orders["settings"])
-    seat = Seat(orders["index"], settings.processes, Path(orders["directory"]), orders["restarts"])
+    rank = ProcessRank(orders["index"], settings.processes, Path(orders["directory"]), orders["restarts"])
     # Standard output is the way to the supervisor; what anybody else prints goes to the log.
     supervisor = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     threading.Thread(target=_end_with_supervisor, name="supervisor", daemon=True).start()
     try:
         listening = bind(settings.host, settings.port, shared=True)
-        return run_process(settings, seat, listening, lambda: _tell(supervisor))
+        return run_process(settings, rank, listening, lambda: _tell(supervisor))
     except ConfigurationError as error:
         sys.stderr.write(f"roll-serve: {error}\n")
         return 2

@@ -51,7 +51,7 @@ async def serve_openenv_socket(
         if caller is None:
             raise ProblemError("unauthorized", "this server needs a token, in the Authorization header")
         caller.require("play")
-        context = Context(caller, binary=False, socket=name_socket(services.seat))
+        context = Context(caller, binary=False, socket=name_socket(services.rank))
         await operate(services.operations, context, "envs", {"env_id": env_id})
         place = services.sockets.enter(caller, scope["client"][0] if scope["client"] else "")
     except ProblemError as problem:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from clients.protocol.errors import ProblemError
 from env_server.access.auth import Caller
 from env_server.access.census import Census
-from env_server.common.seat import Seat
+from env_server.common.process_rank import ProcessRank
 from env_server.common.settings import Settings
 from env_server.journal.journal import EndReason
 from env_server.journal.journal_file import JournalFile
@@ -29,7 +29,7 @@ class Sessions:
 
     Args:
         settings: Limits and time-outs.
-        seat: Which I/O process this is.
+        rank: Which I/O process this is.
         census: The counts that the quotas look at.
         metrics: Where ended sessions are counted.
         journal_file: Where sessions are written down, if anywhere.
@@ -38,14 +38,14 @@ class Sessions:
     def __init__(
         self,
         settings: Settings,
-        seat: Seat,
+        rank: ProcessRank,
         census: Census,
         metrics: Metrics,
         journal_file: JournalFile | None,
     ) -> None:
         self.by_id: dict[str, HeldSession] = {}
         self._settings = settings
-        self._seat = seat
+        self._rank = rank
         self._census = census
         self._metrics = metrics
         self._journal_file = journal_file
@@ -56,7 +56,7 @@ class Sessions:
 
     def new_id(self) -> str:
         """An id that nobody can guess and that says which process owns the session."""
-        return f"{self._seat.index}.{secrets.token_hex(_ID_BYTES)}"
+        return f"{self._rank.index}.{secrets.token_hex(_ID_BYTES)}"
 
     def owner_of(self, session_id: str) -> int:
         """The I/O process that owns a session, from its id.
@@ -74,7 +74,7 @@ class Sessions:
         index, separator, _ = session_id.partition(".")
         if not separator or len(index) > 4 or not (index.isascii() and index.isdigit()):
             return None
-        return int(index) if int(index) < self._seat.processes else None
+        return int(index) if int(index) < self._rank.processes else None
 
     def reserve(self, caller: Caller, count: int) -> None:
         """Take places for new sessions, before anything is made.

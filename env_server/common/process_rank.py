@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ProcessRank:
     """The place of one I/O process in its server.
 
     Attributes:
