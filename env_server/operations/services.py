@@ -17,7 +17,6 @@ from env_server.common.lifecycle import Lifecycle, Phase, Reason
 from env_server.common.process_rank import ProcessRank
 from env_server.common.settings import Isolation, Settings
 from env_server.gateway.announcements import Announcements
-from env_server.gateway.farewell import Farewell
 from env_server.gateway.lineage import Lineage
 from env_server.gateway.moves import Moves
 from env_server.gateway.registering import Registering, catalog_entry
@@ -26,6 +25,7 @@ from env_server.gateway.relay import Relay
 from env_server.gateway.relayed_making import RelayedMaking
 from env_server.gateway.relocation import Relocation
 from env_server.gateway.roster import Roster
+from env_server.gateway.session_release import SessionRelease
 from env_server.gateway.shared_relocation import SharedRelocation
 from env_server.gateway.step_shares import StepShares
 from env_server.gateway.upstream.node import Nodes
@@ -120,9 +120,9 @@ class Services:
         self._moves = Moves(
             rank.directory / _MOVES if settings.gateway and rank.directory is not None else None
         )
-        farewell = Farewell(registry, self._moves, shared)
+        release = SessionRelease(registry, self._moves, shared)
         relocation = Relocation(
-            *(settings, tokens, catalog, self._sessions, registry, nodes, farewell, self.metrics),
+            *(settings, tokens, catalog, self._sessions, registry, nodes, release, self.metrics),
             self._moves,
             None
             if shared is None
@@ -136,7 +136,7 @@ class Services:
             self._runner,
             resetting,
             RelayedMaking(
-                settings, tokens, self._sessions, registry, farewell, self.metrics, shared, relocation
+                settings, tokens, self._sessions, registry, release, self.metrics, shared, relocation
             ),
             self._workplaces.of,
             self._journal_file,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _CLOCK_SKEW_S = 1.0
 
 
-class Farewell:
+class SessionRelease:
     """Ends sessions at their nodes.
 
     Args:
