@@ -17,7 +17,7 @@ from env_server.common.process_rank import ProcessRank
 from env_server.common.settings import Isolation, Settings
 from env_server.gateway.registry import Registry
 from env_server.journal.journal_file import JournalFile
-from env_server.operations.workplaces import Workplaces
+from env_server.operations.worker_pools import WorkerPools
 from env_server.sessions.held import HeldSession
 from env_server.telemetry.durations import BOUNDS, Durations
 from env_server.telemetry.metrics import Metrics
@@ -39,7 +39,7 @@ class Exposition(Collector):
         rank: Which process this is.
         metrics: What was counted.
         sessions: The open sessions by their ids.
-        workplaces: The workers.
+        pools: The workers.
         registry: The registrations.
         journal_file: Where sessions are written down, if anywhere.
         shared_journal: Where gateways write down sessions at nodes together, if they do.
@@ -51,7 +51,7 @@ class Exposition(Collector):
         rank: ProcessRank,
         metrics: Metrics,
         sessions: Mapping[str, HeldSession],
-        workplaces: Workplaces,
+        pools: WorkerPools,
         registry: Registry,
         journal_file: JournalFile | None,
         shared_journal: "SharedJournal | None",
@@ -60,7 +60,7 @@ class Exposition(Collector):
         self._rank = rank
         self._metrics = metrics
         self._sessions = sessions
-        self._workplaces = workplaces
+        self._worker_pools = pools
         self._registry = registry
         self._journal_file = journal_file
         self._shared_journal = shared_journal
@@ -132,7 +132,7 @@ class Exposition(Collector):
             ("op",),
             {(op,): durations for op, durations in metrics.seconds.items()},
         )
-        times = {isolation: self._workplaces.get(isolation).times for isolation in _ISOLATIONS}
+        times = {isolation: self._worker_pools.get(isolation).times for isolation in _ISOLATIONS}
         yield _histogram(
             "rollgym_environment_seconds",
             "Time that environments took",
@@ -181,7 +181,7 @@ class Exposition(Collector):
         yield _counter("rollgym_sockets_opened", "Sockets opened", (), {(): metrics.sockets_opened})
 
     def _workers(self) -> Iterator[Metric]:
-        children = self._workplaces.processes
+        children = self._worker_pools.processes
         pids = children.pids()
         yield _gauge("rollgym_worker_processes", "Child processes for environments", (), {(): len(pids)})
         yield _gauge(
@@ -197,7 +197,7 @@ class Exposition(Collector):
             "rollgym_stuck_threads",
             "Threads left to calls that took too long",
             (),
-            {(): self._workplaces.threads.stuck},
+            {(): self._worker_pools.threads.stuck},
         )
 
     def _journal(self) -> Iterator[Metric]:

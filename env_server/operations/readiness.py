@@ -10,7 +10,7 @@ from env_server.common.lifecycle import Lifecycle, Phase, Reason, ReasonCode
 from env_server.common.process_rank import ProcessRank
 from env_server.gateway.roster import Roster
 from env_server.journal.journal_file import JournalFile
-from env_server.operations.workplaces import Workplaces
+from env_server.operations.worker_pools import WorkerPools
 
 if TYPE_CHECKING:
     from env_server.gateway.shared_journal import SharedJournal
@@ -26,7 +26,7 @@ class Readiness:
     Args:
         rank: Which process it is.
         lifecycle: Whether it is starting or draining.
-        workplaces: Its workers.
+        pools: Its workers.
         journal_file: Where its sessions are written down, if anywhere.
         roster: What other servers had registered before this process was started anew.
         shared_journal: Where gateways write down sessions at nodes together, if they do.
@@ -36,7 +36,7 @@ class Readiness:
         self,
         rank: ProcessRank,
         lifecycle: Lifecycle,
-        workplaces: Workplaces,
+        pools: WorkerPools,
         journal_file: JournalFile | None,
         roster: Roster,
         shared_journal: "SharedJournal | None" = None,
@@ -44,7 +44,7 @@ class Readiness:
         self._shared_journal = shared_journal
         self._rank = rank
         self._lifecycle = lifecycle
-        self._workplaces = workplaces
+        self._worker_pools = pools
         self._journal_file = journal_file
         self._roster = roster
         self._disk_trouble: str | None = None
@@ -58,9 +58,9 @@ class Readiness:
             found.append(("starting", "the server is looking at its environments"))
         elif phase is Phase.DRAINING:
             found.append(("draining", "the server ends when what runs is finished"))
-        if (trouble := self._workplaces.trouble) is not None:
+        if (trouble := self._worker_pools.trouble) is not None:
             found.append(("workers", trouble))
-        if self._workplaces.threads_stuck:
+        if self._worker_pools.threads_stuck:
             found.append(("threads", "all threads for environments are stuck in calls that took too long"))
         if self._journal_file is not None and not self._journal_file.is_kept:
             found.append(

@@ -45,7 +45,7 @@ from env_server.operations.running_code import RunningCode
 from env_server.operations.served_sandbox import ServedSandbox
 from env_server.operations.stepping import Stepping
 from env_server.operations.verifying import Verifying
-from env_server.operations.workplaces import Workplaces
+from env_server.operations.worker_pools import WorkerPools
 from env_server.peers.claims import Claims
 from env_server.peers.forwarding import Forwarder
 from env_server.peers.neighbours import Neighbours
@@ -94,9 +94,9 @@ class Services:
         nodes = Nodes(settings.max_reply_bytes)
         lineage = Lineage(registry)
         self._registry = registry
-        self._workplaces = Workplaces(settings, RemoteWorker(registry, self.metrics))
+        self._worker_pools = WorkerPools(settings, RemoteWorker(registry, self.metrics))
         self.loop_watch = LoopWatch(
-            self.metrics, {each: self._workplaces.get(each).times for each in ("inline", "thread")}
+            self.metrics, {each: self._worker_pools.get(each).times for each in ("inline", "thread")}
         )
         self._census = Census(rank)
         self._claims = Claims(rank)
@@ -109,11 +109,11 @@ class Services:
             self._forwarder = Forwarder(rank.directory, rank.index, rank.processes)
         self._neighbours = Neighbours(rank, self._forwarder)
         self._readiness = Readiness(
-            rank, self.lifecycle, self._workplaces, self._journal_file, roster, shared
+            rank, self.lifecycle, self._worker_pools, self._journal_file, roster, shared
         )
         self._exposition = Exposition(
             *(settings, rank, self.metrics, self._sessions.by_id),
-            *(self._workplaces, registry, self._journal_file, shared),
+            *(self._worker_pools, registry, self._journal_file, shared),
         )
         self._runner = Runner(settings, self.metrics, self._sessions)
         resetting = Resetting(settings, self.metrics, self._runner, self._journal_file)
@@ -138,7 +138,7 @@ class Services:
             RelayedMaking(
                 settings, tokens, self._sessions, registry, release, self.metrics, shared, relocation
             ),
-            self._workplaces.of,
+            self._worker_pools.of,
             self._journal_file,
         )
         self.sockets = OpenSockets(settings)
@@ -179,9 +179,9 @@ class Services:
 
     def _verifier(self, entry: CatalogEntry) -> Worker:
         if entry.source.kind == "registered":
-            return self._workplaces.of(entry)
+            return self._worker_pools.of(entry)
         # What waits for a network would keep a child process from everything else.
-        return self._workplaces.get("thread" if entry.isolation == "thread" else "process")
+        return self._worker_pools.get("thread" if entry.isolation == "thread" else "process")
 
     def _appeared(self, registration: Registration) -> None:
         entry = catalog_entry(registration, self._registry, self.settings)
@@ -203,12 +203,12 @@ class Services:
             needed.add("process")
         if self._served_sandbox is not None:
             await self._served_sandbox.start()
-        await self._workplaces.start(sorted(needed))
+        await self._worker_pools.start(sorted(needed))
         await asyncio.gather(*(self._probe(entry) for entry in self._catalog))
         self.loop_watch.start()
         if self._journal_file is not None:
             self._revival = Revival(
-                *(self._journal_file, self._catalog, self.tokens, self._sessions, self._workplaces.of),
+                *(self._journal_file, self._catalog, self.tokens, self._sessions, self._worker_pools.of),
                 patience_s=_REGISTRATION_PATIENCE_S if self.settings.gateway else 0.0,
             )
             self._revival.begin()
@@ -354,7 +354,7 @@ class Services:
         await self._announcements.shutdown()
         if self._shared_journal is not None:
             await self._shared_journal.close()
-        await self._workplaces.shutdown()
+        await self._worker_pools.shutdown()
         if self._journal_file is not None:
             self._journal_file.close()
         if self._tracing is not None:
@@ -364,7 +364,7 @@ class Services:
 
     async def _probe(self, entry: CatalogEntry) -> None:
         # Children would import all that is built in before the first session.
-        worker = self._workplaces.get("inline" if entry.built_in else entry.isolation)
+        worker = self._worker_pools.get("inline" if entry.built_in else entry.isolation)
         key = f"probe-{entry.env_id}"
         try:
             spaces = await worker.make(key, entry.source, {}, timeout=self.settings.make_timeout_s)

@@ -11,7 +11,7 @@ from env_server.workers.process import ProcessWorker
 from env_server.workers.thread import ThreadWorker
 
 
-class Workplaces:
+class WorkerPools:
     """Gives the worker of an isolation. Workers that no environment needs are not started.
 
     Args:
