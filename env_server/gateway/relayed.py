@@ -27,7 +27,7 @@ from env_server.gateway.journal_entries import (
 from env_server.gateway.registry import Registration
 from env_server.gateway.upstream.node import Node
 from env_server.journal.journal import EndReason, Journal
-from env_server.sessions.held import HeldSession
+from env_server.sessions.base_session import BaseSession
 from env_server.sessions.replies import Reply
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, DecodeError, Enco
 _SAME_IN_BOTH = frozenset({str, int, bool, type(None)})
 
 
-class RelayedSession(HeldSession):
+class RelayedSession(BaseSession):
     """A session at a node.
 
     Its journal is what the gateway has seen go by, so that the node may be lost.

@@ -18,7 +18,7 @@ from env_server.common.settings import Isolation, Settings
 from env_server.gateway.registry import Registry
 from env_server.journal.journal_file import JournalFile
 from env_server.operations.worker_pools import WorkerPools
-from env_server.sessions.held import HeldSession
+from env_server.sessions.base_session import BaseSession
 from env_server.telemetry.durations import BOUNDS, Durations
 from env_server.telemetry.metrics import Metrics
 
@@ -50,7 +50,7 @@ class Exposition(Collector):
         settings: Settings,
         rank: ProcessRank,
         metrics: Metrics,
-        sessions: Mapping[str, HeldSession],
+        sessions: Mapping[str, BaseSession],
         pools: WorkerPools,
         registry: Registry,
         journal_file: JournalFile | None,

@@ -28,7 +28,7 @@ from env_server.operations.opened import OpenedSession, open_again
 from env_server.operations.remembered import RememberedAnswers
 from env_server.operations.resetting import Resetting
 from env_server.operations.running import Runner
-from env_server.sessions.held import HeldSession
+from env_server.sessions.base_session import BaseSession
 from env_server.sessions.replies import Reply
 from env_server.sessions.session import ResetRecord, Session
 from env_server.sessions.sessions import Sessions, session_gone
@@ -129,7 +129,7 @@ class Making:
 
     # -- fork and restore ----------------------------------------------------------------------------------------
 
-    def fork(self, context: Context, session: HeldSession, fields: Mapping[str, Any]) -> Awaitable[Reply]:
+    def fork(self, context: Context, session: BaseSession, fields: Mapping[str, Any]) -> Awaitable[Reply]:
         """Copy a session at its point: the environment is rebuilt from the journal, random state included."""
         request = validate(ForkRequest, own_fields(fields))
         if not session.entry.forkable:
@@ -138,7 +138,7 @@ class Making:
             raise invalid("count", f"at most {self._settings.max_batch}")
         return self._fork(context, session, request)
 
-    async def _fork(self, context: Context, session: HeldSession, request: ForkRequest) -> Reply:
+    async def _fork(self, context: Context, session: BaseSession, request: ForkRequest) -> Reply:
         opened: list[OpenedSession | RelayedOpening] = await self.remembered.once(
             context.caller.name,
             "fork",
@@ -148,7 +148,7 @@ class Making:
         return {"session_ids": [copy.reply["session_id"] for copy in opened]}
 
     async def _fork_many(
-        self, context: Context, session: HeldSession, request: ForkRequest
+        self, context: Context, session: BaseSession, request: ForkRequest
     ) -> Sequence[OpenedSession | RelayedOpening]:
         if isinstance(session, RelayedSession):
             return await self._relayed.fork(context, session, request)

@@ -28,7 +28,7 @@ from env_server.operations.stepping import Stepping
 from env_server.operations.verifying import Verifying
 from env_server.peers.claims import Claims
 from env_server.peers.neighbours import Neighbours
-from env_server.sessions.held import HeldSession
+from env_server.sessions.base_session import BaseSession
 from env_server.sessions.replies import Reply, opened_sessions
 from env_server.sessions.session import Session
 from env_server.sessions.sessions import Sessions
@@ -184,7 +184,7 @@ class Operations:
         return self._shares.share_out(context, ops)
 
     def _pass_on(
-        self, context: Context, session: HeldSession, op: str, fields: Mapping[str, Any]
+        self, context: Context, session: BaseSession, op: str, fields: Mapping[str, Any]
     ) -> Reply | Awaitable[Reply]:
         assert isinstance(session, RelayedSession)
         if op == "fork":
@@ -227,7 +227,7 @@ class Operations:
         self._count_problem(context, op, fields, problem)
         return problem
 
-    def _find(self, context: Context, op: str, fields: Mapping[str, Any]) -> HeldSession | None:
+    def _find(self, context: Context, op: str, fields: Mapping[str, Any]) -> BaseSession | None:
         """The session that a call is on, if this process holds it and the caller may use it."""
         if not context.forwarded:
             self._rate.take(context.caller)
@@ -330,7 +330,7 @@ class Operations:
             return None
         return self._claims.elsewhere(context.caller.name, op, request_id)
 
-    def _fork(self, context: Context, session: HeldSession, fields: Mapping[str, Any]) -> Awaitable[Reply]:
+    def _fork(self, context: Context, session: BaseSession, fields: Mapping[str, Any]) -> Awaitable[Reply]:
         self._lifecycle.require_open()
         return self._making.fork(context, session, fields)
 

@@ -49,7 +49,7 @@ from env_server.operations.worker_pools import WorkerPools
 from env_server.peers.claims import Claims
 from env_server.peers.forwarding import Forwarder
 from env_server.peers.neighbours import Neighbours
-from env_server.sessions.held import HeldSession
+from env_server.sessions.base_session import BaseSession
 from env_server.sessions.replies import Reply
 from env_server.sessions.revival import Revival
 from env_server.sessions.sessions import Sessions
@@ -268,7 +268,7 @@ class Services:
         if context.remote:
             self.answering(asyncio.get_running_loop().create_task(self._neighbours.socket_dropped(context)))
 
-    def _leave(self, session: HeldSession, socket: str) -> None:
+    def _leave(self, session: BaseSession, socket: str) -> None:
         session.sockets.discard(socket)
         if session.lingers and not session.sockets and session.orphaned_at is None:
             self._sessions.orphan(session)
@@ -375,7 +375,7 @@ class Services:
 
 
 def _tracing(
-    settings: Settings, rank: ProcessRank, operations: Operations, sessions: Mapping[str, HeldSession]
+    settings: Settings, rank: ProcessRank, operations: Operations, sessions: Mapping[str, BaseSession]
 ) -> "TracedOperations | None":
     if settings.trace_endpoint is None:
         return None

@@ -20,7 +20,7 @@ from clients.protocol.errors import ProblemError
 from env_server.access.context import Context
 from env_server.common.process_rank import ProcessRank
 from env_server.operations.operations import SOCKET_OPS, Calls
-from env_server.sessions.held import HeldSession
+from env_server.sessions.base_session import BaseSession
 from env_server.sessions.replies import Reply
 from env_server.telemetry.traceparent import CURRENT
 
@@ -49,7 +49,7 @@ class TracedOperations:
     def __init__(
         self,
         operations: Calls,
-        sessions: Mapping[str, HeldSession],
+        sessions: Mapping[str, BaseSession],
         rank: ProcessRank,
         endpoint: str,
         ratio: float,

@@ -5,7 +5,7 @@ import heapq
 import itertools
 from collections.abc import Callable
 
-from env_server.sessions.held import HeldSession
+from env_server.sessions.base_session import BaseSession
 
 _RUNNING_WAIT_S = 1.0
 _COMPACT_ABOVE = 64
@@ -22,22 +22,22 @@ class Expiry:
         expire: Called with each session whose time is over and which runs nothing.
     """
 
-    def __init__(self, linger_s: float, expire: Callable[[HeldSession], None]) -> None:
+    def __init__(self, linger_s: float, expire: Callable[[BaseSession], None]) -> None:
         self._linger_s = linger_s
         self._expire = expire
-        self._heap: list[tuple[float, int, HeldSession]] = []
+        self._heap: list[tuple[float, int, BaseSession]] = []
         self._order = itertools.count()
         self._valid: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
 
-    def watch(self, session: HeldSession) -> None:
+    def watch(self, session: BaseSession) -> None:
         """Watch a new session, or one whose deadline came nearer."""
         self._push(self._deadline(session), session)
         self._compact()
         self._arm()
 
-    def forget(self, session: HeldSession) -> None:
+    def forget(self, session: BaseSession) -> None:
         """Let go of a session that ended."""
         self._valid.pop(session.session_id, None)
         self._compact()
@@ -50,7 +50,7 @@ class Expiry:
         self._heap.clear()
         self._valid.clear()
 
-    def _push(self, deadline: float, session: HeldSession) -> None:
+    def _push(self, deadline: float, session: BaseSession) -> None:
         order = next(self._order)
         self._valid[session.session_id] = order
         heapq.heappush(self._heap, (deadline, order, session))
@@ -61,7 +61,7 @@ class Expiry:
             self._heap = [entry for entry in self._heap if self._valid.get(entry[2].session_id) == entry[1]]
             heapq.heapify(self._heap)
 
-    def _deadline(self, session: HeldSession) -> float:
+    def _deadline(self, session: BaseSession) -> float:
         deadline = session.last_used + session.idle_timeout_s
         if session.orphaned_at is not None:
             # A call over HTTP uses an orphan as a socket would, and so renews its time.

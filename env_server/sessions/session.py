@@ -12,7 +12,7 @@ from clients.protocol.errors import ProblemError
 from clients.protocol.values import encode_value
 from env_server.catalog.actions import action_reader
 from env_server.journal.journal import EndReason
-from env_server.sessions.held import HeldSession
+from env_server.sessions.base_session import BaseSession
 from env_server.workers.base import StepOutcome, Worker
 from env_server.workers.inline import InlineWorker
 
@@ -73,7 +73,7 @@ class Running(NamedTuple):
     action: Any = None
 
 
-class Session(HeldSession):
+class Session(BaseSession):
     """A session whose environment this process looks after.
 
     Attributes:

@@ -13,8 +13,8 @@ from env_server.common.process_rank import ProcessRank
 from env_server.common.settings import Settings
 from env_server.journal.journal import EndReason
 from env_server.journal.journal_file import JournalFile
+from env_server.sessions.base_session import BaseSession
 from env_server.sessions.expiry import Expiry
-from env_server.sessions.held import HeldSession
 from env_server.telemetry.metrics import Metrics
 
 _ID_BYTES = 16
@@ -43,7 +43,7 @@ class Sessions:
         metrics: Metrics,
         journal_file: JournalFile | None,
     ) -> None:
-        self.by_id: dict[str, HeldSession] = {}
+        self.by_id: dict[str, BaseSession] = {}
         self._settings = settings
         self._rank = rank
         self._census = census
@@ -103,7 +103,7 @@ class Sessions:
         """Give back places that were reserved and not used."""
         self._census.add(caller.name, -count)
 
-    def add(self, session: HeldSession) -> None:
+    def add(self, session: BaseSession) -> None:
         """Take in a session whose place was reserved."""
         self.by_id[session.session_id] = session
         _log.debug("the session is open", extra={"session_id": session.session_id})
@@ -113,13 +113,13 @@ class Sessions:
         """Note a session that was here before this process was, and will be once its environment is."""
         self._expected.add(session_id)
 
-    def readmit(self, session: HeldSession, caller: Caller) -> None:
+    def readmit(self, session: BaseSession, caller: Caller) -> None:
         """Take in a session that was here before this process was."""
         self._expected.discard(session.session_id)
         self._census.add(caller.name, 1)
         self.add(session)
 
-    def get(self, session_id: str, caller: Caller) -> HeldSession:
+    def get(self, session_id: str, caller: Caller) -> BaseSession:
         """A session of this process that the caller may use.
 
         Raises:
@@ -147,7 +147,7 @@ class Sessions:
         if reason is not None and (owner == caller.name or caller.is_admin):
             raise session_gone(session_id, reason)
 
-    def require_open(self, session: HeldSession) -> None:
+    def require_open(self, session: BaseSession) -> None:
         """Refuse a session that has ended since it was found.
 
         Raises:
@@ -157,7 +157,7 @@ class Sessions:
             raise session_gone(session.session_id, self.end_reason(session.session_id) or "closed")
 
     @staticmethod
-    def may_use(session: HeldSession, caller: Caller) -> bool:
+    def may_use(session: BaseSession, caller: Caller) -> bool:
         """Whether a session is the caller's, or the caller an admin."""
         return session.owner == caller.name or caller.is_admin
 
@@ -166,18 +166,18 @@ class Sessions:
         entry = self._tombstones.get(session_id)
         return None if entry is None else entry[1]
 
-    def of(self, caller: Caller) -> Iterator[HeldSession]:
+    def of(self, caller: Caller) -> Iterator[BaseSession]:
         """The caller's sessions, or all for an admin."""
         for session in self.by_id.values():
             if self.may_use(session, caller):
                 yield session
 
-    def orphan(self, session: HeldSession) -> None:
+    def orphan(self, session: BaseSession) -> None:
         """Start the time that a session stays after its last socket."""
         session.orphaned_at = asyncio.get_running_loop().time()
         self._expiry.watch(session)
 
-    def end(self, session: HeldSession, reason: EndReason) -> None:
+    def end(self, session: BaseSession, reason: EndReason) -> None:
         """End a session at once; its environment is closed in the background. Running operations are given up."""
         if self.by_id.pop(session.session_id, None) is None:
             return
@@ -217,7 +217,7 @@ class Sessions:
         if self._closing:
             await asyncio.wait(self._closing, timeout=self._settings.drain_grace_s)
 
-    def _evict(self, session: HeldSession) -> None:
+    def _evict(self, session: BaseSession) -> None:
         self.end(session, "evicted")
 
 

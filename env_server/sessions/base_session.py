@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from env_server.catalog.catalog import CatalogEntry
 
 
-class HeldSession(ABC):
+class BaseSession(ABC):
     """One session of one caller.
 
     Attributes:
