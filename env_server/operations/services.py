@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from clients.protocol.errors import ProblemError
 from env_server.access.auth import Caller, Tokens
-from env_server.access.census import Census
 from env_server.access.context import Context
 from env_server.access.open_sockets import OpenSockets
+from env_server.access.quota_counters import QuotaCounters
 from env_server.access.rate import RateLimit
 from env_server.catalog.catalog import Catalog, CatalogEntry
 from env_server.common.configuration import ConfigurationError
@@ -98,11 +98,11 @@ class Services:
         self.loop_watch = LoopWatch(
             self.metrics, {each: self._worker_pools.get(each).times for each in ("inline", "thread")}
         )
-        self._census = Census(rank)
+        self._quota_counters = QuotaCounters(rank)
         self._claims = Claims(rank)
         self._journal_file = _journal_file(rank)
         self._shared_journal = shared = _shared_journal(settings)
-        self._sessions = Sessions(settings, rank, self._census, self.metrics, self._journal_file)
+        self._sessions = Sessions(settings, rank, self._quota_counters, self.metrics, self._journal_file)
         self._revival: Revival | None = None
         self._forwarder: Forwarder | None = None
         if rank.processes > 1 and rank.directory is not None:
@@ -359,7 +359,7 @@ class Services:
             self._journal_file.close()
         if self._tracing is not None:
             await self._tracing.close()
-        self._census.close()
+        self._quota_counters.close()
         self._claims.close()
 
     async def _probe(self, entry: CatalogEntry) -> None:

@@ -4,7 +4,7 @@ import mmap
 import struct
 from hashlib import blake2b
 
-from env_server.access.census import map_shared
+from env_server.access.quota_counters import map_shared
 from env_server.common.process_rank import ProcessRank
 
 _SLOT = struct.Struct("<Q")

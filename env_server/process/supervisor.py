@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from env_server.access.census import start_census
+from env_server.access.quota_counters import start_quota_counters
 from env_server.common.settings import Settings
 from env_server.process.listening import reserve, url_of
 from env_server.process.supervised import READY_LINE
@@ -51,7 +51,7 @@ def supervise(settings: Settings, announce: Callable[[str], None]) -> int:
         directory = settings.state_dir
         if directory is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollgym-")))
-        start_census(directory)
+        start_quota_counters(directory)
         given = settings.model_copy(update={"port": reserved.getsockname()[1]})
         supervisor = Supervisor(given, directory, lambda: announce(url_of(settings.host, reserved)))
         return asyncio.run(supervisor.run())

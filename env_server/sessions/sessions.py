@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from clients.protocol.errors import ProblemError
 from env_server.access.auth import Caller
-from env_server.access.census import Census
+from env_server.access.quota_counters import QuotaCounters
 from env_server.common.process_rank import ProcessRank
 from env_server.common.settings import Settings
 from env_server.journal.journal import EndReason
@@ -30,7 +30,7 @@ class Sessions:
     Args:
         settings: Limits and time-outs.
         rank: Which I/O process this is.
-        census: The counts that the quotas look at.
+        quota_counters: The counts that the quotas look at.
         metrics: Where ended sessions are counted.
         journal_file: Where sessions are written down, if anywhere.
     """
@@ -39,14 +39,14 @@ class Sessions:
         self,
         settings: Settings,
         rank: ProcessRank,
-        census: Census,
+        quota_counters: QuotaCounters,
         metrics: Metrics,
         journal_file: JournalFile | None,
     ) -> None:
         self.by_id: dict[str, BaseSession] = {}
         self._settings = settings
         self._rank = rank
-        self._census = census
+        self._quota_counters = quota_counters
         self._metrics = metrics
         self._journal_file = journal_file
         self._tombstones: OrderedDict[str, tuple[str, EndReason]] = OrderedDict()
@@ -82,7 +82,7 @@ class Sessions:
         Raises:
             ProblemError: `at_capacity`.
         """
-        if self._census.total() + count > self._settings.max_sessions:
+        if self._quota_counters.total() + count > self._settings.max_sessions:
             raise ProblemError(
                 "at_capacity",
                 f"the server has its {self._settings.max_sessions} sessions",
@@ -90,18 +90,18 @@ class Sessions:
                 limit="max_sessions",
             )
         limit = caller.quota.max_sessions or self._settings.max_sessions_per_token
-        if self._census.of_token(caller.name) + count > limit:
+        if self._quota_counters.of_token(caller.name) + count > limit:
             raise ProblemError(
                 "at_capacity",
                 f"this token has its {limit} sessions",
                 retry_after=_FULL_RETRY_S,
                 limit="max_sessions_per_token",
             )
-        self._census.add(caller.name, count)
+        self._quota_counters.add(caller.name, count)
 
     def release(self, caller: Caller, count: int) -> None:
         """Give back places that were reserved and not used."""
-        self._census.add(caller.name, -count)
+        self._quota_counters.add(caller.name, -count)
 
     def add(self, session: BaseSession) -> None:
         """Take in a session whose place was reserved."""
@@ -116,7 +116,7 @@ class Sessions:
     def readmit(self, session: BaseSession, caller: Caller) -> None:
         """Take in a session that was here before this process was."""
         self._expected.discard(session.session_id)
-        self._census.add(caller.name, 1)
+        self._quota_counters.add(caller.name, 1)
         self.add(session)
 
     def get(self, session_id: str, caller: Caller) -> BaseSession:
@@ -184,7 +184,7 @@ class Sessions:
         self._expiry.forget(session)
         about = {"session_id": session.session_id, "env_id": session.entry.env_id}
         _log.debug("the session has ended: %s", reason, extra=about)
-        self._census.add(session.owner, -1)
+        self._quota_counters.add(session.owner, -1)
         self._metrics.sessions_ended[reason] += 1
         if session.is_playing:
             # One that cannot be rebuilt was not left by its player.
@@ -209,7 +209,7 @@ class Sessions:
 
     def count(self) -> int:
         """Sessions of all processes."""
-        return self._census.total()
+        return self._quota_counters.total()
 
     async def shutdown(self) -> None:
         """Stop the clock and wait for environments that are being closed. Sessions are left to their journals."""

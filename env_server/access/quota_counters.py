@@ -16,10 +16,10 @@ ROWS = 4096
 
 _CELL = struct.Struct("<q")
 _NAMES = ROWS * 8
-_FILE = "census"
+_FILE = "quota_counters"
 
 
-class Census:
+class QuotaCounters:
     """Counts of sessions by I/O process and token.
 
     With several processes the counts lie in a small file that all of them map. Each process writes its own cells
@@ -89,7 +89,7 @@ class Census:
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
 
-def start_census(directory: Path) -> None:
+def start_quota_counters(directory: Path) -> None:
     """Forget the counts and names of a server that met here before; none of its processes runs any more."""
     (directory / _FILE).unlink(missing_ok=True)
 
