@@ -26,8 +26,8 @@ from env_server.operations.resetting import Resetting
 from env_server.operations.running_code import RunningCode
 from env_server.operations.stepping import Stepping
 from env_server.operations.verifying import Verifying
-from env_server.peers.claims import Claims
 from env_server.peers.neighbours import Neighbours
+from env_server.peers.request_affinity import RequestAffinity
 from env_server.sessions.base_session import BaseSession
 from env_server.sessions.replies import Reply, opened_sessions
 from env_server.sessions.session import Session
@@ -92,7 +92,7 @@ class Operations:
         shares: StepShares | None,
         information: Information,
         neighbours: Neighbours,
-        claims: Claims,
+        affinity: RequestAffinity,
         metrics: Metrics,
         rate: RateLimit,
     ) -> None:
@@ -103,7 +103,7 @@ class Operations:
         self._relay = relay
         self._shares = shares
         self._neighbours = neighbours
-        self._claims = claims
+        self._affinity = affinity
         self._metrics = metrics
         self._calls = 0
         self._closing: set[asyncio.Future[Reply]] = set()
@@ -328,7 +328,7 @@ class Operations:
         request_id = fields.get("request_id")
         if type(request_id) is not str or context.forwarded:
             return None
-        return self._claims.elsewhere(context.caller.name, op, request_id)
+        return self._affinity.elsewhere(context.caller.name, op, request_id)
 
     def _fork(self, context: Context, session: BaseSession, fields: Mapping[str, Any]) -> Awaitable[Reply]:
         self._lifecycle.require_open()

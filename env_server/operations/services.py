@@ -46,9 +46,9 @@ from env_server.operations.served_sandbox import ServedSandbox
 from env_server.operations.stepping import Stepping
 from env_server.operations.verifying import Verifying
 from env_server.operations.worker_pools import WorkerPools
-from env_server.peers.claims import Claims
 from env_server.peers.forwarding import Forwarder
 from env_server.peers.neighbours import Neighbours
+from env_server.peers.request_affinity import RequestAffinity
 from env_server.sessions.base_session import BaseSession
 from env_server.sessions.replies import Reply
 from env_server.sessions.revival import Revival
@@ -99,7 +99,7 @@ class Services:
             self.metrics, {each: self._worker_pools.get(each).times for each in ("inline", "thread")}
         )
         self._quota_counters = QuotaCounters(rank)
-        self._claims = Claims(rank)
+        self._affinity = RequestAffinity(rank)
         self._journal_file = _journal_file(rank)
         self._shared_journal = shared = _shared_journal(settings)
         self._sessions = Sessions(settings, rank, self._quota_counters, self.metrics, self._journal_file)
@@ -168,7 +168,7 @@ class Services:
             else None,
             information=Information(settings, rank, catalog, self._sessions, self._neighbours, lineage),
             neighbours=self._neighbours,
-            claims=self._claims,
+            affinity=self._affinity,
             metrics=self.metrics,
             rate=RateLimit(settings.rate_limit),
         )
@@ -360,7 +360,7 @@ class Services:
         if self._tracing is not None:
             await self._tracing.close()
         self._quota_counters.close()
-        self._claims.close()
+        self._affinity.close()
 
     async def _probe(self, entry: CatalogEntry) -> None:
         # Children would import all that is built in before the first session.

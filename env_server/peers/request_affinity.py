@@ -10,10 +10,10 @@ from env_server.common.process_rank import ProcessRank
 _SLOT = struct.Struct("<Q")
 _SLOTS = 1 << 16
 _INDEX_BITS = 16
-_FILE = "claims"
+_FILE = "affinity"
 
 
-class Claims:
+class RequestAffinity:
     """The process that each of the last requests was first sent to, by caller, operation and request id.
 
     A client whose connection was lost sends its request again over a new one, which may end in another process. With
