@@ -47,7 +47,7 @@ from env_server.operations.stepping import Stepping
 from env_server.operations.verifying import Verifying
 from env_server.operations.worker_pools import WorkerPools
 from env_server.peers.forwarding import Forwarder
-from env_server.peers.neighbours import Neighbours
+from env_server.peers.peers import Peers
 from env_server.peers.request_affinity import RequestAffinity
 from env_server.sessions.base_session import BaseSession
 from env_server.sessions.replies import Reply
@@ -107,7 +107,7 @@ class Services:
         self._forwarder: Forwarder | None = None
         if rank.processes > 1 and rank.directory is not None:
             self._forwarder = Forwarder(rank.directory, rank.index, rank.processes)
-        self._neighbours = Neighbours(rank, self._forwarder)
+        self._peers = Peers(rank, self._forwarder)
         self._readiness = Readiness(
             rank, self.lifecycle, self._worker_pools, self._journal_file, roster, shared
         )
@@ -166,8 +166,8 @@ class Services:
             shares=StepShares(self._relay, self._sessions.by_id)
             if settings.gateway and shared is None
             else None,
-            information=Information(settings, rank, catalog, self._sessions, self._neighbours, lineage),
-            neighbours=self._neighbours,
+            information=Information(settings, rank, catalog, self._sessions, self._peers, lineage),
+            peers=self._peers,
             affinity=self._affinity,
             metrics=self.metrics,
             rate=RateLimit(settings.rate_limit),
@@ -214,7 +214,7 @@ class Services:
             self._revival.begin()
             self._making.recall(self._journal_file.sessions)
         if self._forwarder is not None:
-            await self._forwarder.start(self._answer_neighbour, self._neighbour_lost)
+            await self._forwarder.start(self._answer_peer, self._peer_lost)
         self.lifecycle.phase = Phase.READY
 
     def reload_tokens(self) -> None:
@@ -266,7 +266,7 @@ class Services:
         if self.on_socket_dropped is not None:
             self.on_socket_dropped()
         if context.remote:
-            self.answering(asyncio.get_running_loop().create_task(self._neighbours.socket_dropped(context)))
+            self.answering(asyncio.get_running_loop().create_task(self._peers.socket_dropped(context)))
 
     def _leave(self, session: BaseSession, socket: str) -> None:
         session.sockets.discard(socket)
@@ -275,7 +275,7 @@ class Services:
 
     async def metrics_text(self, caller: Caller) -> bytes:
         """The metrics of all processes."""
-        replies = await self._neighbours.gather(Context(caller, binary=False), "metrics", {})
+        replies = await self._peers.gather(Context(caller, binary=False), "metrics", {})
         # A process that does not answer adds no figures, but the server is not ready without it.
         own = self._exposition.text(ready=not await self.readiness())
         if not replies:
@@ -284,12 +284,12 @@ class Services:
 
     async def readiness(self) -> list[Reason]:
         """Why the server cannot take new sessions; nothing where it can."""
-        own, others = await asyncio.gather(self._readiness.reasons(), self._neighbours.readiness())
+        own, others = await asyncio.gather(self._readiness.reasons(), self._peers.readiness())
         return own + others
 
     # -- the other processes -------------------------------------------------------------------------------------
 
-    async def _answer_neighbour(
+    async def _answer_peer(
         self, identity: Mapping[str, Any], op: str, fields: dict[str, Any], binary: bool
     ) -> Reply:
         """Answer a call that reached another process first."""
@@ -316,7 +316,7 @@ class Services:
         reply = self.operations.call(context, op, fields)
         return reply if isinstance(reply, dict) else await reply
 
-    def _neighbour_lost(self, index: int) -> None:
+    def _peer_lost(self, index: int) -> None:
         """Note that another process has ended, and its sockets with it."""
         prefix = f"{index}."
         self._leave_all(lambda socket: socket.startswith(prefix))

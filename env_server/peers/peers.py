@@ -16,10 +16,10 @@ _READY_WITHIN_S = 0.5
 _RETRY_S = 2
 
 
-class Neighbours:
+class Peers:
     """Calls operations in the process that owns a session, or in all processes.
 
-    A call that came from a neighbour goes no further.
+    A call that came from a peer goes no further.
 
     Args:
         rank: Which process this is.
@@ -41,7 +41,7 @@ class Neighbours:
             ProblemError: What it answers there, or `draining` while the process is away.
         """
         if self._forwarder is None or context.forwarded:
-            raise RuntimeError(f"process {index} is not a neighbour of process {self._rank.index}")
+            raise RuntimeError(f"process {index} is not a peer of process {self._rank.index}")
         context.remote.add(index)
         reply: Reply = await self._forwarder.call(index, context.identity(), op, fields, context.binary)
         return reply
