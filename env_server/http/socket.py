@@ -18,7 +18,7 @@ from env_server.common.pending import Pending
 from env_server.common.process_rank import ProcessRank
 from env_server.common.slices import SLICE_S
 from env_server.http.batch import Results, Unfinished, encode_results, read_batch, run_batch
-from env_server.http.gathering import MORE
+from env_server.http.write_coalescing import MORE
 from env_server.messages.envelope import FrameId, as_problem, bad_frame, frame_id, sendable
 from env_server.messages.negotiation import PROBLEM_MEDIA_TYPE, too_large_reply, too_large_request
 from env_server.messages.validation import invalid
