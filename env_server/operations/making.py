@@ -24,8 +24,8 @@ from env_server.journal.recovery import ReplayDiverged
 from env_server.messages.fields import own_fields
 from env_server.messages.validation import invalid, validate
 from env_server.operations.failures import busy, environment_error, not_reset, worker_died
+from env_server.operations.idempotency import IdempotencyCache
 from env_server.operations.opened import OpenedSession, open_again
-from env_server.operations.remembered import RememberedAnswers
 from env_server.operations.resetting import Resetting
 from env_server.operations.running import Runner
 from env_server.sessions.base_session import BaseSession
@@ -74,7 +74,7 @@ class Making:
         self._workers = workers
         self._journal_file = journal_file
         self._slices = Slices()
-        self.remembered = RememberedAnswers(settings.max_remembered_requests)
+        self.idempotency = IdempotencyCache(settings.max_remembered_requests)
 
     # -- make ----------------------------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class Making:
             raise invalid("count", f"at most {self._settings.max_batch}")
         if request.reset is not None:
             self._resetting.check_options(entry, request.reset.options)
-        opened: list[OpenedSession | RelayedOpening] = await self.remembered.once(
+        opened: list[OpenedSession | RelayedOpening] = await self.idempotency.once(
             context.caller.name,
             "make",
             request.request_id,
@@ -139,7 +139,7 @@ class Making:
         return self._fork(context, session, request)
 
     async def _fork(self, context: Context, session: BaseSession, request: ForkRequest) -> Reply:
-        opened: list[OpenedSession | RelayedOpening] = await self.remembered.once(
+        opened: list[OpenedSession | RelayedOpening] = await self.idempotency.once(
             context.caller.name,
             "fork",
             request.request_id,
@@ -196,7 +196,7 @@ class Making:
                 f"the episode is of version {episode.env_version[:100]!r}, this server has {entry.version!r}",
                 reason="replay_diverged",
             )
-        opened: list[OpenedSession | RelayedOpening] = await self.remembered.once(
+        opened: list[OpenedSession | RelayedOpening] = await self.idempotency.once(
             context.caller.name,
             "restore",
             request.request_id,
@@ -241,7 +241,7 @@ class Making:
             # Where sessions are missing, they were being written down still, or have been used and ended since.
             if len(opened) == opening.sessions:
                 give = partial(open_again, opening, opened, self._sessions, self._runner)
-                self.remembered.recall(owner, opening.op, opening.request_id, give)
+                self.idempotency.recall(owner, opening.op, opening.request_id, give)
 
     # -- opening -------------------------------------------------------------------------------------------------
 
@@ -338,7 +338,7 @@ class Making:
     def forget(self, caller: str, session_ids: Collection[str]) -> None:
         """Forget the answers that tell of sessions which nobody was told of: what they answered may be asked again."""
         unknown = frozenset(session_ids)
-        self.remembered.forget(
+        self.idempotency.forget(
             caller, lambda opened: any(each.reply["session_id"] in unknown for each in opened)
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 _Key = tuple[str, str, str]
 
 
-class RememberedAnswers:
+class IdempotencyCache:
     """The last answers to make, fork and restore, by caller, operation and request id.
 
     A request id that is being answered is joined, one that was answered gets the same answer. A request that failed
