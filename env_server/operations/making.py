@@ -229,10 +229,10 @@ class Making:
         except EnvironmentRaised as error:
             raise _refused(session.entry, session.kwargs, error) from error
 
-    def recall(self, revived: Iterable[JournaledSession]) -> None:
+    def recall(self, restored: Iterable[JournaledSession]) -> None:
         """Take note of what the process before this one answered with sessions that are here again."""
         groups: defaultdict[tuple[str, Opening], list[Session]] = defaultdict(list)
-        for journaled in revived:
+        for journaled in restored:
             if journaled.opened_by is not None:
                 session = self._sessions.by_id.get(journaled.session_id)
                 if isinstance(session, Session):

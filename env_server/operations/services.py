@@ -51,7 +51,7 @@ from env_server.peers.peers import Peers
 from env_server.peers.request_affinity import RequestAffinity
 from env_server.sessions.base_session import BaseSession
 from env_server.sessions.replies import Reply
-from env_server.sessions.revival import Revival
+from env_server.sessions.session_restore import SessionRestore
 from env_server.sessions.sessions import Sessions
 from env_server.telemetry.labels import EnvironmentLabels
 from env_server.telemetry.loop_watch import LoopWatch
@@ -103,7 +103,7 @@ class Services:
         self._journal_file = _journal_file(rank)
         self._shared_journal = shared = _shared_journal(settings)
         self._sessions = Sessions(settings, rank, self._quota_counters, self.metrics, self._journal_file)
-        self._revival: Revival | None = None
+        self._session_restore: SessionRestore | None = None
         self._forwarder: Forwarder | None = None
         if rank.processes > 1 and rank.directory is not None:
             self._forwarder = Forwarder(rank.directory, rank.index, rank.processes)
@@ -187,8 +187,8 @@ class Services:
         entry = catalog_entry(registration, self._registry, self.settings)
         entry.label = self.metrics.labels.of(entry.env_id)
         self._catalog.put(entry)
-        if self._revival is not None:
-            self._making.recall(self._revival.appeared(registration.env_id))
+        if self._session_restore is not None:
+            self._making.recall(self._session_restore.appeared(registration.env_id))
 
     async def start(self) -> None:
         """Start the workers and look at every environment once.
@@ -207,11 +207,11 @@ class Services:
         await asyncio.gather(*(self._probe(entry) for entry in self._catalog))
         self.loop_watch.start()
         if self._journal_file is not None:
-            self._revival = Revival(
+            self._session_restore = SessionRestore(
                 *(self._journal_file, self._catalog, self.tokens, self._sessions, self._worker_pools.of),
                 patience_s=_REGISTRATION_PATIENCE_S if self.settings.gateway else 0.0,
             )
-            self._revival.begin()
+            self._session_restore.begin()
             self._making.recall(self._journal_file.sessions)
         if self._forwarder is not None:
             await self._forwarder.start(self._answer_peer, self._peer_lost)

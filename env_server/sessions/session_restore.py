@@ -15,7 +15,7 @@ from env_server.workers.base import Worker
 _log = logging.getLogger(__name__)
 
 
-class Revival:
+class SessionRestore:
     """Takes in the sessions of a journal file.
 
     Those that cannot go on are remembered as gone. Those of environments that other servers have wait until one of
