@@ -58,13 +58,13 @@ async def serve_program_socket(
             raise ProblemError("unauthorized", "this server needs a token, in the Authorization header")
         caller.require("play")
         services.lifecycle.require_open()
-        place = services.sockets.enter(caller, scope["client"][0] if scope["client"] else "")
+        slot = services.sockets.enter(caller, scope["client"][0] if scope["client"] else "")
     except ProblemError as problem:
         await reject(services, send, problem)
         return
     services.metrics.sockets += 1
     socket = _ProgramSocket(services, programs, Context(caller, binary=False), receive, send)
-    place.on_change = lambda: socket.revoke() if place.revoked else None
+    slot.on_change = lambda: socket.revoke() if slot.revoked else None
     try:
         await send({"type": "websocket.accept"})
         await socket.serve()
@@ -72,9 +72,9 @@ async def serve_program_socket(
         # uvicorn says in this way that the client went away while an answer was being sent.
         pass
     finally:
-        place.on_change = None
+        slot.on_change = None
         services.metrics.sockets -= 1
-        services.sockets.leave(place)
+        services.sockets.leave(slot)
 
 
 class _ProgramSocket:
