@@ -101,11 +101,9 @@ class Settings(BaseModel):
     max_runs: Count = Field(4, description="Programs of `run_code` that run at one time in one I/O process.")
     max_waiting_runs: int = Field(64, ge=0, description="Programs that wait for that; more are refused.")
     max_runs_per_token: Count = Field(64, description="Programs of one token that run or wait.")
-    max_program_sessions: Count = Field(
-        32, description="Programs in the sandbox that are spoken to at one time."
-    )
+    max_program_sessions: Count = Field(32, description="Interactive sessions in the sandbox at one time.")
     max_program_session_s: Seconds = Field(
-        21_600.0, description="Longest time that a caller may speak to a program."
+        21_600.0, description="Longest time that an interactive session may take."
     )
     max_run_s: Seconds = Field(
         60.0, description="Longest time that a caller may give a program, or its compiler."

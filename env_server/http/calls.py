@@ -183,8 +183,8 @@ REGISTRATION_CALLS = (
 )
 """What a gateway answers beside these."""
 
-PROGRAM_PATH = "/v1/sandbox/session"
-"""The socket of a program that is spoken to."""
+INTERACTIVE_SESSION_PATH = "/v1/sandbox/session"
+"""The socket of an interactive session."""
 
 RUN_CODE_CALLS = (
     Call(

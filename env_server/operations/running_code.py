@@ -15,7 +15,7 @@ from env_server.common.pending import is_given_up
 from env_server.common.settings import Settings
 from env_server.messages.fields import own_fields, refuse_fields
 from env_server.messages.validation import validate
-from env_server.operations.served_sandbox import Places, ServedSandbox
+from env_server.operations.served_sandbox import ServedSandbox, Slots
 from env_server.sessions.replies import Reply
 from env_server.telemetry.metrics import Metrics
 from sandbox.cancelling import Cancellation
@@ -37,7 +37,7 @@ class RunningCode:
         self._served = served
         self._metrics = metrics
         self._threads = ThreadPoolExecutor(settings.max_runs, thread_name_prefix="run-code")
-        self._places = Places(
+        self._slots = Slots(
             settings.max_runs + settings.max_waiting_runs, settings.max_runs_per_token, "max_runs", "runs"
         )
         self._running: dict[asyncio.Future[Reply], Cancellation] = {}
@@ -46,7 +46,7 @@ class RunningCode:
         """Run a program, and give it up when nobody waits for it any more."""
         run = asked_for(self._served, own_fields(fields), self._settings.max_run_s, "max_run_s")
         name = context.caller.name
-        self._places.take(context.caller)
+        self._slots.take(context.caller)
         cancellation = Cancellation()
         running = asyncio.get_running_loop().run_in_executor(
             self._threads, partial(self._run, run, cancellation)
@@ -96,7 +96,7 @@ class RunningCode:
 
     def _ended(self, name: str, running: "asyncio.Future[Reply]") -> None:
         del self._running[running]
-        self._places.leave(name)
+        self._slots.leave(name)
         if running.cancelled():
             self._metrics.runs["cancelled"] += 1
         elif running.exception() is None:

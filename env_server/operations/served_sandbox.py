@@ -78,7 +78,7 @@ class ServedSandbox:
                 raise invalid(name, f"at most {settings.max_run_memory_mb} (the server's max_run_memory_mb)")
 
 
-class Places:
+class Slots:
     """How many there may be of something, in all and of one token.
 
     Args:

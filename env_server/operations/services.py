@@ -34,9 +34,9 @@ from env_server.journal.journal_file import JournalError, JournalFile
 from env_server.operations.aggregation import aggregate
 from env_server.operations.exposition import Exposition
 from env_server.operations.information import Information
+from env_server.operations.interactive_sessions import InteractiveSessions
 from env_server.operations.making import Making
 from env_server.operations.operations import Calls, Operations
-from env_server.operations.program_sessions import ProgramSessions
 from env_server.operations.readiness import Readiness
 from env_server.operations.rendering import Rendering
 from env_server.operations.resetting import Resetting
@@ -144,11 +144,11 @@ class Services:
         self.sockets = OpenSockets(settings)
         self._served_sandbox: ServedSandbox | None = None
         self._running_code: RunningCode | None = None
-        self.programs: ProgramSessions | None = None
+        self.interactive_sessions: InteractiveSessions | None = None
         if settings.runs_code:
             self._served_sandbox = ServedSandbox(settings)
             self._running_code = RunningCode(settings, self._served_sandbox, self.metrics)
-            self.programs = ProgramSessions(settings, self._served_sandbox)
+            self.interactive_sessions = InteractiveSessions(settings, self._served_sandbox)
         registering = Registering(settings, catalog, registry, nodes, lineage)
         self._announcements = Announcements(registering, registry)
         operations = Operations(
@@ -345,7 +345,7 @@ class Services:
         self.loop_watch.stop()
         if self._forwarder is not None:
             await self._forwarder.close()
-        for part in (self._running_code, self.programs, self._served_sandbox):
+        for part in (self._running_code, self.interactive_sessions, self._served_sandbox):
             if part is not None:
                 await part.close()
         await self._sessions.shutdown()

@@ -17,10 +17,10 @@ from env_server.access.auth import NOBODY, Tokens
 from env_server.access.context import Context
 from env_server.access.origins import Origins
 from env_server.common.lifecycle import Lifecycle, Phase, going_away
-from env_server.http.calls import CALLS, PROGRAM_PATH, REGISTRATION_CALLS, RUN_CODE_CALLS, Call
+from env_server.http.calls import CALLS, INTERACTIVE_SESSION_PATH, REGISTRATION_CALLS, RUN_CODE_CALLS, Call
 from env_server.http.console.pages import Console
+from env_server.http.interactive_socket import serve_interactive_socket
 from env_server.http.openapi import describe_calls
-from env_server.http.program_socket import serve_program_socket
 from env_server.http.socket import reject, serve_socket
 from env_server.messages.envelope import as_problem
 from env_server.messages.fields import ENVELOPE
@@ -86,8 +86,8 @@ class App:
                 await serve_socket(self._services, scope, receive, send)
             elif (env_id := openenv_env_id(scope["path"])) is not None:
                 await serve_openenv_socket(self._services, env_id, scope, receive, send)
-            elif scope["path"] == PROGRAM_PATH:
-                await serve_program_socket(self._services, scope, receive, send)
+            elif scope["path"] == INTERACTIVE_SESSION_PATH:
+                await serve_interactive_socket(self._services, scope, receive, send)
             else:
                 await receive()
                 await reject(

@@ -1,4 +1,4 @@
-"""`POST /run_code` and programs that are spoken to, on a server with a sandbox of its own."""
+"""`POST /run_code` and interactive sessions, on a server with a sandbox of its own."""
 
 import asyncio
 import base64
@@ -246,7 +246,7 @@ async def test_an_ended_program_takes_nothing_more(guarded: Guarded) -> None:
                 return
 
 
-async def test_strangers_speak_to_no_program(guarded: Guarded, server: Server) -> None:
+async def test_strangers_open_no_interactive_session(guarded: Guarded, server: Server) -> None:
     for port, status in ((guarded.server.port, 401), (server.port, 404)):
         with pytest.raises(websockets.InvalidStatus) as refused:
             await websockets.connect(f"ws://127.0.0.1:{port}/v1/sandbox/session")

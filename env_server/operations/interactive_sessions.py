@@ -1,4 +1,4 @@
-"""Programs in this server's sandbox that are spoken to."""
+"""Interactive sessions: programs in this server's sandbox that read what their caller writes."""
 
 import asyncio
 import socket
@@ -11,7 +11,7 @@ from clients.protocol.errors import ProblemError
 from env_server.access.auth import Caller
 from env_server.common.settings import Settings
 from env_server.operations.running_code import asked_for
-from env_server.operations.served_sandbox import Places, ServedSandbox
+from env_server.operations.served_sandbox import ServedSandbox, Slots
 from env_server.sessions.replies import Reply
 from sandbox.base import SandboxSession, SandboxUnavailableError
 from sandbox.run_code import Run, build_reply
@@ -19,8 +19,8 @@ from sandbox.run_code import Run, build_reply
 _T = TypeVar("_T")
 
 
-class ProgramSessions:
-    """Opens programs that are spoken to; each has a thread while something is asked of it.
+class InteractiveSessions:
+    """Opens interactive sessions; each has a thread while something is asked of it.
 
     Args:
         settings: How many there may be, and for how long.
@@ -31,13 +31,13 @@ class ProgramSessions:
         self._settings = settings
         self._served = served
         limit = settings.max_program_sessions
-        self._places = Places(
-            limit, settings.max_runs_per_token, "max_program_sessions", "programs that are spoken to"
+        self._slots = Slots(
+            limit, settings.max_runs_per_token, "max_program_sessions", "interactive sessions"
         )
         self._threads = ThreadPoolExecutor(limit, thread_name_prefix="program")
-        self._open: set[Program] = set()
+        self._open: set[InteractiveSession] = set()
 
-    async def open(self, caller: Caller, fields: Mapping[str, Any]) -> "Program":
+    async def open(self, caller: Caller, fields: Mapping[str, Any]) -> "InteractiveSession":
         """Start a program.
 
         Raises:
@@ -45,19 +45,19 @@ class ProgramSessions:
         """
         longest_s = self._settings.max_program_session_s
         run = asked_for(self._served, fields, longest_s, "max_program_session_s")
-        self._places.take(caller)
+        self._slots.take(caller)
         loop = asyncio.get_running_loop()
         try:
             session = await loop.run_in_executor(self._threads, partial(self._start, run))
         except SandboxUnavailableError as error:
-            self._places.leave(caller.name)
+            self._slots.leave(caller.name)
             raise ProblemError(
                 *("env_error", str(error)), error_class="SandboxUnavailableError", message=str(error)
             ) from error
         except BaseException:
-            self._places.leave(caller.name)
+            self._slots.leave(caller.name)
             raise
-        program = Program(session, self._threads, partial(self._closed, caller.name))
+        program = InteractiveSession(session, self._threads, partial(self._closed, caller.name))
         self._open.add(program)
         return program
 
@@ -70,16 +70,19 @@ class ProgramSessions:
         """In a thread."""
         return self._served.sandbox.open_session(run.program, files=run.files, limits=run.limits)
 
-    def _closed(self, name: str, program: "Program") -> None:
+    def _closed(self, name: str, program: "InteractiveSession") -> None:
         self._open.discard(program)
-        self._places.leave(name)
+        self._slots.leave(name)
 
 
-class Program:
+class InteractiveSession:
     """A program that runs. What is asked of it is done in threads, one thing after another."""
 
     def __init__(
-        self, session: SandboxSession, threads: ThreadPoolExecutor, closed: Callable[["Program"], None]
+        self,
+        session: SandboxSession,
+        threads: ThreadPoolExecutor,
+        closed: Callable[["InteractiveSession"], None],
     ) -> None:
         self._session = session
         self._threads = threads
