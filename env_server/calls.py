@@ -37,7 +37,7 @@ from clients.protocol.messages import (
 )
 from env_server.auth import Role
 from env_server.information import EnvsQuery, SessionsQuery
-from sandbox.run_code import RunCodeReply, RunCodeRequest, SandboxReply
+from sandbox.remote.run_code import RunCodeReply, RunCodeRequest, SandboxReply
 
 if TYPE_CHECKING:
     from env_server.faces.operating import FaceHandler

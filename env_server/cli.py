@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from clients.commands.version import add_version
+from clients.cli.version import add_version
 from env_server.configuration import ConfigurationError, add_flags, load_settings
 from env_server.listening import bind, url_of
 from env_server.seat import Seat

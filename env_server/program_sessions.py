@@ -13,8 +13,8 @@ from env_server.replies import Reply
 from env_server.running_code import asked_for
 from env_server.served_sandbox import Places, ServedSandbox
 from env_server.settings import Settings
-from sandbox.base import SandboxSession, SandboxUnavailableError
-from sandbox.run_code import Run, build_reply
+from sandbox.core.base import SandboxSession, SandboxUnavailableError
+from sandbox.remote.run_code import Run, build_reply
 
 _T = TypeVar("_T")
 

@@ -27,7 +27,7 @@ from env_server.seat import Seat
 from env_server.services import Services
 from env_server.settings import Settings
 from env_server.socket import HARD_LIMIT_FACTOR
-from sandbox.naming import VARIABLE as SANDBOX_VARIABLE
+from sandbox.core.naming import VARIABLE as SANDBOX_VARIABLE
 
 _log = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 75

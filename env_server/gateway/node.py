@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any
 
-from clients.caller import Caller
-from clients.pool import Timing
+from clients.net.caller import Caller
+from clients.net.pool import Timing
 from clients.protocol.errors import ProblemError
 from env_server.gateway.link import Link
 from env_server.gateway.session_names import node_key

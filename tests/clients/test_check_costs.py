@@ -6,7 +6,7 @@ import pytest
 from clients.checks.costs import check_costs
 from clients.checks.report import Finding, Status
 from clients.checks.target import Target
-from clients.long_texts import TEXT_BYTES, long_texts
+from clients.measuring.long_texts import TEXT_BYTES, long_texts
 
 PLANTED = "tests.support.planted.environments"
 RESET, MEGABYTE = "a reset takes less than 50 ms", "a megabyte is read in less than 50 ms"

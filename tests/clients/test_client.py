@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clients.client import EnvClient
+from clients.client.client import EnvClient
 from clients.protocol.errors import ProblemError
 from tests.support.client_envs import Walk
 from tests.support.client_server import ENVS, ServerProcess

@@ -12,8 +12,8 @@ from unittest import mock
 import orjson
 import pytest
 
-from clients.commands.main import main
-from clients.commands.play import read_action
+from clients.cli.main import main
+from clients.cli.play import read_action
 from tests.support.client_envs import Arm, Walk
 from tests.support.client_server import ServerProcess
 from tests.support.processes import ROOT
@@ -40,7 +40,7 @@ def roll_env(*arguments: str, stdin: str = "") -> Done:
 
 def in_a_process(*arguments: str, cwd: Path = ROOT, **environment: str) -> Done:
     done = subprocess.run(
-        [sys.executable, "-m", "clients.commands.main", *arguments],
+        [sys.executable, "-m", "clients.cli.main", *arguments],
         capture_output=True,
         text=True,
         cwd=cwd,

@@ -11,7 +11,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env, data_equivalence
 
 import rollgym
-from clients.env import MAX_SEED, RemoteEnv
+from clients.client.env import MAX_SEED, RemoteEnv
 from clients.protocol.errors import ProblemError
 from tests.support.client_envs import Arm, Walk
 from tests.support.client_server import ServerProcess

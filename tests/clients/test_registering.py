@@ -31,7 +31,7 @@ def foreign() -> Iterator[ForeignServer]:
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "clients.commands.main", *arguments]
+    return [sys.executable, "-m", "clients.cli.main", *arguments]
 
 
 def roll_env(*arguments: str) -> subprocess.CompletedProcess[str]:

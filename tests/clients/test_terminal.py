@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.terminal import wrapped
+from clients.process.terminal import wrapped
 from tests.support.client_server import ServerProcess
 from tests.support.processes import ROOT
 
@@ -33,7 +33,7 @@ def run(
     )
 
 
-@pytest.mark.parametrize("module", ["clients.commands.main", "env_server", "trainer.cli"])
+@pytest.mark.parametrize("module", ["clients.cli.main", "env_server", "trainer.cli"])
 def test_every_command_says_which_version_it_is_of(module: str) -> None:
     done = run(module, "--version")
     assert (done.returncode, done.stdout) == (0, f"rollgym {version('rollgym')}\n"), done.stderr
@@ -41,14 +41,14 @@ def test_every_command_says_which_version_it_is_of(module: str) -> None:
 
 def test_an_empty_fleet_is_told_from_an_empty_server() -> None:
     with ServerProcess(("--gateway", "--allow-network", "loopback", *QUIET)) as gateway:
-        done = run("clients.commands.main", "list", "--url", gateway.url)
+        done = run("clients.cli.main", "list", "--url", gateway.url)
         assert done.returncode == 0, done.stderr
         assert "no environments yet" in done.stdout
         assert f"--register {gateway.url}\n" in done.stdout
         assert "starting" in done.stdout
-        assert run("clients.commands.main", "list", "--url", gateway.url, "--json").stdout == "[]\n"
+        assert run("clients.cli.main", "list", "--url", gateway.url, "--json").stdout == "[]\n"
     with ServerProcess(("--no-builtin", *QUIET)) as server:
-        assert "no environments yet" not in run("clients.commands.main", "list", "--url", server.url).stdout
+        assert "no environments yet" not in run("clients.cli.main", "list", "--url", server.url).stdout
 
 
 def test_who_has_no_token_is_told_where_it_goes(tmp_path: Path) -> None:
@@ -57,18 +57,18 @@ def test_who_has_no_token_is_told_where_it_goes(tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr
     with ServerProcess(("--token-file", str(tokens), "--no-builtin", *QUIET)) as server:
         for given in ({}, {"ROLLGYM_TOKEN": "wrong"}):
-            done = run("clients.commands.main", "list", "--url", server.url, **given)
+            done = run("clients.cli.main", "list", "--url", server.url, **given)
             assert done.returncode == 1
             assert "--token" in done.stderr
             assert "ROLLGYM_TOKEN" in done.stderr
             assert done.stderr.count("\n") == 1
         token = made.stdout.strip().splitlines()[-1]
-        done = run("clients.commands.main", "list", "--url", server.url, ROLLGYM_TOKEN=token)
+        done = run("clients.cli.main", "list", "--url", server.url, ROLLGYM_TOKEN=token)
         assert done.returncode == 0, done.stderr
 
 
 def test_an_episode_by_hand_stays_within_the_terminal(server: ServerProcess) -> None:
-    done = run("clients.commands.main", "play", "FrozenLake-v0", "--seed", "1", stdin="Right\n:quit\n")
+    done = run("clients.cli.main", "play", "FrozenLake-v0", "--seed", "1", stdin="Right\n:quit\n")
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert done.stdout.startswith("Type an action")

@@ -11,8 +11,8 @@ from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import rollgym
+from clients.client.vector import RemoteVectorEnv
 from clients.protocol.errors import ProblemError
-from clients.vector import RemoteVectorEnv
 from tests.support.client_envs import Arm, Walk
 from tests.support.client_server import ServerProcess
 

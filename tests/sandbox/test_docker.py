@@ -12,15 +12,15 @@ from typing import Any
 import docker
 import pytest
 
-from sandbox.base import SandboxUnavailableError
-from sandbox.cancelling import Cancellation
+from sandbox.containers.docker import DockerSandbox
 from sandbox.containers.flags import LABEL
 from sandbox.containers.seccomp import build_profile
-from sandbox.docker import DockerSandbox
+from sandbox.core.base import SandboxUnavailableError
+from sandbox.core.cancelling import Cancellation
+from sandbox.core.limits import Limits
+from sandbox.core.program import Program
+from sandbox.core.result import Outcome
 from sandbox.kernel.seccomp import refused_calls
-from sandbox.limits import Limits
-from sandbox.program import Program
-from sandbox.result import Outcome
 from sandbox.selection import make_sandbox
 from tests.support.processes import running
 
@@ -180,8 +180,8 @@ def test_a_server_that_is_killed_leaves_nothing_that_runs(make: Make, containers
     image = os.environ.get("ROLLGYM_DOCKER_IMAGE")
     options = "" if image is None else f"image={image!r}"
     source = f"""
-from sandbox.docker import DockerSandbox
-from sandbox.program import Program
+from sandbox.containers.docker import DockerSandbox
+from sandbox.core.program import Program
 sandbox = DockerSandbox({options})
 session = sandbox.open_session(Program("bash", "sleep 60"))
 print("open", flush=True)

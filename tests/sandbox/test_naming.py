@@ -2,7 +2,7 @@
 
 import pytest
 
-from sandbox.naming import VARIABLE, parse_name
+from sandbox.core.naming import VARIABLE, parse_name
 
 
 @pytest.mark.parametrize(

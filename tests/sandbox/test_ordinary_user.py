@@ -14,9 +14,9 @@ _NOBODY = 65534
 _SCRIPT = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from sandbox.base import SandboxUnavailableError
-from sandbox.limits import Limits
-from sandbox.program import Program
+from sandbox.core.base import SandboxUnavailableError
+from sandbox.core.limits import Limits
+from sandbox.core.program import Program
 from sandbox.selection import make_sandbox
 
 SUM = '''

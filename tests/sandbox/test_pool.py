@@ -5,12 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sandbox.base import SandboxUnavailableError
-from sandbox.limits import Limits
-from sandbox.pool import WarmPool
-from sandbox.program import Program
-from sandbox.result import Outcome, RunResult
+from sandbox.core.base import SandboxUnavailableError
+from sandbox.core.limits import Limits
+from sandbox.core.program import Program
+from sandbox.core.result import Outcome, RunResult
 from sandbox.selection import open_sandbox
+from sandbox.warm.pool import WarmPool
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from env_server.auth import add_token
-from sandbox.base import SandboxUnavailableError
-from sandbox.limits import Limits
-from sandbox.program import Program
-from sandbox.remote import RemoteSandbox
-from sandbox.result import Outcome
+from sandbox.core.base import SandboxUnavailableError
+from sandbox.core.limits import Limits
+from sandbox.core.program import Program
+from sandbox.core.result import Outcome
+from sandbox.remote.remote import RemoteSandbox
 from sandbox.selection import open_sandbox
 from tests.support.wire import Server
 
