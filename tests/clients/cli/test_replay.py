@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from clients.cli.replaying import EpisodeError, first_steps, read_episode, shorten
 from clients.client.client import EnvClient
-from tests.clients.test_commands import Done, roll_env
+from tests.clients.cli.test_commands import Done, roll_env
 from tests.support.client_server import ServerProcess
 
 STEADY = ["--kwarg", "risk=0"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
 _NOBODY = 65534
 _SCRIPT = """
 import json, sys

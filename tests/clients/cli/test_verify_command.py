@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.test_commands import Done, in_a_process, roll_env
+from tests.clients.cli.test_commands import Done, in_a_process, roll_env
 from tests.support.client_server import ServerProcess
 from tests.support.code_items import HONEST, mbpp
 from tests.support.sandboxes import working_sandbox
