@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 
 _SANDBOX_HELP = "show which sandboxes work here; `sandbox run` runs a program in one"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Look at, play, replay, check and measure environments."""
+    if argv is None:
+        # This process is the command's own, and a server that the command has started must not outlive it.
+        signal.signal(signal.SIGTERM, _end_in_order)
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments[:1] == ["sandbox"]:
         # One program a call: it must not wait for the client and all that it imports. And `doctor` has to work where
@@ -54,6 +59,10 @@ def _environments(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _end_in_order(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from clients.cli.main import main
 from clients.cli.play import read_action
 from tests.support.client_envs import Arm, Walk
 from tests.support.client_server import ServerProcess
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, running
 
 
 class Done(NamedTuple):
@@ -238,3 +239,17 @@ def test_refusals_of_the_server_are_told(server: ServerProcess) -> None:
     unreachable = roll_env("list", "--url", ServerProcess().url)
     assert unreachable.returncode == 1
     assert "no server answers" in unreachable.stderr
+
+
+def test_a_command_that_is_terminated_ends_the_server_that_it_started() -> None:
+    words = [sys.executable, "-m", "clients.commands.main", "play", "FrozenLake-v0"]
+    command = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with running(command):
+        assert command.stdout is not None
+        assert command.stdout.readline()
+        (server,) = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
+        command.terminate()
+        assert command.wait(60) == 128 + signal.SIGTERM
+        assert not Path(f"/proc/{server}").exists()
