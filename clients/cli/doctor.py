@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import clients
 from clients.checks.report import Finding, Status, print_report
 from clients.process.local_server import LocalServer
 
@@ -56,7 +55,7 @@ def _required() -> Iterator[str]:
 
 def _packages() -> Iterator[Finding]:
     """Look whether our common package names mean our packages."""
-    home = Path(clients.__file__).resolve().parent.parent
+    home = Path(__file__).resolve().parents[2]
     for name in _PACKAGES:
         spec = importlib.util.find_spec(name)
         check = f"package {name}"

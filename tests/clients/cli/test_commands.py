@@ -242,7 +242,7 @@ def test_refusals_of_the_server_are_told(server: ServerProcess) -> None:
 
 
 def test_a_command_that_is_terminated_ends_the_server_that_it_started() -> None:
-    words = [sys.executable, "-m", "clients.commands.main", "play", "FrozenLake-v0"]
+    words = [sys.executable, "-m", "clients.cli.main", "play", "FrozenLake-v0"]
     command = subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
