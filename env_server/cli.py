@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from clients.commands.version import add_version
+from clients.cli.version import add_version
 from env_server.access.token_file import ROLES, Quota, add_token, retire_tokens, revoke_tokens, rotate_token
 from env_server.common.configuration import ConfigurationError, add_flags, load_settings
 from env_server.common.process_rank import ProcessRank

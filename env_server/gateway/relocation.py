@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from clients.net.transport import ConnectionLost
 from clients.protocol.errors import RETRY_LATER, ProblemError
-from clients.transport import ConnectionLost
 from env_server.access.auth import Caller, Tokens
 from env_server.catalog.catalog import Catalog
 from env_server.common.settings import Settings

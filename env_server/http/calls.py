@@ -41,7 +41,7 @@ from env_server.access.context import Context
 from env_server.operations.information import EnvsQuery, SessionsQuery
 from env_server.operations.operations import Calls
 from env_server.sessions.replies import Reply
-from sandbox.run_code import RunCodeReply, RunCodeRequest, SandboxReply
+from sandbox.remote.run_code import RunCodeReply, RunCodeRequest, SandboxReply
 
 Handler = Callable[[Calls, Context, Mapping[str, Any]], Awaitable[Reply]]
 """Answers a call that is not one operation: with which operations, on whose behalf, and the call's fields."""

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from clients.run_queue import queued_seconds
+from clients.measuring.run_queue import queued_seconds
 from env_server.common.process_rank import ProcessRank
 from env_server.common.settings import Isolation, Settings
 from env_server.gateway.registry import Registry

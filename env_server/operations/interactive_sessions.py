@@ -13,8 +13,8 @@ from env_server.common.settings import Settings
 from env_server.operations.running_code import asked_for
 from env_server.operations.served_sandbox import ServedSandbox, Slots
 from env_server.sessions.replies import Reply
-from sandbox.base import SandboxSession, SandboxUnavailableError
-from sandbox.run_code import Run, build_reply
+from sandbox.core.base import SandboxSession, SandboxUnavailableError
+from sandbox.remote.run_code import Run, build_reply
 
 _T = TypeVar("_T")
 

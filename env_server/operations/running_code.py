@@ -18,9 +18,9 @@ from env_server.messages.validation import validate
 from env_server.operations.served_sandbox import ServedSandbox, Slots
 from env_server.sessions.replies import Reply
 from env_server.telemetry.metrics import Metrics
-from sandbox.cancelling import Cancellation
-from sandbox.program import LANGUAGES
-from sandbox.run_code import Run, RunCodeRequest, build_reply, read_request
+from sandbox.core.cancelling import Cancellation
+from sandbox.core.program import LANGUAGES
+from sandbox.remote.run_code import Run, RunCodeRequest, build_reply, read_request
 
 
 class RunningCode:

@@ -9,9 +9,9 @@ from env_server.access.auth import Caller
 from env_server.common.configuration import ConfigurationError
 from env_server.common.settings import Settings
 from env_server.messages.validation import invalid
-from sandbox.base import SandboxUnavailableError
-from sandbox.cancelling import CancellableSandbox
-from sandbox.run_code import RunCodeRequest
+from sandbox.core.base import SandboxUnavailableError
+from sandbox.core.cancelling import CancellableSandbox
+from sandbox.remote.run_code import RunCodeRequest
 from sandbox.selection import open_sandbox
 
 _RETRY_AFTER_S = 1

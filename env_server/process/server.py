@@ -27,7 +27,7 @@ from env_server.process.app import App
 from env_server.process.listening import url_of
 from env_server.telemetry.logs import configure_logs, describe_records
 from env_server.telemetry.loop_watch import StandstillWatch
-from sandbox.naming import VARIABLE as SANDBOX_VARIABLE
+from sandbox.core.naming import VARIABLE as SANDBOX_VARIABLE
 
 _log = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 75

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clients.client import EnvClient
+from clients.client.client import EnvClient
 from env_server.access.auth import add_token
 from tests.support.peer_processes import PeerServer, play
 from tests.support.solved import solve

@@ -9,8 +9,8 @@ import pytest
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
-from clients.commands.main import main as roll_env
-from clients.env import RemoteEnv
+from clients.cli.main import main as roll_env
+from clients.client.env import RemoteEnv
 from env_server.catalog.catalog import Catalog
 from env_server.common.configuration import ConfigurationError
 from env_server.common.settings import Settings

@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 from urllib.parse import urlsplit, urlunsplit
 
+from clients.net.transport import ConnectionLost, WebSocket, open_socket
 from clients.protocol.errors import ProblemError
-from clients.transport import ConnectionLost, WebSocket, open_socket
 from env_server.gateway.upstream.base import UpstreamError
 from env_server.gateway.upstream.targets import Target
 from env_server.workers.base import OperationTimeout

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from clients.caller import Caller
-from clients.connection import Connection, Reply
+from clients.net.caller import Caller
+from clients.net.connection import Connection, Reply
+from clients.net.transport import ConnectionLost
 from clients.protocol.arrays import EncodeError
 from clients.protocol.errors import ProblemError
-from clients.transport import ConnectionLost
 from env_server.common.pending import Pending
 
 # The node gives up on operations by its own time-outs, and a node that is silent is given up by the connection.

@@ -5,8 +5,8 @@ import base64
 import hashlib
 from typing import Any
 
-from clients.caller import Caller
-from clients.pool import Timing
+from clients.net.caller import Caller
+from clients.net.pool import Timing
 from clients.protocol.errors import ProblemError
 from env_server.gateway.upstream.link import Link
 from env_server.gateway.upstream.targets import Target

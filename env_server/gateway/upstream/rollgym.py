@@ -7,7 +7,7 @@ from typing import Any
 
 from gymnasium import Space
 
-from clients.caller import Caller
+from clients.net.caller import Caller
 from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
 from clients.protocol.spaces import parse_space

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from clients.client import EnvClient
+from clients.client.client import EnvClient
 from clients.protocol.errors import ProblemError
 from env_server.common.settings import Settings
 from env_server.gateway.announcing import Announcer, Patience, SaysNo, pause_s

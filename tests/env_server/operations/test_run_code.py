@@ -13,7 +13,7 @@ import websockets
 from env_server.access.auth import add_token
 from env_server.access.token_file import Quota
 from rollgym import RemoteEnv
-from sandbox.run_code import RunCodeReply
+from sandbox.remote.run_code import RunCodeReply
 from tests.support.metrics import scrape, value
 from tests.support.wire import Server
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from clients.client import EnvClient
+from clients.client.client import EnvClient
 from clients.protocol.errors import ProblemError
 from tests.support.client_server import ENVS, ServerProcess
 from tests.support.foreign_gem import STEP, Gem

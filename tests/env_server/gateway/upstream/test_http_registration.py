@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from clients.client import EnvClient
+from clients.client.client import EnvClient
 from clients.protocol.errors import ProblemError
 from tests.support.client_server import ServerProcess
 from tests.support.foreign_servers import COMMANDS, Answer, ForeignServer, Said, plain, scripted
