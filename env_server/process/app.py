@@ -27,8 +27,8 @@ from env_server.messages.fields import ENVELOPE
 from env_server.messages.negotiation import answer, problem_answer, read_fields, read_headers, wants_binary
 from env_server.messages.validation import invalid
 from env_server.operations.services import Services
-from env_server.protocols.calls import FACE_CALLS
-from env_server.protocols.mcp import McpFace, mcp_env_id
+from env_server.protocols.calls import ADAPTER_CALLS
+from env_server.protocols.mcp import McpAdapter, mcp_env_id
 from env_server.protocols.openenv_socket import openenv_env_id, serve_openenv_socket
 from env_server.protocols.operating import operate
 from env_server.sessions.replies import Reply
@@ -54,10 +54,10 @@ class App:
         self._origins = Origins(services.settings.allowed_origins, loopback_only=not services.tokens.required)
         self._limit = services.settings.max_request_bytes
         self._reply_limit = services.settings.max_reply_bytes
-        self._mcp = McpFace(services)
+        self._mcp = McpAdapter(services)
         own = (*CALLS, *REGISTRATION_CALLS) if services.settings.gateway else CALLS
         code = RUN_CODE_CALLS if services.settings.runs_code else ()
-        self._calls = (*own, *code, *FACE_CALLS)
+        self._calls = (*own, *code, *ADAPTER_CALLS)
         self._static: dict[tuple[str, str], Call] = {
             (call.method, call.path): call for call in self._calls if not call.parameters
         }
