@@ -53,9 +53,8 @@ from env_server.sessions.base_session import BaseSession
 from env_server.sessions.replies import Reply
 from env_server.sessions.session_restore import SessionRestore
 from env_server.sessions.sessions import Sessions
-from env_server.telemetry.labels import EnvironmentLabels
 from env_server.telemetry.loop_watch import LoopWatch
-from env_server.telemetry.metrics import Metrics
+from env_server.telemetry.metrics import EnvironmentLabels, Metrics
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, Worker, WorkerLost
 
 if TYPE_CHECKING:
