@@ -31,8 +31,7 @@ from env_server.gateway.step_shares import StepShares
 from env_server.gateway.upstream.node import Nodes
 from env_server.gateway.worker import RemoteWorker
 from env_server.journal.journal_file import JournalError, JournalFile
-from env_server.operations.aggregation import aggregate
-from env_server.operations.exposition import Exposition
+from env_server.operations.exposition import Exposition, aggregate
 from env_server.operations.information import Information
 from env_server.operations.interactive_sessions import InteractiveSessions
 from env_server.operations.making import Making
