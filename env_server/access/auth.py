@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clients.protocol.errors import ProblemError
 from env_server.access.token_file import NO_QUOTA, ROLES, Quota, Role, add_token, digest_of, read_tokens
-from env_server.common.configuration import ConfigurationError
+from env_server.common.settings import ConfigurationError
 
 __all__ = ["ANYONE", "ROLES", "Caller", "Role", "Tokens", "add_token"]
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from env_server.common.configuration import ConfigurationError
+from env_server.common.settings import ConfigurationError
 
 Role = Literal["play", "register", "admin"]
 ROLES: tuple[Role, ...] = ("play", "register", "admin")

@@ -6,8 +6,7 @@ from typing import cast
 
 from clients.protocol.errors import ProblemError
 from env_server.access.auth import Caller
-from env_server.common.configuration import ConfigurationError
-from env_server.common.settings import Settings
+from env_server.common.settings import ConfigurationError, Settings
 from env_server.messages.validation import invalid
 from sandbox.core.base import SandboxUnavailableError
 from sandbox.core.cancelling import CancellableSandbox

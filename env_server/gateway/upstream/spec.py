@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from clients.protocol.arrays import DecodeError
 from clients.protocol.spaces import UnicodeText, describe_space, parse_space
 from env_server.catalog.kwargs_rules import NO_KWARGS, KwargsRules
-from env_server.common.configuration import ConfigurationError
+from env_server.common.settings import ConfigurationError
 from env_server.gateway.upstream.base import EnvironmentSpec, UpstreamError
 
 _TEXT = describe_space(UnicodeText())

@@ -10,7 +10,7 @@ import yaml
 
 from env_server.access.auth import Tokens, add_token
 from env_server.cli import main
-from env_server.common.configuration import ConfigurationError
+from env_server.common.settings import ConfigurationError
 from tests.support.wire import ENVS, INLINE, Server, Socket
 
 Named = dict[str, str]
