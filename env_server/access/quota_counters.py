@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from env_server.common.process_rank import ProcessRank
+from env_server.common.io_process import ProcessRank
 
 ROWS = 4096
 """Names of tokens that are counted apart in the life of one server; those that come after share the last row."""

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from env_server.access.context import Context
 from env_server.catalog.catalog import Catalog
-from env_server.common.process_rank import ProcessRank
+from env_server.common.io_process import ProcessRank
 from env_server.common.settings import Settings
 from env_server.gateway.lineage import Lineage
 from env_server.messages.fields import own_fields

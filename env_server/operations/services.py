@@ -12,8 +12,7 @@ from env_server.access.open_sockets import OpenSockets
 from env_server.access.quota_counters import QuotaCounters
 from env_server.access.rate import RateLimit
 from env_server.catalog.catalog import Catalog, CatalogEntry
-from env_server.common.lifecycle import Lifecycle, Phase, Reason
-from env_server.common.process_rank import ProcessRank
+from env_server.common.io_process import Lifecycle, Phase, ProcessRank, Reason
 from env_server.common.settings import ConfigurationError, Isolation, Settings
 from env_server.gateway.announcements import Announcements
 from env_server.gateway.lineage import Lineage

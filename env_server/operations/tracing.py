@@ -18,7 +18,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from clients.protocol.errors import ProblemError
 from env_server.access.context import Context
-from env_server.common.process_rank import ProcessRank
+from env_server.common.io_process import ProcessRank
 from env_server.operations.operations import SOCKET_OPS, Calls
 from env_server.sessions.base_session import BaseSession
 from env_server.sessions.replies import Reply

@@ -6,8 +6,7 @@ from typing import Any
 
 from clients.protocol.errors import ProblemError
 from env_server.access.context import Context
-from env_server.common.lifecycle import Reason
-from env_server.common.process_rank import ProcessRank
+from env_server.common.io_process import ProcessRank, Reason
 from env_server.peers.forwarding import Forwarder
 from env_server.sessions.replies import Reply
 

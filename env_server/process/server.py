@@ -15,7 +15,7 @@ import uvicorn
 
 from env_server.access.auth import Tokens
 from env_server.catalog.catalog import Catalog
-from env_server.common.process_rank import ProcessRank
+from env_server.common.io_process import ProcessRank
 from env_server.common.settings import ConfigurationError, Settings
 from env_server.gateway.announcing import Announcer
 from env_server.http.http_connection import http_protocol
