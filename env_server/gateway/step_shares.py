@@ -11,7 +11,7 @@ from typing import Any
 
 from clients.protocol.errors import ProblemError
 from env_server.access.context import Context
-from env_server.common.pending import Pending
+from env_server.common.event_loop import Pending
 from env_server.gateway.relay import OnItsWay, Relay
 from env_server.gateway.relayed import UNREADABLE, RelayedSession
 from env_server.gateway.upstream.link import Passage

@@ -14,9 +14,8 @@ from clients.protocol.errors import ProblemError
 from clients.protocol.frames import SUBPROTOCOLS, dumps, loads
 from env_server.access.context import Context
 from env_server.access.open_sockets import ConnectionSlot
+from env_server.common.event_loop import SLICE_S, Pending
 from env_server.common.io_process import ProcessRank
-from env_server.common.pending import Pending
-from env_server.common.slices import SLICE_S
 from env_server.http.batch import Results, Unfinished, encode_results, read_batch, run_batch
 from env_server.http.write_coalescing import MORE
 from env_server.messages.envelope import FrameId, as_problem, bad_frame, frame_id, sendable

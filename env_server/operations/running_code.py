@@ -10,8 +10,8 @@ from typing import Any
 
 from clients.protocol.errors import ProblemError
 from env_server.access.context import Context
+from env_server.common.event_loop import is_given_up
 from env_server.common.io_process import going_away
-from env_server.common.pending import is_given_up
 from env_server.common.settings import Settings
 from env_server.messages.fields import own_fields, refuse_fields
 from env_server.messages.validation import validate

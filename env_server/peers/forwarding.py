@@ -13,8 +13,8 @@ import msgpack
 from clients.protocol.arrays import EncodeError
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import dumps
+from env_server.common.event_loop import is_given_up
 from env_server.common.io_process import going_away
-from env_server.common.pending import is_given_up
 from env_server.common.settings import ConfigurationError
 from env_server.messages.envelope import as_problem, sendable
 
