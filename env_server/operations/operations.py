@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import CloseRequest
 from env_server.access.context import Context
-from env_server.access.rate import RateLimit
+from env_server.access.quotas import RateLimit
 from env_server.common.event_loop import Pending, is_given_up
 from env_server.common.io_process import Lifecycle
 from env_server.gateway.announcements import Announcements

@@ -4,7 +4,7 @@ import mmap
 import struct
 from hashlib import blake2b
 
-from env_server.access.quota_counters import map_shared
+from env_server.access.quotas import map_shared
 from env_server.common.io_process import ProcessRank
 
 _SLOT = struct.Struct("<Q")
