@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from env_server.access.auth import Caller
+from env_server.access.tokens import Caller
 from env_server.telemetry.traceparent import CURRENT
 
 

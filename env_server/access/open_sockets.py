@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from clients.protocol.errors import ProblemError
-from env_server.access.auth import Caller, Tokens
+from env_server.access.tokens import Caller, Tokens
 from env_server.common.settings import Settings
 
 _RETRY_AFTER_S = 5

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from clients.protocol.errors import ProblemError
-from env_server.access.auth import Caller
+from env_server.access.tokens import Caller
 from env_server.common.io_process import ProcessRank
 
 ROWS = 4096

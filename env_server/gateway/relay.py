@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from clients.protocol.errors import ProblemError
-from env_server.access.auth import Caller
 from env_server.access.context import Context
+from env_server.access.tokens import Caller
 from env_server.gateway.confirming import Confirming
 from env_server.gateway.journal_entries import Arguments, JournalAway, not_known
 from env_server.gateway.relayed import UNREADABLE, RelayedSession

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from clients.protocol.errors import ProblemError
-from env_server.access.auth import Caller
+from env_server.access.tokens import Caller
 from env_server.common.settings import Settings
 from env_server.operations.running_code import asked_for
 from env_server.operations.served_sandbox import ServedSandbox, Slots

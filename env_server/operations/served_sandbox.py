@@ -5,7 +5,7 @@ from collections import Counter
 from typing import cast
 
 from clients.protocol.errors import ProblemError
-from env_server.access.auth import Caller
+from env_server.access.tokens import Caller
 from env_server.common.settings import ConfigurationError, Settings
 from env_server.messages.validation import invalid
 from sandbox.core.base import SandboxUnavailableError

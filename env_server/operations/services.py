@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from clients.protocol.errors import ProblemError
-from env_server.access.auth import Caller, Tokens
 from env_server.access.context import Context
 from env_server.access.open_sockets import OpenSockets
 from env_server.access.quotas import QuotaCounters, RateLimit
+from env_server.access.tokens import Caller, Tokens
 from env_server.catalog.catalog import Catalog, CatalogEntry
 from env_server.common.io_process import Lifecycle, Phase, ProcessRank, Reason
 from env_server.common.settings import ConfigurationError, Isolation, Settings

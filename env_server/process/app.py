@@ -13,9 +13,9 @@ from starlette.responses import Response
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import dumps
-from env_server.access.auth import NOBODY, Tokens
 from env_server.access.context import Context
 from env_server.access.origins import Origins
+from env_server.access.tokens import NOBODY, Tokens
 from env_server.common.io_process import Lifecycle, Phase, going_away
 from env_server.http.calls import CALLS, INTERACTIVE_SESSION_PATH, REGISTRATION_CALLS, RUN_CODE_CALLS, Call
 from env_server.http.console.pages import Console

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
 
-from env_server.access.auth import Tokens
+from env_server.access.tokens import Tokens
 from env_server.catalog.catalog import Catalog, named_class
 from env_server.common.io_process import ProcessRank
 from env_server.common.settings import ConfigurationError, Settings

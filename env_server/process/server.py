@@ -13,7 +13,7 @@ from types import FrameType
 
 import uvicorn
 
-from env_server.access.auth import Tokens
+from env_server.access.tokens import Tokens
 from env_server.catalog.catalog import Catalog
 from env_server.common.io_process import ProcessRank
 from env_server.common.settings import ConfigurationError, Settings

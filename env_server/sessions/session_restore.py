@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from env_server.access.auth import Caller, Tokens
+from env_server.access.tokens import Caller, Tokens
 from env_server.catalog.catalog import Catalog, CatalogEntry
 from env_server.journal.journal import EndReason
 from env_server.journal.journal_file import JournaledSession, JournalFile

@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from clients.protocol.errors import ProblemError
-from env_server.access.auth import Caller
 from env_server.access.quotas import QuotaCounters
+from env_server.access.tokens import Caller
 from env_server.common.io_process import ProcessRank
 from env_server.common.settings import Settings
 from env_server.journal.journal import EndReason

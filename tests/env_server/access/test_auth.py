@@ -8,7 +8,7 @@ import pytest
 import websockets
 import yaml
 
-from env_server.access.auth import Tokens, add_token
+from env_server.access.tokens import Tokens, add_token
 from env_server.cli import main
 from env_server.common.settings import ConfigurationError
 from tests.support.wire import ENVS, INLINE, Server, Socket
