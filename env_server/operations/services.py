@@ -42,8 +42,7 @@ from env_server.operations.served_sandbox import ServedSandbox
 from env_server.operations.stepping import Stepping
 from env_server.operations.verifying import Verifying
 from env_server.operations.worker_pools import WorkerPools
-from env_server.peers.forwarding import Forwarder
-from env_server.peers.peers import Peers
+from env_server.peers.peers import Forwarder, Peers
 from env_server.peers.request_affinity import RequestAffinity
 from env_server.sessions.base_session import BaseSession
 from env_server.sessions.replies import Reply
