@@ -19,7 +19,7 @@ from env_server.common.settings import Isolation, Settings
 from env_server.gateway.registry import Registry
 from env_server.journal.journal_file import JournalFile
 from env_server.operations.worker_pools import WorkerPools
-from env_server.sessions.base_session import BaseSession
+from env_server.sessions.session import BaseSession
 from env_server.telemetry.durations import BOUNDS, Durations
 from env_server.telemetry.metrics import Metrics
 

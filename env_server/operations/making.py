@@ -28,9 +28,8 @@ from env_server.operations.idempotency import IdempotencyCache
 from env_server.operations.opened import OpenedSession, open_again
 from env_server.operations.resetting import Resetting
 from env_server.operations.running import Runner
-from env_server.sessions.base_session import BaseSession
 from env_server.sessions.replies import Reply
-from env_server.sessions.session import ResetRecord, Session
+from env_server.sessions.session import BaseSession, ResetRecord, Session
 from env_server.sessions.sessions import Sessions, session_gone
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, ServerLost, Worker, WorkerLost
 

@@ -28,9 +28,8 @@ from env_server.operations.stepping import Stepping
 from env_server.operations.verifying import Verifying
 from env_server.peers.peers import Peers
 from env_server.peers.request_affinity import RequestAffinity
-from env_server.sessions.base_session import BaseSession
 from env_server.sessions.replies import Reply, opened_sessions
-from env_server.sessions.session import Session
+from env_server.sessions.session import BaseSession, Session
 from env_server.sessions.sessions import Sessions
 from env_server.telemetry.durations import TIMED_STEPS
 from env_server.telemetry.log_fields import log_fields

@@ -44,8 +44,8 @@ from env_server.operations.verifying import Verifying
 from env_server.operations.worker_pools import WorkerPools
 from env_server.peers.peers import Forwarder, Peers
 from env_server.peers.request_affinity import RequestAffinity
-from env_server.sessions.base_session import BaseSession
 from env_server.sessions.replies import Reply
+from env_server.sessions.session import BaseSession
 from env_server.sessions.session_restore import SessionRestore
 from env_server.sessions.sessions import Sessions
 from env_server.telemetry.loop_watch import LoopWatch

@@ -20,8 +20,8 @@ from clients.protocol.errors import ProblemError
 from env_server.access.context import Context
 from env_server.common.io_process import ProcessRank
 from env_server.operations.operations import SOCKET_OPS, Calls
-from env_server.sessions.base_session import BaseSession
 from env_server.sessions.replies import Reply
+from env_server.sessions.session import BaseSession
 from env_server.telemetry.traceparent import CURRENT
 
 _TRACED = SOCKET_OPS - {"ping"} | {"register", "unregister", "sessions"}

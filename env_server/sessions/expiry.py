@@ -5,7 +5,7 @@ import heapq
 import itertools
 from collections.abc import Callable
 
-from env_server.sessions.base_session import BaseSession
+from env_server.sessions.session import BaseSession
 
 _RUNNING_WAIT_S = 1.0
 _COMPACT_ABOVE = 64

@@ -13,8 +13,8 @@ from env_server.common.io_process import ProcessRank
 from env_server.common.settings import Settings
 from env_server.journal.journal import EndReason
 from env_server.journal.journal_file import JournalFile
-from env_server.sessions.base_session import BaseSession
 from env_server.sessions.expiry import Expiry
+from env_server.sessions.session import BaseSession
 from env_server.telemetry.metrics import Metrics
 
 _ID_BYTES = 16
