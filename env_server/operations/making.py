@@ -23,9 +23,9 @@ from env_server.journal.journal_file import JournaledSession, JournalFile, Openi
 from env_server.journal.recovery import ReplayDiverged
 from env_server.messages.fields import own_fields
 from env_server.messages.validation import invalid, validate
+from env_server.operations.episodes import Resetting
 from env_server.operations.failures import busy, environment_error, not_reset, worker_died
 from env_server.operations.idempotency import IdempotencyCache, OpenedSession, open_again
-from env_server.operations.resetting import Resetting
 from env_server.operations.running import Runner
 from env_server.sessions.replies import Reply
 from env_server.sessions.session import BaseSession, ResetRecord, Session

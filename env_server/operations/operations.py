@@ -19,10 +19,9 @@ from env_server.gateway.relayed import RelayedSession
 from env_server.gateway.step_shares import StepShares
 from env_server.messages.fields import own_fields, refuse_fields
 from env_server.messages.validation import invalid, validate
+from env_server.operations.episodes import Rendering, Resetting
 from env_server.operations.information import Information
 from env_server.operations.making import Making
-from env_server.operations.rendering import Rendering
-from env_server.operations.resetting import Resetting
 from env_server.operations.running_code import RunningCode
 from env_server.operations.stepping import Stepping
 from env_server.operations.verifying import Verifying

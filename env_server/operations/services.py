@@ -28,14 +28,13 @@ from env_server.gateway.step_shares import StepShares
 from env_server.gateway.upstream.node import Nodes
 from env_server.gateway.worker import RemoteWorker
 from env_server.journal.journal_file import JournalError, JournalFile
+from env_server.operations.episodes import Rendering, Resetting
 from env_server.operations.exposition import Exposition, aggregate
 from env_server.operations.information import Information
 from env_server.operations.interactive_sessions import InteractiveSessions
 from env_server.operations.making import Making
 from env_server.operations.operations import Calls, Operations
 from env_server.operations.readiness import Readiness
-from env_server.operations.rendering import Rendering
-from env_server.operations.resetting import Resetting
 from env_server.operations.running import Runner
 from env_server.operations.running_code import RunningCode
 from env_server.operations.served_sandbox import ServedSandbox
