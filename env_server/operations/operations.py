@@ -22,7 +22,7 @@ from env_server.messages.validation import invalid, validate
 from env_server.operations.episodes import Rendering, Resetting
 from env_server.operations.information import Information
 from env_server.operations.making import Making
-from env_server.operations.running_code import RunningCode
+from env_server.operations.sandbox import RunningCode
 from env_server.operations.stepping import Stepping
 from env_server.operations.verifying import Verifying
 from env_server.peers.peers import Peers
