@@ -11,7 +11,7 @@ from env_server.access.context import Context
 from env_server.catalog.catalog import Catalog
 from env_server.common.io_process import ProcessRank
 from env_server.common.settings import Settings
-from env_server.gateway.lineage import Lineage
+from env_server.gateway.registering import Lineage
 from env_server.messages.fields import own_fields
 from env_server.messages.validation import validate
 from env_server.peers.peers import Peers

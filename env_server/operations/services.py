@@ -14,9 +14,8 @@ from env_server.catalog.catalog import Catalog, CatalogEntry
 from env_server.common.io_process import Lifecycle, Phase, ProcessRank, Reason
 from env_server.common.settings import ConfigurationError, Isolation, Settings
 from env_server.gateway.announcements import Announcements
-from env_server.gateway.lineage import Lineage
 from env_server.gateway.moves import Moves
-from env_server.gateway.registering import Registering, catalog_entry
+from env_server.gateway.registering import Lineage, Registering, catalog_entry
 from env_server.gateway.registry import Registration, Registry
 from env_server.gateway.relay import Relay
 from env_server.gateway.relayed_making import RelayedMaking
