@@ -15,7 +15,7 @@ from clients.protocol.values import decode_value, encode_value
 from env_server.gateway.upstream.base import EnvironmentSpec, Upstream, UpstreamError
 from env_server.gateway.upstream.http import read_outcome, read_verdicts
 from env_server.gateway.upstream.node import Node
-from env_server.gateway.upstream.spec import read_spec
+from env_server.gateway.upstream.reading import read_spec
 from env_server.telemetry.traceparent import CURRENT
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, Spaces, StepOutcome, Verdict
 
