@@ -10,8 +10,7 @@ import httpx
 import orjson
 
 from env_server.gateway.upstream.base import UpstreamError
-from env_server.gateway.upstream.connection_limiter import Attempt, ConnectionLimiter
-from env_server.gateway.upstream.connections import connect
+from env_server.gateway.upstream.connections import Attempt, ConnectionLimiter, connect
 from env_server.gateway.upstream.targets import Target
 from env_server.telemetry.traceparent import CURRENT
 from env_server.workers.base import OperationTimeout
