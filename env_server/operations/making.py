@@ -20,7 +20,7 @@ from env_server.gateway.relayed import RelayedSession
 from env_server.gateway.relayed_making import RelayedMaking, RelayedOpening
 from env_server.journal.journal import Journal
 from env_server.journal.journal_file import JournaledSession, JournalFile, Opening
-from env_server.journal.recovery import ReplayDiverged
+from env_server.journal.replay import ReplayDiverged
 from env_server.messages.fields import own_fields
 from env_server.messages.validation import invalid, validate
 from env_server.operations.episodes import Resetting
