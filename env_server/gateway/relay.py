@@ -23,8 +23,8 @@ from env_server.journal.journal import END_REASONS
 from env_server.messages.envelope import as_problem
 from env_server.sessions.replies import Reply
 from env_server.sessions.sessions import Sessions
+from env_server.telemetry.logs import CURRENT_TRACE
 from env_server.telemetry.metrics import Metrics
-from env_server.telemetry.traceparent import CURRENT
 
 if TYPE_CHECKING:
     from env_server.gateway.shared_journal import SharedJournal
@@ -81,7 +81,7 @@ class Relay:
         passed["op"] = op
         passed["session_id"] = session.upstream_id
         binary = context.binary
-        trace = CURRENT.get()
+        trace = CURRENT_TRACE.get()
         if trace is not None:
             passed["traceparent"] = trace
         if op == "reset" and "request_id" not in passed:

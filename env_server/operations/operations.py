@@ -31,7 +31,7 @@ from env_server.sessions.replies import Reply, opened_sessions
 from env_server.sessions.session import BaseSession, Session
 from env_server.sessions.sessions import Sessions
 from env_server.telemetry.durations import TIMED_STEPS
-from env_server.telemetry.log_fields import log_fields
+from env_server.telemetry.logs import log_fields
 from env_server.telemetry.metrics import Metrics
 
 SOCKET_OPS = frozenset(
