@@ -189,9 +189,6 @@ def _write(path: Path, entries: list[TokenEntry]) -> None:
         raise ConfigurationError(f"cannot write {path}: {error}") from error
 
 
-__all__ = ["ANYONE", "ROLES", "Caller", "Role", "Tokens", "add_token"]
-
-
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who makes a call.

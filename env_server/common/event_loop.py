@@ -11,6 +11,8 @@ Listener = Callable[[Any, Any], None]
 """Takes a tag of the listener's own and the answer, or the `ProblemError` that is the answer."""
 
 _NOT_YET = object()
+SLICE_S = 0.005
+"""So long may the work of one client, or of one operation, keep the loop from everybody else."""
 
 
 class Pending:
@@ -58,10 +60,6 @@ def _resolve(future: "asyncio.Future[Any]", answer: Any) -> None:
         future.set_exception(answer)
     else:
         future.set_result(answer)
-
-
-SLICE_S = 0.005
-"""So long may the work of one client, or of one operation, keep the loop from everybody else."""
 
 
 class Slices:

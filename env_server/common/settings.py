@@ -26,6 +26,8 @@ Origin = Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9.\-\[\]:]+$")]
 Isolation = Literal["inline", "thread", "process"]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+# A model's own `register` leaves no room for a setting of that name.
+_SHORTER = {"register_with": ("--register",)}
 
 
 class Settings(BaseModel):
@@ -307,10 +309,6 @@ class Settings(BaseModel):
 def is_loopback(host: str) -> bool:
     """Whether a listening address is reachable from this machine only."""
     return host in {"localhost", "::1"} or host.startswith("127.")
-
-
-# A model's own `register` leaves no room for a setting of that name.
-_SHORTER = {"register_with": ("--register",)}
 
 
 class ConfigurationError(Exception):

@@ -32,6 +32,9 @@ from env_server.workers.base import EnvSource
 
 _ID_BYTES = 8
 _ANSWER_S = 5.0
+_LONGEST_TTL_S = 3600.0
+_FULL_RETRY_S = 5
+_Connect = Callable[[RegisterRequest, Target], Upstream]
 
 
 class Lineage:
@@ -98,11 +101,6 @@ class Lineage:
             return []
         found = reply.payload.get("gateways") if isinstance(reply.payload, dict) else None
         return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
-
-
-_LONGEST_TTL_S = 3600.0
-_FULL_RETRY_S = 5
-_Connect = Callable[[RegisterRequest, Target], Upstream]
 
 
 class Registering:

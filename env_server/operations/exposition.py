@@ -31,6 +31,9 @@ _LE = (*map(str, BOUNDS), "+Inf")
 _ISOLATIONS: tuple[Isolation, ...] = ("inline", "thread", "process")
 # By the value of the one label, or by the values of several.
 _Values = Mapping[Any, float]
+# What says the same in each process, or is a point in time: a sum would mean nothing.
+_LARGEST = frozenset({"rollgym_max_sessions", "rollgym_build_info", "process_max_fds"})
+_SMALLEST = frozenset({"process_start_time_seconds", "rollgym_ready", "rollgym_shared_journal_up"})
 
 
 class Exposition(Collector):
@@ -324,11 +327,6 @@ def _resident_bytes(pid: int) -> int:
     except OSError:
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-# What says the same in each process, or is a point in time: a sum would mean nothing.
-_LARGEST = frozenset({"rollgym_max_sessions", "rollgym_build_info", "process_max_fds"})
-_SMALLEST = frozenset({"process_start_time_seconds", "rollgym_ready", "rollgym_shared_journal_up"})
 
 
 def aggregate(texts: Iterable[str]) -> bytes:

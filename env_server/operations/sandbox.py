@@ -26,6 +26,11 @@ from sandbox.remote.run_code import Run, RunCodeRequest, build_reply, read_reque
 from sandbox.selection import open_sandbox
 
 _RETRY_AFTER_S = 1
+_LIMITS = (
+    *("max_runs", "max_waiting_runs", "max_run_s", "max_run_memory_mb"),
+    *("max_program_sessions", "max_program_session_s"),
+)
+_T = TypeVar("_T")
 
 
 class ServedSandbox:
@@ -216,12 +221,6 @@ class RunningCode:
             self._metrics.runs[running.result()["outcome"]] += 1
 
 
-_LIMITS = (
-    *("max_runs", "max_waiting_runs", "max_run_s", "max_run_memory_mb"),
-    *("max_program_sessions", "max_program_session_s"),
-)
-
-
 def asked_for(served: ServedSandbox, fields: Mapping[str, Any], longest_s: float, setting: str) -> Run:
     """What a request asks for, if it may be asked for.
 
@@ -241,9 +240,6 @@ def _give_up(running: "asyncio.Future[Reply]", cancellation: Cancellation) -> No
     """Take out of the queue what has not begun; end what runs, and free its thread with it."""
     running.cancel()
     cancellation.cancel()
-
-
-_T = TypeVar("_T")
 
 
 class InteractiveSessions:

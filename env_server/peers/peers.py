@@ -33,6 +33,9 @@ _GATHER_S = 5.0
 _MAX_MESSAGE = 1024**3
 # The kernel's limit for the path of a Unix socket.
 _MAX_PATH = 104
+# Whoever asks for readiness does not wait for long.
+_READY_WITHIN_S = 0.5
+_RETRY_S = 2
 
 
 class _LinkLost(Exception):  # noqa: N818 - never leaves this module
@@ -312,11 +315,6 @@ def _take_answer(link: _Link, message: Any) -> None:
 
 def _away(index: int) -> ProblemError:
     return ProblemError("draining", f"I/O process {index} of this server is away", retry_after=_RETRY_AFTER_S)
-
-
-# Whoever asks for readiness does not wait for long.
-_READY_WITHIN_S = 0.5
-_RETRY_S = 2
 
 
 class Peers:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from env_server.catalog.catalog import CatalogEntry
     from env_server.journal.journal import Journal
 
+_REMEMBERED_RESETS = 4
+
 
 class BaseSession(ABC):
     """One session of one caller.
@@ -111,9 +113,6 @@ class BaseSession(ABC):
             "idle_s": round(max(0.0, now - self.last_used), 3),
             "owner": self.owner,
         }
-
-
-_REMEMBERED_RESETS = 4
 
 
 class ResetRecord(NamedTuple):

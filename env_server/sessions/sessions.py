@@ -20,6 +20,11 @@ from env_server.telemetry.metrics import Metrics
 
 _RUNNING_WAIT_S = 1.0
 _COMPACT_ABOVE = 64
+_ID_BYTES = 16
+_TOMBSTONES = 16384
+_FULL_RETRY_S = 5
+_MAX_SHOWN = 128
+_log = logging.getLogger(__name__)
 
 
 class Expiry:
@@ -109,13 +114,6 @@ class Expiry:
                 del self._valid[session.session_id]
                 self._expire(session)
         self._arm()
-
-
-_ID_BYTES = 16
-_TOMBSTONES = 16384
-_FULL_RETRY_S = 5
-_MAX_SHOWN = 128
-_log = logging.getLogger(__name__)
 
 
 class Sessions:

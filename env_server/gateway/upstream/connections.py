@@ -10,6 +10,16 @@ from typing import Any
 import httpcore
 import httpx
 
+# Python's `http.server`, for one, has room for five connections that it has not accepted yet.
+_AT_ONCE = 4
+# A connection that is not answered is taken for accepted after so long. The time is longer after one was lost.
+_FIRST_PATIENCE_S = 0.05
+_SHORTEST_PATIENCE_S = 0.0125
+_LONGEST_PATIENCE_S = 1.6
+# A server without room lets an attempt to connect be lost; the next comes after a second.
+_LOST_ATTEMPT_S = 0.9
+_REMEMBERED_S = 60.0
+
 
 def connect(*, limits: httpx.Limits | None = None, **arguments: Any) -> httpx.AsyncClient:
     """Make a client that raises nothing but httpx's errors where connections break.
@@ -83,17 +93,6 @@ class _Stream(httpcore.AsyncNetworkStream):
         except AttributeError:
             # It has no socket any more. An idle connection that can be read from is one that has come to its end.
             return True if info == "is_readable" else None
-
-
-# Python's `http.server`, for one, has room for five connections that it has not accepted yet.
-_AT_ONCE = 4
-# A connection that is not answered is taken for accepted after so long. The time is longer after one was lost.
-_FIRST_PATIENCE_S = 0.05
-_SHORTEST_PATIENCE_S = 0.0125
-_LONGEST_PATIENCE_S = 1.6
-# A server without room lets an attempt to connect be lost; the next comes after a second.
-_LOST_ATTEMPT_S = 0.9
-_REMEMBERED_S = 60.0
 
 
 class Turns:

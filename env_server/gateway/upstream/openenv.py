@@ -24,6 +24,10 @@ from env_server.workers.base import EnvironmentRaised, OperationTimeout, Spaces,
 _CONNECT_TIMEOUT_S = 10.0
 _GOODBYE_TIMEOUT_S = 5.0
 _SCHEMES = {"http": "ws", "https": "wss"}
+_SPEC_TIMEOUT_S = 20.0
+_FULL_RETRY_S = 5
+_OF_THE_ENVIRONMENT = frozenset({"EXECUTION_ERROR", "VALIDATION_ERROR", "FACTORY_ERROR"})
+_Answer = TypeVar("_Answer")
 
 
 class Dialogue:
@@ -131,12 +135,6 @@ def socket_url(target: Target, path: str) -> str:
     """The address of a socket of a target."""
     parts = urlsplit(target.url)
     return urlunsplit((_SCHEMES[parts.scheme], parts.netloc, parts.path + path, "", ""))
-
-
-_SPEC_TIMEOUT_S = 20.0
-_FULL_RETRY_S = 5
-_OF_THE_ENVIRONMENT = frozenset({"EXECUTION_ERROR", "VALIDATION_ERROR", "FACTORY_ERROR"})
-_Answer = TypeVar("_Answer")
 
 
 class OpenEnvUpstream(Upstream):

@@ -15,6 +15,7 @@ from env_server.common.settings import ConfigurationError
 from env_server.gateway.upstream.base import EnvironmentSpec, UpstreamError
 
 _MAX_DEPTH = 200
+_TEXT = describe_space(UnicodeText())
 
 
 def read_number(name: str, reply: Mapping[str, Any]) -> float:
@@ -71,9 +72,6 @@ def _within_limits(value: Any, depth: int) -> Any:
 def as_text(value: Any) -> str:
     """An observation as text: what is no text is its JSON."""
     return value if isinstance(value, str) else orjson.dumps(value).decode()
-
-
-_TEXT = describe_space(UnicodeText())
 
 
 class _SpecReply(BaseModel):
