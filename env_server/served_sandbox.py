@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from typing import cast
 
 from clients.protocol.errors import ProblemError
 from env_server.auth import Caller
@@ -12,7 +11,7 @@ from env_server.validation import invalid
 from sandbox.core.base import SandboxUnavailableError
 from sandbox.core.cancelling import CancellableSandbox
 from sandbox.remote.run_code import RunCodeRequest
-from sandbox.selection import open_sandbox
+from sandbox.selection import open_cancellable
 
 _RETRY_AFTER_S = 1
 
@@ -35,10 +34,7 @@ class ServedSandbox:
             ConfigurationError: If it does not work here.
         """
         try:
-            # The one back-end whose runs cannot be cancelled, a server that has it does not offer again.
-            self._opened = cast(
-                CancellableSandbox, await asyncio.to_thread(open_sandbox, self._settings.sandbox)
-            )
+            self._opened = await asyncio.to_thread(open_cancellable, self._settings.sandbox)
         except SandboxUnavailableError as error:
             raise ConfigurationError(f"sandbox: {error}") from error
 
