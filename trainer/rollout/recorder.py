@@ -12,6 +12,7 @@ from math import isfinite
 from trainer.core.errors import InvalidNumberError, RunError
 from trainer.core.numbers import LARGEST, finite_number
 from trainer.inference.base import GenerationResult
+from trainer.records.images import PlacedImage, first_difference
 from trainer.records.trajectory import Fork, Segment, Trajectory
 
 _ROUNDING = 1e-3
@@ -40,23 +41,36 @@ class Recorder:
             if segment.ids:
                 self._tree.add(place)
 
-    def place(self, prompt_ids: Sequence[int]) -> int:
+    def place(self, prompt_ids: Sequence[int], images: Sequence[PlacedImage] = ()) -> int:
         """Return the segment that a reply to `prompt_ids` belongs to.
 
         That is the longest segment whose ids the prompt begins with, the newest where several are equal, or else a
-        new one. Its record does not change before `record`.
+        new one, also where the ids are those of a segment and the pictures behind them are not. Its record does not
+        change before `record`.
+
+        Args:
+            prompt_ids: All that the policy reads.
+            images: Pictures among it.
         """
-        prompt = list(prompt_ids)
+        prompt, shown = list(prompt_ids), list(images)
         found = self._tree.find(prompt)
-        if found.continued is not None:
-            index = found.continued
+        index = found.continued
+        if index is not None and self._shows(index, shown):
+            segment = self.trajectory.segments[index]
             self._tree.close(index)
-            self._placed[index] = _Placed(prompt[len(self.trajectory.segments[index].ids) :], found.shared)
-        else:
-            index = len(self.trajectory.segments)
-            self.trajectory.segments.append(Segment())
-            self._placed[index] = _Placed(prompt, found.shared)
+            self._placed[index] = _Placed(
+                prompt[len(segment.ids) :], shown[len(segment.images) :], found.shared
+            )
+            return index
+        index = len(self.trajectory.segments)
+        self.trajectory.segments.append(Segment())
+        self._placed[index] = _Placed(prompt, shown, found.shared)
         return index
+
+    def _shows(self, index: int, images: Sequence[PlacedImage]) -> bool:
+        """Whether a prompt that begins with a segment's ids shows the pictures that are behind them."""
+        own = self.trajectory.segments[index].images
+        return own == list(images[: len(own)])
 
     def record(self, index: int, result: GenerationResult, turn: int) -> tuple[int, int]:
         """Write a placed prompt and the reply to it into its segment.
@@ -80,6 +94,7 @@ class Recorder:
         if not segment.ids:
             self._link(index, placed)
         segment.append_context(placed.ids)
+        segment.images += placed.images
         start = len(segment.ids)
         segment.append_action(result.token_ids, result.logprobs, result.policy_versions, turn)
         if result.experts is not None:
@@ -104,11 +119,12 @@ class Recorder:
             return
         found = self._tree.find(placed.ids)
         segment = segments[index]
-        segment.parent = (found.nearest, found.shared) if found.shared else None
+        shared = first_difference(segments[found.nearest].images, placed.images, found.shared)
+        segment.parent = (found.nearest, shared) if shared else None
         if found.shared > placed.shared:
             segment.fork = Fork.PARALLEL  # its relative was recorded while this one was under way
         else:
-            segment.fork = _kind(segments[found.nearest], found.shared, len(placed.ids))
+            segment.fork = _kind(segments[found.nearest], shared, len(placed.ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +133,12 @@ class _Placed:
 
     Attributes:
         ids: The prompt's ids behind those of its segment.
+        images: Pictures among them.
         shared: Ids that it had in common with its nearest relative when it was placed.
     """
 
     ids: list[int]
+    images: list[PlacedImage]
     shared: int
 
 
