@@ -159,7 +159,9 @@ class SokobanEnv(GridGame):
         self._unsolved: Level | None = None
         if observation == "image":
             room = None if self._fixed is None else self._fixed.room
-            self._observe_pictures(*((int(size[0]), int(size[1])) if room is None else (room.height, room.width)))
+            self._observe_pictures(
+                *((int(size[0]), int(size[1])) if room is None else (room.height, room.width))
+            )
 
     # -- the game --------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from clients.commands.arguments import TOKEN_VARIABLE
 from trainer.assembly.inference import open_inference
+from trainer.assembly.probe import try_pictures
 from trainer.assembly.teachers import distillation_head
 from trainer.backends.base import Scorer
 from trainer.backends.heads import Head, PolicyHead, ValueHead
@@ -21,6 +22,7 @@ from trainer.backends.prefix_costs import sharing_costs
 from trainer.backends.reference import FrozenModel, PolicyWithoutAdapters
 from trainer.backends.torch_backend import TorchBackend
 from trainer.cluster.cluster import Cluster
+from trainer.config.checks import why_blind
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.device import DTYPES, torch_device
@@ -122,7 +124,7 @@ def build_policy(
         model = load_model(path, dtype, settings.model.attention)
         model.name_or_path = settings.model.path or str(path)
         tokenizer = load_tokenizer(path)
-        pictures = load_pictures(path, tokenizer) if sees(model) else BLIND
+        pictures = (why_blind(settings) or load_pictures(path, tokenizer)) if sees(model) else BLIND
     else:
         vision = settings.model.vision
         tokenizer = build_tiny_tokenizer(sees=vision is not None)
@@ -384,6 +386,10 @@ async def open_players(
         build=partial(_sampled_model, settings),
     )
     async with opening as inference:
+        if isinstance(policy.renderer.pictures, PictureProcessor):
+            policy.renderer.pictures = await try_pictures(
+                settings, policy.model, inference.client, policy.renderer
+            )
         logged = inference.client if recall is None else LoggedClient(inference.client, recall)
         rollout = settings.rollout
         limits = rollout.max_concurrent_by_environment

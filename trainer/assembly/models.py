@@ -130,7 +130,8 @@ class OwnModels:
 def _with_model(settings: RunSettings, path: str) -> RunSettings:
     """Return the settings of the same run with another model, without adapters."""
     plain = {
-        name: type(settings.model).model_fields[name].default for name in ("hidden_size", "layers", "heads", "vision")
+        name: type(settings.model).model_fields[name].default
+        for name in ("hidden_size", "layers", "heads", "vision")
     }
     model = settings.model.model_copy(update={**plain, "path": path, "lora": None})
     return settings.model_copy(update={"model": model})

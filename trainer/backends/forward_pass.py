@@ -61,7 +61,7 @@ class ForwardPass:
         return kept.by_row()
 
     def buckets(self, rows: Sequence[TrainRow]) -> list[Bucket]:
-        """Cut rows into micro-batches. Those with recorded experts, and those with pictures, are computed as they are."""
+        """Cut rows into micro-batches. Those with recorded experts or with pictures are computed as they are."""
         if any(row.images for row in rows):
             return self._buckets_beside_pictures(rows)
         if self._costs is None or any(row.experts is not None for row in rows):

@@ -39,8 +39,8 @@ class PictureProcessor:
         token_id = getattr(processor, "image_token_id", None)
         if token_id is None or not isinstance(getattr(processor, "image_token", None), str):
             raise ConfigError(
-                f"{type(processor).__name__} has no placeholder for pictures, and the policy is to see some: take a model "
-                "of another family (docs/models.md)"
+                f"{type(processor).__name__} has no placeholder for pictures, and the policy is to see some: take a "
+                "model of another family (docs/models.md)"
             )
         self.token: str = processor.image_token
         self.token_id = int(token_id)
@@ -150,7 +150,8 @@ def _together(pictures: Sequence[Picture], model: PreTrainedModel) -> dict[str, 
     inputs = [picture.inputs for picture in pictures if picture.inputs is not None]
     together = {name: torch.cat([each[name] for each in inputs]).to(model.device) for name in inputs[0]}
     return {
-        name: tensor.to(model.dtype) if tensor.is_floating_point() else tensor for name, tensor in together.items()
+        name: tensor.to(model.dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in together.items()
     }
 
 

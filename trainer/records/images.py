@@ -138,4 +138,3 @@ def read_image(start: int, end: int, png: str, length: int, name: str) -> Placed
     except (binascii.Error, ValueError) as error:
         raise EpisodeFormatError(f"{name}: {error}") from error
     return PlacedImage(start, end, picture)
-

@@ -80,8 +80,8 @@ def observation_messages(observation: Any, info: Mapping[str, Any]) -> tuple[Mes
     """Return what the environment shows as messages: `info["messages"]`, or the observation as one user message.
 
     A picture is an array of bytes with height, width and three colours, or the bytes of a PNG, JPEG or WebP file. As an
-    observation it stands before the text in `info["caption"]`, if there is one; in messages it is a part of the content,
-    `{"type": "image", "image": ...}`.
+    observation it stands before the text in `info["caption"]`, if there is one; in messages it is a part of the
+    content, `{"type": "image", "image": ...}`.
 
     Raises:
         DecodeError: If its messages are none, or a picture is none.
@@ -96,7 +96,12 @@ def observation_messages(observation: Any, info: Mapping[str, Any]) -> tuple[Mes
     if (picture := _picture(observation)) is not None:
         caption = info.get("caption")
         parts: list[dict[str, Any]] = [{"type": "image", "image": picture}]
-        return ({"role": "user", "content": [*parts, {"type": "text", "text": str(caption)}] if caption else parts},)
+        return (
+            {
+                "role": "user",
+                "content": [*parts, {"type": "text", "text": str(caption)}] if caption else parts,
+            },
+        )
     return ({"role": "user", "content": observation if isinstance(observation, str) else str(observation)},)
 
 

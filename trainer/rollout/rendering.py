@@ -166,7 +166,10 @@ class ChatRenderer:
         """Return messages in whose texts nothing looks like a picture's placeholder."""
         if isinstance(self.pictures, str):
             return messages
-        found, token = [without_text(message, self.pictures.token) for message in messages], self.pictures.token
+        found, token = (
+            [without_text(message, self.pictures.token) for message in messages],
+            self.pictures.token,
+        )
         if found != list(messages):
             self.template.note(f"a text holds {token}, which stands for pictures; it is written with a space")
         return found
@@ -177,8 +180,8 @@ class ChatRenderer:
         if isinstance(self.pictures, str):
             if shown:
                 raise ConfigError(
-                    f"the environment shows pictures, and the policy sees none ({self.pictures}): name a model that sees "
-                    "(model.path), set model.vision for the tiny policy, or have the environment show text"
+                    f"the environment shows pictures, and the policy sees none ({self.pictures}): name a model that "
+                    "sees (model.path), set model.vision for the tiny policy, or have the environment show text"
                 )
             return Prompt(list(ids))
         if not shown:
