@@ -5,9 +5,9 @@ import secrets
 from collections.abc import Iterable, Sequence
 
 from clients.protocol.errors import ProblemError
-from env_server.gateway.node import Node
 from env_server.gateway.registry import Registry
-from env_server.validation import invalid
+from env_server.gateway.upstream.node import Node
+from env_server.messages.validation import invalid
 
 _ID_BYTES = 8
 _ANSWER_S = 5.0

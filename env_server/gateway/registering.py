@@ -8,25 +8,25 @@ from typing import Any
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import IDENTIFIER, HeartbeatRequest, RegisterRequest
-from env_server.auth import Caller
-from env_server.catalog import Catalog, CatalogEntry
-from env_server.context import Context
-from env_server.fields import own_fields, refuse_fields
-from env_server.gateway.gem_upstream import GemUpstream
-from env_server.gateway.http_client import TargetLimits
-from env_server.gateway.http_upstream import HttpUpstream
+from env_server.access.auth import Caller
+from env_server.access.context import Context
+from env_server.catalog.catalog import Catalog, CatalogEntry
+from env_server.catalog.kwargs_rules import KwargsRules
+from env_server.common.settings import Settings
 from env_server.gateway.lineage import Lineage
-from env_server.gateway.node import Node, Nodes
-from env_server.gateway.openenv_upstream import OpenEnvUpstream
-from env_server.gateway.probe import Check, probe
 from env_server.gateway.registry import DEFAULT_TTL_S, Registration, Registry
-from env_server.gateway.rollgym_upstream import RollgymUpstream
-from env_server.gateway.targets import Target, TargetRules
-from env_server.gateway.upstream import Upstream
-from env_server.kwargs_rules import KwargsRules
-from env_server.replies import Reply
-from env_server.settings import Settings
-from env_server.validation import invalid, validate
+from env_server.gateway.upstream.base import Upstream
+from env_server.gateway.upstream.gem import GemUpstream
+from env_server.gateway.upstream.http import HttpUpstream
+from env_server.gateway.upstream.http_client import TargetLimits
+from env_server.gateway.upstream.node import Node, Nodes
+from env_server.gateway.upstream.openenv import OpenEnvUpstream
+from env_server.gateway.upstream.probe import Check, probe
+from env_server.gateway.upstream.rollgym import RollgymUpstream
+from env_server.gateway.upstream.targets import Target, TargetRules
+from env_server.messages.fields import own_fields, refuse_fields
+from env_server.messages.validation import invalid, validate
+from env_server.sessions.replies import Reply
 from env_server.workers.base import EnvSource
 
 _LONGEST_TTL_S = 3600.0

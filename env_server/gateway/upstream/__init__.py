@@ -1,0 +1,1 @@
+"""Registered servers, in whatever protocol they speak: the gateway alone enters."""

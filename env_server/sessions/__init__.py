@@ -1,0 +1,1 @@
+"""The sessions of one I/O process: who has them, what they answer, when they end."""
