@@ -53,9 +53,9 @@ class Recorder:
             images: Pictures among it.
         """
         prompt, shown = list(prompt_ids), list(images)
-        found = self._tree.find(prompt)
+        found = self._tree.find(prompt, shown)
         index = found.continued
-        if index is not None and self._shows(index, shown):
+        if index is not None:
             segment = self.trajectory.segments[index]
             self._tree.close(index)
             self._placed[index] = _Placed(
@@ -66,11 +66,6 @@ class Recorder:
         self.trajectory.segments.append(Segment())
         self._placed[index] = _Placed(prompt, shown, found.shared)
         return index
-
-    def _shows(self, index: int, images: Sequence[PlacedImage]) -> bool:
-        """Whether a prompt that begins with a segment's ids shows the pictures that are behind them."""
-        own = self.trajectory.segments[index].images
-        return own == list(images[: len(own)])
 
     def record(self, index: int, result: GenerationResult, turn: int) -> tuple[int, int]:
         """Write a placed prompt and the reply to it into its segment.
@@ -117,7 +112,7 @@ class Recorder:
         segments = self.trajectory.segments
         if not any(segment.ids for segment in segments):
             return
-        found = self._tree.find(placed.ids)
+        found = self._tree.find(placed.ids, placed.images)
         segment = segments[index]
         shared = first_difference(segments[found.nearest].images, placed.images, found.shared)
         segment.parent = (found.nearest, shared) if shared else None
@@ -223,8 +218,8 @@ class _PrefixTree:
         self._root = _Node()
         self._ends: dict[int, tuple[_Node, int]] = {}
 
-    def find(self, prompt: list[int]) -> _Found:
-        """Follow a prompt as far as the stored ids go."""
+    def find(self, prompt: list[int], images: list[PlacedImage]) -> _Found:
+        """Follow a prompt as far as the stored ids go; it continues segments that show its own pictures only."""
         node, depth, nearest = self._root, 0, 0
         continued = None
         while depth < len(prompt) and (edge := node.edges.get(prompt[depth])) is not None:
@@ -236,9 +231,15 @@ class _PrefixTree:
             node = edge.node
             # One that somebody else wrote on is not where it was.
             continued = next(
-                (end for end in reversed(node.ends) if len(self._segments[end].ids) == depth), continued
+                (end for end in reversed(node.ends) if self._goes_on(end, depth, images)), continued
             )
         return _Found(continued, nearest, depth)
+
+    def _goes_on(self, index: int, depth: int, images: list[PlacedImage]) -> bool:
+        """Whether a segment ends where it was noted, and shows a prompt's first pictures."""
+        segment = self._segments[index]
+        shown = segment.images
+        return len(segment.ids) == depth and (not shown or shown == images[: len(shown)])
 
     def add(self, index: int) -> None:
         """Take in what a segment has grown by, and let it be continued."""

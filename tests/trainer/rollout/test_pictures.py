@@ -77,9 +77,13 @@ def test_equal_ids_with_other_pictures_are_segments_of_their_own():
     ]
     assert trajectory.segments[1].parent == (0, 1)  # alike up to the picture
     recorder = Recorder(trajectory)
-    first, second = trajectory.segments[:2]
-    more = [*second.ids, 7]
-    assert recorder.place(more, first.images) not in (1, 2)
+    more = [*trajectory.segments[0].ids, 7]
+    places = [recorder.place(more, shown_in(trajectory, each)) for each in (0, 1, 0, 0)]
+    assert places == [2, 1, 0, 3]  # the newest that showed it, and at last one of its own
+
+
+def shown_in(trajectory, segment):
+    return list(trajectory.segments[segment].images)
 
 
 def test_a_record_gives_the_pictures_back_and_rows_take_theirs():
