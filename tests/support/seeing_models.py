@@ -2,10 +2,13 @@
 
 import numpy as np
 import torch
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from trainer.backends.base import TrainRow
 from trainer.config.model import VisionSettings
-from trainer.models.pictures import PictureProcessor
+from trainer.models.load import without_chance
+from trainer.models.pictures import PictureProcessor, own_inputs
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model, tiny_pictures
 from trainer.models.tokenizer import IMAGE, build_tiny_tokenizer
 from trainer.records.images import Picture, PlacedImage
@@ -51,17 +54,81 @@ def shown(parts: list, pictures: PictureProcessor = PICTURES) -> tuple[list[int]
 
 def own_logprobs(model, ids: list[int], images, temperature: float = 1.0) -> list[float]:
     """Log-probability of each token but the first, by the library's forward of ids and pixels."""
-    inputs = {}
-    if images:
-        names = images[0].picture.inputs
-        inputs = {name: torch.cat([each.picture.inputs[name] for each in images]) for name in names}
+    given = own_inputs(model, torch.tensor(ids), images)
     with torch.no_grad():
-        logits = model(input_ids=torch.tensor([ids]), use_cache=False, **inputs).logits[0, :-1] / temperature
+        logits = model(**given, use_cache=False).logits[0, :-1] / temperature
     return logits.log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
 
 
-def row_of(parts: list, reply: list[int], weight: float = 1.0) -> TrainRow:
+class PatchesProcessor:
+    """A processor of Qwen's make without videos, which would need torchvision."""
+
+    image_token = IMAGE
+    image_token_id = TOKENIZER.convert_tokens_to_ids(IMAGE)
+
+    def __init__(self) -> None:
+        self._images = Qwen2VLImageProcessorPil(
+            patch_size=4, merge_size=2, temporal_patch_size=2, min_pixels=64, max_pixels=4096
+        )
+
+    def __call__(self, text, images, **_):
+        made = self._images(images, return_tensors="pt")
+        tokens = int(made["image_grid_thw"].prod()) // 4
+        assert text == [IMAGE]
+        return {"input_ids": torch.full((1, tokens), self.image_token_id), **made}
+
+
+PATCHES = PictureProcessor(PatchesProcessor())
+
+
+def patched_model():
+    """A policy of Qwen2.5-VL's make: pictures of any size, and positions in height and width."""
+    text = {
+        "vocab_size": len(TOKENIZER),
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 2]},
+    }
+    vision = {
+        "depth": 2,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "patch_size": 4,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "window_size": 16,
+        "fullatt_block_indexes": [1],
+        "out_hidden_size": 16,
+    }
+    config = Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=PATCHES.token_id,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = without_chance(Qwen2_5_VLForConditionalGeneration(config))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(8.0)
+    return model
+
+
+def row_of(
+    parts: list, reply: list[int], weight: float = 1.0, pictures: PictureProcessor = PICTURES
+) -> TrainRow:
     """A row that trains on a reply behind ids and pictures."""
-    ids, images = shown(parts)
+    ids, images = shown(parts, pictures)
     mask = torch.tensor([False] * len(ids) + [True] * len(reply))
     return TrainRow(torch.tensor(ids + reply), mask, {"weight": mask * weight}, images=images)

@@ -11,7 +11,7 @@ from trainer.backends.heads import PolicyHead
 from trainer.config.run import RunSettings
 from trainer.core.errors import ConfigError
 from trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient, SamplingParams
-from trainer.models.pictures import PictureProcessor, image_tensors
+from trainer.models.pictures import PictureProcessor, image_tensors, own_inputs
 from trainer.records.images import Picture, PlacedImage
 from trainer.rollout.rendering import ChatRenderer
 
@@ -95,8 +95,8 @@ def _compare(
     tensors = image_tensors(model, ids, [images])
     shown = {} if tensors is None else {"images": tensors}
     trained, _ = head(ids, torch.zeros_like(column), column, "none", **shown)
-    inputs = {} if tensors is None else tensors.inputs
-    logits = model(input_ids=ids, use_cache=False, **inputs).logits[0, column - 1].float() / temperature
+    given = own_inputs(model, ids[0], images)
+    logits = model(**given, use_cache=False).logits[0, column - 1].float() / temperature
     own = logits.log_softmax(-1).gather(-1, ids[0, column][:, None])[:, 0]
     drawn = torch.tensor(reply.logprobs[: len(answer)], device=model.device)
     apart = torch.maximum((trained - own).abs(), (drawn - own).abs())

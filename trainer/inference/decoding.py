@@ -20,10 +20,15 @@ Layers = list[tuple[Tensor, Tensor]]
 
 @dataclass(slots=True)
 class _Row:
-    """One reply under way."""
+    """One reply under way.
+
+    Attributes:
+        shift: How far its positions are from its number of tokens, behind pictures that have positions of their own.
+    """
 
     request: GenerationRequest
     stream: RequestStream
+    shift: int = 0
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -140,6 +145,9 @@ class ActiveBatch:
             self._model, ids, [images for _, images in places], [width - length for length in lengths]
         )
         logits, cached = self._forward(ids, lengths, DynamicCache(), shown)
+        if shown is not None:
+            for row, each in zip(rows, whole, strict=True):
+                row.shift = shown.shifts[places[each]]
         layers = [(keys[where], values[where]) for keys, values in cached]
         self._join(rows, layers, [len(sequence) for sequence in sequences])
         return logits[where]
@@ -150,11 +158,18 @@ class ActiveBatch:
         cache = DynamicCache()
         for layer, (keys, values) in enumerate(self._layers):
             cache.update(keys, values, layer)
-        logits, self._layers = self._forward(ids, self._lengths, cache)
+        logits, self._layers = self._forward(
+            ids, self._lengths, cache, shifts=[row.shift for row in self._rows]
+        )
         return logits
 
     def _forward(
-        self, ids: Tensor, lengths: list[int], cache: DynamicCache, images: ImageTensors | None = None
+        self,
+        ids: Tensor,
+        lengths: list[int],
+        cache: DynamicCache,
+        images: ImageTensors | None = None,
+        shifts: Sequence[int] = (),
     ) -> tuple[Tensor, Layers]:
         """Return the logits of the last column and all keys and values.
 
@@ -163,6 +178,7 @@ class ActiveBatch:
             lengths: Real columns of each row, the new ones included.
             cache: What was computed before.
             images: Pictures among the new tokens.
+            shifts: What is added to the positions of each row, if anything.
         """
         new = ids.shape[1]
         width = new + cache.get_seq_length()
@@ -170,10 +186,12 @@ class ActiveBatch:
         columns = torch.arange(width)[None, :] - (width - real)
         mask = (columns >= 0).long()
         positions = columns[:, -new:].clamp(min=0)
+        if any(shifts):
+            positions = positions + torch.tensor(shifts)[:, None]
+        given = {"position_ids": positions.to(self._device)}
         output = self._model(
-            **tokens_or_embeddings(self._model, ids.to(self._device), images),
+            **given | tokens_or_embeddings(self._model, ids.to(self._device), images),
             attention_mask=None if bool(mask.all()) else mask.to(self._device),
-            position_ids=positions.to(self._device),
             past_key_values=cache,
             use_cache=True,
             **self._last_logits,

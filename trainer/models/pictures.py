@@ -1,5 +1,6 @@
 """What a model reads of pictures: its processor's tensors, and their features in the places of their tokens."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -94,12 +95,17 @@ class ImageTensors:
         row: Row of each placeholder token, int64 `[n]`.
         column: Its column, int64 `[n]`.
         which: Feature that stands in its place, among those of all pictures in order, int64 `[n]`.
+        positions: Positions of all tokens in time, height and width, int64 `[3, rows, tokens]`, for models whose
+            pictures have such; None for others.
+        shifts: How far the positions behind each row are from its number of tokens; 0 where there are no positions.
     """
 
     inputs: Mapping[str, Tensor]
     row: Tensor
     column: Tensor
     which: Tensor
+    positions: Tensor | None
+    shifts: list[int]
 
 
 def image_tensors(
@@ -139,27 +145,83 @@ def image_tensors(
             rows.append(torch.full_like(found, row))
             columns.append(found + offset + image.start)
             which.append(torch.arange(len(found)) + first[image.picture])
+    positions, shifts = _positions(model, host, images, [0] * len(host) if offsets is None else offsets)
     return ImageTensors(
-        _together(pictures, model), *(torch.cat(each).to(model.device) for each in (rows, columns, which))
+        _together(pictures, model),
+        *(torch.cat(each).to(model.device) for each in (rows, columns, which)),
+        positions,
+        shifts,
     )
 
 
-def _together(pictures: Sequence[Picture], model: PreTrainedModel) -> dict[str, Tensor]:
-    if any(picture.inputs is None for picture in pictures):
+def _positions(
+    model: PreTrainedModel, ids: Tensor, images: Sequence[Sequence[PlacedImage]], offsets: Sequence[int]
+) -> tuple[Tensor | None, list[int]]:
+    """Return positions of tokens in three dimensions by the model's own code, and what they add behind each row."""
+    find = getattr(model.base_model, "get_rope_index", None)
+    if find is None:
+        return None, [0] * len(ids)
+    # Those of text alone count tokens.
+    positions = (
+        (torch.arange(ids.shape[1]) - torch.tensor(offsets)[:, None]).clamp(min=0).expand(3, -1, -1).clone()
+    )
+    shifts = [0] * len(ids)
+    for row, placed in enumerate(images):
+        if placed:
+            own = ids[row, offsets[row] :]
+            grids = {
+                name: torch.cat([_read(each.picture)[name] for each in placed])
+                for name in _read(placed[0].picture)
+                if name.endswith("grid_thw")
+            }
+            found, shift = find(own[None], mm_token_type_ids=kinds_of(model, own, placed)[None], **grids)
+            positions[:, row, offsets[row] :] = found[:, 0]
+            shifts[row] = int(shift.flatten()[0])
+    return positions.to(model.device), shifts
+
+
+def kinds_of(model: PreTrainedModel, ids: Tensor, images: Sequence[PlacedImage]) -> Tensor:
+    """Return 1 for the tokens of a row that stand for pictures, and 0 for all others, `[tokens]`."""
+    kinds = torch.zeros_like(ids)
+    for image in images:
+        span = slice(image.start, image.end)
+        kinds[span] = (ids[span] == model.config.image_token_id).long()
+    return kinds
+
+
+def _read(picture: Picture) -> Mapping[str, Any]:
+    if picture.inputs is None:
         raise ValueError("a picture was not read by the model's processor before it is computed with")
-    inputs = [picture.inputs for picture in pictures if picture.inputs is not None]
-    together = {name: torch.cat([each[name] for each in inputs]).to(model.device) for name in inputs[0]}
-    return {
-        name: tensor.to(model.dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in together.items()
-    }
+    return picture.inputs
+
+
+def _together(pictures: Sequence[Picture], model: PreTrainedModel) -> dict[str, Tensor]:
+    inputs = [_read(picture) for picture in pictures]
+    return {name: _brought(torch.cat([each[name] for each in inputs]), model) for name in inputs[0]}
 
 
 def tokens_or_embeddings(
     model: PreTrainedModel, ids: Tensor, images: ImageTensors | None
 ) -> dict[str, Tensor]:
     """Return what a model's forward is given of rows: their ids, or embeddings where they hold pictures."""
-    return {"input_ids": ids} if images is None else {"inputs_embeds": embeddings(model, ids, images)}
+    if images is None:
+        return {"input_ids": ids}
+    given = {"inputs_embeds": embeddings(model, ids, images)}
+    return given if images.positions is None else given | {"position_ids": images.positions}
+
+
+def own_inputs(model: PreTrainedModel, ids: Tensor, images: Sequence[PlacedImage]) -> dict[str, Tensor]:
+    """Return what the library's own forward is given of a row `[tokens]`, as its processor and `generate` give it."""
+    tensors = [_read(image.picture) for image in images]
+    given = {name: torch.cat([each[name] for each in tensors]) for name in (tensors[0] if tensors else ())}
+    kinds = kinds_of(model, ids.cpu(), images)[None]
+    wanted = inspect.signature(model.forward).parameters
+    given |= {name: kinds for name in ("mm_token_type_ids", "token_type_ids") if name in wanted and tensors}
+    return {"input_ids": ids[None]} | {name: _brought(each, model) for name, each in given.items()}
+
+
+def _brought(tensor: Tensor, model: PreTrainedModel) -> Tensor:
+    return tensor.to(model.device, model.dtype if tensor.is_floating_point() else tensor.dtype)
 
 
 def embeddings(body: PreTrainedModel, ids: Tensor, images: ImageTensors) -> Tensor:

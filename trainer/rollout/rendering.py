@@ -184,8 +184,6 @@ class ChatRenderer:
                     "sees (model.path), set model.vision for the tiny policy, or have the environment show text"
                 )
             return Prompt(list(ids))
-        if not shown:
-            return Prompt(list(ids))
         expanded: list[int] = []
         placed: list[PlacedImage] = []
         left = iter(shown)
@@ -197,7 +195,7 @@ class ChatRenderer:
             tokens, read = self.pictures.read(picture)
             placed.append(PlacedImage(len(expanded), len(expanded) + len(tokens), read))
             expanded += tokens
-        if len(placed) != len(shown) or ids.count(self.pictures.token_id) != len(shown):
+        if not len(placed) == len(shown) == ids.count(self.pictures.token_id):
             raise ConfigError(
                 f"the chat template writes {ids.count(self.pictures.token_id)} times {self.pictures.token} for "
                 f"{len(shown)} pictures: set prompt.chat_template to one that writes it once for each"
