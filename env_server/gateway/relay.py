@@ -14,7 +14,7 @@ from clients.protocol.errors import ProblemError
 from env_server.access.context import Context
 from env_server.access.tokens import Caller
 from env_server.gateway.journal_entries import Arguments, JournalAway, not_known
-from env_server.gateway.relayed import UNREADABLE, RelayedSession
+from env_server.gateway.relayed_session import UNREADABLE, RelayedSession
 from env_server.gateway.relocation import PATIENCE_S, Relocation, renamed
 from env_server.gateway.session_names import parse_session_name
 from env_server.gateway.upstream.link import Passage

@@ -13,7 +13,7 @@ from clients.protocol.errors import ProblemError
 from env_server.access.context import Context
 from env_server.common.event_loop import Pending
 from env_server.gateway.relay import InFlight, Relay
-from env_server.gateway.relayed import UNREADABLE, RelayedSession
+from env_server.gateway.relayed_session import UNREADABLE, RelayedSession
 from env_server.gateway.upstream.link import Passage
 from env_server.gateway.upstream.node import Node
 from env_server.sessions.session import BaseSession

@@ -16,8 +16,8 @@ from env_server.access.context import Context
 from env_server.catalog.catalog import Catalog, CatalogEntry
 from env_server.common.event_loop import Slices
 from env_server.common.settings import Settings
-from env_server.gateway.relayed import RelayedSession
 from env_server.gateway.relayed_making import RelayedMaking, RelayedOpening
+from env_server.gateway.relayed_session import RelayedSession
 from env_server.journal.journal import Journal
 from env_server.journal.journal_file import JournaledSession, JournalFile, Opening
 from env_server.journal.replay import ReplayDiverged
