@@ -19,7 +19,7 @@ from env_server.gateway.upstream.node import Node
 from env_server.sessions.session import BaseSession
 
 _Step = tuple[int, RelayedSession, dict[str, Any]]
-"""Its place in the client's batch, its session, and the operation as the node is to get it."""
+"""Its index in the client's batch, its session, and the operation as the node is to get it."""
 
 
 class BatchOfSteps(Pending):
