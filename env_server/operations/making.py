@@ -26,7 +26,7 @@ from env_server.messages.validation import invalid, validate
 from env_server.operations.episodes import Resetting
 from env_server.operations.failures import busy, environment_error, not_reset, worker_died
 from env_server.operations.idempotency import IdempotencyCache, OpenedSession, open_again
-from env_server.operations.running import Runner
+from env_server.operations.runner import Runner
 from env_server.sessions.replies import Reply
 from env_server.sessions.session import BaseSession, ResetRecord, Session
 from env_server.sessions.sessions import Sessions, session_gone
