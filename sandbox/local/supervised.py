@@ -25,7 +25,7 @@ from sandbox.core.languages import (
 )
 from sandbox.core.limits import DEFAULT_LIMITS, Limits
 from sandbox.core.outcomes import Facts, classify
-from sandbox.core.probe import probe
+from sandbox.core.probe import probe_sandbox
 from sandbox.core.program import Program
 from sandbox.core.result import Guarantees, Outcome, RunResult
 from sandbox.core.uploads import refused
@@ -137,7 +137,7 @@ class SupervisedSandbox:
         """
         if self._seen is None:
             self._check()
-            self._seen = probe(self)
+            self._seen = probe_sandbox(self)
         return self._seen
 
     def remedy(self, reason: str) -> str:

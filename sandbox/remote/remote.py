@@ -13,7 +13,7 @@ import httpx
 from sandbox.core.base import SandboxSession, SandboxUnavailableError
 from sandbox.core.ended import EndedSession
 from sandbox.core.limits import DEFAULT_LIMITS, Limits
-from sandbox.core.probe import probe
+from sandbox.core.probe import probe_sandbox
 from sandbox.core.program import Program
 from sandbox.core.result import Guarantees, Outcome, RunResult
 from sandbox.core.uploads import refused, too_large
@@ -120,7 +120,7 @@ class RemoteSandbox:
                 self.claims = read_guarantees(told.guarantees)
             except (_NotAnsweredError, ValueError) as error:
                 raise SandboxUnavailableError(f"remote does not work here: {self._url}: {error}") from error
-            self._seen = probe(self)
+            self._seen = probe_sandbox(self)
         return self._seen
 
     def remedy(self, reason: str) -> str:
