@@ -13,15 +13,14 @@ from types import FrameType
 
 import uvicorn
 
-from env_server.access.auth import Tokens
+from env_server.access.tokens import Tokens
 from env_server.catalog.catalog import Catalog
-from env_server.common.configuration import ConfigurationError
-from env_server.common.process_rank import ProcessRank
-from env_server.common.settings import Settings
+from env_server.common.io_process import ProcessRank
+from env_server.common.settings import ConfigurationError, Settings
 from env_server.gateway.announcing import Announcer
-from env_server.http.gathering import GatheringProtocol
 from env_server.http.http_connection import http_protocol
 from env_server.http.socket import HARD_LIMIT_FACTOR
+from env_server.http.write_coalescing import CoalescingProtocol
 from env_server.operations.services import Services
 from env_server.process.app import App
 from env_server.process.listening import url_of
@@ -124,7 +123,7 @@ def http_config(services: Services) -> uvicorn.Config:
     return uvicorn.Config(
         App(services),
         http=http_protocol(services.settings),
-        ws=GatheringProtocol,
+        ws=CoalescingProtocol,
         lifespan="off",
         ws_max_size=HARD_LIMIT_FACTOR * services.settings.max_request_bytes,
         # A client that waits minutes for a language model answers no pings. TCP keepalive finds dead peers.
