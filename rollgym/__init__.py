@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sandbox.core.probe import probe_sandbox
     from sandbox.core.program import Program
     from sandbox.core.result import Guarantees, Outcome, RunResult
-    from sandbox.local.namespaces import NamespaceSandbox
+    from sandbox.local.backends import NamespaceSandbox
     from sandbox.remote.remote import RemoteSandbox
     from sandbox.selection import open_sandbox
     from sandbox.warm.pool import WarmPool
@@ -87,7 +87,7 @@ else:
             "Outcome",
             "RunResult",
         ),
-        "sandbox.local.namespaces": ("NamespaceSandbox",),
+        "sandbox.local.backends": ("NamespaceSandbox",),
         "sandbox.remote.remote": ("RemoteSandbox",),
         "sandbox.selection": ("open_sandbox",),
         "sandbox.warm.pool": ("WarmPool",),

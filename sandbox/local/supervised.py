@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 from sandbox.core.base import SandboxSession, SandboxUnavailableError
 from sandbox.core.cancelling import Cancellation
-from sandbox.core.ended import EndedSession
 from sandbox.core.languages import (
     ENVIRONMENT,
     WORKING_DIRECTORY,
@@ -28,7 +27,7 @@ from sandbox.core.outcomes import Facts, classify
 from sandbox.core.probe import probe_sandbox
 from sandbox.core.program import Program
 from sandbox.core.result import Guarantees, Outcome, RunResult
-from sandbox.core.uploads import refused
+from sandbox.core.uploads import EndedSession, refused
 from sandbox.local.session import SupervisedSession
 from sandbox.supervisor.frames import Frame, FrameError, receive_frame, send_frame
 from sandbox.supervisor.order import Confinement, Order, Stage

@@ -60,10 +60,10 @@ def test_overrides_are_laid_over_settings_key_by_key(tmp_path: Path, kind: str) 
     assert yaml.safe_dump(CONFIG) == before, "what is the caller's stays as it is"
 
 
-def test_a_part_of_another_kind_takes_the_place_of_the_whole(tmp_path: Path) -> None:
-    settings = CONFIG | {"algorithm": {"preset": "grpo"}}
-    found = _resolved(settings, {"algorithm": {"advantage": {"kind": "gae"}}}, "train")
-    assert found.algorithm.advantage.kind == "gae"
+def test_a_part_of_another_kind_takes_the_place_of_the_whole() -> None:
+    settings = CONFIG | {"algorithm": {"advantage": {"kind": "group", "baseline": "none"}}}
+    found = _resolved(settings, {"algorithm": {"advantage": {"kind": "turn"}}}, "train")
+    assert found.algorithm.advantage.kind == "turn"
 
 
 @pytest.mark.parametrize(
