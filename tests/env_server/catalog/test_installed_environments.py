@@ -9,8 +9,7 @@ import pytest
 from clients.checks.target import Target, TargetError
 from clients.process.entry_points import InstalledEnvironment, installed_environments
 from env_server.catalog.catalog import Catalog
-from env_server.common.settings import ConfigurationError
-from env_server.common.settings import Settings
+from env_server.common.settings import ConfigurationError, Settings
 
 MODULE = """
 import rollgym
