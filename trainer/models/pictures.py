@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoProcessor, PreTrainedModel, ProcessorMixin
+from transformers import AutoProcessor, PreTrainedModel
 
 from trainer.core.errors import ConfigError
 from trainer.records.images import Picture, PlacedImage
@@ -25,7 +25,7 @@ class PictureProcessor:
     """Makes of a picture the placeholder tokens that stand for it, and what the model reads in their place.
 
     Args:
-        processor: The model's processor.
+        processor: The model's processor, as transformers has it.
 
     Attributes:
         token: The placeholder as text: what a chat template writes once for each picture.
@@ -36,7 +36,7 @@ class PictureProcessor:
         ConfigError: If it has no placeholder for pictures.
     """
 
-    def __init__(self, processor: ProcessorMixin) -> None:
+    def __init__(self, processor: Any) -> None:
         token_id = getattr(processor, "image_token_id", None)
         if token_id is None or not isinstance(getattr(processor, "image_token", None), str):
             raise ConfigError(
