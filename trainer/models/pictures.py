@@ -148,7 +148,9 @@ def image_tensors(
     positions, shifts = _positions(model, host, images, [0] * len(host) if offsets is None else offsets)
     return ImageTensors(
         _together(pictures, model),
-        *(torch.cat(each).to(model.device) for each in (rows, columns, which)),
+        torch.cat(rows).to(model.device),
+        torch.cat(columns).to(model.device),
+        torch.cat(which).to(model.device),
         positions,
         shifts,
     )
@@ -237,8 +239,9 @@ def embeddings(body: PreTrainedModel, ids: Tensor, images: ImageTensors) -> Tens
     Raises:
         ConfigError: If the model makes another number of features than there are tokens.
     """
-    words: Tensor = body.get_input_embeddings()(ids)
-    made: Any = body.get_image_features(**images.inputs)
+    seeing: Any = body  # the library's types know no model that sees
+    words: Tensor = seeing.get_input_embeddings()(ids)
+    made = seeing.get_image_features(**images.inputs)
     features = getattr(made, "pooler_output", made)
     if not isinstance(features, Tensor):
         features = torch.cat([each.flatten(0, -2) for each in features])
