@@ -48,6 +48,7 @@ DISTINCT = [
         "high_entropy",
         "kl_cov",
         "m2po",
+        "otb",
         "ppo",
         "reinforce_pp",
         "remax",
@@ -55,6 +56,7 @@ DISTINCT = [
         "spo",
         "starpo_s",
         "topr",
+        "vapo",
         "vespo",
     ),
 ]

@@ -17,6 +17,7 @@ from trainer.records.trajectory import Group, Outcome, Segment, Trajectory, Turn
 from trainer.rollout.actors import Actor
 from trainer.rollout.agent import note_failure, play_episode, reward_parts
 from trainer.rollout.environments import EnvironmentPool
+from trainer.rollout.mixtures import mix_reward
 from trainer.rollout.recall import EpisodeLostError, EpisodeTape, LoggedSession, Recall
 from trainer.tasks.task import Task
 
@@ -52,6 +53,7 @@ async def play_in_session(
     except (ProblemError, InvalidNumberError) as error:
         trajectory = Trajectory(task, member, attempt)
         note_failure(trajectory, error)
+    await mix_reward(pool, trajectory)
     trajectory.timeline.queued(asked, time.monotonic() if lent is None else lent)
     return trajectory
 

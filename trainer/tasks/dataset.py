@@ -14,7 +14,7 @@ from trainer.core.seeding import derive_seed, generator
 from trainer.tasks.curriculum import CurriculumTaskSource
 from trainer.tasks.interleaved import InterleavedTaskSource
 from trainer.tasks.rows import Row, read_rows
-from trainer.tasks.task import Task, TaskSource
+from trainer.tasks.task import RewardMixture, RewardPart, Task, TaskSource
 
 _MOST_NAMED = 8
 
@@ -54,6 +54,7 @@ class RowStream:
             options=orjson.loads(self.rows[place]),
             domain=self.domain,
             url=self.settings.url,
+            mixture=_mixture(self.settings),
         )
 
     @property
@@ -64,6 +65,25 @@ class RowStream:
             hashed.update(row)
             hashed.update(b"\n")
         return hashed.hexdigest()
+
+
+def _mixture(settings: DatasetSettings) -> RewardMixture | None:
+    """Return what a data set's rewards are made of, where its verifier is not all."""
+    if not settings.rewards:
+        return None
+    parts = [
+        RewardPart(
+            part.name or part.verifier,
+            part.verifier,
+            part.share,
+            part.gate,
+            part.fields,
+            part.task,
+            part.url or settings.url,
+        )
+        for part in settings.rewards
+    ]
+    return RewardMixture(settings.reward_weight, tuple(parts))
 
 
 def load_streams(settings: DatasetSettings) -> list[RowStream]:
