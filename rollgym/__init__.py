@@ -12,47 +12,47 @@ from rollgym.gymnasium_plugin import register_environments
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from clients.client import EnvClient
-    from clients.env import RemoteEnv
+    from clients.client.client import EnvClient
+    from clients.client.env import RemoteEnv
+    from clients.client.session import EnvSession
+    from clients.client.vector import RemoteVectorEnv
+    from clients.client.verifier import RemoteVerifier
     from clients.protocol.errors import ProblemError
     from clients.protocol.spaces import UnicodeText
-    from clients.session import EnvSession
-    from clients.vector import RemoteVectorEnv
-    from clients.verifier import RemoteVerifier
     from envs.kwargs import OPERATOR, DeclaredKwargs, OneOf
     from envs.text_game import TextGame
     from envs.tools.base import ToolEnv
     from envs.tools.tool import Tool
     from envs.verifiers.base import Verdict, VerifierEnv
-    from sandbox.base import Sandbox, SandboxSession
-    from sandbox.limits import Limits
-    from sandbox.pool import WarmPool
-    from sandbox.program import Program
-    from sandbox.result import Outcome, RunResult
+    from sandbox.core.base import Sandbox, SandboxSession
+    from sandbox.core.limits import Limits
+    from sandbox.core.program import Program
+    from sandbox.core.result import Outcome, RunResult
     from sandbox.selection import open_sandbox
+    from sandbox.warm.pool import WarmPool
     from trainer.config.load import load_settings
     from trainer.config.run import RunSettings
     from trainer.core.errors import ConfigError, RunError, TrainerError
     from trainer.records.trajectory import Trajectory
 else:
     _EXPORTS = {
-        "clients.client": ("EnvClient",),
-        "clients.env": ("RemoteEnv",),
+        "clients.client.client": ("EnvClient",),
+        "clients.client.env": ("RemoteEnv",),
         "clients.protocol.errors": ("ProblemError",),
         "clients.protocol.spaces": ("UnicodeText",),
-        "clients.session": ("EnvSession",),
-        "clients.vector": ("RemoteVectorEnv",),
-        "clients.verifier": ("RemoteVerifier",),
+        "clients.client.session": ("EnvSession",),
+        "clients.client.vector": ("RemoteVectorEnv",),
+        "clients.client.verifier": ("RemoteVerifier",),
         "envs.kwargs": ("OPERATOR", "DeclaredKwargs", "OneOf"),
         "envs.text_game": ("TextGame",),
         "envs.tools.base": ("ToolEnv",),
         "envs.tools.tool": ("Tool",),
         "envs.verifiers.base": ("Verdict", "VerifierEnv"),
-        "sandbox.base": ("Sandbox", "SandboxSession"),
-        "sandbox.limits": ("Limits",),
-        "sandbox.pool": ("WarmPool",),
-        "sandbox.program": ("Program",),
-        "sandbox.result": ("Outcome", "RunResult"),
+        "sandbox.core.base": ("Sandbox", "SandboxSession"),
+        "sandbox.core.limits": ("Limits",),
+        "sandbox.warm.pool": ("WarmPool",),
+        "sandbox.core.program": ("Program",),
+        "sandbox.core.result": ("Outcome", "RunResult"),
         "sandbox.selection": ("open_sandbox",),
         "trainer.config.load": ("load_settings",),
         "trainer.config.run": ("RunSettings",),

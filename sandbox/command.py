@@ -10,13 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sandbox.base import Sandbox, SandboxUnavailableError
-from sandbox.limits import Limits
-from sandbox.naming import parse_name
-from sandbox.program import LANGUAGES, Program
-from sandbox.result import Guarantees, Outcome, RunResult
+from sandbox.core.base import Sandbox, SandboxUnavailableError
+from sandbox.core.limits import Limits
+from sandbox.core.naming import parse_name
+from sandbox.core.program import LANGUAGES, Program
+from sandbox.core.result import Guarantees, Outcome, RunResult
+from sandbox.local.supervised import SupervisedSandbox
 from sandbox.selection import BACKENDS, LEVELS, open_sandbox, survey
-from sandbox.supervised import SupervisedSandbox
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -4,21 +4,21 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, cast, get_args
 
-from sandbox.base import Sandbox, SandboxUnavailableError
-from sandbox.naming import parse_name
-from sandbox.result import Guarantees
+from sandbox.core.base import Sandbox, SandboxUnavailableError
+from sandbox.core.naming import parse_name
+from sandbox.core.result import Guarantees
 
 Level = Literal["container", "namespaces", "landlock", "none"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 """From the strongest to none."""
 
 _CLASSES: Mapping[str, str] = {
-    "namespaces": "sandbox.namespaces:NamespaceSandbox",
-    "bubblewrap": "sandbox.bubblewrap:BubblewrapSandbox",
-    "docker": "sandbox.docker:DockerSandbox",
-    "landlock": "sandbox.landlock:LandlockSandbox",
-    "unsafe": "sandbox.unsafe:UnsafeSandbox",
-    "remote": "sandbox.remote:RemoteSandbox",
+    "namespaces": "sandbox.local.namespaces:NamespaceSandbox",
+    "bubblewrap": "sandbox.local.bubblewrap:BubblewrapSandbox",
+    "docker": "sandbox.containers.docker:DockerSandbox",
+    "landlock": "sandbox.local.landlock:LandlockSandbox",
+    "unsafe": "sandbox.local.unsafe:UnsafeSandbox",
+    "remote": "sandbox.remote.remote:RemoteSandbox",
 }
 BACKENDS = tuple(_CLASSES)
 # What starts in milliseconds comes before what takes a second; the last two are for who asks for them.

@@ -36,10 +36,10 @@ class Polite(VerifierEnv):
 rollgym.RemotEnv
 """
 REVEALED = (
-    "clients.env.RemoteEnv",
-    "clients.client.EnvClient",
-    "clients.verifier.RemoteVerifier",
-    "sandbox.base.Sandbox",
+    "clients.client.env.RemoteEnv",
+    "clients.client.client.EnvClient",
+    "clients.client.verifier.RemoteVerifier",
+    "sandbox.core.base.Sandbox",
     "trainer.config.run.RunSettings",
     "str",
 )

@@ -191,11 +191,12 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2], help="the schedules")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     options.step_s = 0.5 * options.speed / TOKENS
     ideals = {}
-    for staleness in (0, 1, 2):
+    for staleness in options.staleness:
         virtual = run_virtually(play_run(PROFILE, Schedule("", staleness), options.steps))
         ideals[staleness] = virtual.bound_s / virtual.total_s
     sleeping = "Sleeping-v0=benchmarks.rollout.sleeping_env:Sleeping"

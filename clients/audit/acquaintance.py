@@ -9,9 +9,9 @@ from typing import Any
 from gymnasium import Space
 
 from clients.audit.policies import WORDINGS, Wording, listed_actions, takes_text
-from clients.client import EnvClient
+from clients.client.client import EnvClient
+from clients.client.session import EnvSession
 from clients.protocol.errors import ProblemError
-from clients.session import EnvSession
 
 
 @dataclass(frozen=True)

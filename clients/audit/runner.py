@@ -17,7 +17,7 @@ from clients.audit.leaks import audit_leaks
 from clients.audit.rewards import audit_rewards
 from clients.audit.scoring import audit_scoring
 from clients.audit.subject import Budget, Settings, Subject
-from clients.client import EnvClient
+from clients.client.client import EnvClient
 
 
 class Part(NamedTuple):

@@ -12,10 +12,9 @@ from pydantic import ValidationError
 
 from clients.protocol.errors import RETRY_LATER
 from clients.protocol.messages import AnnounceAnswer, AnnounceReply
-from env_server.configuration import ConfigurationError
-from env_server.gateway.connections import connect
+from env_server.common.settings import ConfigurationError, Settings
 from env_server.gateway.registry import DEFAULT_TTL_S
-from env_server.settings import Settings
+from env_server.gateway.upstream.connections import connect
 
 _BEAT_S = DEFAULT_TTL_S / 4
 _PENDING_S = 0.5

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from clients.protocol.errors import ProblemError
 from env_server.gateway.journal_entries import Arguments, JournalAway, SharedSession, Write, check
 from env_server.gateway.relayed import UNREADABLE
-from env_server.held import END_REASONS, EndReason
-from env_server.replies import Reply
-from env_server.sessions import Sessions, session_gone
+from env_server.journal.journal import END_REASONS, EndReason
+from env_server.sessions.replies import Reply
+from env_server.sessions.sessions import Sessions, session_gone
 
 if TYPE_CHECKING:
     from env_server.gateway.relay import OnItsWay

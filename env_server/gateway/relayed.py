@@ -10,7 +10,7 @@ from clients.protocol.arrays import DecodeError
 from clients.protocol.episode import PortableEpisode, step_digest
 from clients.protocol.spaces import parse_space
 from clients.protocol.values import EncodeError, decode_value, encode_value
-from env_server.actions import action_reader
+from env_server.catalog.actions import action_reader
 from env_server.gateway.journal_entries import (
     About,
     Arguments,
@@ -24,22 +24,22 @@ from env_server.gateway.journal_entries import (
     stepped_on,
     whole,
 )
-from env_server.gateway.node import Node
 from env_server.gateway.registry import Registration
-from env_server.held import EndReason, HeldSession
-from env_server.journal import Journal
-from env_server.replies import Reply
+from env_server.gateway.upstream.node import Node
+from env_server.journal.journal import EndReason, Journal
+from env_server.sessions.replies import Reply
+from env_server.sessions.session import BaseSession
 
 if TYPE_CHECKING:
-    from env_server.catalog import CatalogEntry
-    from env_server.gateway.farewell import Farewell
+    from env_server.catalog.catalog import CatalogEntry
+    from env_server.gateway.session_release import SessionRelease
 
 # What reading an answer of another form than the protocol's may raise.
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, DecodeError, EncodeError)
 _SAME_IN_BOTH = frozenset({str, int, bool, type(None)})
 
 
-class RelayedSession(HeldSession):
+class RelayedSession(BaseSession):
     """A session at a node.
 
     Its journal is what the gateway has seen go by, so that the node may be lost.
@@ -63,9 +63,9 @@ class RelayedSession(HeldSession):
     __slots__ = (
         "_action_space",
         "_described",
-        "_farewell",
         "_observation_space",
         "_quiet",
+        "_session_release",
         "end_is_known",
         "generation",
         "home",
@@ -94,7 +94,7 @@ class RelayedSession(HeldSession):
         upstream_id: str,
         process: int | None,
         journal: Journal,
-        farewell: "Farewell",
+        release: "SessionRelease",
     ) -> None:
         super().__init__(session_id, entry=entry, owner=owner, idle_timeout_s=idle_timeout_s, now=now)
         self.journal = journal
@@ -106,7 +106,7 @@ class RelayedSession(HeldSession):
         self.lock: asyncio.Lock | None = None
         self.in_flight = 0
         self._quiet: asyncio.Future[None] | None = None
-        self._farewell = farewell
+        self._session_release = release
         self._described: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._action_space: Space[Any] | None = None
         self._observation_space: Space[Any] | None = None
@@ -132,7 +132,7 @@ class RelayedSession(HeldSession):
 
     def let_go(self, reason: EndReason) -> Coroutine[Any, Any, None] | None:
         """Have the node end it."""
-        return self._farewell.to(self, reason)
+        return self._session_release.to(self, reason)
 
     # -- operations on their way ---------------------------------------------------------------------------------
 

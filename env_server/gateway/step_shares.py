@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from clients.protocol.errors import ProblemError
-from env_server.context import Context
-from env_server.gateway.link import Passage
-from env_server.gateway.node import Node
+from env_server.access.context import Context
+from env_server.common.event_loop import Pending
 from env_server.gateway.relay import OnItsWay, Relay
 from env_server.gateway.relayed import UNREADABLE, RelayedSession
-from env_server.held import HeldSession
-from env_server.pending import Pending
+from env_server.gateway.upstream.link import Passage
+from env_server.gateway.upstream.node import Node
+from env_server.sessions.session import BaseSession
 
 _Step = tuple[int, RelayedSession, dict[str, Any]]
 """Its place in the client's batch, its session, and the operation as the node is to get it."""
@@ -133,7 +133,7 @@ class StepShares:
         sessions: The sessions by their ids.
     """
 
-    def __init__(self, relay: Relay, sessions: dict[str, HeldSession]) -> None:
+    def __init__(self, relay: Relay, sessions: dict[str, BaseSession]) -> None:
         self._relay = relay
         self._by_id = sessions
         self._time = asyncio.get_running_loop().time

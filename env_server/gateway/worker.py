@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from env_server.gateway.registry import Registration, Registry, no_server
-from env_server.gateway.upstream import SessionUnknownError, UpstreamError
-from env_server.metrics import Metrics
+from env_server.gateway.upstream.base import SessionUnknownError, UpstreamError
+from env_server.telemetry.metrics import Metrics
 from env_server.workers.base import (
     EnvironmentRaised,
     EnvSource,

@@ -15,11 +15,11 @@ from sandbox.containers.conversation import Conversation, ConversationEndedError
 from sandbox.containers.engine import ENGINE_ERRORS
 from sandbox.containers.flags import Shape, container_options, run_limits
 from sandbox.containers.inside.frames import INPUT, READY, RESULT, RUN, STOP
-from sandbox.languages import ENVIRONMENT, Toolchain
-from sandbox.limits import Limits
-from sandbox.outcomes import Facts, Stop, classify
-from sandbox.result import Guarantees, Outcome, RunResult
-from sandbox.uploads import too_large
+from sandbox.core.languages import ENVIRONMENT, Toolchain
+from sandbox.core.limits import Limits
+from sandbox.core.outcomes import Facts, Stop, classify
+from sandbox.core.result import Guarantees, Outcome, RunResult
+from sandbox.core.uploads import too_large
 
 _START_S = 60.0
 # The process in the container ends a run in time; a container where that does not happen is taken away.

@@ -4,11 +4,11 @@ import contextlib
 
 import pytest
 
-from sandbox.base import Sandbox
-from sandbox.languages import host_toolchain
-from sandbox.limits import Limits
-from sandbox.program import Language, Program
-from sandbox.result import Outcome
+from sandbox.core.base import Sandbox
+from sandbox.core.languages import host_toolchain
+from sandbox.core.limits import Limits
+from sandbox.core.program import Language, Program
+from sandbox.core.result import Outcome
 
 
 def test_a_program_reads_its_input_and_its_files_and_leaves_files(sandbox: Sandbox) -> None:

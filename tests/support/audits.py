@@ -14,9 +14,9 @@ from clients.audit.costs import audit_costs
 from clients.audit.memory import resident_of_tree
 from clients.audit.runner import run_audit
 from clients.audit.subject import Budget, Settings, Subject
-from clients.client import EnvClient
-from clients.commands.local_server import LocalServer
-from clients.run_queue import queued_seconds
+from clients.client.client import EnvClient
+from clients.measuring.run_queue import queued_seconds
+from clients.process.local_server import LocalServer
 
 
 class Auditor:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clients.client.session import EnvSession
 from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
-from clients.session import EnvSession
 from trainer.agents.endpoint import agents_app
 from trainer.agents.environment import EpisodeEnvironment
 from trainer.agents.runners import AgentEnd, AgentRunner, AgentTask

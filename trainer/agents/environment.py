@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from clients.client.session import EnvSession
 from clients.protocol.arrays import DecodeError, EncodeError
 from clients.protocol.errors import ProblemError
-from clients.session import EnvSession
 from trainer.agents.errors import ApiError
 from trainer.core.errors import InvalidNumberError
 from trainer.records.timeline import Phase

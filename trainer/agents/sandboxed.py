@@ -11,11 +11,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
-from sandbox.base import Sandbox, SandboxUnavailableError
-from sandbox.cancelling import CancellableSandbox, Cancellation
-from sandbox.limits import Limits
-from sandbox.program import Program
-from sandbox.result import Outcome, RunResult
+from sandbox.core.base import Sandbox, SandboxUnavailableError
+from sandbox.core.cancelling import CancellableSandbox, Cancellation
+from sandbox.core.limits import Limits
+from sandbox.core.program import Program
+from sandbox.core.result import Outcome, RunResult
 from sandbox.selection import open_sandbox
 from trainer.agents.runners import AgentEnd, AgentTask, ended_or_patient, last_words
 from trainer.agents.session import AgentSession

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from clients.session import EnvSession
+from clients.client.session import EnvSession
 from trainer.agents.black_box import BlackBoxPlayer, open_black_box
 from trainer.agents.replies import ToolFormat, format_of_template
 from trainer.agents.runners import AgentRunner, ProgramRunner, ServiceRunner

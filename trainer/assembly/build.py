@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from clients.commands.arguments import TOKEN_VARIABLE
+from clients.cli.arguments import TOKEN_VARIABLE
 from trainer.assembly.inference import open_inference
 from trainer.assembly.teachers import distillation_head
 from trainer.backends.base import Scorer

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from clients.client import EnvClient
+from clients.client.client import EnvClient
 from clients.protocol.errors import ProblemError
 from trainer.core.errors import ConfigError
 from trainer.core.run_files import write_whole

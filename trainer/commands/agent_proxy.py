@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from clients.commands.version import add_version
+from clients.cli.version import add_version
 from trainer.core.errors import ConfigError, TrainerError
 
 if TYPE_CHECKING:

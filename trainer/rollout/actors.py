@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from clients.terminal import wrapped
+from clients.process.terminal import wrapped
 from trainer.core.errors import ConfigError
 from trainer.core.seeding import derive_seed
 from trainer.inference.base import GenerationRequest, InferenceClient, SamplingParams

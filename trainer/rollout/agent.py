@@ -4,9 +4,9 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from clients.client.session import EnvSession
 from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
-from clients.session import EnvSession
 from trainer.core.errors import ConfigError, InvalidNumberError
 from trainer.core.numbers import finite_number
 from trainer.records.timeline import Phase

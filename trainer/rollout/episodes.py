@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any, Protocol, cast
 
+from clients.client.session import EnvSession
 from clients.protocol.errors import ProblemError
-from clients.session import EnvSession
 from trainer.core.errors import InvalidNumberError, PluginError
 from trainer.core.numbers import are_finite, finite_number
 from trainer.core.plugins import Plugin

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from clients.client.session import EnvSession, ResetResult, StepResult
 from clients.protocol.episode import PortableEpisode, step_digest
 from clients.protocol.errors import ProblemError
 from clients.protocol.values import decode_value, encode_value
-from clients.session import EnvSession, ResetResult, StepResult
 from trainer.inference.base import (
     GenerationRequest,
     GenerationResult,

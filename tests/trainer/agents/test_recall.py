@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from clients.client.session import EnvSession
 from clients.protocol.errors import ProblemError
-from clients.session import EnvSession
 from tests.support.agent_policy import ScriptedPolicy, recorded_replies, service_of, tool_tokenizer
 from tests.support.processes import env_server
 from trainer.agents.black_box import open_black_box

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from sandbox.languages import host_toolchain
+from sandbox.core.languages import host_toolchain
 from tests.support.agent_policy import ScriptedPolicy, assert_recorded, service_of, tool_tokenizer
 from tests.support.processes import ROOT, env_server
 from trainer.agents.black_box import open_black_box

@@ -1,0 +1,165 @@
+"""One I/O process: from its settings to its exit code."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from types import FrameType
+
+import uvicorn
+
+from env_server.access.tokens import Tokens
+from env_server.catalog.catalog import Catalog
+from env_server.common.io_process import ProcessRank
+from env_server.common.settings import ConfigurationError, Settings
+from env_server.gateway.announcing import Announcer
+from env_server.http.http_connection import http_protocol
+from env_server.http.socket import HARD_LIMIT_FACTOR
+from env_server.http.write_coalescing import CoalescingProtocol
+from env_server.operations.services import Services
+from env_server.process.app import App
+from env_server.process.listening import url_of
+from env_server.telemetry.logs import configure_logs, describe_records
+from env_server.telemetry.loop_watch import StandstillWatch
+from sandbox.core.naming import VARIABLE as SANDBOX_VARIABLE
+
+_log = logging.getLogger(__name__)
+_KEEP_ALIVE_S = 75
+_CLOSE_GRACE_S = 5
+
+
+def run_process(
+    settings: Settings, rank: ProcessRank, listening: socket.socket, announce: Callable[[], None]
+) -> int:
+    """Serve on a listening socket until SIGTERM or SIGINT.
+
+    Args:
+        settings: What the operator set.
+        rank: Which of the server's I/O processes this is.
+        listening: Where to listen.
+        announce: Called once the process serves.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ConfigurationError: If the settings cannot be used.
+    """
+    if settings.sandbox is not None:
+        # Where environments look for it, in this process and in its children.
+        os.environ[SANDBOX_VARIABLE] = settings.sandbox
+    configure_logs(settings.log_level, settings.log_format, str(rank.index))
+    if settings.token_file is None and settings.log_format == "json" and rank.index == 0:
+        _log.warning("no tokens are configured, so only loopback is served")
+    tokens = Tokens.load(settings.token_file)
+    catalog = Catalog.load(settings)
+    standard_output = sys.stdout
+
+    def announce_there() -> None:
+        with contextlib.redirect_stdout(standard_output):
+            announce()
+
+    # Whoever reads standard output expects what is announced, and not what environments or Ray's nodes print.
+    with (
+        contextlib.redirect_stdout(sys.stderr),
+        asyncio.Runner(loop_factory=_loop_factory()) as runner,
+    ):
+        return runner.run(_serve(settings, rank, tokens, catalog, listening, announce_there))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if sys.platform == "win32":
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop
+
+
+async def _serve(
+    settings: Settings,
+    rank: ProcessRank,
+    tokens: Tokens,
+    catalog: Catalog,
+    listening: socket.socket,
+    announce: Callable[[], None],
+) -> int:
+    services = Services(settings, rank, tokens, catalog)
+    describe_records(services.about)
+    server = _Server(http_config(services), services)
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        if settings.token_file is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, services.reload_tokens)
+        await services.start()
+    except ConfigurationError:
+        server.should_exit = True
+        await serving
+        await services.stop()
+        raise
+    announcer: Announcer | None = None
+    if settings.register_with and rank.index == 0:
+        url = url_of(settings.host, listening)
+        announcer = Announcer(settings, url, [entry.env_id for entry in catalog], services.load)
+        announcer.start()
+        services.on_socket_dropped = announcer.socket_dropped
+        server.on_drain = announcer.leave
+    # What is there before the first session stays; collections that looked through it would keep steps waiting.
+    gc.collect()
+    gc.freeze()
+    announce()
+    with StandstillWatch(services.loop_watch):
+        await serving
+    await services.stop()
+    return 0
+
+
+def http_config(services: Services) -> uvicorn.Config:
+    """How HTTP and sockets are served, whatever the process is."""
+    return uvicorn.Config(
+        App(services),
+        http=http_protocol(services.settings),
+        ws=CoalescingProtocol,
+        lifespan="off",
+        ws_max_size=HARD_LIMIT_FACTOR * services.settings.max_request_bytes,
+        # A client that waits minutes for a language model answers no pings. TCP keepalive finds dead peers.
+        ws_ping_interval=None,
+        ws_ping_timeout=None,
+        ws_per_message_deflate=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_CLOSE_GRACE_S,
+        access_log=False,
+        server_header=False,
+        log_config=None,
+    )
+
+
+class _Server(uvicorn.Server):
+    """A server that finishes what runs before it closes its sockets."""
+
+    def __init__(self, config: uvicorn.Config, services: Services) -> None:
+        super().__init__(config)
+        self._services = services
+        self._loop = asyncio.get_running_loop()
+        self._draining: asyncio.Task[None] | None = None
+        self.on_drain: Callable[[], Awaitable[None]] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain at the first signal, give up at the second."""
+        self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def _begin_drain(self) -> None:
+        if self._draining is not None:
+            self.force_exit = self.should_exit = True
+            return
+        self._draining = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        if self.on_drain is not None:
+            await self.on_drain()
+        await self._services.drain()
+        self.should_exit = True
