@@ -28,7 +28,8 @@ from trainer.learn.tracking import DIGESTS_FILE, EPISODES_FILE
 from trainer.pipelines.offline import weights_digest
 from trainer.pipelines.rl import Updater
 from trainer.records.checkpoint import CheckpointError, CheckpointStore, RunState, load_checkpoint
-from trainer.records.trajectory import KEPT, Group, Trajectory
+from trainer.records.group import KEPT, Group
+from trainer.records.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)

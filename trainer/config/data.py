@@ -103,11 +103,6 @@ class RewardPartSettings(Settings):
     task: JsonObject = Field({}, description="Fields that every task has for this verifier.")
     url: ServerUrl | None = Field(None, description="Its server; the data set's if absent.")
 
-    @property
-    def share(self) -> float:
-        """What its score is multiplied by: nothing for a gate without a weight."""
-        return 0.0 if self.gate is not None and "weight" not in self.model_fields_set else self.weight
-
 
 class DatasetSettings(RowsSettings):
     """Rows as tasks: each is the options of one reset."""

@@ -11,9 +11,10 @@ from clients.protocol.errors import ProblemError
 from trainer.core.errors import InvalidNumberError, PluginError
 from trainer.core.numbers import are_finite, finite_number
 from trainer.core.plugins import Plugin
+from trainer.records.group import Group
 from trainer.records.rollout_log import EpisodeKey
 from trainer.records.timeline import Phase
-from trainer.records.trajectory import Group, Outcome, Segment, Trajectory, Turn
+from trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
 from trainer.rollout.actors import Actor
 from trainer.rollout.agent import note_failure, play_episode, reward_parts
 from trainer.rollout.environments import EnvironmentPool

@@ -75,7 +75,8 @@ def _mixture(settings: DatasetSettings) -> RewardMixture | None:
         RewardPart(
             part.name or part.verifier,
             part.verifier,
-            part.share,
+            # A gate pays by itself only where somebody says so.
+            part.weight if part.gate is None or "weight" in part.model_fields_set else 0.0,
             part.gate,
             part.fields,
             part.task,

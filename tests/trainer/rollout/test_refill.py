@@ -12,7 +12,8 @@ from tests.trainer.rollout.test_scheduler import CountedSlots, CountingSource, s
 from trainer.records.ledger import Fate, Ledger
 from trainer.records.trajectory import Outcome, Trajectory
 from trainer.rollout.admission import AdmissionWindow
-from trainer.rollout.scheduler import GroupPlan, NothingToLearnError, RolloutScheduler
+from trainer.rollout.groups import GroupPlan
+from trainer.rollout.scheduler import NothingToLearnError, RolloutScheduler
 
 
 def leaves_out(*indices):
