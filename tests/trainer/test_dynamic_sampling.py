@@ -105,7 +105,9 @@ def test_what_a_step_does_not_need_is_ended_named_and_played_later(staleness, ur
     assert aside, "the long ones were never ready with the short ones"
     assert len(set(aside)) == len(aside), "nobody is put aside twice"
 
-    trained = [each for each in read_lines(tmp_path / "episodes.jsonl") if each["group"]["decision"] == "kept"]
+    trained = [
+        each for each in read_lines(tmp_path / "episodes.jsonl") if each["group"]["decision"] == "kept"
+    ]
     lengths = Counter(len(each["turns"]) for each in trained)
     assert set(lengths) == {2, LONG}, "what was put aside is trained, with all of its turns"
     again = {task for task in aside if fates[task][0] == "trained"}

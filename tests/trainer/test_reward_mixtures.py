@@ -9,8 +9,10 @@ from tests.support.processes import env_server, read_lines
 from trainer.assembly.judges import brought_to_judges
 from trainer.cli import main
 from trainer.config.data import DatasetSettings
+from trainer.config.evaluation import PanelSettings
 from trainer.config.load import load_settings
 from trainer.core.errors import ConfigError
+from trainer.evaluation.panels import build_panel
 from trainer.records.trajectory import Outcome
 from trainer.rollout.actors import ScriptedActor
 from trainer.rollout.agent import play_episode
@@ -132,6 +134,25 @@ def test_a_run_learns_from_a_mixture_part_by_part(url, rows, tmp_path):
         for each in episodes
         for turn in each["turns"]
     )
+
+
+async def test_a_panel_of_a_data_set_scores_by_its_mixture(url, rows):
+    dataset = {"path": str(rows), "verifier": "Arithmetic-v0", "rewards": REWARDS}
+    settings = PanelSettings.model_validate({"episodes": 1, "dataset": dataset})
+    async with EnvironmentPool(url, None, "msgpack") as pool:
+        panel = await build_panel("held_out", settings, pool)
+    assert [part.name for part in panel.tasks[0].mixture_parts] == ["judge", "QA-v0"]
+
+
+def test_a_resumed_run_is_told_of_another_mixture(rows):
+    def digest(rewards, **more):
+        settings = DatasetSettings(path=str(rows), verifier="Arithmetic-v0", rewards=rewards, **more)
+        return load_streams(settings)[0].digest
+
+    other = [{**REWARDS[0], "weight": 0.75}, REWARDS[1]]
+    moved = [{**REWARDS[0], "url": "http://127.0.0.1:1"}, REWARDS[1]]
+    assert len({digest([]), digest(REWARDS), digest(other), digest(REWARDS, reward_weight=2.0)}) == 4
+    assert digest(moved) == digest(REWARDS), "the same judge elsewhere judges the same"
 
 
 def test_a_verifier_that_nobody_serves_is_named_before_the_first_step(url, rows, tmp_path, capfd):

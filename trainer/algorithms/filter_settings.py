@@ -240,6 +240,11 @@ class RewardSettings(Settings):
     overlong: OverlongSettings | None = Field(
         None, description="Penalty on the last turn of very long episodes."
     )
+    truncated_scale: Fraction = Field(
+        1.0,
+        description="Factor of the rewards of episodes that were cut off (ProRL; stop_properly_penalty_coef in "
+        "NeMo-RL); 0: they earn nothing.",
+    )
     scale: PositiveFloat = Field(
         1.0,
         description="Factor of every turn's reward, after all of these. A critic learns returns of about 1 soonest.",

@@ -27,6 +27,7 @@ from trainer.algorithms.moving_baseline import moving_baseline_advantages
 from trainer.algorithms.objective import policy_loss
 from trainer.algorithms.presets import resolve_preset
 from trainer.algorithms.returns import sample_weights, token_returns, turn_returns
+from trainer.algorithms.rewards import turn_rewards
 from trainer.algorithms.state import AlgorithmState
 
 SCORES = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0])
@@ -34,6 +35,32 @@ ONE_GROUP = torch.zeros(8, dtype=torch.int64)
 # Two turns with an observation of two tokens between them, and a shorter row.
 MASK = torch.tensor([[1, 1, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0]]).bool()
 REWARDS = torch.tensor([[0, 0.5, 9, 9, 0, 1.0], [0, 0, 2.0, 9, 9, 9]])
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 0.25, 1.0, 3.0]), min_size=2, max_size=12),
+    st.sampled_from(["group_std", "batch_std", "rest_std", "centred_std", "group_mean"]),
+    st.sampled_from(["mean", "leave_one_out", "batch_mean"]),
+    st.randoms(),
+)
+def test_no_scale_depends_on_order_or_on_the_unit_of_scores(values, scale, baseline, chance):
+    scores = torch.tensor(values, dtype=torch.float64)
+    groups = torch.tensor([chance.randrange(3) for _ in values])
+    order = torch.tensor(chance.sample(range(len(values)), len(values)))
+
+    def of(scores, groups):
+        return group_advantages(scores, groups, baseline=baseline, scale=scale, epsilon=1e-12)
+
+    found = of(scores, groups)
+    assert found.isfinite().all()
+    assert torch.allclose(of(scores[order], groups[order]), found[order], atol=1e-9)
+    equal = torch.stack([scores[groups == group].std(unbiased=False) for group in groups]) < 1e-9
+    if scale != "rest_std" and baseline != "batch_mean" and scale != "group_mean":
+        assert found[equal].abs().max() < 1e-9 if equal.any() else True
+    if scale != "rest_std":
+        assert torch.allclose(of(7 * scores, groups), found, atol=1e-9)
+    if scale not in ("rest_std", "group_mean"):
+        assert torch.allclose(of(scores + 5, groups), found, atol=1e-6)
 
 
 def test_max_rl_divides_by_the_mean():
@@ -289,6 +316,14 @@ def test_the_shortest_of_a_group():
     choice = choose_episodes(ShortestEpisodes(kind="shortest", size=1), batch, returns)
     assert choice.kept == [False, True, False, True]
     assert not choice.in_statistics
+
+
+def test_what_was_cut_off_earns_less():
+    # NeMo-RL stop_properly_penalty_coef: rewards of truncated samples times the coefficient.
+    batch = batch_of([1.0, 0.5, 2.0], truncated=[True, False, True])
+    settings = resolve_preset("grpo", {"reward": {"truncated_scale": 0.25, "scale": 2.0}}).reward
+    assert turn_rewards(settings, batch) == [[0.5], [1.0], [1.0]]
+    assert turn_rewards(settings, batch_of([1.0])) == [[2.0]], "where nobody says so, nothing was"
 
 
 def test_the_critic_learns_by_a_trace_of_its_own():
