@@ -122,7 +122,9 @@ def lake(folder: Path, seed: int, estimates: list[str]) -> dict[str, Any]:
     roll_train(teacher, *LAKE, f"seed={seed}")
     learnt = curve(teacher, success)
     goal = learnt[-1][1]
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
     results: dict[str, Any] = {
+        "commit": head.stdout.strip(),
         "goal": goal,
         "reinforcement learning": {
             "episodes_per_step": 256,
