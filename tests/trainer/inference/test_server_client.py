@@ -797,12 +797,30 @@ async def test_answers_to_a_pause_that_come_one_after_the_other_are_all_waited_f
         under_way.begin(each)
     async with asyncio.timeout(20), asyncio.timeout(None) as limit:
         ongoing[-1].limit = limit
-        settling = asyncio.create_task(under_way.settle())
+        settling = asyncio.create_task(under_way.settle(at_once))
         for each in ongoing:
             await asyncio.sleep(0.1)
             each.idle.set()
         await settling
     assert not limit.expired()
+
+
+async def at_once():
+    """Is answered at once."""
+
+
+async def test_answers_of_a_server_that_has_little_processor_time_are_waited_for(monkeypatch):
+    monkeypatch.setattr("trainer.inference.under_way._SETTLE_S", 0.01)
+    under_way, late = UnderWay(), OngoingReply(PartialReply(request()), rid="r")
+    under_way.begin(late)
+
+    async def after_what_it_owes():
+        await asyncio.sleep(0.05)
+        late.idle.set()
+
+    async with asyncio.timeout(20), asyncio.timeout(None) as late.limit:
+        await under_way.settle(after_what_it_owes)
+    assert not late.limit.expired()
 
 
 @BOTH
