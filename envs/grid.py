@@ -57,7 +57,7 @@ class GridGame(NamedGame):
         Raises:
             ValueError: If boards are observed as pictures, and this one has other sides.
         """
-        if self._shape not in (None, (rows, columns)):
+        if self._shape is not None and self._shape != (rows, columns):
             raise ValueError(
                 f"the board has {rows} rows and {columns} columns, and with observation 'image' those of this "
                 f"environment have {self._shape[0]} and {self._shape[1]}: make it with boards of that size"

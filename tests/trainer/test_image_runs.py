@@ -91,18 +91,18 @@ def test_what_was_trained_is_a_model_of_the_librarys(played):
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    ("changes", "message"),
     [
-        ("model.vision=null", "the policy sees none"),
-        ("backend={kind: fsdp2, ranks: 2}", "backend.kind fsdp2 divides rows of text only"),
+        (["model.vision=null"], "the policy sees none"),
+        (["backend={kind: fsdp2, ranks: 2}"], "backend.kind fsdp2 divides rows of text only"),
         (
-            "inference={kind: vllm, urls: ['http://127.0.0.1:9']}",
+            ["inference={kind: vllm, urls: ['http://127.0.0.1:9']}", "deterministic=false"],
             "inference.kind vllm is asked with token ids alone",
         ),
-        ("rollout.agent=/bin/true", "the agents' endpoint takes text only"),
+        (["rollout.agent=/bin/true"], "the agents' endpoint takes text only"),
     ],
+    ids=["blind", "fsdp2", "vllm", "agent"],
 )
-def test_what_cannot_see_says_so_before_it_plays(config, setting, message):
-    output = refused("--config", str(config), f"output_dir={config.parent}/refused", setting)
+def test_what_cannot_see_says_so_before_it_plays(config, changes, message):
+    output = refused("--config", str(config), f"output_dir={config.parent}/refused", *changes)
     assert message in output
-    assert "Traceback" not in output

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoProcessor, PreTrainedModel, ProcessorMixin
+from transformers import AutoProcessor, PreTrainedModel
 
 from trainer.core.errors import ConfigError
 from trainer.records.images import Picture, PlacedImage
@@ -25,7 +25,7 @@ class PictureProcessor:
     """Makes of a picture the placeholder tokens that stand for it, and what the model reads in their place.
 
     Args:
-        processor: The model's processor.
+        processor: The model's processor, as transformers has it.
 
     Attributes:
         token: The placeholder as text: what a chat template writes once for each picture.
@@ -36,7 +36,7 @@ class PictureProcessor:
         ConfigError: If it has no placeholder for pictures.
     """
 
-    def __init__(self, processor: ProcessorMixin) -> None:
+    def __init__(self, processor: Any) -> None:
         token_id = getattr(processor, "image_token_id", None)
         if token_id is None or not isinstance(getattr(processor, "image_token", None), str):
             raise ConfigError(
@@ -148,7 +148,9 @@ def image_tensors(
     positions, shifts = _positions(model, host, images, [0] * len(host) if offsets is None else offsets)
     return ImageTensors(
         _together(pictures, model),
-        *(torch.cat(each).to(model.device) for each in (rows, columns, which)),
+        torch.cat(rows).to(model.device),
+        torch.cat(columns).to(model.device),
+        torch.cat(which).to(model.device),
         positions,
         shifts,
     )
@@ -237,8 +239,9 @@ def embeddings(body: PreTrainedModel, ids: Tensor, images: ImageTensors) -> Tens
     Raises:
         ConfigError: If the model makes another number of features than there are tokens.
     """
-    words: Tensor = body.get_input_embeddings()(ids)
-    made: Any = body.get_image_features(**images.inputs)
+    seeing: Any = body  # the library's types know no model that sees
+    words: Tensor = seeing.get_input_embeddings()(ids)
+    made = seeing.get_image_features(**images.inputs)
     features = getattr(made, "pooler_output", made)
     if not isinstance(features, Tensor):
         features = torch.cat([each.flatten(0, -2) for each in features])

@@ -1,6 +1,7 @@
 """The tiny policy: a few hundred thousand parameters of a standard architecture, made here, nothing downloaded."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import (
@@ -100,16 +101,15 @@ def _seeing(text: Qwen3Config, vision: VisionSettings, image_id: int) -> LlavaCo
         image_size=vision.image_size,
         patch_size=vision.patch_size,
     )
-    return LlavaConfig(
-        vision_config=tower,
-        text_config=text,
-        image_token_id=image_id,
-        vision_feature_layer=-1,
-        vision_feature_select_strategy="default",
-        tie_word_embeddings=True,
-        pad_token_id=text.pad_token_id,
-        eos_token_id=text.eos_token_id,
-    )
+    options: dict[str, Any] = {
+        "image_token_id": image_id,
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "default",
+        "tie_word_embeddings": True,
+        "pad_token_id": text.pad_token_id,
+        "eos_token_id": text.eos_token_id,
+    }
+    return LlavaConfig(vision_config=tower, text_config=text, **options)
 
 
 def tiny_pictures(vision: VisionSettings, tokenizer: PreTrainedTokenizerFast) -> PictureProcessor:
