@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.records.images import Picture
+from rollgym import Picture
 
 
 def without_seeing(

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from trainer.config.load import load_settings
     from trainer.config.run import RunSettings
     from trainer.core.errors import ConfigError, RunError, TrainerError
+    from trainer.records.images import Picture
     from trainer.records.trajectory import Trajectory
 else:
     _EXPORTS = {
@@ -102,6 +103,7 @@ else:
             "RunError",
             "TrainerError",
         ),
+        "trainer.records.images": ("Picture",),
         "trainer.records.trajectory": ("Trajectory",),
     }
     _HOMES = {name: home for home, names in _EXPORTS.items() for name in names}
@@ -129,6 +131,7 @@ __all__ = [
     "NamespaceSandbox",
     "OneOf",
     "Outcome",
+    "Picture",
     "PoolShare",
     "ProblemError",
     "Program",

@@ -80,7 +80,7 @@ def _check(options: argparse.Namespace) -> int:
 
     try:
         sandbox = open_sandbox(options.backend, minimum_level="none")
-    except SandboxUnavailableError as error:
+    except (SandboxUnavailableError, ValueError) as error:
         print(f"roll-env sandbox check: {error}", file=sys.stderr)
         return 1
     failed = 0
@@ -125,7 +125,7 @@ def _run(options: argparse.Namespace) -> int:
         return 2
     try:
         sandbox = open_sandbox(options.backend, minimum_level=options.minimum_level)
-    except SandboxUnavailableError as error:
+    except (SandboxUnavailableError, ValueError) as error:
         result = RunResult(outcome=Outcome.SANDBOX_ERROR, detail=str(error))
         _print(result, options.json)
         return 1

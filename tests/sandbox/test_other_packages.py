@@ -98,6 +98,9 @@ def test_one_name_in_two_packages_is_refused(site: Path) -> None:
     install(site, "another", "[rollgym.sandboxes]\nborrowed = another:Sandbox\n")
     with pytest.raises(ValueError, match="in several packages, another and borrowed-sandbox: uninstall"):
         make_sandbox("borrowed")
+    told = roll_env(site, "check", "borrowed")
+    assert (told.returncode, "Traceback" in told.stderr) == (1, False)
+    assert "uninstall all but one" in told.stderr
 
 
 def test_the_command_shows_checks_and_uses_it(site: Path) -> None:
