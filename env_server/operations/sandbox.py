@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from clients.protocol.errors import ProblemError
 from env_server.access.context import Context
@@ -23,7 +23,7 @@ from sandbox.core.base import SandboxSession, SandboxUnavailableError
 from sandbox.core.cancelling import CancellableSandbox, Cancellation
 from sandbox.core.program import LANGUAGES
 from sandbox.remote.run_code import Run, RunCodeRequest, build_reply, read_request
-from sandbox.selection import open_sandbox
+from sandbox.selection import open_cancellable
 
 _RETRY_AFTER_S = 1
 _LIMITS = (
@@ -51,10 +51,7 @@ class ServedSandbox:
             ConfigurationError: If it does not work here.
         """
         try:
-            # The one back-end whose runs cannot be cancelled, a server that has it does not offer again.
-            self._opened = cast(
-                CancellableSandbox, await asyncio.to_thread(open_sandbox, self._settings.sandbox)
-            )
+            self._opened = await asyncio.to_thread(open_cancellable, self._settings.sandbox)
         except SandboxUnavailableError as error:
             raise ConfigurationError(f"sandbox: {error}") from error
 

@@ -1,7 +1,9 @@
 """The client of one inference server against the double of each, which says what it drew and with which weights."""
 
 import asyncio
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
@@ -26,6 +28,7 @@ from trainer.inference.errors import (
 from trainer.inference.partial_reply import PartialReply
 from trainer.inference.server_client import ServerClient
 from trainer.inference.under_way import OngoingReply, UnderWay
+from trainer.records.images import Picture, PlacedImage
 
 PROMPT = [72, 101, 108, 108, 111]
 PAGE = "\n<!doctype html><html><body>default backend</body></html>"
@@ -133,13 +136,16 @@ async def test_a_prompt_is_scored(dialect):
 
 
 @BOTH
-async def test_log_probabilities_that_are_not_of_the_sampled_distribution_are_refused(dialect):
+async def test_what_a_server_could_only_answer_otherwise_is_refused(dialect):
     with InferenceServer(dialect) as server:
         async with ServerClient(server.url, dialect) as client:
             with pytest.raises(ConfigError, match="log-probabilities"):
                 await client.generate(request(top_p=0.5))
             with pytest.raises(ConfigError, match="top_k"):
                 await client.generate(request(top_k=3))
+            shown = (PlacedImage(1, 2, Picture(np.zeros((8, 8, 3), np.uint8))),)
+            with pytest.raises(ConfigError, match="shows pictures"):
+                await client.generate(replace(request(), images=shown))
             if dialect == "vllm":
                 with pytest.raises(ConfigError, match="--logprobs-mode processed_logprobs"):
                     await client.generate(request(temperature=0.5))

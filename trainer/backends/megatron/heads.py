@@ -23,6 +23,7 @@ from trainer.backends.megatron.routing import RoutedLayers
 from trainer.backends.prefix_layout import SharedTokens
 from trainer.backends.rank_group import RankGroup
 from trainer.backends.vocabulary_parallel import sharded_logprobs
+from trainer.models.pictures import ImageTensors
 
 
 class MegatronHead(Head):
@@ -74,9 +75,11 @@ class MegatronHead(Head):
         entropy: EntropyMode,
         shared: SharedTokens | None = None,
         experts: Tensor | None = None,
+        images: ImageTensors | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return outputs and entropies `[n]` of some tokens, given those before each in its row."""
         assert shared is None
+        assert images is None, "policies that are divided by Megatron-Core see no pictures"
         mesh = self._group.shape
         ids = pad(ids, (0, -ids.shape[1] % length_multiple(mesh)))
         tokens = ids.shape[1]
