@@ -1,6 +1,9 @@
 """How advantages are computed: one settings class per kind. The code is in `credit.py` and the modules it names."""
 
-from typing import Annotated, Literal, Self
+import warnings
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
@@ -18,7 +21,27 @@ _SINGLETON = (
     "Advantage in a group of one: 0 (ROLL), or the bare score (verl). With unit 'step' that is a single step."
 )
 _EPSILON = "Added to the standard deviation (verl, ROLL: 1e-6)."
-_TOKEN_DISCOUNT = "Discount per sampled token (gamma)."
+_GAMMA = "Discount per sampled token."
+
+FORMER_KEYS: Mapping[str, str] = MappingProxyType(
+    {"token_discount": "gamma", "trace": "gae_lambda", "critic_trace": "critic_gae_lambda"}
+)
+"""Names that settings of advantages had before; they are still understood in this release."""
+
+
+def with_current_keys(advantage: Any) -> Any:
+    """Return settings of an advantage by the names that they have now, and warn of those that had another.
+
+    Raises:
+        ValueError: If one is given by both.
+    """
+    former = [key for key in FORMER_KEYS if isinstance(advantage, Mapping) and key in advantage]
+    for key in former:
+        if FORMER_KEYS[key] in advantage:
+            raise ValueError(f"'{key}' is the former name of '{FORMER_KEYS[key]}', which is given, too")
+        # FutureWarning: whoever wrote the settings is to see it, and not only developers.
+        warnings.warn(f"advantage.{key} is called {FORMER_KEYS[key]} now", FutureWarning, stacklevel=2)
+    return {FORMER_KEYS.get(key, key): value for key, value in advantage.items()} if former else advantage
 
 
 class Finished(Settings):
@@ -42,6 +65,11 @@ class Finished(Settings):
         None,
         description="Bound the magnitude of every advantage, at the very end; absent: no bound (ROLL: 0.2 for GiGPO).",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_current_keys(cls, values: Any) -> Any:
+        return with_current_keys(values)
 
     @model_validator(mode="after")
     def _whitening_is_read(self) -> Self:
@@ -216,7 +244,7 @@ class TokenReturnAdvantage(Whitened):
     """
 
     kind: Literal["token_return"]
-    token_discount: Fraction = Field(1.0, description=_TOKEN_DISCOUNT)
+    gamma: Fraction = Field(1.0, description=_GAMMA)
     baseline: Literal["none", "group_mean"] = Field(
         "none",
         description="Nothing, or the group's mean return, taken off every token (REINFORCE++-baseline with its KL).",
@@ -227,16 +255,16 @@ class GaeAdvantage(Whitened):
     """One advantage per token from a critic; observation tokens are skipped, not discounted (PPO, verl's form)."""
 
     kind: Literal["gae"]
-    token_discount: Fraction = Field(1.0, description=_TOKEN_DISCOUNT)
-    trace: Fraction = Field(1.0, description="Decay of the error trace per sampled token (lambda).")
+    gamma: Fraction = Field(1.0, description=_GAMMA)
+    gae_lambda: Fraction = Field(1.0, description="Decay of the error trace per sampled token.")
     length_adaptive: PositiveFloat | None = Field(
         None,
-        description="alpha of `trace = 1 - 1 / (alpha n)` with the episode's n sampled tokens (VAPO, arXiv:2504.05118: "
-        "0.05), in place of trace; absent: off.",
+        description="alpha of `gae_lambda = 1 - 1 / (alpha n)` with the episode's n sampled tokens (VAPO, "
+        "arXiv:2504.05118: 0.05), in place of gae_lambda; absent: off.",
     )
-    critic_trace: Fraction | None = Field(
+    critic_gae_lambda: Fraction | None = Field(
         None,
-        description="Decay for what the critic learns, where it is another (VC-PPO, VAPO: 1.0); absent: trace.",
+        description="Decay for what the critic learns, where it is another (VC-PPO, VAPO: 1.0); absent: gae_lambda.",
     )
     gae_mask: GaeMask = Field(
         "skip",
@@ -245,9 +273,12 @@ class GaeAdvantage(Whitened):
     )
 
     @model_validator(mode="after")
-    def _trace_is_read(self) -> Self:
-        if self.length_adaptive is not None and self.trace != type(self).model_fields["trace"].default:
-            raise ValueError("length_adaptive takes the place of trace: leave trace out")
+    def _gae_lambda_is_read(self) -> Self:
+        if (
+            self.length_adaptive is not None
+            and self.gae_lambda != type(self).model_fields["gae_lambda"].default
+        ):
+            raise ValueError("length_adaptive takes the place of gae_lambda: leave gae_lambda out")
         return self
 
 
@@ -256,8 +287,8 @@ class BiLevelGaeAdvantage(Whitened):
 
     kind: Literal["bi_level_gae"]
     turn_discount: Fraction = Field(0.95, description="Discount from one turn to the next.")
-    token_discount: Fraction = Field(1.0, description="Discount per sampled token of a turn (gamma).")
-    trace: Fraction = Field(1.0, description="Decay of the error trace, on both levels (lambda).")
+    gamma: Fraction = Field(1.0, description="Discount per sampled token of a turn.")
+    gae_lambda: Fraction = Field(1.0, description="Decay of the error trace, on both levels.")
 
 
 class CustomAdvantage(Finished):

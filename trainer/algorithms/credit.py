@@ -174,7 +174,7 @@ def _token_advantages(
     match advantage.kind:
         case "token_return":
             dense = stream.gather(rewards)
-            advantages = token_returns(dense, sampled, discount=advantage.token_discount)
+            advantages = token_returns(dense, sampled, discount=advantage.gamma)
             if advantage.baseline == "group_mean":
                 groups = torch.tensor(batch.groups, dtype=torch.int64, device=dense.device)
                 mean = group_statistics(dense.sum(dim=1), groups).mean
@@ -204,8 +204,8 @@ def _token_advantages(
                 sampled,
                 stream.flags(stream.turn_end),
                 turn_discount=advantage.turn_discount,
-                token_discount=advantage.token_discount,
-                trace=advantage.trace,
+                token_discount=advantage.gamma,
+                trace=advantage.gae_lambda,
             )
         case _:
             raise ValueError(f"advantage '{advantage.kind}' reads no critic")
@@ -215,24 +215,24 @@ def _token_advantages(
 def _generalized(
     advantage: GaeAdvantage, rewards: Tensor, values: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return GAE, and what the critic should say: by a trace of its own, where it has one.
+    """Return GAE, and what the critic should say: by a lambda of its own, where it has one.
 
     With `gae_mask: none` it decays over observation tokens, row by row (OpenRLHF); padding behind a row costs nothing.
     """
-    trace: float | Tensor = advantage.trace
+    gae_lambda: float | Tensor = advantage.gae_lambda
     if advantage.length_adaptive is not None:
-        trace = length_adaptive_trace(mask, advantage.length_adaptive)
+        gae_lambda = length_adaptive_trace(mask, advantage.length_adaptive)
     found = generalized_advantages(
-        rewards, values, mask, discount=advantage.token_discount, trace=trace, gae_mask=advantage.gae_mask
+        rewards, values, mask, discount=advantage.gamma, trace=gae_lambda, gae_mask=advantage.gae_mask
     )
-    if advantage.critic_trace is None:
+    if advantage.critic_gae_lambda is None:
         return found
     apart = generalized_advantages(
         rewards,
         values,
         mask,
-        discount=advantage.token_discount,
-        trace=advantage.critic_trace,
+        discount=advantage.gamma,
+        trace=advantage.critic_gae_lambda,
         gae_mask=advantage.gae_mask,
     )
     return found[0], apart[1]

@@ -327,15 +327,15 @@ def test_what_was_cut_off_earns_less():
 
 
 def test_the_critic_learns_by_a_trace_of_its_own():
-    advantage = {"whiten": False, "length_adaptive": 1.0, "critic_trace": 1.0}
+    advantage = {"whiten": False, "length_adaptive": 1.0, "critic_gae_lambda": 1.0}
     settings = resolve_preset("ppo", {"advantage": advantage})
     rows = rows_of(1, values=torch.tensor([[0.2, 0.6]]))
     found = compute_advantages(settings, batch_of([1.0]), rows)
     # Two tokens: lambda 1/2. d = 0.4 and 0.4.
     assert found.advantages.tolist()[0] == pytest.approx([0.4 + 0.5 * 0.4, 0.4])
     assert found.returns.tolist()[0] == pytest.approx([1.0, 1.0])
-    with pytest.raises(ValueError, match="length_adaptive takes the place of trace"):
-        resolve_preset("ppo", {"advantage": {"trace": 0.9, "length_adaptive": 0.05}})
+    with pytest.raises(ValueError, match="length_adaptive takes the place of gae_lambda"):
+        resolve_preset("ppo", {"advantage": {"gae_lambda": 0.9, "length_adaptive": 0.05}})
 
 
 def test_an_optimal_baseline_needs_what_backends_compute():

@@ -26,7 +26,7 @@ PAPERS = (
         "VAPO 2504.05118",
         {
             **_PPO,
-            "advantage": {"kind": "gae", "length_adaptive": 0.05, "critic_trace": 1.0},
+            "advantage": {"kind": "gae", "length_adaptive": 0.05, "critic_gae_lambda": 1.0},
             "surrogate": {"clip_high": 0.28},
             "positive_nll": {"coefficient": 0.1},
             "entropy_coefficient": 0.0,
