@@ -165,6 +165,23 @@ def test_a_verifier_that_nobody_serves_is_named_before_the_first_step(url, rows,
     assert "the server has no environment 'Jugde-v0'; did you mean Judge-v0" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ("{verifier: Judge-v0, task: {template: match}}", "Judge-v0 of rewards does not take a row"),
+        ("{verifier: FrozenLake-v0}", "FrozenLake-v0 of rewards does not take a row"),
+    ],
+)
+def test_a_verifier_that_lacks_a_field_is_named_before_the_first_step(url, rows, tmp_path, capfd, part, said):
+    words = [
+        f"datasets=[{{path: {rows}, verifier: Arithmetic-v0, rewards: [{part}]}}]",
+        "rollout={max_turns: 1}",
+        "model={hidden_size: 16, layers: 1, heads: 2, max_length: 256}",
+    ]
+    assert main([*words, "--env-url", url, f"output_dir={tmp_path / 'run'}"]) == 2
+    assert said in capfd.readouterr().err
+
+
 def test_a_judge_on_devices_of_its_own_is_asked_as_a_part(rows):
     settings = load_settings(
         None,

@@ -11,6 +11,7 @@ from trainer.core.errors import ConfigError
 from trainer.core.run_files import write_whole
 from trainer.records.checkpoint import CheckpointError
 from trainer.rollout.environments import EnvironmentPool
+from trainer.rollout.mixtures import item_of
 from trainer.tasks.dataset import RowStream
 
 DATA_FILE = "data.json"
@@ -36,9 +37,25 @@ async def check_streams(streams: Sequence[RowStream], pool: EnvironmentPool) -> 
             ) from problem
         finally:
             await client.close_sessions([session])
-        for part in stream.item(0, 0, 0).mixture_parts:
-            other = await pool.client(part.url)
-            await _look_up(other, stream.settings.name, part.verifier)
+        await _check_mixture(stream, pool)
+
+
+async def _check_mixture(stream: RowStream, pool: EnvironmentPool) -> None:
+    """Look the other verifiers of a mixture up, and show them the first row with an empty response."""
+    task = stream.item(0, 0, 0)
+    for part in task.mixture_parts:
+        client = await pool.client(part.url)
+        await _look_up(client, stream.settings.name, part.verifier)
+        try:
+            (verdict,) = await client.verify(part.verifier, [item_of(part, task, "")])
+            fault = verdict.detail if verdict.outcome == "error" else None
+        except ProblemError as problem:
+            fault = problem.detail
+        if fault is not None:
+            raise ConfigError(
+                f"data set {stream.settings.name}: {part.verifier} of rewards does not take a row (tried: "
+                f"{stream.place}): {fault}; its 'fields' and 'task' say which field comes from where"
+            )
 
 
 async def _look_up(client: EnvClient, dataset: str, env_id: str) -> None:

@@ -12,7 +12,7 @@ from trainer.records.timeline import Phase
 from trainer.records.trajectory import Trajectory
 from trainer.rollout.agent import FAULTS, note_failure
 from trainer.rollout.environments import EnvironmentPool
-from trainer.tasks.task import RewardMixture, RewardPart
+from trainer.tasks.task import RewardMixture, RewardPart, Task
 
 
 async def mix_reward(pool: EnvironmentPool, trajectory: Trajectory) -> None:
@@ -57,15 +57,16 @@ async def _verdicts(
 
 async def _ask(pool: EnvironmentPool, part: RewardPart, trajectory: Trajectory) -> Verdict:
     client = await pool.client(part.url)
-    (verdict,) = await client.verify(part.verifier, [item_of(part, trajectory)])
+    item = item_of(part, trajectory.task, trajectory.turns[-1].reply)
+    (verdict,) = await client.verify(part.verifier, [item])
     return verdict
 
 
-def item_of(part: RewardPart, trajectory: Trajectory) -> Mapping[str, Any]:
+def item_of(part: RewardPart, task: Task, response: str) -> Mapping[str, Any]:
     """Return what a verifier is asked: the task's fields, those that it calls otherwise, and the response."""
-    fields = dict(trajectory.task.options or {})
+    fields = dict(task.options or {})
     renamed = {name: fields[source] for name, source in part.fields.items() if source in fields}
-    return {**fields, **renamed, **part.task, "response": trajectory.turns[-1].reply}
+    return {**fields, **renamed, **part.task, "response": response}
 
 
 def _pay(trajectory: Trajectory, mixture: RewardMixture, verdicts: Mapping[str, Verdict]) -> None:
