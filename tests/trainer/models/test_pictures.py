@@ -24,10 +24,12 @@ from trainer.backends.optimizer import Schedule
 from trainer.backends.prefix_costs import sharing_costs
 from trainer.backends.reference import FrozenModel
 from trainer.backends.torch_backend import TorchBackend
+from trainer.config.model import LoraSettings
 from trainer.config.optimizer import OptimizerSettings
 from trainer.inference.base import GenerationRequest, SamplingParams
 from trainer.inference.torch_engine import TorchEngine
 from trainer.models.load import load_model, load_tokenizer, save_model
+from trainer.models.lora import add_lora, is_adapter
 from trainer.models.pictures import PictureProcessor, load_pictures, sees
 from trainer.models.value_head import ValueModel
 from trainer.models.weights import twin_of
@@ -213,3 +215,15 @@ def test_sharing_has_its_costs_for_a_model_that_sees():
     head = PolicyHead(seeing_model(), 1.0)
     assert head.why_not_shared is None
     assert sharing_costs(head, "auto", head.body.device) is not None
+
+
+def test_adapters_reach_the_tower():
+    model = seeing_model()
+    add_lora(model, LoraSettings(rank=2), 0)
+    moving = {name: each for name, each in model.named_parameters() if is_adapter(name)}
+    before = {name: each.detach().clone() for name, each in moving.items()}
+    report = backend_of(model).step(rows_to_train(), weighted_loss)
+    assert report.applied
+    moved = [name for name, each in moving.items() if not each.detach().equal(before[name])]
+    assert any("vision_tower" in name for name in moved)
+    assert any("language_model" in name for name in moved)
