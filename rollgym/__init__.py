@@ -19,17 +19,27 @@ if TYPE_CHECKING:
     from clients.client.verifier import RemoteVerifier
     from clients.protocol.errors import ProblemError
     from clients.protocol.spaces import UnicodeText
+    from envs.adapters.text import TextAdapter
+    from envs.grid import GridGame
     from envs.kwargs import OPERATOR, DeclaredKwargs, OneOf
     from envs.text_game import TextGame
     from envs.tools.base import ToolEnv
-    from envs.tools.tool import Tool
+    from envs.tools.tool import Tool, Toolbox
     from envs.verifiers.base import Verdict, VerifierEnv
-    from sandbox.core.base import Sandbox, SandboxSession
+    from envs.verifiers.function import TaskVerifier, verifier
+    from envs.verifiers.pool import PoolShare
+    from sandbox.conformance import SandboxConformance
+    from sandbox.core.base import Sandbox, SandboxSession, SandboxUnavailableError
+    from sandbox.core.cancelling import Cancellation
     from sandbox.core.limits import Limits
+    from sandbox.core.probe import probe_sandbox
     from sandbox.core.program import Program
-    from sandbox.core.result import Outcome, RunResult
+    from sandbox.core.result import Guarantees, Outcome, RunResult
+    from sandbox.local.backends import NamespaceSandbox
+    from sandbox.remote.remote import RemoteSandbox
     from sandbox.selection import open_sandbox
     from sandbox.warm.pool import WarmPool
+    from trainer.commands.learning import train, train_async
     from trainer.config.load import load_settings
     from trainer.config.run import RunSettings
     from trainer.core.errors import ConfigError, RunError, TrainerError
@@ -38,25 +48,60 @@ else:
     _EXPORTS = {
         "clients.client.client": ("EnvClient",),
         "clients.client.env": ("RemoteEnv",),
-        "clients.protocol.errors": ("ProblemError",),
-        "clients.protocol.spaces": ("UnicodeText",),
         "clients.client.session": ("EnvSession",),
         "clients.client.vector": ("RemoteVectorEnv",),
         "clients.client.verifier": ("RemoteVerifier",),
-        "envs.kwargs": ("OPERATOR", "DeclaredKwargs", "OneOf"),
+        "clients.protocol.errors": ("ProblemError",),
+        "clients.protocol.spaces": ("UnicodeText",),
+        "envs.adapters.text": ("TextAdapter",),
+        "envs.grid": ("GridGame",),
+        "envs.kwargs": (
+            "OPERATOR",
+            "DeclaredKwargs",
+            "OneOf",
+        ),
         "envs.text_game": ("TextGame",),
         "envs.tools.base": ("ToolEnv",),
-        "envs.tools.tool": ("Tool",),
-        "envs.verifiers.base": ("Verdict", "VerifierEnv"),
-        "sandbox.core.base": ("Sandbox", "SandboxSession"),
+        "envs.tools.tool": ("Tool", "Toolbox"),
+        "envs.verifiers.base": (
+            "Verdict",
+            "VerifierEnv",
+        ),
+        "envs.verifiers.function": (
+            "TaskVerifier",
+            "verifier",
+        ),
+        "envs.verifiers.pool": ("PoolShare",),
+        "sandbox.conformance": ("SandboxConformance",),
+        "sandbox.core.base": (
+            "Sandbox",
+            "SandboxSession",
+            "SandboxUnavailableError",
+        ),
+        "sandbox.core.cancelling": ("Cancellation",),
         "sandbox.core.limits": ("Limits",),
-        "sandbox.warm.pool": ("WarmPool",),
+        "sandbox.core.probe": ("probe_sandbox",),
         "sandbox.core.program": ("Program",),
-        "sandbox.core.result": ("Outcome", "RunResult"),
+        "sandbox.core.result": (
+            "Guarantees",
+            "Outcome",
+            "RunResult",
+        ),
+        "sandbox.local.backends": ("NamespaceSandbox",),
+        "sandbox.remote.remote": ("RemoteSandbox",),
         "sandbox.selection": ("open_sandbox",),
+        "sandbox.warm.pool": ("WarmPool",),
+        "trainer.commands.learning": (
+            "train",
+            "train_async",
+        ),
         "trainer.config.load": ("load_settings",),
         "trainer.config.run": ("RunSettings",),
-        "trainer.core.errors": ("ConfigError", "RunError", "TrainerError"),
+        "trainer.core.errors": (
+            "ConfigError",
+            "RunError",
+            "TrainerError",
+        ),
         "trainer.records.trajectory": ("Trajectory",),
     }
     _HOMES = {name: home for home, names in _EXPORTS.items() for name in names}
@@ -73,26 +118,37 @@ else:
 
 __all__ = [
     "OPERATOR",
+    "Cancellation",
     "ConfigError",
     "DeclaredKwargs",
     "EnvClient",
     "EnvSession",
+    "GridGame",
+    "Guarantees",
     "Limits",
+    "NamespaceSandbox",
     "OneOf",
     "Outcome",
+    "PoolShare",
     "ProblemError",
     "Program",
     "RemoteEnv",
+    "RemoteSandbox",
     "RemoteVectorEnv",
     "RemoteVerifier",
     "RunError",
     "RunResult",
     "RunSettings",
     "Sandbox",
+    "SandboxConformance",
     "SandboxSession",
+    "SandboxUnavailableError",
+    "TaskVerifier",
+    "TextAdapter",
     "TextGame",
     "Tool",
     "ToolEnv",
+    "Toolbox",
     "TrainerError",
     "Trajectory",
     "UnicodeText",
@@ -102,6 +158,10 @@ __all__ = [
     "__version__",
     "load_settings",
     "open_sandbox",
+    "probe_sandbox",
+    "train",
+    "train_async",
+    "verifier",
 ]
 
 # Gymnasium has had no plug-in mechanism since 1.0: packages register when they are imported.

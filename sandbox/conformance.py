@@ -23,7 +23,7 @@ from unittest import SkipTest
 from sandbox.core.base import Sandbox
 from sandbox.core.cancelling import CancellableSandbox, Cancellation
 from sandbox.core.limits import Limits
-from sandbox.core.probe import probe
+from sandbox.core.probe import probe_sandbox
 from sandbox.core.program import Program
 from sandbox.core.result import Guarantees, Outcome, RunResult
 
@@ -238,7 +238,7 @@ class SandboxConformance:
     def test_it_keeps_what_it_claims(self, sandbox: Sandbox) -> None:
         """A program tries to get out, in the same way for every back-end."""
         claimed = sandbox.probe()
-        seen = probe(_Claiming(sandbox, claimed))
+        seen = probe_sandbox(_Claiming(sandbox, claimed))
         broken = [
             name
             for name in ("files", "network", "processes", "privileges", "system_calls", "disk")

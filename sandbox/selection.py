@@ -18,11 +18,11 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 """From the strongest to none."""
 
 _CLASSES: Mapping[str, str] = {
-    "namespaces": "sandbox.local.namespaces:NamespaceSandbox",
-    "bubblewrap": "sandbox.local.bubblewrap:BubblewrapSandbox",
+    "namespaces": "sandbox.local.backends:NamespaceSandbox",
+    "bubblewrap": "sandbox.local.backends:BubblewrapSandbox",
     "docker": "sandbox.containers.docker:DockerSandbox",
-    "landlock": "sandbox.local.landlock:LandlockSandbox",
-    "unsafe": "sandbox.local.unsafe:UnsafeSandbox",
+    "landlock": "sandbox.local.backends:LandlockSandbox",
+    "unsafe": "sandbox.local.backends:UnsafeSandbox",
     "remote": "sandbox.remote.remote:RemoteSandbox",
 }
 BACKENDS = tuple(_CLASSES)

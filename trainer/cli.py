@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from clients.protocol.arrays import DecodeError, EncodeError
 from clients.protocol.errors import ProblemError
 from trainer.cluster.placement import picture, place_roles
-from trainer.commands.arguments import PIPELINES, parser_of, split_command
+from trainer.commands.arguments import parser_of, split_command
 from trainer.commands.defects import described, keep_traceback
+from trainer.commands.learning import learn
 from trainer.commands.memory import plan_lines
 from trainer.config.checks import check_settings
 from trainer.config.load import dump_settings, load_settings
@@ -181,13 +182,7 @@ async def _command(command: str, settings: RunSettings, options: argparse.Namesp
         from trainer.commands.export import export
 
         return export(settings, options.checkpoint, options.output, adapter=options.adapter)
-    if command in PIPELINES and not settings.plays:
-        from trainer.commands.examples import learn_from_examples
-
-        return await learn_from_examples(settings, command, ending)
-    from trainer.commands.train import train
-
-    return await train(settings, ending, command)
+    return await learn(settings, ending, command)
 
 
 if __name__ == "__main__":

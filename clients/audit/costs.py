@@ -15,7 +15,7 @@ from clients.audit.policies import GiveUp, random_policy, takes_text
 from clients.audit.subject import Subject
 from clients.client.session import EnvSession
 from clients.measuring.long_texts import BEYOND_CHANCE_S, LIMIT_S, SIZES, long_texts
-from clients.measuring.run_queue import queued_seconds
+from clients.measuring.metrics import queued_seconds
 from clients.protocol.errors import ProblemError
 
 _SECTION = "costs"

@@ -12,7 +12,7 @@ import gymnasium
 from clients.checks.report import Finding, Status
 from clients.checks.target import Target
 from clients.measuring.long_texts import BEYOND_CHANCE_S, LIMIT_S, SIZES, long_texts
-from clients.measuring.run_queue import queued_seconds
+from clients.measuring.metrics import queued_seconds
 from clients.protocol.spaces import UnicodeText
 
 _RESETS = 8

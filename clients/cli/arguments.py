@@ -10,10 +10,10 @@ from typing import Any
 
 import orjson
 
+from clients.client.client import TOKEN_VARIABLE
 from clients.net.transport import socket_url
 from clients.process.local_server import LocalServer
 
-TOKEN_VARIABLE = "ROLLGYM_TOKEN"
 CONNECT_TIMEOUT_S = 3.0
 """A person who mistyped an address wants to know soon."""
 

@@ -1,4 +1,4 @@
-"""`--version`, the same for every command."""
+"""`--version`, the same for every command; a module of its own, as servers and trainers have it without `roll-env`."""
 
 from __future__ import annotations
 

@@ -21,6 +21,8 @@ from clients.protocol.values import encode_value
 _CLOSE_TIMEOUT_S = 5.0
 
 Encoding = Literal["json", "msgpack"]
+TOKEN_VARIABLE = "ROLLGYM_TOKEN"
+"""The environment variable in which commands find a server's token where none is given."""
 
 
 class EnvClient:

@@ -12,6 +12,7 @@ import gymnasium
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 
+from clients.process.entry_points import InstalledEnvironment, installed_environments
 from clients.protocol.errors import ProblemError
 from clients.protocol.spaces import UnicodeText, describe_space
 from clients.protocol.values import EncodeError, encode_value
@@ -122,7 +123,7 @@ class Catalog:
 
     @classmethod
     def load(cls, settings: Settings) -> "Catalog":
-        """The built-in environments and those that the settings add.
+        """The built-in environments, those that other packages bring, and those that the settings add.
 
         Raises:
             ConfigurationError: If an environment cannot be imported or a setting names one that is not there.
@@ -135,6 +136,9 @@ class Catalog:
             # Where the operator adds data to one, making it may take what a child has to give.
             entry.built_in = not entry.source.operator_kwargs
             entries[env_id] = entry
+        if bundled:
+            for env_id, installed in installed_environments().items():
+                entries[env_id] = _installed_entry(env_id, installed, settings, taken=env_id in entries)
         for text in settings.env:
             env_id, target = named_class(text)
             _refuse_twice(entries, env_id)
@@ -239,6 +243,20 @@ def _class_entry(
         max_episode_steps=max_episode_steps,
         deterministic=bool(metadata.get("deterministic", ours)),
     )
+
+
+def _installed_entry(
+    env_id: str, installed: InstalledEnvironment, settings: Settings, *, taken: bool
+) -> CatalogEntry:
+    packages = " and ".join(installed.packages)
+    remedy = "uninstall it, or serve what you name and nothing else: --no-builtin"
+    if taken or installed.ambiguous or _ID.fullmatch(env_id) is None:
+        reason = "is taken" if taken else "means two classes" if installed.ambiguous else "is no id"
+        raise ConfigurationError(f"the environment {env_id!r} of the package {packages} {reason}: {remedy}")
+    try:
+        return _class_entry(env_id, installed.path, settings, None, ours=False)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"the package {packages} is broken: {error}; {remedy}") from error
 
 
 def _declared_kwargs(

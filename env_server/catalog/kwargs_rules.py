@@ -174,7 +174,7 @@ def _not_finite(kwargs: Mapping[str, Any]) -> Iterator[str]:
         elif isinstance(value, Mapping):
             waiting.extend((f"{field[:_MAX_REASON]}.{name}", part) for name, part in value.items())
         elif isinstance(value, list | tuple):
-            waiting.extend((f"{field[:_MAX_REASON]}.{place}", part) for place, part in enumerate(value))
+            waiting.extend((f"{field[:_MAX_REASON]}.{index}", part) for index, part in enumerate(value))
 
 
 def _unknown(name: str, named: Mapping[str, Any]) -> str:

@@ -7,36 +7,7 @@ from typing import Literal, NamedTuple
 
 from clients.protocol.errors import ProblemError
 
-
-@dataclass(frozen=True, slots=True)
-class ProcessRank:
-    """The place of one I/O process in its server.
-
-    Attributes:
-        index: From 0; also the first part of the ids of the sessions that this process owns.
-        processes: How many I/O processes the server has.
-        restarts: How often the process in this place has ended and was started again.
-        directory: Where the processes of this server meet (journals, Unix sockets, shared tables), or None where
-            a single process keeps no state on disk.
-    """
-
-    index: int = 0
-    processes: int = 1
-    directory: Path | None = None
-    restarts: int = 0
-
-
 _RETRY_S = 2
-
-
-class Phase(Enum):
-    """The phases of a server's life."""
-
-    STARTING = "starting"
-    READY = "ready"
-    DRAINING = "draining"
-
-
 ReasonCode = Literal[
     "starting",
     "draining",
@@ -48,6 +19,32 @@ ReasonCode = Literal[
     "process_away",
 ]
 """Why a server is not ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRank:
+    """Which of its server's I/O processes one is.
+
+    Attributes:
+        index: Its rank, from 0; also the first part of the ids of the sessions that this process owns.
+        processes: How many I/O processes the server has.
+        restarts: How often the process of this rank has ended and was started again.
+        directory: Where the processes of this server meet (journals, Unix sockets, shared tables), or None where
+            a single process keeps no state on disk.
+    """
+
+    index: int = 0
+    processes: int = 1
+    directory: Path | None = None
+    restarts: int = 0
+
+
+class Phase(Enum):
+    """The phases of a server's life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
 
 
 class Reason(NamedTuple):

@@ -16,7 +16,7 @@ from env_server.catalog.catalog import CatalogEntry
 from env_server.common.settings import Settings
 from env_server.gateway.journal_entries import JournalAway, check
 from env_server.gateway.registry import Registration, Registry, no_server
-from env_server.gateway.relayed import UNREADABLE, RelayedSession
+from env_server.gateway.relayed_session import UNREADABLE, RelayedSession
 from env_server.gateway.relocation import PATIENCE_S, Relocation, renamed
 from env_server.gateway.session_names import session_name
 from env_server.gateway.session_release import SessionRelease

@@ -13,7 +13,7 @@ from env_server.catalog.catalog import Catalog
 from env_server.common.settings import Settings
 from env_server.gateway.moves import Moves
 from env_server.gateway.registry import Registration, Registry
-from env_server.gateway.relayed import UNREADABLE, RelayedSession
+from env_server.gateway.relayed_session import UNREADABLE, RelayedSession
 from env_server.gateway.restoring import begin_anew
 from env_server.gateway.session_names import SessionName, parse_session_name
 from env_server.gateway.session_release import SessionRelease

@@ -8,7 +8,7 @@ from clients.protocol.errors import ProblemError
 from env_server.gateway.journal_entries import JournalAway
 from env_server.gateway.moves import Moves
 from env_server.gateway.registry import Registry
-from env_server.gateway.relayed import RelayedSession
+from env_server.gateway.relayed_session import RelayedSession
 from env_server.journal.journal import EndReason
 
 if TYPE_CHECKING:

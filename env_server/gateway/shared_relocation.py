@@ -10,7 +10,7 @@ from clients.protocol.errors import RETRY_LATER, ProblemError
 from env_server.common.settings import Settings
 from env_server.gateway.journal_entries import LEASE_S, Claim, JournalAway, SharedSession
 from env_server.gateway.registry import Registration, Registry
-from env_server.gateway.relayed import RelayedSession
+from env_server.gateway.relayed_session import RelayedSession
 from env_server.gateway.restoring import begin_anew
 from env_server.gateway.upstream.node import Nodes
 from env_server.journal.journal import EndReason

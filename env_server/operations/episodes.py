@@ -17,7 +17,7 @@ from env_server.journal.journal_file import JournalFile
 from env_server.messages.fields import own_fields
 from env_server.messages.validation import invalid, validate
 from env_server.operations.failures import busy, environment_error, not_reset
-from env_server.operations.running import Runner
+from env_server.operations.runner import Runner
 from env_server.sessions.replies import Reply, encode_observation, reset_reply
 from env_server.sessions.session import ResetRecord, Running, Session, StepRecord
 from env_server.telemetry.metrics import Metrics

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from clients.measuring.run_queue import queued_seconds
+from clients.measuring.metrics import queued_seconds
 from env_server.common.io_process import ProcessRank
 from env_server.common.settings import Isolation, Settings
 from env_server.gateway.registry import Registry

@@ -10,7 +10,7 @@ from gymnasium import Space
 from env_server.access.context import Context
 from env_server.journal.journal_file import Opening
 from env_server.operations.failures import busy, step_mismatch
-from env_server.operations.running import Runner
+from env_server.operations.runner import Runner
 from env_server.sessions.replies import Reply, reset_reply, session_reply
 from env_server.sessions.session import ResetRecord, Session
 from env_server.sessions.sessions import Sessions, session_gone

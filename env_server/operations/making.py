@@ -16,8 +16,8 @@ from env_server.access.context import Context
 from env_server.catalog.catalog import Catalog, CatalogEntry
 from env_server.common.event_loop import Slices
 from env_server.common.settings import Settings
-from env_server.gateway.relayed import RelayedSession
 from env_server.gateway.relayed_making import RelayedMaking, RelayedOpening
+from env_server.gateway.relayed_session import RelayedSession
 from env_server.journal.journal import Journal
 from env_server.journal.journal_file import JournaledSession, JournalFile, Opening
 from env_server.journal.replay import ReplayDiverged
@@ -26,7 +26,7 @@ from env_server.messages.validation import invalid, validate
 from env_server.operations.episodes import Resetting
 from env_server.operations.failures import busy, environment_error, not_reset, worker_died
 from env_server.operations.idempotency import IdempotencyCache, OpenedSession, open_again
-from env_server.operations.running import Runner
+from env_server.operations.runner import Runner
 from env_server.sessions.replies import Reply
 from env_server.sessions.session import BaseSession, ResetRecord, Session
 from env_server.sessions.sessions import Sessions, session_gone

@@ -15,7 +15,7 @@ from env_server.common.io_process import Lifecycle
 from env_server.gateway.announcements import Announcements
 from env_server.gateway.registering import Registering
 from env_server.gateway.relay import Relay
-from env_server.gateway.relayed import RelayedSession
+from env_server.gateway.relayed_session import RelayedSession
 from env_server.gateway.step_shares import StepShares
 from env_server.messages.fields import own_fields, refuse_fields
 from env_server.messages.validation import invalid, validate

@@ -20,12 +20,12 @@ from env_server.gateway.registry import Registration, Registry
 from env_server.gateway.relay import Relay
 from env_server.gateway.relayed_making import RelayedMaking
 from env_server.gateway.relocation import Relocation
+from env_server.gateway.remote_worker import RemoteWorker
 from env_server.gateway.roster import Roster
 from env_server.gateway.session_release import SessionRelease
 from env_server.gateway.shared_relocation import SharedRelocation
 from env_server.gateway.step_shares import StepShares
 from env_server.gateway.upstream.node import Nodes
-from env_server.gateway.worker import RemoteWorker
 from env_server.journal.journal_file import JournalError, JournalFile
 from env_server.operations.episodes import Rendering, Resetting
 from env_server.operations.exposition import Exposition, aggregate
@@ -33,7 +33,7 @@ from env_server.operations.information import Information
 from env_server.operations.making import Making
 from env_server.operations.operations import Calls, Operations
 from env_server.operations.readiness import Readiness
-from env_server.operations.running import Runner
+from env_server.operations.runner import Runner
 from env_server.operations.sandbox import InteractiveSessions, RunningCode, ServedSandbox
 from env_server.operations.stepping import Stepping
 from env_server.operations.verifying import Verifying

@@ -17,7 +17,7 @@ from env_server.access.tokens import Tokens
 from env_server.catalog.catalog import Catalog
 from env_server.common.io_process import ProcessRank
 from env_server.common.settings import ConfigurationError, Settings
-from env_server.gateway.announcing import Announcer
+from env_server.gateway.announcer import Announcer
 from env_server.http.http_connection import http_protocol
 from env_server.http.socket import HARD_LIMIT_FACTOR
 from env_server.http.write_coalescing import CoalescingProtocol

@@ -11,26 +11,21 @@ from typing import Any, Literal
 CURRENT_TRACE: ContextVar[str | None] = ContextVar("traceparent", default=None)
 """Set while a traced operation runs; what it asks of other servers and processes belongs to the same trace."""
 
-
 LOGGED = ("session_id", "env_id", "request_id")
 """Fields of operations that records carry. No others: what clients send may be private, and is large."""
 
 _LONGEST = 128
 
+LogFormat = Literal["text", "json"]
+# At their lower levels these write headers, with the tokens in them, and frames.
+_TALKATIVE = ("uvicorn.error", "httpx", "httpcore", "websockets")
+_MAX_LINE = 2_000
+_MAX_RECORD = 20_000
+
 
 def log_fields(fields: Mapping[str, Any]) -> dict[str, str]:
     """The `extra` of a record, from an operation's fields as they came."""
     return {name: value[:_LONGEST] for name in LOGGED if type(value := fields.get(name)) is str}
-
-
-LogFormat = Literal["text", "json"]
-
-# At their lower levels these write headers, with the tokens in them, and frames.
-_TALKATIVE = ("uvicorn.error", "httpx", "httpcore", "websockets")
-
-
-_MAX_LINE = 2_000
-_MAX_RECORD = 20_000
 
 
 class _Bounded(logging.Formatter):

@@ -10,6 +10,13 @@ from env_server.telemetry.durations import Durations
 
 OTHER = "other"
 """The label of all environments that have none of their own."""
+EpisodeOutcome = Literal["success", "terminated", "truncated", "error", "abandoned"]
+"""How an episode ended. One that was reset or closed before its end is abandoned."""
+
+RebuildOutcome = Literal["ok", "diverged", "failed"]
+_REFUSALS = frozenset(
+    {"rate_limited", "draining", "max_sessions", "max_sessions_per_token", "max_runs", "max_runs_per_token"}
+)
 
 
 class EnvironmentLabels:
@@ -40,16 +47,6 @@ class EnvironmentLabels:
                 return OTHER
             self._known.add(env_id)
         return env_id
-
-
-EpisodeOutcome = Literal["success", "terminated", "truncated", "error", "abandoned"]
-"""How an episode ended. One that was reset or closed before its end is abandoned."""
-
-RebuildOutcome = Literal["ok", "diverged", "failed"]
-
-_REFUSALS = frozenset(
-    {"rate_limited", "draining", "max_sessions", "max_sessions_per_token", "max_runs", "max_runs_per_token"}
-)
 
 
 class Metrics:

@@ -19,7 +19,7 @@ from env_server.workers.base import (
     Worker,
     WorkerLost,
 )
-from env_server.workers.threads import ThreadPool
+from env_server.workers.thread_pool import ThreadPool
 
 _CLOSE_TIMEOUT_S = 10.0
 _log = logging.getLogger(__name__)

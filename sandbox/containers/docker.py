@@ -19,13 +19,12 @@ from sandbox.containers.pool import Containers, Loan
 from sandbox.containers.session import ContainerSession
 from sandbox.core.base import SandboxSession, SandboxUnavailableError
 from sandbox.core.cancelling import Cancellation
-from sandbox.core.ended import EndedSession
 from sandbox.core.languages import MissingToolError, Toolchain, commands
 from sandbox.core.limits import DEFAULT_LIMITS, Limits
-from sandbox.core.probe import probe
+from sandbox.core.probe import probe_sandbox
 from sandbox.core.program import Program
 from sandbox.core.result import Guarantees, Outcome, RunResult
-from sandbox.core.uploads import refused
+from sandbox.core.uploads import EndedSession, refused
 from sandbox.supervisor.files import plain_names, plain_parts
 
 DEFAULT_IMAGE = "python:3.11-slim-bookworm"
@@ -138,7 +137,7 @@ class DockerSandbox:
         """Run a control program and attempts to escape; see `Sandbox`."""
         if self._seen is None:
             self._engine()
-            self._seen = probe(self)
+            self._seen = probe_sandbox(self)
         return self._seen
 
     def remedy(self, reason: str) -> str:

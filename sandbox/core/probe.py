@@ -96,7 +96,7 @@ class _Bait:
     sentinel: "subprocess.Popen[bytes]"
 
 
-def probe(sandbox: Probed) -> Guarantees:
+def probe_sandbox(sandbox: Probed) -> Guarantees:
     """Return what a back-end keeps of what it claims.
 
     Raises:

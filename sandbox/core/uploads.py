@@ -1,4 +1,4 @@
-"""What a run is given to begin with: its program and its files, under the same limits as what it writes itself."""
+"""What a run is given to begin with, under the limits of what it writes itself; without room, it never begins."""
 
 from collections.abc import Mapping
 
@@ -37,3 +37,35 @@ def too_large(reason: str) -> RunResult:
     return RunResult(
         outcome=Outcome.DISK_LIMIT, detail=f"what it was given to begin with is too large: {reason}"
     )
+
+
+class EndedSession:
+    """See `SandboxSession`: there is nobody to write to, and nothing to read.
+
+    Args:
+        result: Why.
+    """
+
+    def __init__(self, result: RunResult) -> None:
+        self._result = result
+
+    def write(self, data: bytes) -> None:
+        """Find nobody to write to.
+
+        Raises:
+            BrokenPipeError: Always.
+        """
+        raise BrokenPipeError(f"the program did not begin: {self._result.detail}")
+
+    def read(self, timeout_seconds: float) -> bytes:
+        """Return nothing."""
+        return b""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the program runs: it does not."""
+        return False
+
+    def close(self) -> RunResult:
+        """Return what became of it."""
+        return self._result

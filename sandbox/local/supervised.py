@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 from sandbox.core.base import SandboxSession, SandboxUnavailableError
 from sandbox.core.cancelling import Cancellation
-from sandbox.core.ended import EndedSession
 from sandbox.core.languages import (
     ENVIRONMENT,
     WORKING_DIRECTORY,
@@ -25,10 +24,10 @@ from sandbox.core.languages import (
 )
 from sandbox.core.limits import DEFAULT_LIMITS, Limits
 from sandbox.core.outcomes import Facts, classify
-from sandbox.core.probe import probe
+from sandbox.core.probe import probe_sandbox
 from sandbox.core.program import Program
 from sandbox.core.result import Guarantees, Outcome, RunResult
-from sandbox.core.uploads import refused
+from sandbox.core.uploads import EndedSession, refused
 from sandbox.local.session import SupervisedSession
 from sandbox.supervisor.frames import Frame, FrameError, receive_frame, send_frame
 from sandbox.supervisor.order import Confinement, Order, Stage
@@ -137,7 +136,7 @@ class SupervisedSandbox:
         """
         if self._seen is None:
             self._check()
-            self._seen = probe(self)
+            self._seen = probe_sandbox(self)
         return self._seen
 
     def remedy(self, reason: str) -> str:

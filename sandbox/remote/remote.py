@@ -11,12 +11,11 @@ from typing import Any
 import httpx
 
 from sandbox.core.base import SandboxSession, SandboxUnavailableError
-from sandbox.core.ended import EndedSession
 from sandbox.core.limits import DEFAULT_LIMITS, Limits
-from sandbox.core.probe import probe
+from sandbox.core.probe import probe_sandbox
 from sandbox.core.program import Program
 from sandbox.core.result import Guarantees, Outcome, RunResult
-from sandbox.core.uploads import refused, too_large
+from sandbox.core.uploads import EndedSession, refused, too_large
 from sandbox.remote.run_code import SandboxReply, build_request, read_guarantees, read_reply
 from sandbox.remote.session import open_remote_session
 from sandbox.supervisor.files import plain_names
@@ -120,7 +119,7 @@ class RemoteSandbox:
                 self.claims = read_guarantees(told.guarantees)
             except (_NotAnsweredError, ValueError) as error:
                 raise SandboxUnavailableError(f"remote does not work here: {self._url}: {error}") from error
-            self._seen = probe(self)
+            self._seen = probe_sandbox(self)
         return self._seen
 
     def remedy(self, reason: str) -> str:

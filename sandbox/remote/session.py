@@ -12,9 +12,8 @@ from websockets.frames import CloseCode
 from websockets.sync.client import ClientConnection, connect
 
 from sandbox.core.base import SandboxSession, SandboxUnavailableError
-from sandbox.core.ended import EndedSession
 from sandbox.core.result import Outcome, RunResult
-from sandbox.core.uploads import too_large
+from sandbox.core.uploads import EndedSession, too_large
 from sandbox.remote.run_code import read_reply
 
 _CONNECT_S = 10.0

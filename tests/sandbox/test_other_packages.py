@@ -84,7 +84,7 @@ def test_it_is_known_and_opened_by_its_name(site: Path) -> None:
 def test_it_is_never_chosen_and_held_to_the_level_that_is_asked_for(site: Path) -> None:
     with pytest.raises(SandboxUnavailableError, match="keeps the level none here, and landlock is asked for"):
         open_sandbox("borrowed")
-    assert type(make_sandbox("namespaces")).__module__ == "sandbox.local.namespaces"
+    assert type(make_sandbox("namespaces")).__module__ == "sandbox.local.backends"
 
 
 def test_one_that_is_broken_is_named_with_its_package(site: Path) -> None:

@@ -9,7 +9,7 @@ from sandbox.core.base import SandboxUnavailableError
 from sandbox.core.limits import Limits
 from sandbox.core.program import Program
 from sandbox.core.result import Outcome
-from sandbox.local.namespaces import NamespaceSandbox
+from sandbox.local.backends import NamespaceSandbox
 from sandbox.selection import BACKENDS, make_sandbox, open_sandbox, survey
 
 

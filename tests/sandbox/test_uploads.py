@@ -18,7 +18,7 @@ from sandbox.core.limits import Limits
 from sandbox.core.program import Language, Program
 from sandbox.core.result import Outcome
 from sandbox.core.uploads import refused
-from sandbox.local.namespaces import NamespaceSandbox
+from sandbox.local.backends import NamespaceSandbox
 from sandbox.remote.remote import RemoteSandbox
 from sandbox.selection import make_sandbox
 from sandbox.warm.pool import WarmPool

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from clients.cli.arguments import TOKEN_VARIABLE
+from clients.client.client import TOKEN_VARIABLE
 from trainer.assembly.inference import open_inference
 from trainer.assembly.probe import try_pictures
 from trainer.assembly.teachers import distillation_head

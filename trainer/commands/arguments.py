@@ -23,8 +23,6 @@ COMMANDS = {
     "algorithms": "list the algorithms by name, or show what one of them sets",
 }
 """The commands, each with what it does."""
-PIPELINES = ("sft", "dpo", "distill", "reward")
-"""Those of them that learn from examples."""
 
 _PLAYERS = ("model", "random", "human", "recorded")
 _WIDTH = 79

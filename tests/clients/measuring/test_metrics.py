@@ -13,7 +13,7 @@ import pytest
 
 from clients.audit.costs import _cost
 from clients.checks.costs import _clock, _once
-from clients.measuring.run_queue import queued_by_metrics, queued_seconds
+from clients.measuring.metrics import queued_by_metrics, queued_seconds
 from tests.support.client_server import ServerProcess
 from tests.support.processes import running
 

@@ -1,4 +1,4 @@
-"""Has the journal that gateways share take down what nodes answer, before clients are told."""
+"""Write-ahead: the journal that gateways share takes down what nodes answer before clients are told."""
 
 from collections.abc import Coroutine
 from functools import partial
@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from clients.protocol.errors import ProblemError
 from env_server.gateway.journal_entries import Arguments, JournalAway, SharedSession, Write, check
-from env_server.gateway.relayed import UNREADABLE
+from env_server.gateway.relayed_session import UNREADABLE
 from env_server.journal.journal import END_REASONS, EndReason
 from env_server.sessions.replies import Reply
 from env_server.sessions.sessions import Sessions, session_gone
 
 if TYPE_CHECKING:
-    from env_server.gateway.relay import OnItsWay
+    from env_server.gateway.relay import InFlight
     from env_server.gateway.shared_journal import SharedJournal
 
 # Other gateways may move a session each time that it is looked for here.
@@ -23,17 +23,17 @@ _ENDED = "ended:"
 class Answering(Protocol):
     """What answers clients, and asks nodes again."""
 
-    def finish(self, operation: "OnItsWay", answer: "Reply | ProblemError") -> None:
+    def finish(self, operation: "InFlight", answer: "Reply | ProblemError") -> None:
         """Tell the client."""
 
-    def ask_again(self, operation: "OnItsWay", *, gone: bool, after_s: float = 0.0) -> None:
+    def ask_again(self, operation: "InFlight", *, gone: bool, after_s: float = 0.0) -> None:
         """Look for the session and ask its node again; `gone` where the node does not have it as it was."""
 
-    def spawn(self, operation: "OnItsWay", body: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, operation: "InFlight", body: Coroutine[Any, Any, None]) -> None:
         """Do what takes time and ends with an answer to an operation, or with the problem that is one."""
 
 
-class Confirming:
+class WriteAhead:
     """Tells clients what nodes have answered once the journal has it and says that the node is the right one.
 
     Args:
@@ -56,7 +56,7 @@ class Confirming:
         self._journal.require()
 
     def confirm(
-        self, operation: "OnItsWay", answer: "Reply | ProblemError", arguments: Arguments | None = None
+        self, operation: "InFlight", answer: "Reply | ProblemError", arguments: Arguments | None = None
     ) -> None:
         """Tell a client what its operation was answered, as soon as the journal has it."""
         session = operation.session
@@ -65,7 +65,7 @@ class Confirming:
         done = partial(self._written, operation, answer, arguments)
         self._journal.write(Write(session.session_id, arguments, done))
 
-    def refused(self, operation: "OnItsWay", problem: ProblemError) -> None:
+    def refused(self, operation: "InFlight", problem: ProblemError) -> None:
         """Tell a client which problem its operation ended in, if it is one of the node that has the session."""
         if problem.code == "step_mismatch":
             self._answering.spawn(operation, self._mismatched(operation, problem))
@@ -74,12 +74,12 @@ class Confirming:
         else:
             self.confirm(operation, problem)
 
-    def number(self, operation: "OnItsWay") -> None:
+    def number(self, operation: "InFlight") -> None:
         """Send a step that names no place on its way with the place where the journal has the session."""
         self._answering.spawn(operation, self._number(operation))
 
     def _written(
-        self, operation: "OnItsWay", answer: "Reply | ProblemError", arguments: Arguments, status: str
+        self, operation: "InFlight", answer: "Reply | ProblemError", arguments: Arguments, status: str
     ) -> None:
         if status == "ok":
             self._answering.finish(operation, answer)
@@ -90,7 +90,7 @@ class Confirming:
         else:
             self._answering.finish(operation, self._refusal(operation, status))
 
-    def _again(self, operation: "OnItsWay", *, gone: bool) -> None:
+    def _again(self, operation: "InFlight", *, gone: bool) -> None:
         operation.tries += 1
         if operation.tries <= _MOST_TRIES:
             self._answering.ask_again(operation, gone=gone)
@@ -98,7 +98,7 @@ class Confirming:
             problem = ProblemError("draining", "the session is moved from node to node", retry_after=1)
             self._answering.finish(operation, problem)
 
-    def _refusal(self, operation: "OnItsWay", status: str) -> ProblemError:
+    def _refusal(self, operation: "InFlight", status: str) -> ProblemError:
         """The problem that what was answered could not be written down."""
         session = operation.session
         if status == "missing" or status.startswith(_ENDED):
@@ -110,7 +110,7 @@ class Confirming:
         return away.not_known() if operation.is_numbered_here else away.problem()
 
     async def _fill(
-        self, operation: "OnItsWay", answer: "Reply | ProblemError", arguments: Arguments
+        self, operation: "InFlight", answer: "Reply | ProblemError", arguments: Arguments
     ) -> None:
         """Write down the steps before this one, which a gateway took and did not live to write down."""
         status = await self._take_whole(operation)
@@ -120,7 +120,7 @@ class Confirming:
             status = "behind"
         self._written(operation, answer, arguments, status)
 
-    async def _take_whole(self, operation: "OnItsWay") -> str:
+    async def _take_whole(self, operation: "InFlight") -> str:
         session, generation = operation.session, operation.generation
         caller = session.node.link(False).caller
         fields = {"op": "episode", "session_id": operation.fields["session_id"]}
@@ -131,7 +131,7 @@ class Confirming:
             return "behind"
         return await self._journal.written(session.session_id, arguments)
 
-    async def _mismatched(self, operation: "OnItsWay", problem: ProblemError) -> None:
+    async def _mismatched(self, operation: "InFlight", problem: ProblemError) -> None:
         """Look what is behind a step that names another place than its node has the session at."""
         found = await self._load(operation)
         if found is None or found.ended is not None:
@@ -155,7 +155,7 @@ class Confirming:
         else:
             self._answering.finish(operation, problem)
 
-    async def _ended(self, operation: "OnItsWay", problem: ProblemError) -> None:
+    async def _ended(self, operation: "InFlight", problem: ProblemError) -> None:
         """Look whether a session has ended of which a node says so, or lives elsewhere."""
         reason = _reason(problem.extra.get("reason"))
         session_id = operation.session.session_id
@@ -169,13 +169,13 @@ class Confirming:
             known = _ENDED + reason if status == "ok" else status
             self._answering.finish(operation, self._refusal(operation, known))
 
-    async def _load(self, operation: "OnItsWay") -> SharedSession | None:
+    async def _load(self, operation: "InFlight") -> SharedSession | None:
         try:
             return await self._journal.load(operation.session.session_id)
         except JournalAway as away:
             raise away.problem() from away
 
-    async def _number(self, operation: "OnItsWay") -> None:
+    async def _number(self, operation: "InFlight") -> None:
         found = await self._load(operation)
         if found is not None and found.ended is None and found.episode >= 0:
             operation.fields.setdefault("episode", found.episode)

@@ -15,7 +15,7 @@ from clients.protocol.errors import ProblemError
 
 
 @dataclass(frozen=True)
-class Acquaintance:
+class Discovery:
     """What the first look shows.
 
     Attributes:
@@ -29,7 +29,7 @@ class Acquaintance:
     wording: Wording
 
 
-async def get_to_know(client: EnvClient, env_id: str, kwargs: Mapping[str, Any]) -> Acquaintance:
+async def discover(client: EnvClient, env_id: str, kwargs: Mapping[str, Any]) -> Discovery:
     """Make a session, and see how it begins.
 
     Raises:
@@ -47,7 +47,7 @@ async def get_to_know(client: EnvClient, env_id: str, kwargs: Mapping[str, Any])
         if problem.code != "env_error":  # every part that plays will meet that, and say so
             raise
     await client.close_sessions([session])
-    return Acquaintance(session.action_space, info, wording)
+    return Discovery(session.action_space, info, wording)
 
 
 async def _wording(session: EnvSession, action: str) -> Wording:
