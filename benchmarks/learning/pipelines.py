@@ -119,22 +119,23 @@ def lake(folder: Path, seed: int, estimates: list[str]) -> dict[str, Any]:
     """Train the teacher, have a student of the same start learn from it, and count their episodes."""
     success = "evaluate/held_out/sampled/success"
     teacher = ROOT / "runs" / f"frozen_lake_seed{seed}"
-    seconds = roll_train(teacher, *LAKE, f"seed={seed}")
+    roll_train(teacher, *LAKE, f"seed={seed}")
     learnt = curve(teacher, success)
     goal = learnt[-1][1]
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
     results: dict[str, Any] = {
+        "commit": head.stdout.strip(),
         "goal": goal,
         "reinforcement learning": {
             "episodes_per_step": 256,
             "success": learnt,
             "episodes_to_goal": episodes_until(learnt, goal, 256),
-            "seconds": round(seconds, 1),
         },
     }
     # Many small steps: nothing is compared within a group, and each step is one update.
     for estimate in estimates:
         student = folder / f"seed{seed}_{estimate}"
-        seconds = roll_train(
+        roll_train(
             student, "distill", *LAKE, f"seed={seed}", "algorithm=grpo", "steps=400", "rollout.groups_per_step=16",
             "rollout.group_size=1", "optimizer.learning_rate=2e-3", "checkpoint.every=50", "evaluation.every=50",
             "evaluation.greedy=false", "evaluation.panels.held_out.baselines=false", f"distill.estimate={estimate}",
@@ -145,7 +146,6 @@ def lake(folder: Path, seed: int, estimates: list[str]) -> dict[str, Any]:
             "episodes_per_step": 16,
             "success": found,
             "episodes_to_goal": episodes_until(found, goal, 16),
-            "seconds": round(seconds, 1),
         }
     return results
 

@@ -26,8 +26,9 @@ from trainer.pipelines.rl import account_for
 from trainer.pipelines.saving import Saver
 from trainer.pipelines.sft import train_supervised
 from trainer.records.checkpoint import CheckpointStore, RunState
+from trainer.records.group import Group
 from trainer.records.ledger import Fate, Ledger
-from trainer.records.trajectory import Group, Segment, Trajectory
+from trainer.records.trajectory import Segment, Trajectory
 from trainer.tasks.task import Task
 from trainer.weights.publisher import PublishError, WeightPublisher
 
@@ -48,6 +49,7 @@ DISTINCT = [
         "high_entropy",
         "kl_cov",
         "m2po",
+        "otb",
         "ppo",
         "reinforce_pp",
         "remax",
@@ -55,6 +57,7 @@ DISTINCT = [
         "spo",
         "starpo_s",
         "topr",
+        "vapo",
         "vespo",
     ),
 ]

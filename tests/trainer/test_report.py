@@ -11,8 +11,9 @@ from starlette.testclient import TestClient
 from trainer.cli import main
 from trainer.inference.base import GenerationResult
 from trainer.models.tokenizer import build_tiny_tokenizer
+from trainer.records.group import Group
 from trainer.records.timeline import Timeline
-from trainer.records.trajectory import Group, Outcome, Trajectory, Turn
+from trainer.records.trajectory import Outcome, Trajectory, Turn
 from trainer.reporting.charts import Line, line_chart, short, stacked_chart, thinned
 from trainer.reporting.live import LivePage
 from trainer.reporting.page import duration, render_page

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from trainer.algorithms.modes import GaeMask, WhitenForm
+from trainer.algorithms.modes import Baseline, GaeMask, Scale, WhitenForm
 from trainer.core.strict import Count, Settings
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -62,17 +62,17 @@ class GroupAdvantage(Finished):
     """One advantage per trajectory, relative to its group (GRPO, arXiv:2402.03300, and its relatives)."""
 
     kind: Literal["group"] = "group"
-    baseline: Literal[
-        "mean", "leave_one_out", "length_weighted", "greedy", "second_best", "batch_mean", "none"
-    ] = Field(
+    baseline: Baseline = Field(
         "mean",
         description="Group mean (GRPO), mean of the other members (RLOO), mean by length (OPO, arXiv:2505.23585), "
         "return of a greedy episode that is played beside each group (ReMax, arXiv:2310.10505), the second best where "
         "only the best member has an advantage (pass@k, arXiv:2503.19595), mean of the batch, or nothing.",
     )
-    scale: Literal["group_std", "batch_std", "none"] = Field(
+    scale: Scale = Field(
         "group_std",
-        description="Divide by the group's (GRPO) or the batch's (LitePPO) deviation, or not at all (Dr. GRPO).",
+        description="Divide by the group's (GRPO) or the batch's (LitePPO) deviation, that of the group's other "
+        "members (NeMo-RL), that of all differences from the baseline (AReaL), the group's mean (MaxRL, "
+        "arXiv:2602.02710), or not at all (Dr. GRPO).",
     )
     biased: bool = Field(
         False, description="Deviations with n in place of n - 1 (HGPO, AReaL's normalisation)."
@@ -95,7 +95,7 @@ class TurnAdvantage(Finished):
     baseline: Literal["mean", "batch_mean", "none"] = Field(
         "mean", description="Mean over the group's or the batch's turn returns, or nothing."
     )
-    scale: Literal["group_std", "batch_std", "none"] = Field("group_std", description="As in 'group'.")
+    scale: Scale = Field("group_std", description="As in 'group'.")
     turn_discount: Fraction = Field(0.95, description="Discount from one turn to the next.")
     singleton: Singleton = Field("zero", description=_SINGLETON)
     epsilon: PositiveFloat = Field(1e-6, description=_EPSILON)
@@ -183,6 +183,32 @@ class SpoAdvantage(Finished):
         return self
 
 
+class MovingBaselineAdvantage(Finished):
+    """Return less a moving average of the returns so far; no groups (SPIRAL's RAE, arXiv:2506.24119)."""
+
+    kind: Literal["moving_baseline"]
+    tracks: Literal["task", "domain"] = Field(
+        "domain", description="What has an average of its own: a domain, such as a game or a role, or a task."
+    )
+    decay: Fraction = Field(0.95, description="What an average keeps at each episode.")
+    tracked: Count = Field(
+        100_000, description="Averages that are kept at most; those that were not asked for longest go."
+    )
+
+
+class OptimalTokenAdvantage(Finished):
+    """One advantage per token: the return from it on, less the baseline of smallest variance there (verl's OTB).
+
+    Members of a group are compared at their sampled tokens of equal number, each by how much gradient lies before.
+    """
+
+    kind: Literal["optimal_token"]
+    zero_tail: bool = Field(
+        True, description="No baseline where only the longest episode of a group still goes on."
+    )
+    epsilon: PositiveFloat = Field(1e-8, description="Added to the sum of weights (verl: 1e-8).")
+
+
 class TokenReturnAdvantage(Whitened):
     """One advantage per token: the discounted return from it on (REINFORCE++, arXiv:2501.03262). No critic, no group.
 
@@ -203,11 +229,26 @@ class GaeAdvantage(Whitened):
     kind: Literal["gae"]
     token_discount: Fraction = Field(1.0, description=_TOKEN_DISCOUNT)
     trace: Fraction = Field(1.0, description="Decay of the error trace per sampled token (lambda).")
+    length_adaptive: PositiveFloat | None = Field(
+        None,
+        description="alpha of `trace = 1 - 1 / (alpha n)` with the episode's n sampled tokens (VAPO, arXiv:2504.05118: "
+        "0.05), in place of trace; absent: off.",
+    )
+    critic_trace: Fraction | None = Field(
+        None,
+        description="Decay for what the critic learns, where it is another (VC-PPO, VAPO: 1.0); absent: trace.",
+    )
     gae_mask: GaeMask = Field(
         "skip",
         description="skip: observation tokens are passed over (verl, AReaL). none: each costs a factor of both, with "
         "value 0 (ROLL, OpenRLHF), row by row: rows must then be whole episodes.",
     )
+
+    @model_validator(mode="after")
+    def _trace_is_read(self) -> Self:
+        if self.length_adaptive is not None and self.trace != type(self).model_fields["trace"].default:
+            raise ValueError("length_adaptive takes the place of trace: leave trace out")
+        return self
 
 
 class BiLevelGaeAdvantage(Whitened):
@@ -236,6 +277,8 @@ AdvantageSettings = Annotated[
     | HgpoAdvantage
     | GdpoAdvantage
     | SpoAdvantage
+    | MovingBaselineAdvantage
+    | OptimalTokenAdvantage
     | TokenReturnAdvantage
     | GaeAdvantage
     | BiLevelGaeAdvantage
@@ -258,7 +301,7 @@ def compares_members(advantage: AdvantageSettings) -> bool:
             return advantage.baseline not in _SOLITARY or advantage.scale == "group_std"
         case TokenReturnAdvantage():
             return advantage.baseline == "group_mean"
-        case HgpoAdvantage() | GdpoAdvantage():
+        case HgpoAdvantage() | GdpoAdvantage() | OptimalTokenAdvantage():
             return True
         case _:
             return False

@@ -25,7 +25,7 @@ async def check_streams(streams: Sequence[RowStream], pool: EnvironmentPool) -> 
     """
     for stream in streams:
         client = await pool.client(stream.settings.url)
-        await _look_up(client, stream)
+        await _look_up(client, stream.settings.name, stream.env_id)
         session = await client.make(stream.env_id, dict(stream.settings.kwargs))
         try:
             await session.reset(seed=0, options=stream.item(0, 0, 0).options)
@@ -36,17 +36,18 @@ async def check_streams(streams: Sequence[RowStream], pool: EnvironmentPool) -> 
             ) from problem
         finally:
             await client.close_sessions([session])
+        for part in stream.item(0, 0, 0).mixture_parts:
+            other = await pool.client(part.url)
+            await _look_up(other, stream.settings.name, part.verifier)
 
 
-async def _look_up(client: EnvClient, stream: RowStream) -> None:
+async def _look_up(client: EnvClient, dataset: str, env_id: str) -> None:
     served = [each.env_id for each in await client.envs()]
-    if stream.env_id in served:
+    if env_id in served:
         return
-    near = difflib.get_close_matches(stream.env_id, served, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(env_id, served, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(served)}"
-    raise ConfigError(
-        f"data set {stream.settings.name}: the server has no environment {stream.env_id!r}; {hint}"
-    )
+    raise ConfigError(f"data set {dataset}: the server has no environment {env_id!r}; {hint}")
 
 
 def keep_digests(streams: Sequence[RowStream], directory: Path, *, resuming: bool) -> None:

@@ -59,8 +59,11 @@ module's function over tensors and settings).
 """
 
 
-EntropyMode = Literal["none", "metric", "gradient"]
-"""Whether entropies are computed: not at all, as numbers only, or with gradient."""
+EntropyMode = Literal["none", "metric", "gradient", "collision"]
+"""Which entropies are computed: none, Shannon's as numbers only or with gradient, or those of order two as numbers.
+
+That of order two is `-log sum p^2`: minus the logarithm of the chance that two draws are equal.
+"""
 
 
 class TokenCounts(NamedTuple):
@@ -129,7 +132,7 @@ class TrainBackend(Scorer, Protocol):
     Calls block for as long as they compute or write: they are made in threads, one at a time.
     """
 
-    def entropies(self, rows: Sequence[TrainRow]) -> list[Tensor]:
+    def entropies(self, rows: Sequence[TrainRow], mode: EntropyMode = "metric") -> list[Tensor]:
         """Return the entropy that each token was drawn with, float32 `[tokens]`, zero outside its row's mask."""
         ...
 

@@ -6,17 +6,16 @@ the whole vocabulary costs time, and no memory.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from trainer.algorithms.distillation import divergence, with_rest
 from trainer.algorithms.modes import Divergence
 from trainer.backends.base import EntropyMode
-from trainer.backends.heads import LOGITS_AT_ONCE, Head
+from trainer.backends.heads import LOGITS_AT_ONCE, Head, in_parts
 from trainer.backends.prefix_cache import hidden_states, why_not_shared
 from trainer.backends.prefix_layout import SharedTokens
 from trainer.backends.routing import RoutedModel
@@ -171,20 +170,11 @@ class DistillationHead(Head):
         widths = [self._student.width, *(reader.width for reader in self._readers)]
         parts = states.split(widths, dim=-1)
         teacher, student, taught = self._readers[number], parts[0], parts[1 + number]
-        size = self._tokens_at_once
-        if len(targets) <= size:
-            return self._token_losses(teacher, student, taught, targets, entropy)
-        found = [
-            checkpoint(
-                self._token_losses, teacher, *part, entropy, use_reentrant=False, preserve_rng_state=False
-            )
-            for part in zip(student.split(size), taught.split(size), targets.split(size), strict=True)
-        ]
-        losses = torch.cat([part[0] for part in found])
-        return losses, None if entropy == "none" else torch.cat([part[1] for part in found])
+        compute = partial(self._token_losses, teacher, entropy)
+        return in_parts(compute, (student, taught, targets), self._tokens_at_once)
 
     def _token_losses(
-        self, teacher: "_Reader", student: Tensor, taught: Tensor, targets: Tensor, entropy: EntropyMode
+        self, teacher: "_Reader", entropy: EntropyMode, student: Tensor, taught: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         distance = self._distance
         logits = self._student.logits(student)[:, : self._vocabulary].float()

@@ -52,12 +52,12 @@ class ForwardPass:
         """Where it is."""
         return next(self._head.model.parameters()).device
 
-    def outputs(self, rows: Sequence[TrainRow], *, entropy: bool = False) -> list[Tensor]:
+    def outputs(self, rows: Sequence[TrainRow], entropy: EntropyMode = "none") -> list[Tensor]:
         """Return the outputs of each row, or its entropies, float32 `[tokens]` on the processor, without gradient."""
-        kept = KeptOutputs(rows, entropy=entropy)
+        kept = KeptOutputs(rows, entropy=entropy != "none")
         with torch.no_grad():
             for bucket in self.buckets(rows):
-                kept.add(self.run(rows, bucket, "metric" if entropy else "none"))
+                kept.add(self.run(rows, bucket, entropy))
         return kept.by_row()
 
     def buckets(self, rows: Sequence[TrainRow]) -> list[Bucket]:

@@ -5,7 +5,8 @@ the forward of the module that they wrap: whoever computed with its parts would 
 """
 
 from abc import ABC, abstractmethod
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,28 @@ from trainer.models.value_head import ValueModel
 
 LOGITS_AT_ONCE = 2**26
 """Numbers of logits that are held at one time (256 MiB in float32), where the head allows to compute them in parts."""
+
+
+def in_parts(
+    compute: Callable[..., tuple[Tensor, Tensor | None]], tensors: Sequence[Tensor], at_once: int
+) -> tuple[Tensor, Tensor | None]:
+    """Return what `compute` makes of tokens, of very many part by part.
+
+    Logits are then computed once more for the gradient, so that those of one part are held at a time.
+
+    Args:
+        compute: Makes outputs and entropies `[n]`, or None in their place, of tensors of `n` tokens.
+        tensors: What it reads of the tokens, `[n, ...]` each.
+        at_once: Tokens of a part.
+    """
+    if len(tensors[0]) <= at_once:
+        return compute(*tensors)
+    parts = [
+        checkpoint(compute, *part, use_reentrant=False, preserve_rng_state=False)
+        for part in zip(*(each.split(at_once) for each in tensors), strict=True)
+    ]
+    outputs = torch.cat([part[0] for part in parts])
+    return outputs, None if parts[0][1] is None else torch.cat([part[1] for part in parts])
 
 
 class Head(nn.Module, ABC):
@@ -166,25 +189,11 @@ class PolicyHead(Head):
         """Return the log-probability of each token and, if asked, the entropy it was drawn with."""
         if self._head is None:
             return self._of_logits(states, targets, entropy)
-        return self._in_parts(self._head, states, targets, entropy)
-
-    def _in_parts(
-        self, head: LanguageHead, hidden: Tensor, targets: Tensor, entropy: EntropyMode
-    ) -> tuple[Tensor, Tensor | None]:
-        if len(targets) <= self._tokens_at_once:
-            return self._from_hidden(head, hidden, targets, entropy)
-        parts = [
-            # Logits are computed once more for the gradient, so that those of one part are held at a time.
-            checkpoint(self._from_hidden, head, *part, entropy, use_reentrant=False, preserve_rng_state=False)
-            for part in zip(
-                hidden.split(self._tokens_at_once), targets.split(self._tokens_at_once), strict=True
-            )
-        ]
-        chosen = torch.cat([part[0] for part in parts])
-        return chosen, None if entropy == "none" else torch.cat([part[1] for part in parts])
+        compute = partial(self._from_hidden, self._head, entropy)
+        return in_parts(compute, (states, targets), self._tokens_at_once)
 
     def _from_hidden(
-        self, head: LanguageHead, hidden: Tensor, targets: Tensor, entropy: EntropyMode
+        self, head: LanguageHead, entropy: EntropyMode, hidden: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         return self._of_logits(head.logits(hidden), targets, entropy)
 
@@ -197,6 +206,8 @@ class PolicyHead(Head):
         if entropy == "none":
             return chosen, None
         with torch.set_grad_enabled(entropy == "gradient" and torch.is_grad_enabled()):
+            if entropy == "collision":
+                return chosen, -(2 * distribution).logsumexp(dim=-1)
             return chosen, -(distribution.exp() * distribution).sum(dim=-1)
 
 

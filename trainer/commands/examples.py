@@ -167,7 +167,7 @@ async def _prepared(settings: RunSettings, policy: Policy, console: RunConsole) 
         shown = await _demonstrations(settings, settings.sft.expert, policy, console)
         rows = ExampleRows(policy.renderer, settings.sft, settings.model.max_length, console.say)
         held_out = rows.conversations(settings.sft.held_out)
-        return _imitation(settings, settings.sft, shown, held_out)
+        return _of_rows(settings, settings.sft, Imitation, shown, held_out)
     return await asyncio.to_thread(_of_data, settings, policy, console)
 
 
@@ -177,9 +177,10 @@ def _of_data(settings: RunSettings, policy: Policy, console: RunConsole) -> Prep
     rows = ExampleRows(policy.renderer, how, settings.model.max_length, console.say)
     match how:
         case SftSettings():
-            return _imitation(
+            return _of_rows(
                 settings,
                 how,
+                Imitation,
                 rows.conversations(how.data, how.roles),
                 rows.conversations(how.held_out, how.roles),
             )
@@ -194,7 +195,7 @@ def _of_data(settings: RunSettings, policy: Policy, console: RunConsole) -> Prep
             teach = partial(teacher_of, how)
             learnt = rows.conversations(how.data, teacher_of=teach)
             held_out = rows.conversations(how.held_out, teacher_of=teach)
-            return _distillation(settings, how, learnt, held_out)
+            return _of_rows(settings, how, Distillation, learnt, held_out)
         case _:
             raise ConfigError("no pipeline is named")
 
@@ -217,27 +218,19 @@ async def _demonstrations(
     return supervised_rows(shown)
 
 
-def _imitation(
-    settings: RunSettings, how: SftSettings, rows: list[TrainRow], held_out: list[TrainRow]
+def _of_rows(
+    settings: RunSettings,
+    how: SftSettings | DistillSettings,
+    objective: type[Imitation | Distillation],
+    rows: list[TrainRow],
+    held_out: list[TrainRow],
 ) -> Prepared:
+    """Return what learns from rows one by one: their own tokens, or a teacher's distributions at these."""
     return Prepared(
         how,
         [len(row.ids) for row in rows],
         {"0 data": rows_digest(rows)},
-        lambda models, _: Imitation(
-            models.policy, rows, held_out, max_skipped_steps=settings.optimizer.max_skipped_steps
-        ),
-    )
-
-
-def _distillation(
-    settings: RunSettings, how: DistillSettings, rows: list[TrainRow], held_out: list[TrainRow]
-) -> Prepared:
-    return Prepared(
-        how,
-        [len(row.ids) for row in rows],
-        {"0 data": rows_digest(rows)},
-        lambda models, _: Distillation(
+        lambda models, _: objective(
             models.policy, rows, held_out, max_skipped_steps=settings.optimizer.max_skipped_steps
         ),
     )

@@ -29,7 +29,8 @@ from trainer.models.pictures import PictureProcessor
 from trainer.pipelines.offline import weights_digest
 from trainer.pipelines.rl import Updater
 from trainer.records.checkpoint import CheckpointError, CheckpointStore, RunState, load_checkpoint
-from trainer.records.trajectory import KEPT, Group, Trajectory
+from trainer.records.group import KEPT, Group
+from trainer.records.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ from trainer.records.rollout_log import ROLLOUT_LOG_FOLDER, RolloutLog
 from trainer.rollout.admission import AdmissionWindow
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.episodes import EpisodePlayer, group_reward
+from trainer.rollout.groups import GroupPlan
 from trainer.rollout.recall import Recall
-from trainer.rollout.scheduler import GroupPlan, RolloutScheduler
+from trainer.rollout.scheduler import RolloutScheduler
 from trainer.tasks.task import TaskSource
 
 

@@ -166,6 +166,7 @@ class Learner:
             values=_padded_or_none(values),
             old_logprobs=_padded_or_none(old),
             reference_logprobs=_padded_or_none(reference),
+            squared_probabilities=self._squared_probabilities(settings, rows),
         )
         try:
             result = compute_advantages(settings, batch.episodes, row_batch, memory.state)
@@ -226,9 +227,18 @@ class Learner:
                 settings.kl,
             )
             memory.state = replace(memory.state, kl_coefficient=coefficient)
-        if settings.tracks_values and metrics.get("policy/optimizer_steps"):
+        if not metrics.get("policy/optimizer_steps"):
+            return
+        moved = 0.0
+        if settings.tracks_values:
             metrics["policy/moved"] = moved = self._moved(rows)
-            memory.state = after_update(settings, memory.state, batch.episodes, moved)
+        memory.state = after_update(settings, memory.state, batch.episodes, moved)
+
+    def _squared_probabilities(self, settings: AlgorithmSettings, rows: Sequence[TrainRow]) -> Tensor | None:
+        """Return the sum of the squared probabilities at each token, `[rows, tokens]`, where it is read."""
+        if not settings.needs_squared_probabilities:
+            return None
+        return padded_tensors([(-line).exp() for line in self._models.policy.entropies(rows, "collision")])
 
     def _moved(self, rows: Sequence[TrainRow]) -> float:
         """Return by how much log-probabilities of the step's tokens have changed in it, in the mean."""
@@ -283,6 +293,10 @@ class Learner:
                 counts = Denominators.from_lengths(
                     lengths[each] for each in {sequences[place] for place in places}
                 )
+                if settings.positive_nll.coefficient:
+                    counts = replace(
+                        counts, positive_tokens=_positive_tokens(settings, chosen, scores[places])
+                    )
                 totals = torch.tensor([lengths[sequences[place]] for place in places])
                 taken = self._models.policy.step(
                     chosen,
@@ -356,6 +370,12 @@ def _lengths(rows: Sequence[TrainRow], sequences: Sequence[tuple[int, int]]) -> 
     for row, sequence in zip(rows, sequences, strict=True):
         lengths[sequence] += int(row.mask.sum())
     return lengths
+
+
+def _positive_tokens(settings: AlgorithmSettings, rows: Sequence[TrainRow], scores: Tensor) -> int:
+    """Count the sampled tokens of the episodes that did well."""
+    good = (scores > settings.positive_nll.score_threshold).tolist()
+    return sum(int(row.mask.sum()) for row, each in zip(rows, good, strict=True) if each)
 
 
 def _sequences(settings: AlgorithmSettings, batch: EpisodeBatch) -> list[tuple[int, int]]:

@@ -33,10 +33,11 @@ from trainer.learn.tracking import Tracker
 from trainer.learn.utilisation import TrainingWork
 from trainer.pipelines.saving import Saver
 from trainer.records.checkpoint import RunState
+from trainer.records.group import KEPT, Group
 from trainer.records.ledger import Ledger
-from trainer.records.trajectory import KEPT, Group
+from trainer.rollout.groups import StepGroups
 from trainer.rollout.recall import Recall
-from trainer.rollout.scheduler import LeaveOut, RolloutScheduler, StepGroups
+from trainer.rollout.scheduler import LeaveOut, RolloutScheduler
 from trainer.tasks.curriculum import CurriculumTaskSource
 from trainer.weights.publisher import WeightPublisher
 

@@ -17,7 +17,7 @@ from trainer.rollout.episode_metrics import EpisodeMetrics
 from trainer.tasks.task import Task
 
 _TIMEOUT_CODES = frozenset({"step_timeout"})
-_CLIENT_FAULTS = frozenset(
+_CLIENTFAULTS = frozenset(
     {
         "invalid_request",
         "unknown_op",
@@ -33,7 +33,7 @@ _CLIENT_FAULTS = frozenset(
 
 _LONGEST_ANCHOR = 8192
 
-_FAULTS = {"timeout": Outcome.TIMEOUT, "error": Outcome.ENVIRONMENT_ERROR}
+FAULTS = {"timeout": Outcome.TIMEOUT, "error": Outcome.ENVIRONMENT_ERROR}
 """Verdicts that say nothing about the reply."""
 
 
@@ -92,8 +92,8 @@ def outcome_of_end(
     failed = Outcome.FAILED if terminated else Outcome.TRUNCATED
     trajectory.outcome = Outcome.SOLVED if solved else failed
     verdict = info.get("outcome") if session.env.kind == "stateless" else None
-    if verdict in _FAULTS:
-        trajectory.outcome = _FAULTS[verdict]
+    if verdict in FAULTS:
+        trajectory.outcome = FAULTS[verdict]
         trajectory.detail = f"the verifier could not tell: {info.get('detail')}"
 
 
@@ -110,7 +110,7 @@ def note_failure(trajectory: Trajectory, error: ProblemError | DecodeError | Inv
     """
     trajectory.detail = str(error)
     match error:
-        case ProblemError() if error.code in _CLIENT_FAULTS:
+        case ProblemError() if error.code in _CLIENTFAULTS:
             raise error
         case ProblemError() if error.code in _TIMEOUT_CODES:
             trajectory.outcome = Outcome.TIMEOUT
