@@ -6,6 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import env_server, read_lines, refused, train
+from trainer.config.checks import check_settings
+from trainer.config.load import load_settings
+from trainer.core.errors import ConfigError
+from trainer.models.load import load_model, load_tokenizer
+from trainer.models.pictures import PictureProcessor, load_pictures
 
 CONFIG = """
 seed: 3
@@ -79,9 +84,6 @@ def test_the_run_is_the_same_over_json_and_replayed(played, config):
 
 
 def test_what_was_trained_is_a_model_of_the_librarys(played):
-    from trainer.models.load import load_model, load_tokenizer
-    from trainer.models.pictures import PictureProcessor, load_pictures
-
     folder = played / "model"
     assert json.loads((folder / "config.json").read_text())["architectures"] == [
         "LlavaForConditionalGeneration"
@@ -93,7 +95,6 @@ def test_what_was_trained_is_a_model_of_the_librarys(played):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["model.vision=null"], "the policy sees none"),
         (["backend={kind: fsdp2, ranks: 2}"], "backend.kind fsdp2 divides rows of text only"),
         (
             ["inference={kind: vllm, urls: ['http://127.0.0.1:9']}", "deterministic=false"],
@@ -101,8 +102,13 @@ def test_what_was_trained_is_a_model_of_the_librarys(played):
         ),
         (["rollout.agent=/bin/true"], "the agents' endpoint takes text only"),
     ],
-    ids=["blind", "fsdp2", "vllm", "agent"],
+    ids=["fsdp2", "vllm", "agent"],
 )
-def test_what_cannot_see_says_so_before_it_plays(config, changes, message):
-    output = refused("--config", str(config), f"output_dir={config.parent}/refused", *changes)
-    assert message in output
+def test_what_cannot_see_says_so_before_anything_begins(config, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        check_settings(load_settings(config, changes))
+
+
+def test_a_policy_that_reads_text_says_so_at_the_first_picture(config):
+    output = refused("--config", str(config), f"output_dir={config.parent}/refused", "model.vision=null")
+    assert "the policy sees none (the model reads text only)" in output

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 import torch
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoModelForImageTextToText, AutoProcessor, LlavaForConditionalGeneration
 
 from tests.support.seeing_models import (
     PATCHES,
@@ -19,18 +19,24 @@ from tests.support.seeing_models import (
 )
 from tests.support.tiny_models import WeightsOf
 from trainer.algorithms.metrics import collect
+from trainer.assembly.probe import try_pictures
 from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.optimizer import Schedule
 from trainer.backends.prefix_costs import sharing_costs
 from trainer.backends.reference import FrozenModel
 from trainer.backends.torch_backend import TorchBackend
+from trainer.config.model import LoraSettings, ModelSettings, VisionSettings
 from trainer.config.optimizer import OptimizerSettings
+from trainer.config.run import RunSettings
+from trainer.core.errors import ConfigError
 from trainer.inference.base import GenerationRequest, SamplingParams
 from trainer.inference.torch_engine import TorchEngine
 from trainer.models.load import load_model, load_tokenizer, save_model
+from trainer.models.lora import add_lora, is_adapter
 from trainer.models.pictures import PictureProcessor, load_pictures, sees
 from trainer.models.value_head import ValueModel
 from trainer.models.weights import twin_of
+from trainer.rollout.rendering import ChatRenderer
 
 ONE, TWO = picture(1), picture(2, side=24)
 PROMPTS = [
@@ -213,3 +219,45 @@ def test_sharing_has_its_costs_for_a_model_that_sees():
     head = PolicyHead(seeing_model(), 1.0)
     assert head.why_not_shared is None
     assert sharing_costs(head, "auto", head.body.device) is not None
+
+
+def test_adapters_reach_the_tower():
+    model = seeing_model()
+    add_lora(model, LoraSettings(rank=2), 0)
+    moving = {name: each for name, each in model.named_parameters() if is_adapter(name)}
+    before = {name: each.detach().clone() for name, each in moving.items()}
+    report = backend_of(model).step(rows_to_train(), weighted_loss)
+    assert report.applied
+    moved = [name for name, each in moving.items() if not each.detach().equal(before[name])]
+    assert any("vision_tower" in name for name in moved)
+    assert any("language_model" in name for name in moved)
+
+
+class DoingMore(LlavaForConditionalGeneration):
+    """A family that does more with pictures than put their features in the places of tokens."""
+
+    def forward(self, pixel_values=None, **given):
+        output = super().forward(pixel_values=pixel_values, **given)
+        if pixel_values is not None:
+            output.logits = output.logits * 1.5
+        return output
+
+
+@pytest.mark.parametrize("does_more", [False, True])
+async def test_a_family_that_does_more_is_found_before_the_run(does_more):
+    model = seeing_model()
+    if does_more:
+        model.__class__ = DoingMore
+    renderer = ChatRenderer(TOKENIZER, pictures=PICTURES)
+    settings = RunSettings(
+        steps=1, tasks=[{"env_id": "FrozenLake-v0"}], model={"max_length": 64}, rollout={"max_new_tokens": 2}
+    )
+    made_to_see = settings.model_copy(update={"model": ModelSettings(max_length=64, vision=VisionSettings())})
+    async with TorchEngine(model, max_rows=4, max_length=64) as engine:
+        found = await try_pictures(settings, model, engine, renderer)
+        if not does_more:
+            assert found is PICTURES
+            return
+        assert "reads them in a way that is not known here: log-probabilities" in found
+        with pytest.raises(ConfigError, match="do not agree"):
+            await try_pictures(made_to_see, model, engine, renderer)
