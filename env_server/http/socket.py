@@ -18,7 +18,7 @@ from env_server.common.pending import Pending
 from env_server.common.process_rank import ProcessRank
 from env_server.common.slices import SLICE_S
 from env_server.http.batch import Results, Unfinished, encode_results, read_batch, run_batch
-from env_server.http.gathering import MORE
+from env_server.http.transport.gathering import MORE
 from env_server.messages.envelope import FrameId, as_problem, bad_frame, frame_id, sendable
 from env_server.messages.negotiation import PROBLEM_MEDIA_TYPE, too_large_reply, too_large_request
 from env_server.messages.validation import invalid
@@ -28,9 +28,6 @@ from env_server.sessions.replies import Reply
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-HARD_LIMIT_FACTOR = 8
-"""A frame over the limit is answered `too_large`; one over this many times the limit ends the socket (code 1009)."""
 
 POLICY_VIOLATION = 1008
 _names = itertools.count()

@@ -11,7 +11,7 @@ from uvicorn.server import ServerState
 from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 
-from env_server.http.gathering import GatheringProtocol
+from env_server.http.transport.gathering import GatheringProtocol
 from tests.support.wire import Server
 
 HANDSHAKE = (
