@@ -11,10 +11,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from clients.cli.version import add_version
-from env_server.access.token_file import ROLES, Quota, add_token, retire_tokens, revoke_tokens, rotate_token
-from env_server.common.configuration import ConfigurationError, add_flags, load_settings
-from env_server.common.process_rank import ProcessRank
-from env_server.common.settings import Settings
+from env_server.access.tokens import ROLES, Quota, add_token, retire_tokens, revoke_tokens, rotate_token
+from env_server.common.io_process import ProcessRank
+from env_server.common.settings import ConfigurationError, Settings, add_flags, load_settings
 from env_server.process.listening import bind, url_of
 from env_server.process.server import run_process
 from env_server.process.supervisor import supervise

@@ -2,10 +2,12 @@
 
     python benchmarks/learning/pipelines.py --only examples      # sft, dpo, reward, distill: a minute
     python benchmarks/learning/pipelines.py                      # and on-policy distillation beside its RL teacher
+    python benchmarks/learning/pipelines.py --only lake --seeds 0 1 2
 
 `examples`: chats whose answers are the opposites of the words that are asked, and pairs of right and wrong answers.
-`lake`: the policy of examples/frozen_lake.yaml is trained by GRPO, and another one of the same start learns from it on
-its own episodes; after how many episodes does each play held-out lakes as well as the teacher does in the end?
+`lake`: a policy is trained by examples/frozen_lake.yaml (the run of `make reproduce`, which is taken if it is there),
+and another one of the same start learns from it on its own episodes; after how many episodes does each play held-out
+lakes as well as the teacher does in the end, but for two points?
 Finished runs are skipped and killed ones go on. Written: benchmarks/results/pipelines.json.
 """
 
@@ -27,12 +29,8 @@ SMALL = (
     "optimizer.learning_rate=3e-3",
     "checkpoint={every: 20, resume: auto}",
 )
-LAKE = (
-    "--config",
-    "examples/frozen_lake.yaml",
-    "checkpoint={every: 10, resume: auto}",
-    "tracking.tensorboard=false",
-)
+ESTIMATES = ("full", "sampled")
+LAKE = ("--config", "examples/frozen_lake.yaml", "checkpoint.resume=auto")
 
 
 def write_data(folder: Path) -> None:
@@ -112,32 +110,43 @@ def examples(folder: Path) -> dict[str, Any]:
     return results
 
 
-def lake(folder: Path, steps: int) -> dict[str, Any]:
+def episodes_until(found: list[tuple[int, float]], goal: float, per_step: int) -> int | None:
+    """Return after how many episodes a measurement came within two points of the goal for the first time."""
+    return next((step * per_step for step, value in found if value >= goal - 0.02), None)
+
+
+def lake(folder: Path, seed: int, estimates: list[str]) -> dict[str, Any]:
     """Train the teacher, have a student of the same start learn from it, and count their episodes."""
-    success = "evaluate/held_out/greedy/success"
-    teacher = folder / "teacher"
-    every = "evaluation.every=5"
-    taught_s = roll_train(teacher, *LAKE, f"steps={steps}", every)
+    success = "evaluate/held_out/sampled/success"
+    teacher = ROOT / "runs" / f"frozen_lake_seed{seed}"
+    seconds = roll_train(teacher, *LAKE, f"seed={seed}")
     learnt = curve(teacher, success)
     goal = learnt[-1][1]
     results: dict[str, Any] = {
         "goal": goal,
-        "grpo": {"episodes_per_step": 256, "success": learnt, "seconds": round(taught_s, 1)},
+        "reinforcement learning": {
+            "episodes_per_step": 256,
+            "success": learnt,
+            "episodes_to_goal": episodes_until(learnt, goal, 256),
+            "seconds": round(seconds, 1),
+        },
     }
-    for estimate in ("full", "sampled"):
-        student = folder / f"student_{estimate}"
+    # Many small steps: nothing is compared within a group, and each step is one update.
+    for estimate in estimates:
+        student = folder / f"seed{seed}_{estimate}"
         seconds = roll_train(
-            student, "distill", *LAKE, "steps=40", "algorithm=grpo", every, f"distill.estimate={estimate}",
-            f"distill.teachers={{main: {{path: {teacher}/model}}}}", "rollout.groups_per_step=16",
+            student, "distill", *LAKE, f"seed={seed}", "algorithm=grpo", "steps=400", "rollout.groups_per_step=16",
+            "rollout.group_size=1", "optimizer.learning_rate=2e-3", "checkpoint.every=50", "evaluation.every=50",
+            "evaluation.greedy=false", "evaluation.panels.held_out.baselines=false", f"distill.estimate={estimate}",
+            f"distill.teachers={{main: {{path: {teacher}/model}}}}",
         )  # fmt: skip
         found = curve(student, success)
         results[f"distill {estimate}"] = {
-            "episodes_per_step": 64,
+            "episodes_per_step": 16,
             "success": found,
-            "episodes_to_goal": next((step * 64 for step, value in found if value >= goal - 0.02), None),
+            "episodes_to_goal": episodes_until(found, goal, 16),
             "seconds": round(seconds, 1),
         }
-    results["grpo"]["episodes_to_goal"] = next(step * 256 for step, value in learnt if value >= goal - 0.02)
     return results
 
 
@@ -147,14 +156,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", choices=("examples", "lake"))
-    parser.add_argument("--steps", type=int, default=80, help="of the teacher")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the lakes' policies")
+    parser.add_argument(
+        "--estimates", nargs="+", choices=ESTIMATES, default=list(ESTIMATES), help="of the lake"
+    )
     parser.add_argument("--directory", type=Path, default=ROOT / "runs" / "pipelines")
     options = parser.parse_args()
     results = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     if options.only in (None, "examples"):
         results["examples"] = examples(options.directory.absolute())
     if options.only in (None, "lake"):
-        results["lake"] = lake(options.directory.absolute() / "lake", options.steps)
+        lakes = results.setdefault("lake", {})
+        for seed in options.seeds:
+            lakes[f"seed {seed}"] = lake(options.directory.absolute() / "lake", seed, options.estimates)
     RESULT.write_text(json.dumps(results, indent=1) + "\n")
     print(RESULT.read_text())
 

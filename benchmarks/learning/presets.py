@@ -1,41 +1,122 @@
-"""The four presets on FrozenLake, three seeds each: python benchmarks/learning/presets.py [--seeds 0 1 2] [--steps 80].
+"""Sixteen presets on FrozenLake within one budget: python benchmarks/learning/presets.py [--seeds 0 1 2].
 
-Finished runs are skipped and killed ones go on, so the script can be started again until it is done. The table is
-printed and written to benchmarks/results/presets.json.
+Every run has the settings of benchmarks/learning/presets.yaml and what `PRESETS` says of its preset. All presets have
+their first seed before any has its second. Finished runs are skipped and killed ones go on, so the script can be
+started again until it is done. The table of all runs that are finished is printed and written to
+benchmarks/results/presets.json (`--table`: nothing but that).
 """
 
 import argparse
+import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
+from summary import scores, vars_of
+
+from trainer.core.run_files import read_lines
+from trainer.core.statistics import Interval, rate_difference
+
 ROOT = Path(__file__).parents[2]
-GROUPS = ["rollout.groups_per_step=64", "rollout.group_size=4"]
-STAY = (
-    "kl: {coefficient: %s, estimator: k3, placement: loss}, aggregation: {mode: token-mean}, minibatches: 4"
-)
-# Every preset plays 256 episodes a step; those that compare episodes of one map play four on each of 64 maps.
-PRESETS = {
-    "ppo": [
-        "rollout.groups_per_step=256",
-        "rollout.group_size=1",
-        "algorithm={preset: ppo, advantage: {token_discount: 0.95, trace: 0.9}, entropy_coefficient: 0.01, %s}"
-        % (STAY % 0.02),
-    ],
-    "grpo": [
-        *GROUPS,
-        "algorithm={preset: grpo, advantage: {turn_discount: 0.95}, %s}" % (STAY % 0.05),
-    ],
-    "gigpo": [
-        *GROUPS,
-        "algorithm={preset: gigpo, %s}" % (STAY % 0.02),
-    ],
-    "starpo_s": [
-        *GROUPS,
-        "algorithm={preset: starpo_s, advantage: {token_discount: 0.95, trace: 0.9}, entropy_coefficient: 0.01, "
-        "filter: {fraction: 0.5}, %s}" % (STAY % 0.02),
-    ],
+CONFIG = "benchmarks/learning/presets.yaml"
+RESULT = ROOT / "benchmarks" / "results" / "presets.json"
+NEAR_THE_START = "kl: {coefficient: 0.05, estimator: k3, placement: loss}"
+BY_EPISODE = f"advantage: {{turn_discount: 0.95}}, {NEAR_THE_START}"
+ALONE = ("rollout.groups_per_step=128", "rollout.group_size=1")
+IN_QUARTERS = ("rollout.groups_per_step=8", "steps=160", "optimizer.warmup_steps=16", "checkpoint.every=40")
+# What a run lays over the paper's values: discounts, and lengths and bounds for rows of two tokens and twenty turns.
+PRESETS: dict[str, tuple[str, ...]] = {
+    "grpo": (BY_EPISODE,),
+    "dr_grpo": (f"{BY_EPISODE}, aggregation: {{horizon: 40}}",),
+    "dapo": (f"{BY_EPISODE}, reward: {{overlong: {{max_tokens: 40, buffer_tokens: 8}}}}",),
+    "gspo": (f"{BY_EPISODE}, surrogate: {{clip_low: 0.03, clip_high: 0.04}}",),
+    "gmpo": (BY_EPISODE,),
+    "cispo": (BY_EPISODE,),
+    "sapo": (BY_EPISODE,),
+    "topr": (BY_EPISODE,),
+    # The form of TRL's trainer, and ReMax with as many updates as the others: a quarter of the batch, four times.
+    "rloo": (
+        "advantage: {turn_discount: 0.95}, surrogate: {kind: ppo}, ratio: {level: sequence_sum}, "
+        "aggregation: {mode: seq-mean-token-mean}",
+    ),
+    "remax": (f"{BY_EPISODE}, minibatches: 1", *IN_QUARTERS),
+    "reinforce_pp": ("advantage: {token_discount: 0.97}", *ALONE),
+    "reinforce_pp_baseline": (BY_EPISODE,),
+    "agentic_reinforce": (NEAR_THE_START, *ALONE),
+    "gigpo": (NEAR_THE_START,),
+    "ppo": (f"advantage: {{token_discount: 0.97, trace: 0.95}}, {NEAR_THE_START}", *ALONE),
+    "starpo_s": (
+        f"advantage: {{token_discount: 0.97, trace: 0.95}}, filter: {{fraction: 0.5}}, {NEAR_THE_START}",
+    ),
 }
+
+
+def overrides(preset: str) -> list[str]:
+    """Return the words of the command line that make a run one of this preset."""
+    algorithm, *others = PRESETS[preset]
+    updates = "" if "minibatches" in algorithm else "minibatches: 4, "
+    return [f"algorithm={{preset: {preset}, {updates}proximal: behaviour, {algorithm}}}", *others]
+
+
+def train(preset: str, seed: int, run: Path) -> None:
+    """Make a run, or go on with it, and note its processor time and commit beside it."""
+    command = [sys.executable, "-m", "trainer.cli", "--config", CONFIG, *overrides(preset)]
+    command += [f"seed={seed}", f"output_dir={run}", f"name={run.name}", "checkpoint.resume=auto"]
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    try:
+        subprocess.run(command, check=True, cwd=ROOT)
+    finally:
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        attempt = {"commit": commit.stdout.strip(), "cpu_s": round(spent, 1)}
+        with run.with_suffix(".attempts.jsonl").open("a") as file:
+            file.write(json.dumps(attempt) + "\n")
+
+
+def entry(preset: str, seed: int, run: Path) -> dict[str, object]:
+    """Return what a finished run reached."""
+    rows = read_lines(run / "metrics.jsonl")
+    attempts = read_lines(run.with_suffix(".attempts.jsonl"))
+    found: dict[str, object] = {"preset": preset, "seed": seed, "commit": attempts[-1]["commit"]}
+    found["cpu_s"] = round(sum(attempt["cpu_s"] for attempt in attempts))
+    found["steps"] = max(row["step"] for row in rows)
+    found["episodes"] = max(row.get("rollout/episodes_finished", 0) for row in rows)
+    for panel in ("valid", "test"):
+        before, after = scores(rows, panel, "sampled")
+        found[panel] = {
+            "start": vars_of(before),
+            "end": vars_of(after),
+            "gain": vars_of(rate_difference(before, after)),
+        }
+    return found
+
+
+def shown(value: dict[str, float]) -> str:
+    return str(Interval(**value))
+
+
+def write_table(directory: Path) -> None:
+    """Print and write what all finished runs of a directory reached."""
+    entries = [
+        entry(preset, int(run.name.rpartition("seed")[2]), run)
+        for preset in PRESETS
+        for run in sorted(directory.glob(f"{preset}_seed*"))
+        if (run / "model").exists()
+    ]
+    content = {"command": "python benchmarks/learning/presets.py", "rows": entries}
+    RESULT.write_text(json.dumps(content, indent=1) + "\n")
+    print(
+        "| preset | seed | valid | start | end | gain | episodes | CPU s |\n|---|---|---|---|---|---|---:|---:|"
+    )
+    for found in entries:
+        test, valid = found["test"], found["valid"]
+        cells = [f"`{found['preset']}`", str(found["seed"]), shown(valid["end"])]
+        cells += [shown(test["start"]), shown(test["end"]), shown(test["gain"])]
+        print(f"| {' | '.join(cells)} | {found['episodes']:.0f} | {found['cpu_s']} |")
 
 
 def main():
@@ -44,38 +125,18 @@ def main():
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--presets", nargs="+", choices=PRESETS, default=list(PRESETS))
-    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--directory", type=Path, default=ROOT / "runs" / "presets")
+    parser.add_argument("--table", action="store_true", help="make no runs")
     options = parser.parse_args()
-    runs = []
-    for preset in options.presets:
-        for seed in options.seeds:
-            run = options.directory / f"{preset}_seed{seed}"
-            runs.append(run)
-            if (run / "curves.png").exists():
-                continue
-            print(f"--- {run.name}", flush=True)
-            subprocess.run(
-                [
-                    sys.executable,
-                    "-m",
-                    "trainer.cli",
-                    "--config",
-                    "examples/frozen_lake.yaml",
-                    *PRESETS[preset],
-                    f"seed={seed}",
-                    f"steps={options.steps}",
-                    f"output_dir={run}",
-                    "checkpoint.resume=auto",
-                ],
-                check=True,
-                cwd=ROOT,
-            )
-    output = ROOT / "benchmarks" / "results" / "presets.json"
-    command = "python benchmarks/learning/presets.py"
-    summary = [sys.executable, "benchmarks/learning/summary.py", *map(str, runs)]
-    summary += ["--command", command, "--output", str(output)]
-    subprocess.run(summary, check=True, cwd=ROOT)
+    directory = options.directory.absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    for seed in [] if options.table else options.seeds:
+        for preset in options.presets:
+            run = directory / f"{preset}_seed{seed}"
+            if not (run / "model").exists():
+                print(f"--- {run.name}", flush=True)
+                train(preset, seed, run)
+    write_table(directory)
 
 
 if __name__ == "__main__":

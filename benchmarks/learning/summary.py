@@ -28,6 +28,7 @@ def main():
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--output", type=Path, help="write the table here as JSON, too")
     parser.add_argument("--command", default="", help="what made the runs; stands in the file")
+    parser.add_argument("--commit", help="of the code that made the runs; absent: this one")
     options = parser.parse_args()
     table = []
     for run in options.runs:
@@ -47,7 +48,7 @@ def main():
         shown = str(gain) if mode in ("sampled", "greedy") else ""
         print(f"| {run} | {panel} | {mode} | {steps} | {before} | {after} | {shown} |")
     if options.output:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
         content = [
             {
                 "run": run,
@@ -62,7 +63,12 @@ def main():
         ]
         options.output.write_text(
             json.dumps(
-                {"command": options.command, "commit": commit.stdout.strip(), "rows": content}, indent=1
+                {
+                    "command": options.command,
+                    "commit": options.commit or head.stdout.strip(),
+                    "rows": content,
+                },
+                indent=1,
             )
             + "\n"
         )

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from env_server.access.auth import Caller
-from env_server.telemetry.traceparent import CURRENT
+from env_server.access.tokens import Caller
+from env_server.telemetry.logs import CURRENT_TRACE
 
 
 class Context:
@@ -54,4 +54,4 @@ class Context:
 
     def identity(self) -> dict[str, Any]:
         """Who calls, as another I/O process needs it."""
-        return {"name": self.caller.name, "socket": self.socket, "traceparent": CURRENT.get()}
+        return {"name": self.caller.name, "socket": self.socket, "traceparent": CURRENT_TRACE.get()}

@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Callable
 
 from clients.protocol.errors import ProblemError
-from env_server.access.auth import Caller, Tokens
+from env_server.access.tokens import Caller, Tokens
 from env_server.common.settings import Settings
 
 _RETRY_AFTER_S = 5
 
 
-class Place:
-    """One socket's place among the open ones.
+class ConnectionSlot:
+    """One socket's slot among the open ones.
 
     Attributes:
         caller: Whose socket it is; None while its token has not come.
@@ -39,20 +39,20 @@ class OpenSockets:
     def __init__(self, settings: Settings) -> None:
         self._per_token = settings.max_sockets_per_token
         self._strangers_per_address = settings.max_unauthenticated_sockets
-        self._places: set[Place] = set()
+        self._slots: set[ConnectionSlot] = set()
         self._of_token: Counter[str] = Counter()
         self._strangers: Counter[str] = Counter()
 
-    def enter(self, caller: Caller | None, address: str) -> Place:
-        """Take a place for a new socket, whose token may still have to come.
+    def enter(self, caller: Caller | None, address: str) -> ConnectionSlot:
+        """Take a slot for a new socket, whose token may still have to come.
 
         Raises:
             ProblemError: `at_capacity`.
         """
-        place = Place(address)
+        slot = ConnectionSlot(address)
         if caller is not None:
             self._count(caller)
-            place.caller = caller
+            slot.caller = caller
         else:
             if self._strangers[address] >= self._strangers_per_address:
                 raise ProblemError(
@@ -62,42 +62,42 @@ class OpenSockets:
                     limit="max_unauthenticated_sockets",
                 )
             self._strangers[address] += 1
-        self._places.add(place)
-        return place
+        self._slots.add(slot)
+        return slot
 
-    def identify(self, place: Place, caller: Caller) -> None:
+    def identify(self, slot: ConnectionSlot, caller: Caller) -> None:
         """Note whose token has come on a socket.
 
         Raises:
             ProblemError: `at_capacity`.
         """
         self._count(caller)
-        self._forget_stranger(place.address)
-        place.caller = caller
+        self._forget_stranger(slot.address)
+        slot.caller = caller
 
-    def leave(self, place: Place) -> None:
+    def leave(self, slot: ConnectionSlot) -> None:
         """Note that a socket is no more."""
-        self._places.discard(place)
-        if place.caller is None:
-            self._forget_stranger(place.address)
+        self._slots.discard(slot)
+        if slot.caller is None:
+            self._forget_stranger(slot.address)
             return
-        name = place.caller.name
+        name = slot.caller.name
         self._of_token[name] -= 1
         if not self._of_token[name]:
             del self._of_token[name]
 
     def look_again(self, tokens: Tokens) -> None:
         """Tell the sockets whose tokens were revoked, or may do something else than before."""
-        for place in list(self._places):
-            if place.caller is None:
+        for slot in list(self._slots):
+            if slot.caller is None:
                 continue
-            caller = tokens.again(place.caller)
-            if caller is None or caller.name != place.caller.name or not _plays(caller):
-                place.revoked = True
+            caller = tokens.again(slot.caller)
+            if caller is None or caller.name != slot.caller.name or not _plays(caller):
+                slot.revoked = True
             else:
-                place.caller = caller
-            if place.on_change is not None:
-                place.on_change()
+                slot.caller = caller
+            if slot.on_change is not None:
+                slot.on_change()
 
     def _count(self, caller: Caller) -> None:
         limit = caller.quota.max_sockets or self._per_token

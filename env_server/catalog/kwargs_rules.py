@@ -16,7 +16,7 @@ from referencing.exceptions import Unresolvable
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.values import DecodeError, decode_value
-from env_server.common.configuration import ConfigurationError
+from env_server.common.settings import ConfigurationError
 
 NO_KWARGS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 """The schema of an environment that says nothing: a client sets nothing."""

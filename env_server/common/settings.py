@@ -1,9 +1,23 @@
-"""Everything an operator can set, with its default, its flag and its meaning."""
+"""Everything an operator can set, with its default, its flag and its meaning, read from a YAML file and from flags."""
 
+import argparse
+import difflib
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
 
 from sandbox.core.naming import parse_name
 
@@ -12,6 +26,8 @@ Origin = Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9.\-\[\]:]+$")]
 Isolation = Literal["inline", "thread", "process"]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+# A model's own `register` leaves no room for a setting of that name.
+_SHORTER = {"register_with": ("--register",)}
 
 
 class Settings(BaseModel):
@@ -101,11 +117,9 @@ class Settings(BaseModel):
     max_runs: Count = Field(4, description="Programs of `run_code` that run at one time in one I/O process.")
     max_waiting_runs: int = Field(64, ge=0, description="Programs that wait for that; more are refused.")
     max_runs_per_token: Count = Field(64, description="Programs of one token that run or wait.")
-    max_program_sessions: Count = Field(
-        32, description="Programs in the sandbox that are spoken to at one time."
-    )
+    max_program_sessions: Count = Field(32, description="Interactive sessions in the sandbox at one time.")
     max_program_session_s: Seconds = Field(
-        21_600.0, description="Longest time that a caller may speak to a program."
+        21_600.0, description="Longest time that an interactive session may take."
     )
     max_run_s: Seconds = Field(
         60.0, description="Longest time that a caller may give a program, or its compiler."
@@ -295,3 +309,102 @@ class Settings(BaseModel):
 def is_loopback(host: str) -> bool:
     """Whether a listening address is reachable from this machine only."""
     return host in {"localhost", "::1"} or host.startswith("127.")
+
+
+class ConfigurationError(Exception):
+    """Settings that cannot be used; the message is for the operator."""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add one flag for each setting. Absent flags leave nothing in the namespace."""
+    for name, field in Settings.model_fields.items():
+        flags = ["--" + name.replace("_", "-"), *_SHORTER.get(name, ())]
+        text = f"{field.description} {_default_text(field)}".strip().replace("%", "%%")
+        if field.annotation is bool:
+            parser.add_argument(
+                *flags, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
+            )
+        elif _is_repeatable(field):
+            parser.add_argument(
+                *flags, action="append", metavar=_metavar(name), default=argparse.SUPPRESS, help=text
+            )
+        else:
+            parser.add_argument(*flags, metavar=_metavar(name), default=argparse.SUPPRESS, help=text)
+
+
+def load_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
+    """Settings from a YAML file and flags; a flag wins over the file.
+
+    Raises:
+        ConfigurationError: If a setting is unknown or its value is wrong.
+    """
+    values: dict[str, Any] = _read_yaml(config) if config is not None else {}
+    for name, value in flags.items():
+        values[name] = _parse_mapping(name, value) if _is_mapping(Settings.model_fields[name]) else value
+    unknown = [name for name in values if name not in Settings.model_fields]
+    if unknown:
+        raise ConfigurationError("\n".join(_unknown_setting(name) for name in unknown))
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        raise ConfigurationError("\n".join(_explain(error))) from error
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"cannot read {path}: {error}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise ConfigurationError(f"{path} must hold a mapping of settings")
+    return values
+
+
+def _is_mapping(field: FieldInfo) -> bool:
+    return get_origin(field.annotation) is dict
+
+
+def _is_repeatable(field: FieldInfo) -> bool:
+    return get_origin(field.annotation) in (dict, tuple)
+
+
+def _metavar(name: str) -> str:
+    if _is_mapping(Settings.model_fields[name]):
+        return "ENV=VALUE"
+    return name.upper()
+
+
+def _default_text(field: FieldInfo) -> str:
+    if field.default in (None, False) or _is_repeatable(field):
+        return ""
+    return f"(default {field.default})"
+
+
+def _parse_mapping(name: str, entries: Sequence[str]) -> dict[str, Any]:
+    holds_json = name in {"operator_kwargs", "kwargs_schemas"}
+    values: dict[str, Any] = {}
+    for entry in entries:
+        key, separator, value = entry.partition("=")
+        if not separator:
+            raise ConfigurationError(f"{name}: {entry!r} is not ENV=VALUE")
+        try:
+            values[key] = json.loads(value) if holds_json else value
+        except json.JSONDecodeError as error:
+            raise ConfigurationError(f"{name}: the value for {key} is not JSON: {error}") from error
+    return values
+
+
+def _unknown_setting(name: str) -> str:
+    near = difflib.get_close_matches(name, Settings.model_fields, n=1)
+    return f"unknown setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def _explain(error: ValidationError) -> list[str]:
+    lines = []
+    for item in error.errors():
+        place = ".".join(str(part) for part in item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
+        lines.append(f"{place}: {message}" if place else message)
+    return lines

@@ -6,8 +6,8 @@ from typing import Any
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import AnnouncedEnvironment, AnnounceRequest, RegisterRequest
-from env_server.access.auth import Caller
 from env_server.access.context import Context
+from env_server.access.tokens import Caller
 from env_server.gateway.registering import Registering
 from env_server.gateway.registry import Registration, Registry
 from env_server.gateway.upstream.targets import Target

@@ -12,8 +12,7 @@ from pydantic import ValidationError
 
 from clients.protocol.errors import RETRY_LATER
 from clients.protocol.messages import AnnounceAnswer, AnnounceReply
-from env_server.common.configuration import ConfigurationError
-from env_server.common.settings import Settings
+from env_server.common.settings import ConfigurationError, Settings
 from env_server.gateway.registry import DEFAULT_TTL_S
 from env_server.gateway.upstream.connections import connect
 

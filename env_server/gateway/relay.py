@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from clients.protocol.errors import ProblemError
-from env_server.access.auth import Caller
 from env_server.access.context import Context
+from env_server.access.tokens import Caller
 from env_server.gateway.confirming import Confirming
 from env_server.gateway.journal_entries import Arguments, JournalAway, not_known
 from env_server.gateway.relayed import UNREADABLE, RelayedSession
@@ -23,8 +23,8 @@ from env_server.journal.journal import END_REASONS
 from env_server.messages.envelope import as_problem
 from env_server.sessions.replies import Reply
 from env_server.sessions.sessions import Sessions
+from env_server.telemetry.logs import CURRENT_TRACE
 from env_server.telemetry.metrics import Metrics
-from env_server.telemetry.traceparent import CURRENT
 
 if TYPE_CHECKING:
     from env_server.gateway.shared_journal import SharedJournal
@@ -81,7 +81,7 @@ class Relay:
         passed["op"] = op
         passed["session_id"] = session.upstream_id
         binary = context.binary
-        trace = CURRENT.get()
+        trace = CURRENT_TRACE.get()
         if trace is not None:
             passed["traceparent"] = trace
         if op == "reset" and "request_id" not in passed:

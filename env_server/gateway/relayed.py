@@ -27,8 +27,8 @@ from env_server.gateway.journal_entries import (
 from env_server.gateway.registry import Registration
 from env_server.gateway.upstream.node import Node
 from env_server.journal.journal import EndReason, Journal
-from env_server.sessions.base_session import BaseSession
 from env_server.sessions.replies import Reply
+from env_server.sessions.session import BaseSession
 
 if TYPE_CHECKING:
     from env_server.catalog.catalog import CatalogEntry

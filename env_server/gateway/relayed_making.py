@@ -10,8 +10,8 @@ from clients.protocol.errors import RETRY_LATER, ProblemError
 from clients.protocol.messages import ForkRequest, MakeRequest, RestoreRequest
 from clients.protocol.spaces import parse_space
 from clients.protocol.values import decode_value, encode_value
-from env_server.access.auth import Caller, Tokens
 from env_server.access.context import Context
+from env_server.access.tokens import Caller, Tokens
 from env_server.catalog.catalog import CatalogEntry
 from env_server.common.settings import Settings
 from env_server.gateway.journal_entries import JournalAway, check

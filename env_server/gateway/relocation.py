@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from clients.net.transport import ConnectionLost
 from clients.protocol.errors import RETRY_LATER, ProblemError
-from env_server.access.auth import Caller, Tokens
+from env_server.access.tokens import Caller, Tokens
 from env_server.catalog.catalog import Catalog
 from env_server.common.settings import Settings
 from env_server.gateway.moves import Moves

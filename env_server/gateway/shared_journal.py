@@ -22,7 +22,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
 
-from env_server.common.configuration import ConfigurationError
+from env_server.common.settings import ConfigurationError
 from env_server.gateway.journal_entries import (
     LEASE_S,
     About,

@@ -11,12 +11,12 @@ from typing import Any
 
 from clients.protocol.errors import ProblemError
 from env_server.access.context import Context
-from env_server.common.pending import Pending
+from env_server.common.event_loop import Pending
 from env_server.gateway.relay import OnItsWay, Relay
 from env_server.gateway.relayed import UNREADABLE, RelayedSession
 from env_server.gateway.upstream.link import Passage
 from env_server.gateway.upstream.node import Node
-from env_server.sessions.base_session import BaseSession
+from env_server.sessions.session import BaseSession
 
 _Step = tuple[int, RelayedSession, dict[str, Any]]
 """Its place in the client's batch, its session, and the operation as the node is to get it."""

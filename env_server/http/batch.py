@@ -9,8 +9,7 @@ from typing import Any
 from clients.protocol.arrays import EncodeError
 from clients.protocol.frames import dumps
 from env_server.access.context import Context
-from env_server.common.pending import Pending
-from env_server.common.slices import SLICE_S, Slices
+from env_server.common.event_loop import SLICE_S, Pending, Slices
 from env_server.messages.envelope import FrameId, as_problem
 from env_server.messages.negotiation import too_large_reply
 from env_server.messages.validation import invalid

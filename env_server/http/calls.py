@@ -36,8 +36,8 @@ from clients.protocol.messages import (
     VerifyReply,
     VerifyRequest,
 )
-from env_server.access.auth import Role
 from env_server.access.context import Context
+from env_server.access.tokens import Role
 from env_server.operations.information import EnvsQuery, SessionsQuery
 from env_server.operations.operations import Calls
 from env_server.sessions.replies import Reply
@@ -183,8 +183,8 @@ REGISTRATION_CALLS = (
 )
 """What a gateway answers beside these."""
 
-PROGRAM_PATH = "/v1/sandbox/session"
-"""The socket of a program that is spoken to."""
+INTERACTIVE_SESSION_PATH = "/v1/sandbox/session"
+"""The socket of an interactive session."""
 
 RUN_CODE_CALLS = (
     Call(

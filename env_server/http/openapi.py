@@ -11,7 +11,7 @@ from pydantic.json_schema import models_json_schema
 from clients.protocol.errors import CODES, RETRY_LATER
 from clients.protocol.frames import MEDIA_TYPES
 from clients.protocol.messages import IDENTIFIER
-from env_server.http.calls import PROGRAM_PATH, Call
+from env_server.http.calls import INTERACTIVE_SESSION_PATH, Call
 from env_server.messages.negotiation import PROBLEM_MEDIA_TYPE
 
 _REFERENCE = "#/components/schemas/{model}"
@@ -98,8 +98,10 @@ def describe_calls(calls: Sequence[Call], *, needs_token: bool) -> dict[str, Any
         paths.setdefault(call.path, {})[call.method.lower()] = _describe(call, schemas)
     paths.update(_other_paths())
     if "/run_code" in paths:
-        paths[PROGRAM_PATH] = {
-            "get": _upgrade("WebSocket: a program in the sandbox that is spoken to (docs/run_code.md)")
+        paths[INTERACTIVE_SESSION_PATH] = {
+            "get": _upgrade(
+                "WebSocket: an interactive session with a program in the sandbox (docs/run_code.md)"
+            )
         }
     components = definitions["$defs"]
     components["Problem"]["properties"]["code"]["enum"] = sorted(CODES)

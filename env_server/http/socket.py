@@ -13,12 +13,11 @@ from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import SUBPROTOCOLS, dumps, loads
 from env_server.access.context import Context
-from env_server.access.open_sockets import Place
-from env_server.common.pending import Pending
-from env_server.common.process_rank import ProcessRank
-from env_server.common.slices import SLICE_S
+from env_server.access.open_sockets import ConnectionSlot
+from env_server.common.event_loop import SLICE_S, Pending
+from env_server.common.io_process import ProcessRank
 from env_server.http.batch import Results, Unfinished, encode_results, read_batch, run_batch
-from env_server.http.transport.gathering import MORE
+from env_server.http.transport.write_coalescing import MORE
 from env_server.messages.envelope import FrameId, as_problem, bad_frame, frame_id, sendable
 from env_server.messages.negotiation import PROBLEM_MEDIA_TYPE, too_large_reply, too_large_request
 from env_server.messages.validation import invalid
@@ -42,20 +41,20 @@ async def serve_socket(
         caller = services.tokens.from_headers(Headers(scope=scope))
         if caller is not None:
             caller.require("play")
-        place = services.sockets.enter(caller, scope["client"][0] if scope["client"] else "")
+        slot = services.sockets.enter(caller, scope["client"][0] if scope["client"] else "")
     except ProblemError as problem:
         await reject(services, send, problem)
         return
     traceparent = Headers(scope=scope).get("traceparent")
     try:
-        await _serve_accepted(services, place, scope, receive, send, traceparent)
+        await _serve_accepted(services, slot, scope, receive, send, traceparent)
     finally:
-        services.sockets.leave(place)
+        services.sockets.leave(slot)
 
 
 async def _serve_accepted(
     services: Services,
-    place: Place,
+    slot: ConnectionSlot,
     scope: MutableMapping[str, Any],
     receive: Receive,
     send: Send,
@@ -68,10 +67,10 @@ async def _serve_accepted(
     services.metrics.sockets += 1
     services.metrics.sockets_opened += 1
     try:
-        if place.caller is None:
-            await _identify(services, place, receive, send, binary=binary)
-        if place.caller is not None:
-            socket = Socket(services, place, receive, send, binary=binary, traceparent=traceparent)
+        if slot.caller is None:
+            await _identify(services, slot, receive, send, binary=binary)
+        if slot.caller is not None:
+            socket = Socket(services, slot, receive, send, binary=binary, traceparent=traceparent)
             await socket.serve()
     except OSError:
         # uvicorn says in this way that the client went away while an answer was being sent.
@@ -98,7 +97,9 @@ async def reject(services: Services, send: Send, problem: ProblemError) -> None:
     await send({"type": "websocket.http.response.body", "body": body})
 
 
-async def _identify(services: Services, place: Place, receive: Receive, send: Send, *, binary: bool) -> None:
+async def _identify(
+    services: Services, slot: ConnectionSlot, receive: Receive, send: Send, *, binary: bool
+) -> None:
     """Note who the first frame says that this is; anything else than a good token ends the socket."""
     frame: Any = None
     try:
@@ -116,7 +117,7 @@ async def _identify(services: Services, place: Place, receive: Receive, send: Se
             raise ProblemError("unauthorized", "the first frame holds no token")
         caller = services.tokens.caller(token)
         caller.require("play")
-        services.sockets.identify(place, caller)
+        services.sockets.identify(slot, caller)
     except (ProblemError, DecodeError, TimeoutError) as error:
         problem = error if isinstance(error, ProblemError) else ProblemError("unauthorized", "no token came")
         services.metrics.problems[problem.code] += 1
@@ -139,16 +140,16 @@ class Socket:
     def __init__(
         self,
         services: Services,
-        place: Place,
+        slot: ConnectionSlot,
         receive: Receive,
         send: Send,
         *,
         binary: bool,
         traceparent: str | None = None,
     ) -> None:
-        assert place.caller is not None
+        assert slot.caller is not None
         self._services = services
-        self._place = place
+        self._slot = slot
         self._call = services.operations.call
         self._metrics = services.metrics
         self._problems = services.metrics.problems
@@ -160,7 +161,7 @@ class Socket:
         self._max_batch = services.settings.max_batch
         self._max_in_flight = services.settings.max_in_flight
         name = name_socket(services.rank)
-        self._context = Context(place.caller, binary=binary, socket=name, traceparent=traceparent)
+        self._context = Context(slot.caller, binary=binary, socket=name, traceparent=traceparent)
         self._in_flight: set[FrameId] = set()
         self._dropped = False
         self._room: asyncio.Future[None] | None = None
@@ -169,13 +170,13 @@ class Socket:
 
     async def serve(self) -> None:
         """Answer frames until the socket drops. Operations that run then are finished all the same."""
-        receive, send, binary, place = self._receive, self._send, self._binary, self._place
-        place.on_change = self._changed
+        receive, send, binary, slot = self._receive, self._send, self._binary, self._slot
+        slot.on_change = self._changed
         worked = 0.0
         try:
             while True:
                 message = await receive()
-                if message["type"] != "websocket.receive" or place.revoked:
+                if message["type"] != "websocket.receive" or slot.revoked:
                     return
                 text = message.get("text")
                 taken = perf_counter()
@@ -196,15 +197,15 @@ class Socket:
                     self._room = asyncio.get_running_loop().create_future()
                     await self._room
         finally:
-            place.on_change = None
+            slot.on_change = None
             self._dropped = True
             self._services.socket_dropped(self._context)
 
     def _changed(self) -> None:
         """Note what has become of the token."""
-        if not self._place.revoked:
-            assert self._place.caller is not None
-            self._context.caller = self._place.caller
+        if not self._slot.revoked:
+            assert self._slot.caller is not None
+            self._context.caller = self._slot.caller
             return
         self._services.answering(asyncio.get_running_loop().create_task(self._end_revoked()))
 

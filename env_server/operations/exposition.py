@@ -1,4 +1,4 @@
-"""What an I/O process counted, as Prometheus metrics with stable names and bounded labels."""
+"""What I/O processes counted, as Prometheus metrics with stable names and bounded labels."""
 
 import itertools
 import os
@@ -10,25 +10,30 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from clients.measuring.run_queue import queued_seconds
-from env_server.common.process_rank import ProcessRank
+from env_server.common.io_process import ProcessRank
 from env_server.common.settings import Isolation, Settings
 from env_server.gateway.registry import Registry
 from env_server.journal.journal_file import JournalFile
 from env_server.operations.worker_pools import WorkerPools
-from env_server.sessions.base_session import BaseSession
+from env_server.sessions.session import BaseSession
 from env_server.telemetry.durations import BOUNDS, Durations
 from env_server.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from env_server.gateway.shared_journal import SharedJournal
 
+
 _LE = (*map(str, BOUNDS), "+Inf")
 _ISOLATIONS: tuple[Isolation, ...] = ("inline", "thread", "process")
 # By the value of the one label, or by the values of several.
 _Values = Mapping[Any, float]
+# What says the same in each process, or is a point in time: a sum would mean nothing.
+_LARGEST = frozenset({"rollgym_max_sessions", "rollgym_build_info", "process_max_fds"})
+_SMALLEST = frozenset({"process_start_time_seconds", "rollgym_ready", "rollgym_shared_journal_up"})
 
 
 class Exposition(Collector):
@@ -322,3 +327,41 @@ def _resident_bytes(pid: int) -> int:
     except OSError:
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def aggregate(texts: Iterable[str]) -> bytes:
+    """Add up metrics in Prometheus' text format, sample by sample."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Sums(texts))
+    return generate_latest(registry)
+
+
+class _Sums(Collector):
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = list(texts)
+
+    def collect(self) -> Iterator[Metric]:
+        found: dict[str, Metric] = {}
+        samples: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
+        for text in self._texts:
+            for family in text_string_to_metric_families(text):
+                found.setdefault(family.name, family)
+                values = samples.setdefault(family.name, {})
+                for sample in family.samples:
+                    key = (sample.name, tuple(sample.labels.items()))
+                    values[key] = _combined(family.name, values.get(key), sample.value)
+        for name, family in found.items():
+            total = Metric(name, family.documentation, family.type)
+            for (sample_name, labels), value in samples[name].items():
+                total.add_sample(sample_name, dict(labels), value)
+            yield total
+
+
+def _combined(name: str, so_far: float | None, value: float) -> float:
+    if so_far is None:
+        return value
+    if name in _LARGEST:
+        return max(so_far, value)
+    if name in _SMALLEST:
+        return min(so_far, value)
+    return so_far + value

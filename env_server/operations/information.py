@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from env_server.access.context import Context
 from env_server.catalog.catalog import Catalog
-from env_server.common.process_rank import ProcessRank
+from env_server.common.io_process import ProcessRank
 from env_server.common.settings import Settings
-from env_server.gateway.lineage import Lineage
+from env_server.gateway.registering import Lineage
 from env_server.messages.fields import own_fields
 from env_server.messages.validation import validate
-from env_server.peers.neighbours import Neighbours
+from env_server.peers.peers import Peers
 from env_server.sessions.replies import Reply
 from env_server.sessions.sessions import Sessions
 
@@ -72,7 +72,7 @@ class Information:
         rank: ProcessRank,
         catalog: Catalog,
         sessions: Sessions,
-        neighbours: Neighbours,
+        peers: Peers,
         lineage: Lineage,
     ) -> None:
         self._lineage = lineage
@@ -80,7 +80,7 @@ class Information:
         self._rank = rank
         self._catalog = catalog
         self._sessions = sessions
-        self._neighbours = neighbours
+        self._peers = peers
         self._version = version("rollgym")
 
     def server(self, context: Context, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
@@ -132,9 +132,7 @@ class Information:
             and (query.after is None or session.session_id > query.after)
         ]
         more = False
-        for reply in await self._neighbours.gather_all(
-            context, "sessions", query.model_dump(exclude_none=True)
-        ):
+        for reply in await self._peers.gather_all(context, "sessions", query.model_dump(exclude_none=True)):
             found.extend(reply["sessions"])
             # A process that answers with a full page has more, whether or not this page has room for it.
             more = more or "after" in reply

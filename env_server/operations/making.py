@@ -14,23 +14,21 @@ from clients.protocol.messages import ForkRequest, MakeRequest, RestoreRequest
 from clients.protocol.values import DecodeError, EncodeError
 from env_server.access.context import Context
 from env_server.catalog.catalog import Catalog, CatalogEntry
+from env_server.common.event_loop import Slices
 from env_server.common.settings import Settings
-from env_server.common.slices import Slices
 from env_server.gateway.relayed import RelayedSession
 from env_server.gateway.relayed_making import RelayedMaking, RelayedOpening
 from env_server.journal.journal import Journal
 from env_server.journal.journal_file import JournaledSession, JournalFile, Opening
-from env_server.journal.recovery import ReplayDiverged
+from env_server.journal.replay import ReplayDiverged
 from env_server.messages.fields import own_fields
 from env_server.messages.validation import invalid, validate
+from env_server.operations.episodes import Resetting
 from env_server.operations.failures import busy, environment_error, not_reset, worker_died
-from env_server.operations.opened import OpenedSession, open_again
-from env_server.operations.remembered import RememberedAnswers
-from env_server.operations.resetting import Resetting
+from env_server.operations.idempotency import IdempotencyCache, OpenedSession, open_again
 from env_server.operations.running import Runner
-from env_server.sessions.base_session import BaseSession
 from env_server.sessions.replies import Reply
-from env_server.sessions.session import ResetRecord, Session
+from env_server.sessions.session import BaseSession, ResetRecord, Session
 from env_server.sessions.sessions import Sessions, session_gone
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, ServerLost, Worker, WorkerLost
 
@@ -74,7 +72,7 @@ class Making:
         self._workers = workers
         self._journal_file = journal_file
         self._slices = Slices()
-        self.remembered = RememberedAnswers(settings.max_remembered_requests)
+        self.idempotency = IdempotencyCache(settings.max_remembered_requests)
 
     # -- make ----------------------------------------------------------------------------------------------------
 
@@ -88,7 +86,7 @@ class Making:
             raise invalid("count", f"at most {self._settings.max_batch}")
         if request.reset is not None:
             self._resetting.check_options(entry, request.reset.options)
-        opened: list[OpenedSession | RelayedOpening] = await self.remembered.once(
+        opened: list[OpenedSession | RelayedOpening] = await self.idempotency.once(
             context.caller.name,
             "make",
             request.request_id,
@@ -139,7 +137,7 @@ class Making:
         return self._fork(context, session, request)
 
     async def _fork(self, context: Context, session: BaseSession, request: ForkRequest) -> Reply:
-        opened: list[OpenedSession | RelayedOpening] = await self.remembered.once(
+        opened: list[OpenedSession | RelayedOpening] = await self.idempotency.once(
             context.caller.name,
             "fork",
             request.request_id,
@@ -196,7 +194,7 @@ class Making:
                 f"the episode is of version {episode.env_version[:100]!r}, this server has {entry.version!r}",
                 reason="replay_diverged",
             )
-        opened: list[OpenedSession | RelayedOpening] = await self.remembered.once(
+        opened: list[OpenedSession | RelayedOpening] = await self.idempotency.once(
             context.caller.name,
             "restore",
             request.request_id,
@@ -229,10 +227,10 @@ class Making:
         except EnvironmentRaised as error:
             raise _refused(session.entry, session.kwargs, error) from error
 
-    def recall(self, revived: Iterable[JournaledSession]) -> None:
+    def recall(self, restored: Iterable[JournaledSession]) -> None:
         """Take note of what the process before this one answered with sessions that are here again."""
         groups: defaultdict[tuple[str, Opening], list[Session]] = defaultdict(list)
-        for journaled in revived:
+        for journaled in restored:
             if journaled.opened_by is not None:
                 session = self._sessions.by_id.get(journaled.session_id)
                 if isinstance(session, Session):
@@ -241,7 +239,7 @@ class Making:
             # Where sessions are missing, they were being written down still, or have been used and ended since.
             if len(opened) == opening.sessions:
                 give = partial(open_again, opening, opened, self._sessions, self._runner)
-                self.remembered.recall(owner, opening.op, opening.request_id, give)
+                self.idempotency.recall(owner, opening.op, opening.request_id, give)
 
     # -- opening -------------------------------------------------------------------------------------------------
 
@@ -338,7 +336,7 @@ class Making:
     def forget(self, caller: str, session_ids: Collection[str]) -> None:
         """Forget the answers that tell of sessions which nobody was told of: what they answered may be asked again."""
         unknown = frozenset(session_ids)
-        self.remembered.forget(
+        self.idempotency.forget(
             caller, lambda opened: any(each.reply["session_id"] in unknown for each in opened)
         )
 

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import CloseRequest
 from env_server.access.context import Context
-from env_server.access.rate import RateLimit
-from env_server.common.lifecycle import Lifecycle
-from env_server.common.pending import Pending, is_given_up
+from env_server.access.quotas import RateLimit
+from env_server.common.event_loop import Pending, is_given_up
+from env_server.common.io_process import Lifecycle
 from env_server.gateway.announcements import Announcements
 from env_server.gateway.registering import Registering
 from env_server.gateway.relay import Relay
@@ -19,21 +19,19 @@ from env_server.gateway.relayed import RelayedSession
 from env_server.gateway.step_shares import StepShares
 from env_server.messages.fields import own_fields, refuse_fields
 from env_server.messages.validation import invalid, validate
+from env_server.operations.episodes import Rendering, Resetting
 from env_server.operations.information import Information
 from env_server.operations.making import Making
-from env_server.operations.rendering import Rendering
-from env_server.operations.resetting import Resetting
-from env_server.operations.running_code import RunningCode
+from env_server.operations.sandbox import RunningCode
 from env_server.operations.stepping import Stepping
 from env_server.operations.verifying import Verifying
-from env_server.peers.neighbours import Neighbours
+from env_server.peers.peers import Peers
 from env_server.peers.request_affinity import RequestAffinity
-from env_server.sessions.base_session import BaseSession
 from env_server.sessions.replies import Reply, opened_sessions
-from env_server.sessions.session import Session
+from env_server.sessions.session import BaseSession, Session
 from env_server.sessions.sessions import Sessions
 from env_server.telemetry.durations import TIMED_STEPS
-from env_server.telemetry.log_fields import log_fields
+from env_server.telemetry.logs import log_fields
 from env_server.telemetry.metrics import Metrics
 
 SOCKET_OPS = frozenset(
@@ -91,7 +89,7 @@ class Operations:
         relay: Relay,
         shares: StepShares | None,
         information: Information,
-        neighbours: Neighbours,
+        peers: Peers,
         affinity: RequestAffinity,
         metrics: Metrics,
         rate: RateLimit,
@@ -102,7 +100,7 @@ class Operations:
         self._making = making
         self._relay = relay
         self._shares = shares
-        self._neighbours = neighbours
+        self._peers = peers
         self._affinity = affinity
         self._metrics = metrics
         self._calls = 0
@@ -281,8 +279,8 @@ class Operations:
         if self._relay.may_adopt(session_id):
             return self._adopted(context, op, session_id, fields)
         owner = self._sessions.owner_of(session_id)
-        if self._neighbours.is_elsewhere(owner):
-            return self._neighbours.call(context, owner, op, fields)
+        if self._peers.is_elsewhere(owner):
+            return self._peers.call(context, owner, op, fields)
         # Those of the journal are not here yet.
         self._lifecycle.require_started()
         self._sessions.get(session_id, context.caller)
@@ -309,14 +307,14 @@ class Operations:
         self._lifecycle.require_open()
         owner = self._first_asked(context, "make", fields)
         if owner is not None:
-            return await self._neighbours.call(context, owner, "make", fields)
+            return await self._peers.call(context, owner, "make", fields)
         return await self._making.make(context, fields)
 
     async def _restore(self, context: Context, fields: Mapping[str, Any]) -> Reply:
         self._lifecycle.require_open()
         owner = self._first_asked(context, "restore", fields)
         if owner is not None:
-            return await self._neighbours.call(context, owner, "restore", fields)
+            return await self._peers.call(context, owner, "restore", fields)
         return await self._making.restore(context, fields)
 
     def _run_code(self, context: Context, fields: Mapping[str, Any]) -> Awaitable[Reply]:
@@ -356,7 +354,7 @@ class Operations:
         here = []
         for session_id in dict.fromkeys(request.session_ids):
             owner = self._sessions.index_of(session_id)
-            if owner is not None and self._neighbours.is_elsewhere(owner):
+            if owner is not None and self._peers.is_elsewhere(owner):
                 elsewhere.setdefault(owner, []).append(session_id)
             else:
                 here.append(session_id)
@@ -380,7 +378,7 @@ class Operations:
         self, context: Context, elsewhere: Mapping[int, list[str]], closed: int
     ) -> Reply:
         calls = (
-            self._neighbours.call(context, owner, "close", {"session_ids": session_ids})
+            self._peers.call(context, owner, "close", {"session_ids": session_ids})
             for owner, session_ids in elsewhere.items()
         )
         replies = await asyncio.gather(*calls)

@@ -6,8 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from env_server.common.lifecycle import Lifecycle, Phase, Reason, ReasonCode
-from env_server.common.process_rank import ProcessRank
+from env_server.common.io_process import Lifecycle, Phase, ProcessRank, Reason, ReasonCode
 from env_server.gateway.roster import Roster
 from env_server.journal.journal_file import JournalFile
 from env_server.operations.worker_pools import WorkerPools

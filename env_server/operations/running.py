@@ -10,7 +10,7 @@ from clients.protocol.errors import ProblemError
 from clients.protocol.values import decode_value
 from env_server.common.settings import Settings
 from env_server.journal.journal import EndedStep, Journal
-from env_server.journal.recovery import ReplayDiverged, rebuild
+from env_server.journal.replay import ReplayDiverged, rebuild
 from env_server.operations.failures import environment_error, not_reset, worker_died
 from env_server.sessions.session import ResetRecord, Running, Session, StepRecord
 from env_server.sessions.sessions import Sessions, session_gone

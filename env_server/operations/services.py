@@ -6,20 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from clients.protocol.errors import ProblemError
-from env_server.access.auth import Caller, Tokens
 from env_server.access.context import Context
 from env_server.access.open_sockets import OpenSockets
-from env_server.access.quota_counters import QuotaCounters
-from env_server.access.rate import RateLimit
+from env_server.access.quotas import QuotaCounters, RateLimit
+from env_server.access.tokens import Caller, Tokens
 from env_server.catalog.catalog import Catalog, CatalogEntry
-from env_server.common.configuration import ConfigurationError
-from env_server.common.lifecycle import Lifecycle, Phase, Reason
-from env_server.common.process_rank import ProcessRank
-from env_server.common.settings import Isolation, Settings
+from env_server.common.io_process import Lifecycle, Phase, ProcessRank, Reason
+from env_server.common.settings import ConfigurationError, Isolation, Settings
 from env_server.gateway.announcements import Announcements
-from env_server.gateway.lineage import Lineage
 from env_server.gateway.moves import Moves
-from env_server.gateway.registering import Registering, catalog_entry
+from env_server.gateway.registering import Lineage, Registering, catalog_entry
 from env_server.gateway.registry import Registration, Registry
 from env_server.gateway.relay import Relay
 from env_server.gateway.relayed_making import RelayedMaking
@@ -31,31 +27,25 @@ from env_server.gateway.step_shares import StepShares
 from env_server.gateway.upstream.node import Nodes
 from env_server.gateway.worker import RemoteWorker
 from env_server.journal.journal_file import JournalError, JournalFile
-from env_server.operations.aggregation import aggregate
-from env_server.operations.exposition import Exposition
+from env_server.operations.episodes import Rendering, Resetting
+from env_server.operations.exposition import Exposition, aggregate
 from env_server.operations.information import Information
 from env_server.operations.making import Making
 from env_server.operations.operations import Calls, Operations
-from env_server.operations.program_sessions import ProgramSessions
 from env_server.operations.readiness import Readiness
-from env_server.operations.rendering import Rendering
-from env_server.operations.resetting import Resetting
 from env_server.operations.running import Runner
-from env_server.operations.running_code import RunningCode
-from env_server.operations.served_sandbox import ServedSandbox
+from env_server.operations.sandbox import InteractiveSessions, RunningCode, ServedSandbox
 from env_server.operations.stepping import Stepping
 from env_server.operations.verifying import Verifying
 from env_server.operations.worker_pools import WorkerPools
-from env_server.peers.forwarding import Forwarder
-from env_server.peers.neighbours import Neighbours
+from env_server.peers.peers import Forwarder, Peers
 from env_server.peers.request_affinity import RequestAffinity
-from env_server.sessions.base_session import BaseSession
 from env_server.sessions.replies import Reply
-from env_server.sessions.revival import Revival
+from env_server.sessions.session import BaseSession
+from env_server.sessions.session_restore import SessionRestore
 from env_server.sessions.sessions import Sessions
-from env_server.telemetry.labels import EnvironmentLabels
 from env_server.telemetry.loop_watch import LoopWatch
-from env_server.telemetry.metrics import Metrics
+from env_server.telemetry.metrics import EnvironmentLabels, Metrics
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, Worker, WorkerLost
 
 if TYPE_CHECKING:
@@ -103,11 +93,11 @@ class Services:
         self._journal_file = _journal_file(rank)
         self._shared_journal = shared = _shared_journal(settings)
         self._sessions = Sessions(settings, rank, self._quota_counters, self.metrics, self._journal_file)
-        self._revival: Revival | None = None
+        self._session_restore: SessionRestore | None = None
         self._forwarder: Forwarder | None = None
         if rank.processes > 1 and rank.directory is not None:
             self._forwarder = Forwarder(rank.directory, rank.index, rank.processes)
-        self._neighbours = Neighbours(rank, self._forwarder)
+        self._peers = Peers(rank, self._forwarder)
         self._readiness = Readiness(
             rank, self.lifecycle, self._worker_pools, self._journal_file, roster, shared
         )
@@ -144,11 +134,11 @@ class Services:
         self.sockets = OpenSockets(settings)
         self._served_sandbox: ServedSandbox | None = None
         self._running_code: RunningCode | None = None
-        self.programs: ProgramSessions | None = None
+        self.interactive_sessions: InteractiveSessions | None = None
         if settings.runs_code:
             self._served_sandbox = ServedSandbox(settings)
             self._running_code = RunningCode(settings, self._served_sandbox, self.metrics)
-            self.programs = ProgramSessions(settings, self._served_sandbox)
+            self.interactive_sessions = InteractiveSessions(settings, self._served_sandbox)
         registering = Registering(settings, catalog, registry, nodes, lineage)
         self._announcements = Announcements(registering, registry)
         operations = Operations(
@@ -166,8 +156,8 @@ class Services:
             shares=StepShares(self._relay, self._sessions.by_id)
             if settings.gateway and shared is None
             else None,
-            information=Information(settings, rank, catalog, self._sessions, self._neighbours, lineage),
-            neighbours=self._neighbours,
+            information=Information(settings, rank, catalog, self._sessions, self._peers, lineage),
+            peers=self._peers,
             affinity=self._affinity,
             metrics=self.metrics,
             rate=RateLimit(settings.rate_limit),
@@ -187,8 +177,8 @@ class Services:
         entry = catalog_entry(registration, self._registry, self.settings)
         entry.label = self.metrics.labels.of(entry.env_id)
         self._catalog.put(entry)
-        if self._revival is not None:
-            self._making.recall(self._revival.appeared(registration.env_id))
+        if self._session_restore is not None:
+            self._making.recall(self._session_restore.appeared(registration.env_id))
 
     async def start(self) -> None:
         """Start the workers and look at every environment once.
@@ -207,14 +197,14 @@ class Services:
         await asyncio.gather(*(self._probe(entry) for entry in self._catalog))
         self.loop_watch.start()
         if self._journal_file is not None:
-            self._revival = Revival(
+            self._session_restore = SessionRestore(
                 *(self._journal_file, self._catalog, self.tokens, self._sessions, self._worker_pools.of),
                 patience_s=_REGISTRATION_PATIENCE_S if self.settings.gateway else 0.0,
             )
-            self._revival.begin()
+            self._session_restore.begin()
             self._making.recall(self._journal_file.sessions)
         if self._forwarder is not None:
-            await self._forwarder.start(self._answer_neighbour, self._neighbour_lost)
+            await self._forwarder.start(self._answer_peer, self._peer_lost)
         self.lifecycle.phase = Phase.READY
 
     def reload_tokens(self) -> None:
@@ -266,7 +256,7 @@ class Services:
         if self.on_socket_dropped is not None:
             self.on_socket_dropped()
         if context.remote:
-            self.answering(asyncio.get_running_loop().create_task(self._neighbours.socket_dropped(context)))
+            self.answering(asyncio.get_running_loop().create_task(self._peers.socket_dropped(context)))
 
     def _leave(self, session: BaseSession, socket: str) -> None:
         session.sockets.discard(socket)
@@ -275,7 +265,7 @@ class Services:
 
     async def metrics_text(self, caller: Caller) -> bytes:
         """The metrics of all processes."""
-        replies = await self._neighbours.gather(Context(caller, binary=False), "metrics", {})
+        replies = await self._peers.gather(Context(caller, binary=False), "metrics", {})
         # A process that does not answer adds no figures, but the server is not ready without it.
         own = self._exposition.text(ready=not await self.readiness())
         if not replies:
@@ -284,12 +274,12 @@ class Services:
 
     async def readiness(self) -> list[Reason]:
         """Why the server cannot take new sessions; nothing where it can."""
-        own, others = await asyncio.gather(self._readiness.reasons(), self._neighbours.readiness())
+        own, others = await asyncio.gather(self._readiness.reasons(), self._peers.readiness())
         return own + others
 
     # -- the other processes -------------------------------------------------------------------------------------
 
-    async def _answer_neighbour(
+    async def _answer_peer(
         self, identity: Mapping[str, Any], op: str, fields: dict[str, Any], binary: bool
     ) -> Reply:
         """Answer a call that reached another process first."""
@@ -316,7 +306,7 @@ class Services:
         reply = self.operations.call(context, op, fields)
         return reply if isinstance(reply, dict) else await reply
 
-    def _neighbour_lost(self, index: int) -> None:
+    def _peer_lost(self, index: int) -> None:
         """Note that another process has ended, and its sockets with it."""
         prefix = f"{index}."
         self._leave_all(lambda socket: socket.startswith(prefix))
@@ -345,7 +335,7 @@ class Services:
         self.loop_watch.stop()
         if self._forwarder is not None:
             await self._forwarder.close()
-        for part in (self._running_code, self.programs, self._served_sandbox):
+        for part in (self._running_code, self.interactive_sessions, self._served_sandbox):
             if part is not None:
                 await part.close()
         await self._sessions.shutdown()

@@ -17,8 +17,8 @@ from env_server.common.settings import Settings
 from env_server.journal.journal_file import JournalFile
 from env_server.messages.fields import ENVELOPE, own_fields
 from env_server.messages.validation import validate
+from env_server.operations.episodes import Resetting
 from env_server.operations.failures import busy, environment_error, episode_over, not_reset, step_mismatch
-from env_server.operations.resetting import Resetting
 from env_server.operations.running import Runner
 from env_server.sessions.replies import Reply, encode_observation, step_reply
 from env_server.sessions.session import Running, Session, StepRecord

@@ -18,11 +18,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from clients.protocol.errors import ProblemError
 from env_server.access.context import Context
-from env_server.common.process_rank import ProcessRank
+from env_server.common.io_process import ProcessRank
 from env_server.operations.operations import SOCKET_OPS, Calls
-from env_server.sessions.base_session import BaseSession
 from env_server.sessions.replies import Reply
-from env_server.telemetry.traceparent import CURRENT
+from env_server.sessions.session import BaseSession
+from env_server.telemetry.logs import CURRENT_TRACE
 
 _TRACED = SOCKET_OPS - {"ping"} | {"register", "unregister", "sessions"}
 _LONGEST = 128
@@ -72,14 +72,14 @@ class TracedOperations:
         if op not in _TRACED:
             return self._operations.call(context, op, fields)
         span = self._begin(context, op, fields)
-        token = CURRENT.set(_traceparent(span))
+        token = CURRENT_TRACE.set(_traceparent(span))
         try:
             reply = self._operations.call(context, op, fields)
         except ProblemError as problem:
             _fail(span, problem)
             raise
         finally:
-            CURRENT.reset(token)
+            CURRENT_TRACE.reset(token)
         if isinstance(reply, dict):
             _finish(span, reply)
             return reply
@@ -97,7 +97,7 @@ class TracedOperations:
         return self._operations.take_back(context, reply)
 
     async def _later(self, span: Span, reply: Awaitable[Reply]) -> Reply:
-        token = CURRENT.set(_traceparent(span))
+        token = CURRENT_TRACE.set(_traceparent(span))
         try:
             answer = await reply
         except ProblemError as problem:
@@ -108,7 +108,7 @@ class TracedOperations:
             span.end()
             raise
         finally:
-            CURRENT.reset(token)
+            CURRENT_TRACE.reset(token)
         _finish(span, answer)
         return answer
 

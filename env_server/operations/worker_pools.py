@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 
 from env_server.catalog.catalog import CatalogEntry
-from env_server.common.configuration import ConfigurationError
-from env_server.common.settings import Isolation, Settings
+from env_server.common.settings import ConfigurationError, Isolation, Settings
 from env_server.workers.base import Worker
 from env_server.workers.inline import InlineWorker
 from env_server.workers.process import ProcessWorker

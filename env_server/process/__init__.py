@@ -1,1 +1,1 @@
-"""Processes of a server: one that serves, and one that keeps several alive. Nothing but the command line enters."""
+"""The processes of a server: one that serves, one that keeps several alive; programs and the command line enter."""

@@ -13,22 +13,22 @@ from starlette.responses import Response
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import dumps
-from env_server.access.auth import NOBODY, Tokens
 from env_server.access.context import Context
 from env_server.access.origins import Origins
-from env_server.common.lifecycle import Lifecycle, Phase, going_away
-from env_server.http.calls import CALLS, PROGRAM_PATH, REGISTRATION_CALLS, RUN_CODE_CALLS, Call
+from env_server.access.tokens import NOBODY, Tokens
+from env_server.common.io_process import Lifecycle, Phase, going_away
+from env_server.http.calls import CALLS, INTERACTIVE_SESSION_PATH, REGISTRATION_CALLS, RUN_CODE_CALLS, Call
 from env_server.http.console.pages import Console
+from env_server.http.interactive_socket import serve_interactive_socket
 from env_server.http.openapi import describe_calls
-from env_server.http.program_socket import serve_program_socket
 from env_server.http.socket import reject, serve_socket
 from env_server.messages.envelope import as_problem
 from env_server.messages.fields import ENVELOPE
 from env_server.messages.negotiation import answer, problem_answer, read_fields, read_headers, wants_binary
 from env_server.messages.validation import invalid
 from env_server.operations.services import Services
-from env_server.protocols.calls import FACE_CALLS
-from env_server.protocols.mcp import McpFace, mcp_env_id
+from env_server.protocols.calls import ADAPTER_CALLS
+from env_server.protocols.mcp import McpAdapter, mcp_env_id
 from env_server.protocols.openenv_socket import openenv_env_id, serve_openenv_socket
 from env_server.protocols.operating import operate
 from env_server.sessions.replies import Reply
@@ -54,10 +54,10 @@ class App:
         self._origins = Origins(services.settings.allowed_origins, loopback_only=not services.tokens.required)
         self._limit = services.settings.max_request_bytes
         self._reply_limit = services.settings.max_reply_bytes
-        self._mcp = McpFace(services)
+        self._mcp = McpAdapter(services)
         own = (*CALLS, *REGISTRATION_CALLS) if services.settings.gateway else CALLS
         code = RUN_CODE_CALLS if services.settings.runs_code else ()
-        self._calls = (*own, *code, *FACE_CALLS)
+        self._calls = (*own, *code, *ADAPTER_CALLS)
         self._static: dict[tuple[str, str], Call] = {
             (call.method, call.path): call for call in self._calls if not call.parameters
         }
@@ -86,8 +86,8 @@ class App:
                 await serve_socket(self._services, scope, receive, send)
             elif (env_id := openenv_env_id(scope["path"])) is not None:
                 await serve_openenv_socket(self._services, env_id, scope, receive, send)
-            elif scope["path"] == PROGRAM_PATH:
-                await serve_program_socket(self._services, scope, receive, send)
+            elif scope["path"] == INTERACTIVE_SESSION_PATH:
+                await serve_interactive_socket(self._services, scope, receive, send)
             else:
                 await receive()
                 await reject(

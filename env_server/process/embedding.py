@@ -4,11 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from env_server.access.auth import Tokens
+from env_server.access.tokens import Tokens
 from env_server.catalog.catalog import Catalog, named_class
-from env_server.common.configuration import ConfigurationError
-from env_server.common.process_rank import ProcessRank
-from env_server.common.settings import Settings
+from env_server.common.io_process import ProcessRank
+from env_server.common.settings import ConfigurationError, Settings
 from env_server.http.transport.serving import EmbeddedServer, http_config
 from env_server.operations.services import Services
 from env_server.process.app import App

@@ -10,11 +10,10 @@ import socket
 import sys
 from collections.abc import Callable
 
-from env_server.access.auth import Tokens
+from env_server.access.tokens import Tokens
 from env_server.catalog.catalog import Catalog
-from env_server.common.configuration import ConfigurationError
-from env_server.common.process_rank import ProcessRank
-from env_server.common.settings import Settings
+from env_server.common.io_process import ProcessRank
+from env_server.common.settings import ConfigurationError, Settings
 from env_server.gateway.announcing import Announcer
 from env_server.http.transport.serving import DrainingServer, http_config
 from env_server.operations.services import Services

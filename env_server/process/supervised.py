@@ -7,9 +7,8 @@ import sys
 import threading
 from pathlib import Path
 
-from env_server.common.configuration import ConfigurationError
-from env_server.common.process_rank import ProcessRank
-from env_server.common.settings import Settings
+from env_server.common.io_process import ProcessRank
+from env_server.common.settings import ConfigurationError, Settings
 from env_server.process.listening import bind
 from env_server.process.server import run_process
 

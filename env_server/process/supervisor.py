@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from env_server.access.quota_counters import start_quota_counters
+from env_server.access.quotas import start_quota_counters
 from env_server.common.settings import Settings
 from env_server.process.listening import reserve, url_of
 from env_server.process.supervised import READY_LINE

@@ -58,7 +58,7 @@ def mcp_env_id(path: str) -> str | None:
     return None if found is None else found[1]
 
 
-class McpFace:
+class McpAdapter:
     """Answers MCP's requests.
 
     Args:

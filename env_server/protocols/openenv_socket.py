@@ -12,7 +12,7 @@ from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import dumps, loads
 from env_server.access.context import Context
-from env_server.access.open_sockets import Place
+from env_server.access.open_sockets import ConnectionSlot
 from env_server.http.socket import POLICY_VIOLATION, name_socket, reject
 from env_server.messages.envelope import as_problem
 from env_server.messages.negotiation import too_large_reply, too_large_request
@@ -53,20 +53,20 @@ async def serve_openenv_socket(
         caller.require("play")
         context = Context(caller, binary=False, socket=name_socket(services.rank))
         await operate(services.operations, context, "envs", {"env_id": env_id})
-        place = services.sockets.enter(caller, scope["client"][0] if scope["client"] else "")
+        slot = services.sockets.enter(caller, scope["client"][0] if scope["client"] else "")
     except ProblemError as problem:
         await reject(services, send, problem)
         return
     services.metrics.sockets += 1
     try:
         await send({"type": "websocket.accept"})
-        await OpenEnvSocket(services, env_id, place, context, receive, send).serve()
+        await OpenEnvSocket(services, env_id, slot, context, receive, send).serve()
     except OSError:
         # uvicorn says in this way that the client went away while an answer was being sent.
         pass
     finally:
         services.metrics.sockets -= 1
-        services.sockets.leave(place)
+        services.sockets.leave(slot)
 
 
 class OpenEnvSocket:
@@ -80,14 +80,14 @@ class OpenEnvSocket:
         self,
         services: Services,
         env_id: str,
-        place: Place,
+        slot: ConnectionSlot,
         context: Context,
         receive: Receive,
         send: Send,
     ) -> None:
         self._services = services
         self._env_id = env_id
-        self._place = place
+        self._slot = slot
         self._context = context
         self._receive = receive
         self._send = send
@@ -101,13 +101,13 @@ class OpenEnvSocket:
 
     async def serve(self) -> None:
         """Answer messages until the socket drops, then end the session."""
-        self._place.on_change = self._changed
+        self._slot.on_change = self._changed
         try:
             if not await self._open():
                 return
             while True:
                 message = await self._receive()
-                if message["type"] != "websocket.receive" or self._place.revoked:
+                if message["type"] != "websocket.receive" or self._slot.revoked:
                     return
                 text = message.get("text")
                 task = asyncio.get_running_loop().create_task(
@@ -119,7 +119,7 @@ class OpenEnvSocket:
                 if len(self._answering) >= self._services.settings.max_in_flight:
                     await asyncio.wait(self._answering, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._place.on_change = None
+            self._slot.on_change = None
             self._closed = True
             for task in self._answering:
                 task.cancel()
@@ -129,9 +129,9 @@ class OpenEnvSocket:
 
     def _changed(self) -> None:
         """Note what has become of the token."""
-        if not self._place.revoked:
-            assert self._place.caller is not None
-            self._context.caller = self._place.caller
+        if not self._slot.revoked:
+            assert self._slot.caller is not None
+            self._context.caller = self._slot.caller
             return
         self._closed = True
         self._services.answering(asyncio.get_running_loop().create_task(self._end_revoked()))
@@ -188,7 +188,7 @@ class OpenEnvSocket:
         if content is not None:
             await self._send({"type": "websocket.send", "text": content.decode()})
         if self._ends:
-            # The place is free before the client hears of it: it may want another at once.
+            # The slot is free before the client hears of it: it may want another at once.
             self._end_session()
             await self._send({"type": "websocket.close"})
 

@@ -1,4 +1,4 @@
-"""What all faces are made of: operations of our own protocol."""
+"""What all adapters are made of: operations of our own protocol."""
 
 from collections.abc import Mapping
 from typing import Any

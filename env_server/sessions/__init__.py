@@ -1,1 +1,1 @@
-"""The sessions of one I/O process: who has them, what they answer, when they end."""
+"""The sessions of one I/O process: whose they are, when they end; `gateway`, `operations` and above enter."""

@@ -1,13 +1,27 @@
-"""The log: one line a record, for people or as JSON for machines."""
+"""The log: one line a record, for people or as JSON for machines, with the operation and the trace that it is about."""
 
 import json
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any, Literal
 
-from env_server.telemetry.log_fields import LOGGED
+CURRENT_TRACE: ContextVar[str | None] = ContextVar("traceparent", default=None)
+"""Set while a traced operation runs; what it asks of other servers and processes belongs to the same trace."""
+
+
+LOGGED = ("session_id", "env_id", "request_id")
+"""Fields of operations that records carry. No others: what clients send may be private, and is large."""
+
+_LONGEST = 128
+
+
+def log_fields(fields: Mapping[str, Any]) -> dict[str, str]:
+    """The `extra` of a record, from an operation's fields as they came."""
+    return {name: value[:_LONGEST] for name in LOGGED if type(value := fields.get(name)) is str}
+
 
 LogFormat = Literal["text", "json"]
 

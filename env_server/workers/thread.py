@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from env_server.common.pending import is_given_up
+from env_server.common.event_loop import is_given_up
 from env_server.telemetry.durations import LONG_S
 from env_server.workers import boundary
 from env_server.workers.base import (

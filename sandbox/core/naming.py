@@ -5,14 +5,16 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 VARIABLE = "ROLLGYM_SANDBOX"
 _REMOTE_OPTIONS = frozenset({"token_file"})
+_WITHOUT_ARGUMENT = frozenset({"auto", "namespaces", "bubblewrap", "landlock", "unsafe"})
 
 
 def parse_name(text: str | None) -> tuple[str, dict[str, str]]:
     """Return a back-end's name and the options for it.
 
     Args:
-        text: `auto`, the name of a back-end, `docker:IMAGE`, `remote:URL` or `remote:URL?token_file=PATH`; None for
-            what the environment variable says, and `auto` where it says nothing.
+        text: `auto`, the name of a back-end, `docker:IMAGE`, `remote:URL` or `remote:URL?token_file=PATH`; `NAME:TEXT`
+            for the back-end of another package, which has the text as its option `argument`. None for what the
+            environment variable says, and `auto` where it says nothing.
 
     Raises:
         ValueError: If it is none of these.
@@ -22,9 +24,9 @@ def parse_name(text: str | None) -> tuple[str, dict[str, str]]:
         return name, {"image": argument} if argument else {}
     if name == "remote":
         return name, _remote_options(argument)
-    if argument:
+    if argument and name in _WITHOUT_ARGUMENT:
         raise ValueError(f"the sandbox {name!r} has nothing after a colon; docker and remote have")
-    return name, {}
+    return name, {"argument": argument} if argument else {}
 
 
 def _remote_options(address: str) -> dict[str, str]:

@@ -9,10 +9,11 @@ from clients.client.session import EnvSession
 from clients.protocol.arrays import DecodeError, EncodeError
 from clients.protocol.errors import ProblemError
 from trainer.agents.errors import ApiError
-from trainer.core.errors import InvalidNumberError
+from trainer.core.errors import ConfigError, InvalidNumberError
 from trainer.records.timeline import Phase
 from trainer.records.trajectory import Outcome, Trajectory, Turn
 from trainer.rollout.agent import note_result, outcome_of_end, step_phase, view_of
+from trainer.rollout.context import pictures_of
 from trainer.rollout.episode_metrics import EpisodeMetrics
 from trainer.rollout.recall import EpisodeLostError
 
@@ -88,12 +89,18 @@ class EpisodeEnvironment:
 
         Raises:
             ProblemError: The server or the environment refuses.
+            ConfigError: It shows pictures.
         """
         task = self._trajectory.task
         options = dict(task.options) if task.options is not None else None
         with self._trajectory.timeline.during(Phase.ENVIRONMENT):
             observation, info = await self._session.reset(seed=task.seed, options=options)
         view = view_of(0, observation, info)
+        if pictures_of(view.messages):
+            raise ConfigError(
+                f"{self.env_id} shows pictures, and the agents' endpoint takes text only: have it show text, or take "
+                "an agent of ours, or a coroutine"
+            )
         self.begun = self.info = info
         self.seen = Observed(view.text, view.messages)
 

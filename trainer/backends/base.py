@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from torch import Tensor
 
 from trainer.algorithms.metrics import Metrics
+from trainer.records.images import PlacedImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +21,14 @@ class TrainRow:
         fields: Further numbers per token, float32 `[tokens]` each, handed to the loss.
         experts: Experts that tokens are to take, layer by layer that has some, int16 `[tokens, layers * taken]`. Where
             it has -1, and behind its end, the model's routers choose; None where they choose all.
+        images: Pictures among the tokens, in order.
     """
 
     ids: Tensor
     mask: Tensor
     fields: Mapping[str, Tensor] = field(default_factory=dict)
     experts: Tensor | None = None
+    images: Sequence[PlacedImage] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,12 @@ from trainer.backends.heads import LOGITS_AT_ONCE, Head
 from trainer.backends.prefix_cache import hidden_states, why_not_shared
 from trainer.backends.prefix_layout import SharedTokens
 from trainer.backends.routing import RoutedModel
+from trainer.core.errors import ConfigError
 from trainer.models.language_head import LanguageHead, own_logits
+from trainer.models.pictures import ImageTensors
+
+NO_PICTURES = "distill: teachers see no pictures: have the environment show text"
+"""What is said where a student that sees is to be taught."""
 
 TEACHER_FIELD = "teacher"
 """The field of rows that says by its number which of several teachers a token is learnt from."""
@@ -100,6 +105,7 @@ class DistillationHead(Head):
         entropy: EntropyMode,
         shared: SharedTokens | None = None,
         experts: Tensor | None = None,
+        images: ImageTensors | None = None,
         fields: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the loss of each token and, if asked, the student's entropy at it.
@@ -111,12 +117,15 @@ class DistillationHead(Head):
             entropy: Whether entropies are wanted.
             shared: The same tokens laid out so that those of several rows are computed once.
             experts: Experts that the student's routers take; the teachers' choose.
+            images: Pictures among the tokens; none can be taught about.
             fields: With several teachers, the number of each token's, `[n]`.
         """
+        if images is not None:
+            raise ConfigError(NO_PICTURES)
         if fields is None:
-            return super().forward(ids, row, column, entropy, shared, experts)
+            return super().forward(ids, row, column, entropy, shared, experts, images)
         self._take(experts)
-        states = self._states(ids, row, column, shared)
+        states = self._states(ids, row, column, shared, None)
         # One token may be learnt from several teachers, in rows that share it.
         states = states if shared is None else states[shared.which]
         return self._by_teacher(states, ids[row, column], fields[TEACHER_FIELD].long(), entropy)
@@ -124,7 +133,14 @@ class DistillationHead(Head):
     def _take(self, experts: Tensor | None) -> None:
         self._routed.take(experts)
 
-    def _states(self, ids: Tensor, row: Tensor, column: Tensor, shared: SharedTokens | None) -> Tensor:
+    def _states(
+        self,
+        ids: Tensor,
+        row: Tensor,
+        column: Tensor,
+        shared: SharedTokens | None,
+        images: ImageTensors | None,
+    ) -> Tensor:
         """Return the states of the student and of all teachers, one behind the other."""
         student = self._student.states(ids, row, column, shared)
         with torch.no_grad():

@@ -17,6 +17,7 @@ from trainer.backends.prefix_cache import hidden_states, why_not_shared
 from trainer.backends.prefix_layout import SharedTokens
 from trainer.backends.routing import RoutedModel
 from trainer.models.language_head import LanguageHead, own_logits
+from trainer.models.pictures import ImageTensors, tokens_or_embeddings
 from trainer.models.value_head import ValueModel
 
 LOGITS_AT_ONCE = 2**26
@@ -55,6 +56,7 @@ class Head(nn.Module, ABC):
         entropy: EntropyMode,
         shared: SharedTokens | None = None,
         experts: Tensor | None = None,
+        images: ImageTensors | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return outputs and entropies `[n]` of some tokens, given those before each in its row.
 
@@ -66,9 +68,10 @@ class Head(nn.Module, ABC):
             shared: The same tokens laid out so that those of several rows are computed once. It changes nothing else.
             experts: Experts to take in place of those that the policy's routers choose, `[rows, tokens, layers *
                 taken]`, -1 where they choose. A critic is another model, whose routers always choose.
+            images: Pictures among the tokens. Rows that hold some share nothing.
         """
         self._take(experts)
-        states = self._states(ids, row, column, shared)
+        states = self._states(ids, row, column, shared, images)
         if shared is None:
             return self._read(states, ids[row, column], entropy)
         outputs, spread = self._read(states, shared.targets, entropy)
@@ -87,11 +90,19 @@ class Head(nn.Module, ABC):
             entropy: Whether entropies are wanted.
         """
 
-    def _states(self, ids: Tensor, row: Tensor, column: Tensor, shared: SharedTokens | None) -> Tensor:
+    def _states(
+        self,
+        ids: Tensor,
+        row: Tensor,
+        column: Tensor,
+        shared: SharedTokens | None,
+        images: ImageTensors | None,
+    ) -> Tensor:
         """Return the states that tokens are drawn from `[n, width]`; of those that are shared, the distinct ones."""
         if shared is not None:
             return hidden_states(self.body, shared.calls)
-        return self.body(input_ids=ids, use_cache=False).last_hidden_state[row, column - 1]
+        given = tokens_or_embeddings(self.body, ids, images)
+        return self.body(**given, use_cache=False).last_hidden_state[row, column - 1]
 
 
 class PolicyHead(Head):
@@ -138,11 +149,18 @@ class PolicyHead(Head):
     def _take(self, experts: Tensor | None) -> None:
         self._routed.take(experts)
 
-    def _states(self, ids: Tensor, row: Tensor, column: Tensor, shared: SharedTokens | None) -> Tensor:
+    def _states(
+        self,
+        ids: Tensor,
+        row: Tensor,
+        column: Tensor,
+        shared: SharedTokens | None,
+        images: ImageTensors | None,
+    ) -> Tensor:
         """Return hidden states, or all logits where these are made of more."""
         if self._head is None:
-            return own_logits(self.model, ids, row, column - 1)
-        return super()._states(ids, row, column, shared)
+            return own_logits(self.model, ids, row, column - 1, images)
+        return super()._states(ids, row, column, shared, images)
 
     def _read(self, states: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
         """Return the log-probability of each token and, if asked, the entropy it was drawn with."""

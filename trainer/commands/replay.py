@@ -25,6 +25,7 @@ from trainer.learn.batches import episode_batch
 from trainer.learn.learner import Models
 from trainer.learn.rows import RowBuilder, row_builder
 from trainer.learn.tracking import DIGESTS_FILE, EPISODES_FILE
+from trainer.models.pictures import PictureProcessor
 from trainer.pipelines.offline import weights_digest
 from trainer.pipelines.rl import Updater
 from trainer.records.checkpoint import CheckpointError, CheckpointStore, RunState, load_checkpoint
@@ -206,4 +207,8 @@ def _add(groups: dict[int, Group], line: dict[str, Any]) -> None:
 
 
 async def _take(opened: _Opened, groups: list[Group], step: int, version: int) -> None:
+    pictures = opened.policy.renderer.pictures
+    for segment in (each for group in groups for one in group.trajectories for each in one.segments):
+        if segment.images and isinstance(pictures, PictureProcessor):
+            segment.images = pictures.filled(segment.images)
     await opened.learner.update(episode_batch(groups, opened.build_rows), step, version)

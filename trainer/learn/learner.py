@@ -29,6 +29,7 @@ from trainer.learn.batches import EpisodeBatch, padded, padded_tensors
 from trainer.learn.prepared import elsewhere_of, prepared_rows, unpadded
 from trainer.learn.shares import critic_share, policy_share
 from trainer.learn.update_metrics import mismatch, step_metrics
+from trainer.records.images import PlacedImage
 
 _MEMORY = "algorithm"
 """The part of a checkpoint that holds what the algorithm remembers."""
@@ -148,7 +149,10 @@ class Learner:
         settings = self._effective()
         memory = self._models.memory
         memory.state = with_returns(settings, memory.state, batch.episodes)
-        rows = [_train_row(row.ids, row.mask, {"behaviour": row.logprobs}, row.experts) for row in batch.rows]
+        rows = [
+            _train_row(row.ids, row.mask, {"behaviour": row.logprobs}, row.experts, row.images)
+            for row in batch.rows
+        ]
         old = self._models.policy.forward(rows) if settings.needs_old_logprobs else None
         # Other models have routers of their own.
         free = [replace(row, experts=None) for row in rows]
@@ -184,6 +188,7 @@ class Learner:
                 row.mask,
                 {**row.fields, **{name: part[place] for name, part in extra.items() if part is not None}},
                 row.experts,
+                row.images,
             )
             for place, row in enumerate(rows)
         ]
@@ -334,12 +339,14 @@ def _train_row(
     mask: list[bool],
     fields: Mapping[str, list[float]],
     experts: NDArray[np.int16] | None = None,
+    images: Sequence[PlacedImage] = (),
 ) -> TrainRow:
     return TrainRow(
         torch.tensor(ids),
         torch.tensor(mask),
         {name: torch.tensor(values, dtype=torch.float32) for name, values in fields.items()},
         None if experts is None else torch.from_numpy(experts[: len(ids)].copy()),
+        tuple(images),
     )
 
 

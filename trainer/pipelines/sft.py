@@ -25,7 +25,7 @@ def supervised_rows(trajectories: Sequence[Trajectory]) -> list[TrainRow]:
     rows = [
         row for index, trajectory in enumerate(trajectories) for row in trajectory_rows(index, trajectory)
     ]
-    return [TrainRow(torch.tensor(row.ids), torch.tensor(row.mask)) for row in rows]
+    return [TrainRow(torch.tensor(row.ids), torch.tensor(row.mask), images=row.images) for row in rows]
 
 
 class Imitation:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.records.images import PlacedImage, read_image
 from trainer.records.schema import (
     EPISODE_FORMAT,
     EpisodeFormatError,
@@ -75,6 +76,7 @@ class Segment:
         turn_index: Turn of the episode that the sampled token belongs to; -1 outside the mask.
         parent: Another segment and how many ids it begins with in common with that one; None where there is none.
         fork: Why it was opened; None for an episode's first segment.
+        images: Pictures that the policy was shown, and the tokens that stand for them, in order.
         experts: Experts that tokens took when replies were drawn, `[tokens, layers * taken]` of the first of them; None
             where no server told. They are not written to files.
     """
@@ -86,6 +88,7 @@ class Segment:
     turn_index: list[int] = field(default_factory=list)
     parent: tuple[int, int] | None = None
     fork: Fork | None = None
+    images: list[PlacedImage] = field(default_factory=list)
     experts: NDArray[np.int16] | None = field(default=None, compare=False, repr=False)
 
     def append_context(self, ids: list[int]) -> None:
@@ -134,7 +137,7 @@ class Segment:
             "turn_index": runs(self._sampled(self.turn_index)),
             "parent": None if self.parent is None else list(self.parent),
             "fork": self.fork,
-        }
+        } | ({"images": [image.as_record() for image in self.images]} if self.images else {})
 
     @classmethod
     def from_schema(cls, data: SegmentSchema, name: str, lengths: Sequence[int]) -> "Segment":
@@ -166,6 +169,10 @@ class Segment:
             turn_index=_placed(spread(data.turn_index, sampled, f"{name}.turn_index"), mask, -1),
             parent=parent,
             fork=None if data.fork is None else _member(Fork, data.fork, f"{name}.fork"),
+            images=[
+                read_image(each.start, each.end, each.png, len(data.ids), f"{name}.images.{place}")
+                for place, each in enumerate(data.images)
+            ],
         )
 
     def _sampled(self, values: list[_Value]) -> list[_Value]:

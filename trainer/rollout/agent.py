@@ -12,7 +12,7 @@ from trainer.core.numbers import finite_number
 from trainer.records.timeline import Phase
 from trainer.records.trajectory import Outcome, Trajectory, Turn
 from trainer.rollout.actors import Actor, ContextOverflowError, View
-from trainer.rollout.context import observation_messages
+from trainer.rollout.context import observation_messages, pictures_of
 from trainer.rollout.episode_metrics import EpisodeMetrics
 from trainer.tasks.task import Task
 
@@ -141,8 +141,13 @@ def _anchor(key: str) -> str:
 
 def view_of(number: int, observation: Any, info: Mapping[str, Any]) -> View:
     """Return what a player sees at a turn."""
-    text = observation if isinstance(observation, str) else str(observation)
-    return View(number, text, observation_messages(observation, info), info)
+    messages = observation_messages(observation, info)
+    shown = " ".join(map(str, pictures_of(messages)))
+    if shown and not isinstance(observation, str):
+        text = "\n".join(filter(None, (shown, str(info.get("caption", "")))))
+    else:
+        text = observation if isinstance(observation, str) else str(observation)
+    return View(number, text, messages, info)
 
 
 def note_result(turn: Turn, anchor: Any, reward: Any, info: Mapping[str, Any]) -> None:

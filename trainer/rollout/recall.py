@@ -437,8 +437,9 @@ def _take_in(past: _Past, entry: Entry) -> None:
 
 def _digest(request: GenerationRequest) -> bytes:
     """Name a prompt and how its reply is drawn."""
-    content = array("q", request.prompt_ids).tobytes()
-    return blake2b(content + repr(request.sampling).encode(), digest_size=16).digest()
+    content = array("q", request.prompt_ids).tobytes() + repr(request.sampling).encode()
+    shown = b"".join(image.picture.digest for image in request.images)
+    return blake2b(content + shown, digest_size=16).digest()
 
 
 def _packed(info: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Registered servers, in whatever protocol they speak: the gateway alone enters."""
+"""Registered servers, whatever protocol they speak; the gateway enters, and what puts it together."""

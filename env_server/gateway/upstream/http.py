@@ -21,8 +21,7 @@ from env_server.gateway.upstream.base import (
     UpstreamError,
 )
 from env_server.gateway.upstream.http_client import TargetClient, TargetLimits, detail_of
-from env_server.gateway.upstream.reading import read_info, read_number
-from env_server.gateway.upstream.spec import read_spec
+from env_server.gateway.upstream.reading import read_info, read_number, read_spec
 from env_server.gateway.upstream.targets import Target
 from env_server.workers.base import EnvironmentRaised, Spaces, StepOutcome, Verdict
 

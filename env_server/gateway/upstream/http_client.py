@@ -10,10 +10,9 @@ import httpx
 import orjson
 
 from env_server.gateway.upstream.base import UpstreamError
-from env_server.gateway.upstream.connection_limiter import Attempt, ConnectionLimiter
-from env_server.gateway.upstream.connections import connect
+from env_server.gateway.upstream.connections import Attempt, ConnectionLimiter, connect
 from env_server.gateway.upstream.targets import Target
-from env_server.telemetry.traceparent import CURRENT
+from env_server.telemetry.logs import CURRENT_TRACE
 from env_server.workers.base import OperationTimeout
 
 _CONNECT_TIMEOUT_S = 10.0
@@ -196,7 +195,7 @@ class TargetClient:
 
         content = None if body is None else orjson.dumps(body)
         headers = {} if content is None else {"Content-Type": "application/json"}
-        if (traceparent := CURRENT.get()) is not None:
+        if (traceparent := CURRENT_TRACE.get()) is not None:
             headers["traceparent"] = traceparent
         extensions = {**self._extensions, "trace": trace}
         return client.build_request(

@@ -15,7 +15,7 @@ from clients.net.connection import Connection, Reply
 from clients.net.transport import ConnectionLost
 from clients.protocol.arrays import EncodeError
 from clients.protocol.errors import ProblemError
-from env_server.common.pending import Pending
+from env_server.common.event_loop import Pending
 
 # The node gives up on operations by its own time-outs, and a node that is silent is given up by the connection.
 _ANSWER_S = 24 * 3600.0

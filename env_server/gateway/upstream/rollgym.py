@@ -15,8 +15,8 @@ from clients.protocol.values import decode_value, encode_value
 from env_server.gateway.upstream.base import EnvironmentSpec, Upstream, UpstreamError
 from env_server.gateway.upstream.http import read_outcome, read_verdicts
 from env_server.gateway.upstream.node import Node
-from env_server.gateway.upstream.spec import read_spec
-from env_server.telemetry.traceparent import CURRENT
+from env_server.gateway.upstream.reading import read_spec
+from env_server.telemetry.logs import CURRENT_TRACE
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, Spaces, StepOutcome, Verdict
 
 _PATIENCE_S = 60.0
@@ -183,7 +183,7 @@ class RollgymUpstream(Upstream):
     ) -> tuple[dict[str, Any], int]:
         patience = _PATIENCE_S if timeout is None else timeout + _GRACE_S
         deadline = asyncio.get_running_loop().time() + patience
-        if (traceparent := CURRENT.get()) is not None:
+        if (traceparent := CURRENT_TRACE.get()) is not None:
             fields["traceparent"] = traceparent
         try:
             reply = await self._caller.call(fields, process, deadline)

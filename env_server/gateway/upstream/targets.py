@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
 from clients.protocol.errors import ProblemError
-from env_server.common.configuration import ConfigurationError
+from env_server.common.settings import ConfigurationError
 from env_server.messages.validation import invalid
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address

@@ -10,7 +10,7 @@ import uvicorn
 
 from env_server.common.settings import Settings
 from env_server.http.transport.connection import http_protocol
-from env_server.http.transport.gathering import GatheringProtocol
+from env_server.http.transport.write_coalescing import CoalescingProtocol
 
 Message = MutableMapping[str, Any]
 Application = Callable[
@@ -29,7 +29,7 @@ def http_config(app: Application, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=http_protocol(settings),
-        ws=GatheringProtocol,
+        ws=CoalescingProtocol,
         lifespan="off",
         ws_max_size=HARD_LIMIT_FACTOR * settings.max_request_bytes,
         # A client that waits minutes for a language model answers no pings. TCP keepalive finds dead peers.

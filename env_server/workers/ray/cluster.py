@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import RayError
 
 from clients.process.own_handlers import own_breakpoints, take_back_signals
-from env_server.common.configuration import ConfigurationError
+from env_server.common.settings import ConfigurationError
 from env_server.workers.base import WorkerLost
 from env_server.workers.ray.host import Host
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clients.protocol.errors import ProblemError
-from env_server.access.auth import add_token
 from env_server.access.origins import Origins
-from env_server.common.configuration import ConfigurationError, load_settings
+from env_server.access.tokens import add_token
+from env_server.common.settings import ConfigurationError, load_settings
 from tests.support.wire import ENVS, INLINE, Server
 
 LAB = "https://lab.example"

@@ -10,8 +10,7 @@ import httpx
 import pytest
 import websockets
 
-from env_server.access.auth import add_token
-from env_server.access.token_file import Quota
+from env_server.access.tokens import Quota, add_token
 from tests.support.foreign_servers import ForeignServer
 from tests.support.wire import ENVS, INLINE, Server
 

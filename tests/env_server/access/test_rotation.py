@@ -9,10 +9,17 @@ import pytest
 import websockets
 import yaml
 
-from env_server.access.auth import Tokens, add_token
-from env_server.access.token_file import Quota, read_tokens, retire_tokens, revoke_tokens, rotate_token
+from env_server.access.tokens import (
+    Quota,
+    Tokens,
+    add_token,
+    read_tokens,
+    retire_tokens,
+    revoke_tokens,
+    rotate_token,
+)
 from env_server.cli import main
-from env_server.common.configuration import ConfigurationError
+from env_server.common.settings import ConfigurationError
 from tests.support.foreign_servers import ForeignServer
 from tests.support.wire import ENVS, INLINE, Server, Socket
 

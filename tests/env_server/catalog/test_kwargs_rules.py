@@ -10,8 +10,7 @@ import pytest
 from clients.protocol.errors import ProblemError
 from env_server.catalog.catalog import Catalog
 from env_server.catalog.kwargs_rules import KwargsRules, without_descriptions
-from env_server.common.configuration import ConfigurationError
-from env_server.common.settings import Settings
+from env_server.common.settings import ConfigurationError, Settings
 
 
 @pytest.fixture

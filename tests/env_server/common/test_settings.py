@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from env_server.cli import main
-from env_server.common.configuration import ConfigurationError, load_settings
-from env_server.common.settings import Settings
+from env_server.common.settings import ConfigurationError, Settings, load_settings
 from tests.support.wire import ENVS, INLINE, Server
 
 SOURCE = Path(__file__).parents[3] / "env_server"

@@ -15,8 +15,7 @@ from env_server.gateway.upstream.base import EnvironmentSpec
 from env_server.gateway.upstream.http import HttpUpstream
 from env_server.gateway.upstream.http_client import TargetLimits
 from env_server.gateway.upstream.targets import Target
-from env_server.telemetry.labels import EnvironmentLabels
-from env_server.telemetry.metrics import Metrics
+from env_server.telemetry.metrics import EnvironmentLabels, Metrics
 from tests.support.clock import clock, on_a_clock
 
 

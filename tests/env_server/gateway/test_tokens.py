@@ -9,7 +9,7 @@ import pytest
 
 from clients.client.client import EnvClient
 from clients.protocol.errors import ProblemError
-from env_server.access.auth import add_token
+from env_server.access.tokens import add_token
 from tests.support.client_server import ENVS, ServerProcess
 from tests.support.foreign_servers import ForeignServer
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
-from env_server.access.auth import add_token
+from env_server.access.tokens import add_token
 from env_server.http.console.pages import Console
 from tests.support.browser import Witness, chromium, running_browser
 from tests.support.processes import ROOT

@@ -12,8 +12,8 @@ from uvicorn.server import ServerState
 
 from env_server.common.settings import Settings
 from env_server.http.transport.connection import BoundedHttpProtocol
-from env_server.http.transport.gathering import GatheringProtocol
 from env_server.http.transport.serving import DrainingServer, EmbeddedServer, http_config
+from env_server.http.transport.write_coalescing import CoalescingProtocol
 from tests.support.processes import ROOT
 
 
@@ -61,7 +61,7 @@ def _config() -> uvicorn.Config:
                 "on_message_complete",
             ),
         ),
-        (GatheringProtocol, ("send", "receive", "pause_writing", "resume_writing")),
+        (CoalescingProtocol, ("send", "receive", "pause_writing", "resume_writing")),
         (EmbeddedServer, ("capture_signals",)),
         (DrainingServer, ("handle_exit",)),
     ],
@@ -97,8 +97,8 @@ async def test_http_connections_have_what_the_bounds_look_at() -> None:
     assert connection not in connection.connections
 
 
-async def test_sockets_have_what_gathering_looks_at() -> None:
-    socket = GatheringProtocol(config=_config(), server_state=ServerState(), app_state={})
+async def test_sockets_have_what_coalescing_looks_at() -> None:
+    socket = CoalescingProtocol(config=_config(), server_state=ServerState(), app_state={})
     socket.connection_made(Wire())
     assert (socket.close_sent, socket.disconnected, socket.handshake_complete) == (False, False, False)
     assert (socket.read_paused, socket.queue.empty(), socket.writable.is_set()) == (False, True, True)

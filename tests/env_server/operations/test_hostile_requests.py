@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from env_server.operations.remembered import RememberedAnswers
+from env_server.operations.idempotency import IdempotencyCache
 from tests.support.wire import ENVS, INLINE, Server
 
 
@@ -88,7 +88,7 @@ async def test_remembered_answers_are_bounded_for_each_token() -> None:
         made += 1
         return [made] * count
 
-    answers = RememberedAnswers(10)
+    answers = IdempotencyCache(10)
     first = await answers.once("alice", "make", "1", lambda: make(4))
     assert await answers.once("alice", "make", "1", lambda: make(4)) == first
     for number in range(100):

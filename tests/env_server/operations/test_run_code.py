@@ -1,4 +1,4 @@
-"""`POST /run_code` and programs that are spoken to, on a server with a sandbox of its own."""
+"""`POST /run_code` and interactive sessions, on a server with a sandbox of its own."""
 
 import asyncio
 import base64
@@ -10,8 +10,7 @@ import httpx
 import pytest
 import websockets
 
-from env_server.access.auth import add_token
-from env_server.access.token_file import Quota
+from env_server.access.tokens import Quota, add_token
 from rollgym import RemoteEnv
 from sandbox.remote.run_code import RunCodeReply
 from tests.support.metrics import scrape, value
@@ -246,7 +245,7 @@ async def test_an_ended_program_takes_nothing_more(guarded: Guarded) -> None:
                 return
 
 
-async def test_strangers_speak_to_no_program(guarded: Guarded, server: Server) -> None:
+async def test_strangers_open_no_interactive_session(guarded: Guarded, server: Server) -> None:
     for port, status in ((guarded.server.port, 401), (server.port, 404)):
         with pytest.raises(websockets.InvalidStatus) as refused:
             await websockets.connect(f"ws://127.0.0.1:{port}/v1/sandbox/session")

@@ -1,4 +1,4 @@
-"""The face for GEM's clients: a sandbox is a session, whichever I/O process is asked."""
+"""The adapter for GEM's clients: a sandbox is a session, whichever I/O process is asked."""
 
 import asyncio
 from typing import Any

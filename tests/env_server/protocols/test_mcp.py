@@ -1,4 +1,4 @@
-"""The face for MCP's clients, met by the real one and by raw requests: a session of theirs is a session of ours."""
+"""The adapter for MCP's clients, met by the real one and by raw requests: a session of theirs is a session of ours."""
 
 import asyncio
 import json

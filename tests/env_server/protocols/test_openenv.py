@@ -1,4 +1,4 @@
-"""The face for OpenEnv's clients: one socket is one session, and errors have OpenEnv's codes."""
+"""The adapter for OpenEnv's clients: one socket is one session, and errors have OpenEnv's codes."""
 
 import asyncio
 import json

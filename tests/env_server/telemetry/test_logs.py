@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from env_server.access.auth import add_token
+from env_server.access.tokens import add_token
 from tests.support.wire import ENVS, INLINE, MODULE, Server
 
 THREAD = ("--env", f"Thread={MODULE}:Count", "--isolation", "Thread=thread")

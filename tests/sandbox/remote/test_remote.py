@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from env_server.access.auth import add_token
+from env_server.access.tokens import add_token
 from sandbox.core.base import SandboxUnavailableError
 from sandbox.core.limits import Limits
 from sandbox.core.program import Program

@@ -1,4 +1,4 @@
-"""Registered GEM servers: our own face as one, and such as do not do what they should."""
+"""Registered GEM servers: our own adapter as one, and such as do not do what they should."""
 
 import asyncio
 import json

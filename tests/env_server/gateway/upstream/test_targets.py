@@ -5,7 +5,7 @@ import ipaddress
 import pytest
 
 from clients.protocol.errors import ProblemError
-from env_server.common.configuration import ConfigurationError
+from env_server.common.settings import ConfigurationError
 from env_server.gateway.upstream.targets import TargetRules
 
 NEVER = (

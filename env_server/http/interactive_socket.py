@@ -1,4 +1,4 @@
-"""A program in this server's sandbox that is spoken to: one socket is one program, which ends with it.
+"""An interactive session with a program in this server's sandbox: one socket is one program, which ends with it.
 
 The first message is a request of `run_code`; it is answered by `{"ok": {}}` or `{"error": problem}`. Then each message
 is answered by one:
@@ -25,7 +25,7 @@ from env_server.http.socket import POLICY_VIOLATION, reject
 from env_server.messages.envelope import as_problem
 from env_server.messages.negotiation import too_large_request
 from env_server.messages.validation import invalid, validate
-from env_server.operations.program_sessions import Program, ProgramSessions
+from env_server.operations.sandbox import InteractiveSession, InteractiveSessions
 from env_server.operations.services import Services
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -42,13 +42,13 @@ class _Message(BaseModel):
     timeout_s: float = Field(0.0, ge=0, allow_inf_nan=False)
 
 
-async def serve_program_socket(
+async def serve_interactive_socket(
     services: Services, scope: MutableMapping[str, Any], receive: Receive, send: Send
 ) -> None:
     """Accept one socket and serve it until it drops, or its program has been closed."""
     await receive()
     try:
-        programs = services.programs
+        programs = services.interactive_sessions
         if programs is None:
             raise ProblemError(
                 "not_found", "this server runs no programs; a server does that is started with --sandbox"
@@ -58,13 +58,13 @@ async def serve_program_socket(
             raise ProblemError("unauthorized", "this server needs a token, in the Authorization header")
         caller.require("play")
         services.lifecycle.require_open()
-        place = services.sockets.enter(caller, scope["client"][0] if scope["client"] else "")
+        slot = services.sockets.enter(caller, scope["client"][0] if scope["client"] else "")
     except ProblemError as problem:
         await reject(services, send, problem)
         return
     services.metrics.sockets += 1
-    socket = _ProgramSocket(services, programs, Context(caller, binary=False), receive, send)
-    place.on_change = lambda: socket.revoke() if place.revoked else None
+    socket = _InteractiveSocket(services, programs, Context(caller, binary=False), receive, send)
+    slot.on_change = lambda: socket.revoke() if slot.revoked else None
     try:
         await send({"type": "websocket.accept"})
         await socket.serve()
@@ -72,16 +72,21 @@ async def serve_program_socket(
         # uvicorn says in this way that the client went away while an answer was being sent.
         pass
     finally:
-        place.on_change = None
+        slot.on_change = None
         services.metrics.sockets -= 1
-        services.sockets.leave(place)
+        services.sockets.leave(slot)
 
 
-class _ProgramSocket:
+class _InteractiveSocket:
     """One open socket, and its program. Messages are answered one after another."""
 
     def __init__(
-        self, services: Services, programs: ProgramSessions, context: Context, receive: Receive, send: Send
+        self,
+        services: Services,
+        programs: InteractiveSessions,
+        context: Context,
+        receive: Receive,
+        send: Send,
     ) -> None:
         self._services = services
         self._programs = programs
@@ -126,7 +131,7 @@ class _ProgramSocket:
         self._services.metrics.socket_received += len(data)
         return data
 
-    async def _answer(self, program: Program, message: str | bytes) -> bool:
+    async def _answer(self, program: InteractiveSession, message: str | bytes) -> bool:
         """Answer a message; gives whether it was the last one."""
         try:
             if isinstance(message, bytes):

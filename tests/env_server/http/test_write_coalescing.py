@@ -11,7 +11,7 @@ from uvicorn.server import ServerState
 from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 
-from env_server.http.transport.gathering import GatheringProtocol
+from env_server.http.transport.write_coalescing import CoalescingProtocol
 from tests.support.wire import Server
 
 HANDSHAKE = (
@@ -53,7 +53,7 @@ class Socket:
     def __init__(self) -> None:
         self.transport = Recorder()
         config = uvicorn.Config(self.application, interface="asgi3", ws_ping_interval=None, log_config=None)
-        self.protocol = GatheringProtocol(config, ServerState(), {})
+        self.protocol = CoalescingProtocol(config, ServerState(), {})
         self.protocol.connection_made(self.transport)  # type: ignore[arg-type]
         self.protocol.data_received(HANDSHAKE)
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from env_server.access.auth import Caller, Tokens
+from env_server.access.tokens import Caller, Tokens
 from env_server.catalog.catalog import Catalog, CatalogEntry
 from env_server.journal.journal import EndReason
 from env_server.journal.journal_file import JournaledSession, JournalFile
@@ -15,7 +15,7 @@ from env_server.workers.base import Worker
 _log = logging.getLogger(__name__)
 
 
-class Revival:
+class SessionRestore:
     """Takes in the sessions of a journal file.
 
     Those that cannot go on are remembered as gone. Those of environments that other servers have wait until one of

@@ -1,4 +1,4 @@
-"""Calls between the I/O processes of one server, over Unix sockets in the directory where they meet."""
+"""The other I/O processes of this server: what is theirs is asked of them, over Unix sockets where they meet."""
 
 import asyncio
 import contextlib
@@ -13,10 +13,12 @@ import msgpack
 from clients.protocol.arrays import EncodeError
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import dumps
-from env_server.common.configuration import ConfigurationError
-from env_server.common.lifecycle import going_away
-from env_server.common.pending import is_given_up
+from env_server.access.context import Context
+from env_server.common.event_loop import is_given_up
+from env_server.common.io_process import ProcessRank, Reason, going_away
+from env_server.common.settings import ConfigurationError
 from env_server.messages.envelope import as_problem, sendable
+from env_server.sessions.replies import Reply
 
 Handler = Callable[[Mapping[str, Any], str, dict[str, Any], bool], Awaitable[Any]]
 """Answers a call: from whom it is, the operation, its fields, and whether values are for MessagePack."""
@@ -31,6 +33,9 @@ _GATHER_S = 5.0
 _MAX_MESSAGE = 1024**3
 # The kernel's limit for the path of a Unix socket.
 _MAX_PATH = 104
+# Whoever asks for readiness does not wait for long.
+_READY_WITHIN_S = 0.5
+_RETRY_S = 2
 
 
 class _LinkLost(Exception):  # noqa: N818 - never leaves this module
@@ -310,3 +315,74 @@ def _take_answer(link: _Link, message: Any) -> None:
 
 def _away(index: int) -> ProblemError:
     return ProblemError("draining", f"I/O process {index} of this server is away", retry_after=_RETRY_AFTER_S)
+
+
+class Peers:
+    """Calls operations in the process that owns a session, or in all processes.
+
+    A call that came from a peer goes no further.
+
+    Args:
+        rank: Which process this is.
+        forwarder: The way to the others, or None where there are none.
+    """
+
+    def __init__(self, rank: ProcessRank, forwarder: Forwarder | None) -> None:
+        self._rank = rank
+        self._forwarder = forwarder
+
+    def is_elsewhere(self, index: int) -> bool:
+        """Whether an index is that of another process."""
+        return index != self._rank.index
+
+    async def call(self, context: Context, index: int, op: str, fields: Mapping[str, Any]) -> Reply:
+        """Call an operation in another process.
+
+        Raises:
+            ProblemError: What it answers there, or `draining` while the process is away.
+        """
+        if self._forwarder is None or context.forwarded:
+            raise RuntimeError(f"process {index} is not a peer of process {self._rank.index}")
+        context.remote.add(index)
+        reply: Reply = await self._forwarder.call(index, context.identity(), op, fields, context.binary)
+        return reply
+
+    async def gather(self, context: Context, op: str, fields: Mapping[str, Any]) -> list[Reply]:
+        """Call an operation in all other processes; those that do not answer are left out."""
+        if self._forwarder is None or context.forwarded:
+            return []
+        return await self._forwarder.gather(context.identity(), op, fields, context.binary)
+
+    async def gather_all(self, context: Context, op: str, fields: Mapping[str, Any]) -> list[Reply]:
+        """Call an operation in all other processes.
+
+        Raises:
+            ProblemError: `draining`, where one does not answer.
+        """
+        replies = await self.gather(context, op, fields)
+        if not context.forwarded and len(replies) < self._rank.processes - 1:
+            raise ProblemError(
+                "draining", "an I/O process of this server does not answer", retry_after=_RETRY_S
+            )
+        return replies
+
+    async def readiness(self) -> list[Reason]:
+        """Why other processes are not ready; one that does not answer at once is not."""
+        if self._forwarder is None:
+            return []
+        replies = await self._forwarder.gather({}, "ready", {}, False, _READY_WITHIN_S)
+        answered = {reply["process"] for reply in replies} | {self._rank.index}
+        found = [Reason(*reason) for reply in replies for reason in reply["reasons"]]
+        for index in range(self._rank.processes):
+            if index not in answered:
+                found.append(Reason("process_away", f"I/O process {index} does not answer", index))
+        return found
+
+    async def socket_dropped(self, context: Context) -> None:
+        """Tell the processes that a socket's calls were forwarded to that it is no more."""
+        if self._forwarder is None:
+            return
+        for index in context.remote:
+            # One that is away knows it: its connections to this process are gone, too.
+            with contextlib.suppress(ProblemError):
+                await self._forwarder.call(index, context.identity(), "socket_dropped", {}, False)

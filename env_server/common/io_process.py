@@ -1,9 +1,30 @@
-"""Whether a server is starting, ready or draining, and why it takes no sessions."""
+"""One I/O process of a server: which it is, whether it is starting, ready or draining, and why it takes no sessions."""
 
+from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from clients.protocol.errors import ProblemError
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRank:
+    """The place of one I/O process in its server.
+
+    Attributes:
+        index: From 0; also the first part of the ids of the sessions that this process owns.
+        processes: How many I/O processes the server has.
+        restarts: How often the process in this place has ended and was started again.
+        directory: Where the processes of this server meet (journals, Unix sockets, shared tables), or None where
+            a single process keeps no state on disk.
+    """
+
+    index: int = 0
+    processes: int = 1
+    directory: Path | None = None
+    restarts: int = 0
+
 
 _RETRY_S = 2
 

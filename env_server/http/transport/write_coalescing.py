@@ -13,13 +13,13 @@ from websockets.protocol import State
 MORE = "rollgym.more"
 """In a message to send, says that another one follows at once."""
 
-_MOST_GATHERED_BYTES = 65536
+_MOST_COALESCED_BYTES = 65536
 
 
-class GatheringProtocol(WebSocketsSansIOProtocol):
+class CoalescingProtocol(WebSocketsSansIOProtocol):
     """uvicorn's protocol, which writes at once only if nothing waits to be answered."""
 
-    _gathered = 0
+    _coalesced = 0
 
     async def send(self, message: Any) -> None:
         """Send a message, at the end of this turn at the latest; all but plain messages is done as uvicorn does it.
@@ -52,10 +52,10 @@ class GatheringProtocol(WebSocketsSansIOProtocol):
         if self.queue.empty() and MORE not in message:
             self._flush()
             return
-        if not self._gathered:
+        if not self._coalesced:
             self.loop.call_soon(self._flush)
-        self._gathered += len(content) + 1
-        if self._gathered > _MOST_GATHERED_BYTES:
+        self._coalesced += len(content) + 1
+        if self._coalesced > _MOST_COALESCED_BYTES:
             self._flush()
 
     def pause_writing(self) -> None:
@@ -77,7 +77,7 @@ class GatheringProtocol(WebSocketsSansIOProtocol):
         return message
 
     def _flush(self) -> None:
-        self._gathered = 0
+        self._coalesced = 0
         parts = self.conn.data_to_send()
         if parts and not self.transport.is_closing():
             self.transport.write(b"".join(parts))

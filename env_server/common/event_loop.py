@@ -1,7 +1,8 @@
-"""An answer that comes later, without a task or a future for each: a relay has thousands of them at a time."""
+"""What work within the event loop shares: answers that come later, and slices of the loop's time."""
 
 import asyncio
 from collections.abc import Callable, Generator
+from time import perf_counter
 from typing import Any
 
 from clients.protocol.errors import ProblemError
@@ -10,6 +11,8 @@ Listener = Callable[[Any, Any], None]
 """Takes a tag of the listener's own and the answer, or the `ProblemError` that is the answer."""
 
 _NOT_YET = object()
+SLICE_S = 0.005
+"""So long may the work of one client, or of one operation, keep the loop from everybody else."""
 
 
 class Pending:
@@ -57,3 +60,22 @@ def _resolve(future: "asyncio.Future[Any]", answer: Any) -> None:
         future.set_exception(answer)
     else:
         future.set_result(answer)
+
+
+class Slices:
+    """Lets tasks that work within the loop have their turns one after another, and the loop go on in between.
+
+    Tasks that are ready at the same time all run in one turn of the loop: each for a few milliseconds is seconds for
+    everybody else where there are a thousand of them.
+    """
+
+    def __init__(self) -> None:
+        self._one_at_a_time = asyncio.Lock()
+        self._end = 0.0
+
+    async def turn(self) -> None:
+        """Wait until it is one's turn to work without an await."""
+        async with self._one_at_a_time:
+            if perf_counter() >= self._end:
+                await asyncio.sleep(0)
+                self._end = perf_counter() + SLICE_S
