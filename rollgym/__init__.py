@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from clients.client.verifier import RemoteVerifier
     from clients.protocol.errors import ProblemError
     from clients.protocol.spaces import UnicodeText
+    from env_server.common.settings import ConfigurationError
+    from env_server.process.mounting import create_app
     from envs.kwargs import OPERATOR, DeclaredKwargs, OneOf
     from envs.text_game import TextGame
     from envs.tools.base import ToolEnv
@@ -43,6 +45,8 @@ else:
         "clients.client.session": ("EnvSession",),
         "clients.client.vector": ("RemoteVectorEnv",),
         "clients.client.verifier": ("RemoteVerifier",),
+        "env_server.common.settings": ("ConfigurationError",),
+        "env_server.process.mounting": ("create_app",),
         "envs.kwargs": ("OPERATOR", "DeclaredKwargs", "OneOf"),
         "envs.text_game": ("TextGame",),
         "envs.tools.base": ("ToolEnv",),
@@ -74,6 +78,7 @@ else:
 __all__ = [
     "OPERATOR",
     "ConfigError",
+    "ConfigurationError",
     "DeclaredKwargs",
     "EnvClient",
     "EnvSession",
@@ -100,6 +105,7 @@ __all__ = [
     "VerifierEnv",
     "WarmPool",
     "__version__",
+    "create_app",
     "load_settings",
     "open_sandbox",
 ]
