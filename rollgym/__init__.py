@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from clients.client.verifier import RemoteVerifier
     from clients.protocol.errors import ProblemError
     from clients.protocol.spaces import UnicodeText
+    from env_server.common.settings import ConfigurationError
+    from env_server.process.mounting import create_app
     from envs.adapters.text import TextAdapter
     from envs.grid import GridGame
     from envs.kwargs import OPERATOR, DeclaredKwargs, OneOf
@@ -61,6 +63,8 @@ else:
             "DeclaredKwargs",
             "OneOf",
         ),
+        "env_server.common.settings": ("ConfigurationError",),
+        "env_server.process.mounting": ("create_app",),
         "envs.text_game": ("TextGame",),
         "envs.tools.base": ("ToolEnv",),
         "envs.tools.tool": ("Tool", "Toolbox"),
@@ -122,6 +126,7 @@ __all__ = [
     "OPERATOR",
     "Cancellation",
     "ConfigError",
+    "ConfigurationError",
     "DeclaredKwargs",
     "EnvClient",
     "EnvSession",
@@ -159,6 +164,7 @@ __all__ = [
     "VerifierEnv",
     "WarmPool",
     "__version__",
+    "create_app",
     "load_settings",
     "open_sandbox",
     "probe_sandbox",

@@ -341,6 +341,15 @@ def load_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
     values: dict[str, Any] = _read_yaml(config) if config is not None else {}
     for name, value in flags.items():
         values[name] = _parse_mapping(name, value) if _is_mapping(Settings.model_fields[name]) else value
+    return check_settings(values)
+
+
+def check_settings(values: Mapping[str, Any]) -> Settings:
+    """Settings from their values.
+
+    Raises:
+        ConfigurationError: If a setting is unknown or its value is wrong.
+    """
     unknown = [name for name in values if name not in Settings.model_fields]
     if unknown:
         raise ConfigurationError("\n".join(_unknown_setting(name) for name in unknown))

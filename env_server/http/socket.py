@@ -17,7 +17,7 @@ from env_server.access.open_sockets import ConnectionSlot
 from env_server.common.event_loop import SLICE_S, Pending
 from env_server.common.io_process import ProcessRank
 from env_server.http.batch import Results, Unfinished, encode_results, read_batch, run_batch
-from env_server.http.write_coalescing import MORE
+from env_server.http.transport.write_coalescing import MORE
 from env_server.messages.envelope import FrameId, as_problem, bad_frame, frame_id, sendable
 from env_server.messages.negotiation import PROBLEM_MEDIA_TYPE, too_large_reply, too_large_request
 from env_server.messages.validation import invalid
@@ -27,9 +27,6 @@ from env_server.sessions.replies import Reply
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-HARD_LIMIT_FACTOR = 8
-"""A frame over the limit is answered `too_large`; one over this many times the limit ends the socket (code 1009)."""
 
 POLICY_VIOLATION = 1008
 _names = itertools.count()

@@ -10,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import get_route_path
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import dumps
@@ -82,11 +83,12 @@ class App:
                 await receive()
                 await reject(self._services, send, problem)
                 return
-            if scope["path"] == SOCKET_PATH:
+            path = get_route_path(scope)
+            if path == SOCKET_PATH:
                 await serve_socket(self._services, scope, receive, send)
-            elif (env_id := openenv_env_id(scope["path"])) is not None:
+            elif (env_id := openenv_env_id(path)) is not None:
                 await serve_openenv_socket(self._services, env_id, scope, receive, send)
-            elif scope["path"] == INTERACTIVE_SESSION_PATH:
+            elif path == INTERACTIVE_SESSION_PATH:
                 await serve_interactive_socket(self._services, scope, receive, send)
             else:
                 await receive()
@@ -129,7 +131,7 @@ class App:
         return problem_answer(failure)
 
     async def _route(self, request: Request, headers: Mapping[str, str]) -> Response:
-        method, path = request.scope["method"], request.scope["path"]
+        method, path = request.scope["method"], get_route_path(request.scope)
         page = self._pages.get(path)
         if page is not None and method in ("GET", "HEAD"):
             return await page(request)

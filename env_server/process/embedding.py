@@ -1,18 +1,17 @@
 """A server within a program that has an event loop of its own: its environments' code is in reach of a debugger."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-
-import uvicorn
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from env_server.access.tokens import Tokens
 from env_server.catalog.catalog import Catalog, named_class
 from env_server.common.io_process import ProcessRank
 from env_server.common.settings import ConfigurationError, Settings
+from env_server.http.transport.serving import EmbeddedServer, http_config
 from env_server.operations.services import Services
+from env_server.process.app import App
 from env_server.process.listening import bind, url_of
-from env_server.process.server import http_config
 
 __all__ = ["ConfigurationError", "serve_here"]
 
@@ -47,7 +46,7 @@ async def serve_here(environments: Sequence[str], *, allow_expert: bool = False)
     )
     services = Services(settings, ProcessRank(), Tokens.load(None), Catalog.load(settings))
     listening = bind(settings.host, settings.port)
-    server = _EmbeddedServer(http_config(services))
+    server = EmbeddedServer(http_config(App(services), settings))
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         await services.start()
@@ -56,12 +55,3 @@ async def serve_here(environments: Sequence[str], *, allow_expert: bool = False)
         server.should_exit = True
         await serving
         await services.stop()
-
-
-class _EmbeddedServer(uvicorn.Server):
-    """A server that leaves signals to the program around it."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
-        yield

@@ -8,19 +8,14 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
-from types import FrameType
-
-import uvicorn
+from collections.abc import Callable
 
 from env_server.access.tokens import Tokens
 from env_server.catalog.catalog import Catalog
 from env_server.common.io_process import ProcessRank
 from env_server.common.settings import ConfigurationError, Settings
 from env_server.gateway.announcer import Announcer
-from env_server.http.http_connection import http_protocol
-from env_server.http.socket import HARD_LIMIT_FACTOR
-from env_server.http.write_coalescing import CoalescingProtocol
+from env_server.http.transport.serving import DrainingServer, http_config
 from env_server.operations.services import Services
 from env_server.process.app import App
 from env_server.process.listening import url_of
@@ -29,8 +24,6 @@ from env_server.telemetry.loop_watch import StandstillWatch
 from sandbox.core.naming import VARIABLE as SANDBOX_VARIABLE
 
 _log = logging.getLogger(__name__)
-_KEEP_ALIVE_S = 75
-_CLOSE_GRACE_S = 5
 
 
 def run_process(
@@ -90,7 +83,7 @@ async def _serve(
 ) -> int:
     services = Services(settings, rank, tokens, catalog)
     describe_records(services.about)
-    server = _Server(http_config(services), services)
+    server = DrainingServer(http_config(App(services), settings), services.drain)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         if settings.token_file is not None:
@@ -116,50 +109,3 @@ async def _serve(
         await serving
     await services.stop()
     return 0
-
-
-def http_config(services: Services) -> uvicorn.Config:
-    """How HTTP and sockets are served, whatever the process is."""
-    return uvicorn.Config(
-        App(services),
-        http=http_protocol(services.settings),
-        ws=CoalescingProtocol,
-        lifespan="off",
-        ws_max_size=HARD_LIMIT_FACTOR * services.settings.max_request_bytes,
-        # A client that waits minutes for a language model answers no pings. TCP keepalive finds dead peers.
-        ws_ping_interval=None,
-        ws_ping_timeout=None,
-        ws_per_message_deflate=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_CLOSE_GRACE_S,
-        access_log=False,
-        server_header=False,
-        log_config=None,
-    )
-
-
-class _Server(uvicorn.Server):
-    """A server that finishes what runs before it closes its sockets."""
-
-    def __init__(self, config: uvicorn.Config, services: Services) -> None:
-        super().__init__(config)
-        self._services = services
-        self._loop = asyncio.get_running_loop()
-        self._draining: asyncio.Task[None] | None = None
-        self.on_drain: Callable[[], Awaitable[None]] | None = None
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal, give up at the second."""
-        self._loop.call_soon_threadsafe(self._begin_drain)
-
-    def _begin_drain(self) -> None:
-        if self._draining is not None:
-            self.force_exit = self.should_exit = True
-            return
-        self._draining = asyncio.create_task(self._drain())
-
-    async def _drain(self) -> None:
-        if self.on_drain is not None:
-            await self.on_drain()
-        await self._services.drain()
-        self.should_exit = True

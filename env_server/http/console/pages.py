@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
+from starlette.routing import get_route_path
 
 from clients.protocol.errors import ProblemError
 
@@ -76,7 +77,7 @@ class Console:
         Raises:
             ProblemError: `not_found`, for a program at `/`.
         """
-        path = request.scope["path"]
+        path = get_route_path(request.scope)
         if path == "/":
             if "text/html" not in request.headers.get("accept", ""):
                 raise ProblemError("not_found", "there is no call GET /; the calls are in /openapi.json")
