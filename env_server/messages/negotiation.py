@@ -16,6 +16,13 @@ _MSGPACK = frozenset({"application/msgpack", "application/x-msgpack", "applicati
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 
 
+def own_path(scope: Mapping[str, Any]) -> str:
+    """The path of a request or socket, without the prefix of what the server is mounted in."""
+    path: str = scope["path"]
+    prefix: str = scope.get("root_path") or ""
+    return path[len(prefix) :] if prefix and path.startswith(f"{prefix}/") else path
+
+
 def read_headers(request: Request) -> dict[str, str]:
     """The headers of a request by their names in lower case; the values of one that came twice are joined by commas.
 

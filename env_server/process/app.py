@@ -10,7 +10,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import get_route_path
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import dumps
@@ -25,7 +24,14 @@ from env_server.http.openapi import describe_calls
 from env_server.http.socket import reject, serve_socket
 from env_server.messages.envelope import as_problem
 from env_server.messages.fields import ENVELOPE
-from env_server.messages.negotiation import answer, problem_answer, read_fields, read_headers, wants_binary
+from env_server.messages.negotiation import (
+    answer,
+    own_path,
+    problem_answer,
+    read_fields,
+    read_headers,
+    wants_binary,
+)
 from env_server.messages.validation import invalid
 from env_server.operations.services import Services
 from env_server.protocols.calls import ADAPTER_CALLS
@@ -83,7 +89,7 @@ class App:
                 await receive()
                 await reject(self._services, send, problem)
                 return
-            path = get_route_path(scope)
+            path = own_path(scope)
             if path == SOCKET_PATH:
                 await serve_socket(self._services, scope, receive, send)
             elif (env_id := openenv_env_id(path)) is not None:
@@ -131,7 +137,7 @@ class App:
         return problem_answer(failure)
 
     async def _route(self, request: Request, headers: Mapping[str, str]) -> Response:
-        method, path = request.scope["method"], get_route_path(request.scope)
+        method, path = request.scope["method"], own_path(request.scope)
         page = self._pages.get(path)
         if page is not None and method in ("GET", "HEAD"):
             return await page(request)

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import get_route_path
 
 from clients.protocol.errors import ProblemError
+from env_server.messages.negotiation import own_path
 
 CONSOLE_PATH = "/console"
 _PAGES = {CONSOLE_PATH: "index.html", "/docs": "calls.html"}
@@ -77,7 +77,7 @@ class Console:
         Raises:
             ProblemError: `not_found`, for a program at `/`.
         """
-        path = get_route_path(request.scope)
+        path = own_path(request.scope)
         if path == "/":
             if "text/html" not in request.headers.get("accept", ""):
                 raise ProblemError("not_found", "there is no call GET /; the calls are in /openapi.json")

@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from env_server.access.token_file import add_token
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
 import rollgym
+from env_server.access.tokens import add_token
 from env_server.http.transport.serving import EmbeddedServer
 from env_server.process.listening import bind, url_of
 
