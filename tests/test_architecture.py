@@ -42,7 +42,7 @@ def test_no_arrow_leads_up(floor: str) -> None:
     assert set(graphlib.TopologicalSorter(rooms).static_order()) == set(rooms)
 
 
-@pytest.mark.parametrize("floor", ["env_server", "envs", "clients", "sandbox"])
+@pytest.mark.parametrize("floor", ["trainer", "env_server", "envs", "clients", "sandbox"])
 def test_a_drawing_fits_a_screen(floor: str) -> None:
     assert 1 < len(_rooms(floor)) <= 15
 

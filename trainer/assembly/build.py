@@ -32,6 +32,7 @@ from trainer.core.plugins import load_plugin
 from trainer.core.seeding import derive_seed
 from trainer.inference.base import InferenceClient, SamplingParams
 from trainer.inference.queue import GenerationQueue
+from trainer.learn.weights.publisher import WeightPublisher
 from trainer.models.load import load_model, load_tokenizer, model_folder
 from trainer.models.lora import ADAPTER_CONFIG, add_lora, load_adapter
 from trainer.models.pictures import BLIND, PictureProcessor, load_pictures, sees
@@ -56,7 +57,6 @@ from trainer.tasks.interleaved import EnvironmentStream, InterleavedTaskSource, 
 from trainer.tasks.mixture import MixtureTaskSource
 from trainer.tasks.own_source import OwnTaskSource
 from trainer.tasks.task import TaskSource
-from trainer.weights.publisher import WeightPublisher
 
 _STREAM_BLOCK = 1000
 

@@ -40,19 +40,19 @@ from trainer.core.ending import Ending
 from trainer.core.errors import ConfigError
 from trainer.core.run_files import write_errors
 from trainer.evaluation.demonstrations import collect_demonstrations
+from trainer.evaluation.reporting.tokens import keep_tokenizer
 from trainer.learn.boards import RunIdentity, open_boards
 from trainer.learn.example_batches import ExampleBatches
 from trainer.learn.learner import Models
+from trainer.learn.pipelines.distill import Distillation
+from trainer.learn.pipelines.example_rows import ExampleRows, rows_digest
+from trainer.learn.pipelines.offline import Objective, Offline, train_on_examples
+from trainer.learn.pipelines.preferences import Preference, PreferenceRows, Ranking, reference_sums
+from trainer.learn.pipelines.saving import Saver
+from trainer.learn.pipelines.sft import Imitation, supervised_rows
 from trainer.learn.tracking import Tracker
 from trainer.models.reward_model import empty_classifier, save_reward_model
-from trainer.pipelines.distill import Distillation
-from trainer.pipelines.example_rows import ExampleRows, rows_digest
-from trainer.pipelines.offline import Objective, Offline, train_on_examples
-from trainer.pipelines.preferences import Preference, PreferenceRows, Ranking, reference_sums
-from trainer.pipelines.saving import Saver
-from trainer.pipelines.sft import Imitation, supervised_rows
 from trainer.records.checkpoint import CheckpointError, CheckpointStore, RunState
-from trainer.reporting.tokens import keep_tokenizer
 from trainer.rollout.context import context_policy
 from trainer.rollout.prompts import PromptBuilder
 

@@ -23,11 +23,11 @@ from trainer.core.errors import ConfigError, RunError
 from trainer.core.run_files import CONFIG_FILE, lines_and_sizes, read_lines, write_errors
 from trainer.learn.batches import episode_batch
 from trainer.learn.learner import Models
+from trainer.learn.pipelines.offline import weights_digest
+from trainer.learn.pipelines.rl import Updater
 from trainer.learn.rows import RowBuilder, row_builder
 from trainer.learn.tracking import DIGESTS_FILE, EPISODES_FILE
 from trainer.models.pictures import PictureProcessor
-from trainer.pipelines.offline import weights_digest
-from trainer.pipelines.rl import Updater
 from trainer.records.checkpoint import CheckpointError, CheckpointStore, RunState, load_checkpoint
 from trainer.records.group import KEPT, Group
 from trainer.records.trajectory import Trajectory

@@ -8,7 +8,7 @@ from trainer.assembly.build import model_actor
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.plugins import Plugin, load_plugin
-from trainer.pipelines import rl
+from trainer.learn.pipelines import rl
 from trainer.records.checkpoint import RunState
 from trainer.records.ledger import Ledger
 from trainer.records.rollout_log import ROLLOUT_LOG_FOLDER, RolloutLog
