@@ -1,10 +1,10 @@
 """The environments that ship with the project. A list, filled by nobody's import."""
 
-from envs.spec import EnvironmentSpec
+from envs.core.spec import EnvironmentSpec
 
 _BUILTIN = (
-    EnvironmentSpec("FrozenLake-v0", "envs.frozen_lake:FrozenLakeEnv", 100),
-    EnvironmentSpec("Sokoban-v0", "envs.sokoban.environment:SokobanEnv", 120),
+    EnvironmentSpec("FrozenLake-v0", "envs.games.frozen_lake:FrozenLakeEnv", 100),
+    EnvironmentSpec("Sokoban-v0", "envs.games.sokoban.environment:SokobanEnv", 120),
     EnvironmentSpec("Countdown-v0", "envs.games.countdown:CountdownEnv", 5),
     EnvironmentSpec("Bandit-v0", "envs.games.bandit:BanditEnv", 40),
     EnvironmentSpec("GuessNumber-v0", "envs.games.guess_number:GuessNumberEnv", 10),

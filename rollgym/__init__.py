@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from env_server.common.settings import ConfigurationError
     from env_server.process.mounting import create_app
     from envs.adapters.text import TextAdapter
-    from envs.grid import GridGame
-    from envs.kwargs import OPERATOR, DeclaredKwargs, OneOf
-    from envs.text_game import TextGame
+    from envs.core.grid import GridGame
+    from envs.core.kwargs import OPERATOR, DeclaredKwargs, OneOf
+    from envs.core.text_game import TextGame
     from envs.tools.base import ToolEnv
     from envs.tools.tool import Tool, Toolbox
     from envs.verifiers.base import Verdict, VerifierEnv
@@ -57,15 +57,15 @@ else:
         "clients.protocol.errors": ("ProblemError",),
         "clients.protocol.spaces": ("UnicodeText",),
         "envs.adapters.text": ("TextAdapter",),
-        "envs.grid": ("GridGame",),
-        "envs.kwargs": (
+        "envs.core.grid": ("GridGame",),
+        "envs.core.kwargs": (
             "OPERATOR",
             "DeclaredKwargs",
             "OneOf",
         ),
         "env_server.common.settings": ("ConfigurationError",),
         "env_server.process.mounting": ("create_app",),
-        "envs.text_game": ("TextGame",),
+        "envs.core.text_game": ("TextGame",),
         "envs.tools.base": ("ToolEnv",),
         "envs.tools.tool": ("Tool", "Toolbox"),
         "envs.verifiers.base": (

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from envs.splits import split_of_text
+from envs.core.splits import split_of_text
 from trainer.core.run_files import read_lines
 from trainer.core.statistics import success_rate
 

@@ -35,12 +35,12 @@ from spreading_proxy import SpreadingProxy
 
 from clients.client.client import EnvClient
 from clients.protocol.errors import ProblemError
-from envs.frozen_lake import FrozenLakeEnv
+from envs.games.frozen_lake import FrozenLakeEnv
 
 GAMES: dict[str, dict[str, Any]] = {"FrozenLake-v0": {}, "Slippery-v0": {"is_slippery": True}}
 SERVED = (
-    *("--no-builtin", "--env", "FrozenLake-v0=envs.frozen_lake:FrozenLakeEnv"),
-    *("--env", "Slippery-v0=envs.frozen_lake:FrozenLakeEnv", "--isolation", "Slippery-v0=process"),
+    *("--no-builtin", "--env", "FrozenLake-v0=envs.games.frozen_lake:FrozenLakeEnv"),
+    *("--env", "Slippery-v0=envs.games.frozen_lake:FrozenLakeEnv", "--isolation", "Slippery-v0=process"),
 )
 GATEWAYS, NODES = 3, 4
 IDLE_S = 45.0

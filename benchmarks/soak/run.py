@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Inline, in worker processes, and one with its own randomness at each step.
 GAMES = ("FrozenLake-v0", "Sokoban-v0", "Slippery-v0")
 ACTIONS = ("Left", "Down", "Right", "Up")
-SERVED = ("--env", "Slippery-v0=envs.frozen_lake:FrozenLakeEnv", "--isolation", "Slippery-v0=process")
+SERVED = ("--env", "Slippery-v0=envs.games.frozen_lake:FrozenLakeEnv", "--isolation", "Slippery-v0=process")
 KWARGS: dict[str, dict[str, Any]] = {"Slippery-v0": {"is_slippery": True}}
 LONGEST = 40
 # A session whose make was answered to nobody ends so long after the last socket that used it.

@@ -328,7 +328,7 @@ def _check_descriptions(properties: dict[str, Any]) -> Iterator[Finding]:
             check,
             Status.WARN,
             f"no description or no default: {', '.join(bare)}",
-            "say both in the schema, or declare them by annotations of `__init__` (`envs.kwargs.DeclaredKwargs`)",
+            "say both in the schema, or declare them by annotations of `__init__` (`envs.core.kwargs.DeclaredKwargs`)",
         )
     else:
         yield Finding(check, Status.PASS)

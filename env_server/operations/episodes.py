@@ -22,7 +22,7 @@ from env_server.sessions.replies import Reply, encode_observation, reset_reply
 from env_server.sessions.session import ResetRecord, Running, Session, StepRecord
 from env_server.telemetry.metrics import Metrics
 from env_server.workers.base import EnvironmentRaised, OptionsRefused, StepOutcome
-from envs.reset_options import misfit
+from envs.core.reset_options import misfit
 
 _SEEDS = 2**53
 _REFUSED_BY_RESET = frozenset({"TypeError", "ValueError"})

@@ -8,9 +8,9 @@ from pydantic import Field
 from envs.adapters.extras import import_extra
 from envs.adapters.pettingzoo_sheets import SHEETS
 from envs.adapters.seats import OpponentName, Seat, SeatedGame
-from envs.kwargs import OPERATOR, OneOf, RenderMode
-from envs.profiles import bare_word
-from envs.text_game import ActionsPerTurn, FormatPenalty, ProfileName, Refusal, StepLimit
+from envs.core.kwargs import OPERATOR, OneOf, RenderMode
+from envs.core.profiles import bare_word
+from envs.core.text_game import ActionsPerTurn, FormatPenalty, ProfileName, Refusal, StepLimit
 
 _MOST_LISTED = 40
 

@@ -15,8 +15,8 @@ from clients.protocol.spaces import UnicodeText
 from envs.adapters.known import Sheet, sheet_of
 from envs.adapters.text_actions import action_text
 from envs.adapters.text_observations import ObservationText, plain_drawing
-from envs.kwargs import OPERATOR, DeclaredKwargs, OneOf
-from envs.profiles import PROFILES, profile_named, reply_format, said_actions
+from envs.core.kwargs import OPERATOR, DeclaredKwargs, OneOf
+from envs.core.profiles import PROFILES, profile_named, reply_format, said_actions
 
 DEFAULT_MAX_STEPS = 1_000
 """Turns of an episode of an environment that has no limit of its own: unreadable replies would go on for ever."""

@@ -12,7 +12,7 @@ from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
 from clients.protocol.values import DecodeError, decode_value
-from envs.profiles import bare_word
+from envs.core.profiles import bare_word
 
 Inside = Literal["exact", "contains"]
 

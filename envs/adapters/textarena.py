@@ -12,8 +12,8 @@ from pydantic import Field
 
 from envs.adapters.extras import import_extra
 from envs.adapters.seats import OpponentName, Seat, SeatedGame
-from envs.kwargs import OPERATOR, RenderMode
-from envs.text_game import ActionsPerTurn, FormatPenalty, ProfileName, Refusal, StepLimit
+from envs.core.kwargs import OPERATOR, RenderMode
+from envs.core.text_game import ActionsPerTurn, FormatPenalty, ProfileName, Refusal, StepLimit
 
 _MOVE = re.compile(r"'(\[[^\[\]\n]{1,40}\])'")
 _LONGEST = 20_000

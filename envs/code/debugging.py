@@ -14,8 +14,8 @@ from envs.code.item import Item
 from envs.code.tasks import TaskData, TaskSource
 from envs.code.turns import Turn, TurnEnv, cut
 from envs.code.verdicts import NOT_RUN, Checked
-from envs.kwargs import OneOf, RenderMode
-from envs.splits import TaskSplit, checked_split
+from envs.core.kwargs import OneOf, RenderMode
+from envs.core.splits import TaskSplit, checked_split
 
 SCORINGS = ("fraction", "all")
 _SHOWN_CHARACTERS = 400

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from envs.replies import fenced_blocks, spoken
+from envs.core.replies import fenced_blocks, spoken
 from sandbox.core.program import Language
 
 # Hardly any program has none of these, and most other texts that are short have none: they need no sandbox.

@@ -10,7 +10,7 @@ import orjson
 
 from envs.code.forms import read_item
 from envs.code.item import ItemError
-from envs.splits import Split, split_of_text
+from envs.core.splits import Split, split_of_text
 
 
 class ItemFile:

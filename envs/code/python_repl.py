@@ -10,7 +10,7 @@ from envs.code.repl_goals import draw_goal
 from envs.code.sessions import SessionEnv
 from envs.code.talks import Talk
 from envs.code.turns import cut
-from envs.splits import Split
+from envs.core.splits import Split
 
 _MARGIN_SECONDS = 10.0
 _NOTES = {

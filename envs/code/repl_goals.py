@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from envs.code.goals import Goal
-from envs.splits import Split, split_of_text
+from envs.core.splits import Split, split_of_text
 
 _REGIONS = ("north", "south", "east", "west")
 _PRODUCTS = ("lamp", "desk", "chair", "shelf", "clock")

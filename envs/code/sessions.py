@@ -10,10 +10,10 @@ from envs.code.boxes import operator_sandbox
 from envs.code.goals import Goal
 from envs.code.talks import SandboxEndedError, Talk
 from envs.code.turns import Turn, TurnEnv
-from envs.kwargs import RenderMode
-from envs.replies import fenced_blocks, fenced_lines, last_tagged, spoken
-from envs.reset_options import checked_options
-from envs.splits import SPLIT, Split, checked_split
+from envs.core.kwargs import RenderMode
+from envs.core.replies import fenced_blocks, fenced_lines, last_tagged, spoken
+from envs.core.reset_options import checked_options
+from envs.core.splits import SPLIT, Split, checked_split
 from sandbox.core.base import Sandbox
 
 _MEMORY_MB = 512

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from envs.code.goals import Goal
-from envs.splits import Split, split_of_text
+from envs.core.splits import Split, split_of_text
 
 _FOLDERS = ("app", "app/core", "data", "docs", "docs/old", "tools")
 _STEMS = ("alpha", "beta", "gamma", "delta", "omega", "sigma", "kappa", "theta")

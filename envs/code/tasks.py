@@ -9,8 +9,8 @@ from pydantic import Field
 
 from envs.code.item_files import ItemFile, item_file
 from envs.code.problems.catalogue import problems_of
-from envs.kwargs import OPERATOR
-from envs.splits import Split
+from envs.core.kwargs import OPERATOR
+from envs.core.splits import Split
 
 TaskData = Annotated[
     str | None,

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 
 from clients.protocol.spaces import UnicodeText
-from envs.kwargs import DeclaredKwargs
+from envs.core.kwargs import DeclaredKwargs
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Unpack
 
 from pydantic import Field
 
-from envs.splits import SPLIT, checked_split, split_of_text
-from envs.text_game import GameKwargs, Move, Refusal, TextGame
+from envs.core.splits import SPLIT, checked_split, split_of_text
+from envs.core.text_game import GameKwargs, Move, Refusal, TextGame
 
 PEGS = "ABC"
 _TARGET = 2

@@ -5,6 +5,9 @@ from typing import Annotated, Any, Unpack
 
 from pydantic import Field
 
+from envs.core.kwargs import OneOf
+from envs.core.splits import SPLIT, checked_split, split_of_text
+from envs.core.text_game import GameKwargs, Move, Refusal, TextGame, read_numbers
 from envs.games.sudoku_grids import (
     BOXES,
     FEW_CLUES,
@@ -16,9 +19,6 @@ from envs.games.sudoku_grids import (
     peers,
     shuffled,
 )
-from envs.kwargs import OneOf
-from envs.splits import SPLIT, checked_split, split_of_text
-from envs.text_game import GameKwargs, Move, Refusal, TextGame, read_numbers
 
 _CLUES = {4: (4, 15, 8), 9: (24, 80, 40)}
 _TRIES = {4: 40, 9: 1}

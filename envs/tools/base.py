@@ -11,8 +11,8 @@ import gymnasium
 from pydantic import Field
 
 from clients.protocol.spaces import UnicodeText
-from envs.kwargs import DeclaredKwargs, OneOf, RenderMode
-from envs.reset_options import checked_options
+from envs.core.kwargs import DeclaredKwargs, OneOf, RenderMode
+from envs.core.reset_options import checked_options
 from envs.tools.calls import Reading, ToolCall, read_calls
 from envs.tools.formats.table import FORMATS, format_named
 from envs.tools.tool import Toolbox, ToolResult, shortened, text_of_tools

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from envs.replies import spoken
+from envs.core.replies import spoken
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """JSON Schemas of the parameters of tools, by the tools' names."""

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Unpack
 
 from pydantic import Field
 
-from envs.kwargs import OPERATOR
-from envs.replies import last_tagged
-from envs.splits import TaskSplit, checked_split, split_of_text
+from envs.core.kwargs import OPERATOR
+from envs.core.replies import last_tagged
+from envs.core.splits import TaskSplit, checked_split, split_of_text
 from envs.tools.base import CallsPerTurn, Heard, StepLimit, ToolEnv, ToolKwargs, digest
 from envs.tools.calls import ToolCall
 from envs.tools.mcp_server import McpServer, McpServerError, chosen_tools, parse_address

@@ -5,9 +5,9 @@ from typing import Annotated, Any, ClassVar, Unpack
 
 from pydantic import Field
 
-from envs.kwargs import SomeOf
-from envs.replies import last_tagged
-from envs.splits import TaskSplit, checked_split, split_of_text
+from envs.core.kwargs import SomeOf
+from envs.core.replies import last_tagged
+from envs.core.splits import TaskSplit, checked_split, split_of_text
 from envs.tools.base import CallsPerTurn, Heard, StepLimit, ToolEnv, ToolKwargs, digest
 from envs.tools.calculator import CALCULATOR
 from envs.tools.calls import ToolCall

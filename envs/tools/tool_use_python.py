@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Unpack
 from pydantic import Field
 
 from envs.code.boxes import operator_sandbox
-from envs.kwargs import SomeOf
+from envs.core.kwargs import SomeOf
 from envs.tools.python_tool import python_tool
 from envs.tools.tasks import KINDS
 from envs.tools.tool import Tool

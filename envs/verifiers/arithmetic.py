@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from envs.kwargs import RenderMode
-from envs.replies import ANSWER_WITHIN, boxes, last_tagged, spoken
-from envs.splits import SPLIT, checked_split, split_of_text
+from envs.core.kwargs import RenderMode
+from envs.core.replies import ANSWER_WITHIN, boxes, last_tagged, spoken
+from envs.core.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 
 _INTEGER = re.compile(r"[-+−]?(?<![\d.])\d+(?:[,_ ]\d{3})*(?!\.?\d)")

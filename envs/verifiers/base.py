@@ -9,7 +9,7 @@ from typing import Any, Literal
 import gymnasium
 
 from clients.protocol.spaces import UnicodeText
-from envs.kwargs import DeclaredKwargs, RenderMode
+from envs.core.kwargs import DeclaredKwargs, RenderMode
 
 Outcome = Literal["correct", "wrong", "partial", "unparsable", "timeout", "error"]
 

@@ -14,8 +14,8 @@ from envs.code.grader import Grader
 from envs.code.item import ItemError
 from envs.code.tasks import TaskData, TaskSource
 from envs.code.verdicts import NOT_RUN, Checked
-from envs.kwargs import OneOf, RenderMode
-from envs.splits import TaskSplit, checked_split
+from envs.core.kwargs import OneOf, RenderMode
+from envs.core.splits import TaskSplit, checked_split
 from envs.verifiers.base import Verdict, VerifierEnv
 from sandbox.core.base import SandboxUnavailableError
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from envs.kwargs import OPERATOR, RenderMode
+from envs.core.kwargs import OPERATOR, RenderMode
 from envs.verifiers.base import Outcome, Verdict, VerifierEnv
 
 _FULL = 1.0 - 1e-9

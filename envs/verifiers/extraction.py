@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from envs import replies
-from envs.replies import ANSWER_WITHIN, Box, boxes, last_tagged
+from envs.core import replies
+from envs.core.replies import ANSWER_WITHIN, Box, boxes, last_tagged
 from envs.verifiers.latex import UNITS
 
 Place = Literal["box", "tag", "phrase", "whole", "formula", "number"]

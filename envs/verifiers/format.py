@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from envs.kwargs import OneOf, RenderMode, SomeOf
-from envs.splits import TaskSplit
+from envs.core.kwargs import OneOf, RenderMode, SomeOf
+from envs.core.splits import TaskSplit
 from envs.verifiers.arguments import count
 from envs.verifiers.base import Verdict
 from envs.verifiers.formats.prompts import FAMILIES, draw_form

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from envs.kwargs import RenderMode
+from envs.core.kwargs import RenderMode
 from envs.verifiers.base import Verdict, VerifierEnv
 
 Task = Mapping[str, Any]

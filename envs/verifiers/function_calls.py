@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from envs.kwargs import OneOf, RenderMode, SomeOf
-from envs.replies import tagged
-from envs.splits import TaskSplit, checked_split, split_of_text
+from envs.core.kwargs import OneOf, RenderMode, SomeOf
+from envs.core.replies import tagged
+from envs.core.splits import TaskSplit, checked_split, split_of_text
 from envs.tools.bfcl import KNOWN_TYPES, grade_calls
 from envs.tools.calls import Schemas, ToolCall, read_calls
 from envs.tools.formats.table import FORMATS, format_named

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from envs.kwargs import OneOf, RenderMode
-from envs.replies import spoken
-from envs.splits import SPLIT
+from envs.core.kwargs import OneOf, RenderMode
+from envs.core.replies import spoken
+from envs.core.splits import SPLIT
 from envs.verifiers.base import Verdict
 from envs.verifiers.instructions.following import Followed, follow, read_constraints
 from envs.verifiers.instructions.prompts import draw_prompt

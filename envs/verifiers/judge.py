@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import orjson
 from pydantic import Field
 
-from envs.kwargs import OPERATOR, RenderMode
-from envs.replies import spoken
-from envs.splits import SPLIT, checked_split, split_of_text
+from envs.core.kwargs import OPERATOR, RenderMode
+from envs.core.replies import spoken
+from envs.core.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.judging.endpoint import Endpoint, JudgeClient, JudgeError, JudgeTimeoutError
 from envs.verifiers.judging.ledger import Budget, Ledger, MemoryLedger, SharedLedger

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
-from envs.kwargs import OPERATOR, OneOf, RenderMode, SomeOf
-from envs.splits import SPLIT, checked_split, split_of_text
+from envs.core.kwargs import OPERATOR, OneOf, RenderMode, SomeOf
+from envs.core.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Outcome, Verdict, VerifierEnv
 from envs.verifiers.comparison import UNDECIDED, Comparison, both_signs, compare, is_exact
 from envs.verifiers.extraction import (

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from numpy.random import Generator
 from pydantic import Field
 
-from envs.kwargs import RenderMode
-from envs.splits import SPLIT, checked_split, split_of_text
+from envs.core.kwargs import RenderMode
+from envs.core.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.extraction import marked_answer, spoken
 from envs.verifiers.latex import unwrapped

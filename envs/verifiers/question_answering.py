@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from envs.kwargs import OneOf, RenderMode, SomeOf
-from envs.splits import SPLIT, checked_split, split_of_text
+from envs.core.kwargs import OneOf, RenderMode, SomeOf
+from envs.core.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.dates import read_date
 from envs.verifiers.exact import NotExact, approximate, read_value

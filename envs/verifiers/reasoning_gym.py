@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from envs.kwargs import RenderMode
-from envs.splits import TaskSplit, checked_split, split_of_text
+from envs.core.kwargs import RenderMode
+from envs.core.splits import TaskSplit, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.extraction import last_box, last_tag, spoken
 from envs.verifiers.pool import CallFailed, CallTimeout, PoolShare

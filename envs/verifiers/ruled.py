@@ -4,8 +4,8 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envs.kwargs import RenderMode
-from envs.splits import checked_split, split_of_text
+from envs.core.kwargs import RenderMode
+from envs.core.splits import checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.patterns import TooMuchWorkError
 

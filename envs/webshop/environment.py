@@ -8,11 +8,11 @@ import gymnasium
 from pydantic import Field
 
 from clients.protocol.spaces import UnicodeText
-from envs.kwargs import OPERATOR, DeclaredKwargs, OneOf, RenderMode
-from envs.profiles import reply_format, said_actions
-from envs.reset_options import checked_options
-from envs.splits import SPLIT, Split, checked_split
-from envs.text_game import StepLimit
+from envs.core.kwargs import OPERATOR, DeclaredKwargs, OneOf, RenderMode
+from envs.core.profiles import reply_format, said_actions
+from envs.core.reset_options import checked_options
+from envs.core.splits import SPLIT, Split, checked_split
+from envs.core.text_game import StepLimit
 from envs.webshop.cache import open_catalogue
 from envs.webshop.catalogue import GoalKind
 from envs.webshop.compact import RULES, as_compact_text, codes

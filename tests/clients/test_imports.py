@@ -31,7 +31,7 @@ def test_nothing_heavy_is_imported(code: str) -> None:
 def test_our_environments_are_registered_as_names_only() -> None:
     code = (
         "import sys, rollgym, gymnasium; spec = gymnasium.spec('rollgym/FrozenLake-v0');"
-        "print('envs.frozen_lake' in sys.modules, 'clients.client.env' in sys.modules, 'pydantic' in sys.modules)"
+        "print('envs.games.frozen_lake' in sys.modules, 'clients.client.env' in sys.modules, 'pydantic' in sys.modules)"
     )
     assert run(code) == "False False False"
 

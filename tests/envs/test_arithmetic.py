@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clients.client.client import EnvClient
-from envs.splits import split_of_text
+from envs.core.splits import split_of_text
 from envs.verifiers.arithmetic import ArithmeticEnv, evaluate, read_number
 from tests.support.processes import env_server
 

@@ -9,7 +9,7 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.splits import split_of_text
+from envs.core.splits import split_of_text
 from envs.verifiers.format import FormatEnv
 from envs.verifiers.formats.prompts import FAMILIES
 from envs.verifiers.formats.reply import Reply

@@ -5,7 +5,7 @@ import json
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from envs.splits import split_of_text
+from envs.core.splits import split_of_text
 from envs.tools.calls import ToolCall
 from envs.tools.formats.table import FORMATS
 from envs.verifiers.function_calls import CATEGORIES, FunctionCallsEnv

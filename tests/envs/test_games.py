@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clients.checks.local import ODD_TEXTS
-from envs.profiles import PROFILES
+from envs.core.profiles import PROFILES
 from envs.registry import builtin_environments
 
 GAMES = {

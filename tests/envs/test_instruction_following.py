@@ -9,7 +9,7 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.splits import split_of_text
+from envs.core.splits import split_of_text
 from envs.verifiers import instruction_following
 from envs.verifiers.instruction_following import InstructionFollowingEnv
 from envs.verifiers.instructions.following import follow, loose_variants, read_constraints

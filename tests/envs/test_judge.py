@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from clients.client.client import EnvClient
 from clients.protocol.errors import ProblemError
-from envs.splits import split_of_text
+from envs.core.splits import split_of_text
 from envs.verifiers.judge import JudgeEnv
 from envs.verifiers.judging.templates import read_templates, shipped_templates
 from envs.verifiers.judging.verdicts import (

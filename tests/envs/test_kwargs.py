@@ -15,9 +15,9 @@ import rollgym  # noqa: F401 - registers ours
 from clients.protocol.errors import ProblemError
 from env_server.catalog.catalog import Catalog
 from env_server.common.settings import ConfigurationError, Settings
-from envs.frozen_lake import FrozenLakeEnv
-from envs.kwargs import OPERATOR, RENDER_MODES, DeclaredKwargs, OneOf, SomeOf, kwargs_of
-from envs.sokoban.environment import SokobanEnv
+from envs.core.kwargs import OPERATOR, RENDER_MODES, DeclaredKwargs, OneOf, SomeOf, kwargs_of
+from envs.games.frozen_lake import FrozenLakeEnv
+from envs.games.sokoban.environment import SokobanEnv
 
 
 class BaseKwargs(TypedDict, total=False):

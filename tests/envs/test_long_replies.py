@@ -13,10 +13,10 @@ import pytest
 
 from clients.measuring.long_texts import long_texts
 from envs.code.extraction import extract
+from envs.core.profiles import PROFILES
+from envs.core.replies import ANSWER_WITHIN, boxes, fenced_lines, last_tagged, spoken
 from envs.games.guess_number import GuessNumberEnv
-from envs.profiles import PROFILES
 from envs.registry import builtin_environments
-from envs.replies import ANSWER_WITHIN, boxes, fenced_lines, last_tagged, spoken
 from envs.tools.calls import read_calls
 from envs.tools.formats.table import FORMATS
 from envs.tools.tool_use import ToolUseEnv

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from clients.client.client import EnvClient
 from clients.protocol.errors import ProblemError
-from envs.splits import split_of_text
+from envs.core.splits import split_of_text
 from envs.verifiers.affordable import too_much
 from envs.verifiers.comparison import compare
 from envs.verifiers.exact import NotExact, rational, read_value

@@ -41,7 +41,9 @@ def test_a_page_has_all_of_its_parts(env_id: str) -> None:
         spec.id
         for spec in builtin_environments().values()
         # Those that need neither a sandbox, nor an extra, nor a catalogue.
-        if spec.entry_point.startswith(("envs.games", "envs.frozen", "envs.sokoban", "envs.tools.tool_use:"))
+        if spec.entry_point.startswith(
+            ("envs.games", "envs.frozen", "envs.games.sokoban", "envs.tools.tool_use:")
+        )
     ],
 )
 def test_example_episodes_are_played_so_again(env_id: str) -> None:

@@ -7,7 +7,7 @@ import sys
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from envs.splits import split_of_text
+from envs.core.splits import split_of_text
 from envs.verifiers.pool import CallFailed, CallTimeout, PoolShare
 from envs.verifiers.reasoning_gym import ReasoningGymEnv
 

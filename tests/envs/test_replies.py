@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.games.guess_number import GuessNumberEnv
-from envs.profiles import PROFILES, said_actions
-from envs.replies import (
+from envs.core.profiles import PROFILES, said_actions
+from envs.core.replies import (
     ANSWER_WITHIN,
     LONGEST,
     Section,
@@ -23,6 +22,7 @@ from envs.replies import (
     tagged,
     unfenced,
 )
+from envs.games.guess_number import GuessNumberEnv
 from envs.verifiers.arithmetic import ArithmeticEnv, read_number
 
 MARKS = st.lists(

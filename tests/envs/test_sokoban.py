@@ -8,10 +8,10 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.sokoban.board import Level, parse_level
-from envs.sokoban.environment import VOCABULARIES, SokobanEnv
-from envs.sokoban.generator import Difficulty, canonical_text, generate, split_of
-from envs.sokoban.solver import push_distances, solve
+from envs.games.sokoban.board import Level, parse_level
+from envs.games.sokoban.environment import VOCABULARIES, SokobanEnv
+from envs.games.sokoban.generator import Difficulty, canonical_text, generate, split_of
+from envs.games.sokoban.solver import push_distances, solve
 
 CORRIDOR = "#######\n#@ $ .#\n#######"
 

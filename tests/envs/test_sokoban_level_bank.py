@@ -12,17 +12,17 @@ import pytest
 from clients.cli.main import main as roll_env
 from clients.client.env import RemoteEnv
 from clients.protocol.errors import ProblemError
-from envs.sokoban.bank import LevelBank, load_bank
-from envs.sokoban.board import parse_level
-from envs.sokoban.environment import SokobanEnv
-from envs.sokoban.generator import Difficulty, generate, split_of
-from envs.sokoban.levels import (
+from envs.games.sokoban.bank import LevelBank, load_bank
+from envs.games.sokoban.board import parse_level
+from envs.games.sokoban.environment import SokobanEnv
+from envs.games.sokoban.generator import Difficulty, generate, split_of
+from envs.games.sokoban.levels import (
     FileLevel,
     LevelFileError,
     format_levels,
     read_levels,
 )
-from envs.sokoban.solver import solve
+from envs.games.sokoban.solver import solve
 from tests.support.wire import Server
 
 FIRST = "#####\n#@$.#\n#####"

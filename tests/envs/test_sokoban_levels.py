@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.sokoban.bank import load_bank
-from envs.sokoban.board import is_enclosed, parse_level
-from envs.sokoban.generator import Difficulty, generate
-from envs.sokoban.levels import (
+from envs.games.sokoban.bank import load_bank
+from envs.games.sokoban.board import is_enclosed, parse_level
+from envs.games.sokoban.generator import Difficulty, generate
+from envs.games.sokoban.levels import (
     FileLevel,
     LevelFileError,
     format_levels,
@@ -16,7 +16,7 @@ from envs.sokoban.levels import (
     read_levels,
     run_lengths,
 )
-from envs.sokoban.solver import solve
+from envs.games.sokoban.solver import solve
 
 FIRST = "#####\n#@$.#\n#####"
 SECOND = "######\n#. $@#\n#   ##\n######"

@@ -221,8 +221,8 @@ def test_a_value_of_another_type_is_refused(path, annotation, kind):
         (["tasks.0.url=ws://there:0x50"], "tasks.0.url: 'ws://there:0x50' has no port that there is"),
         (["serve=[nomod:X]"], "serve: cannot import 'nomod'"),
         (
-            ["serve=[Mine=envs.frozen_lake:Nothing]"],
-            "serve: module 'envs.frozen_lake' has no attribute 'Nothing'",
+            ["serve=[Mine=envs.games.frozen_lake:Nothing]"],
+            "serve: module 'envs.games.frozen_lake' has no attribute 'Nothing'",
         ),
         (["serve=[json:dumps]"], "serve: 'json:dumps' is no subclass of gymnasium.Env"),
         (

@@ -6,7 +6,7 @@ from typing import Any
 
 import uvicorn
 
-from envs.frozen_lake import FrozenLakeEnv
+from envs.games.frozen_lake import FrozenLakeEnv
 
 
 class Lake:

@@ -7,7 +7,7 @@ from envs.code.problems.numbers import NUMBERS
 from envs.code.problems.problem import Problem
 from envs.code.problems.streams import STREAMS
 from envs.code.problems.texts import TEXTS
-from envs.splits import Split, split_of_text
+from envs.core.splits import Split, split_of_text
 
 PROBLEMS: Sequence[Problem] = (*LISTS, *TEXTS, *NUMBERS, *STREAMS)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from envs.replies import Section, sections
+from envs.core.replies import Section, sections
 from envs.tools.calls import (
     CallFault,
     CallFormat,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from envs.replies import sections
+from envs.core.replies import sections
 from envs.tools.calls import (
     CallFault,
     CallFormat,

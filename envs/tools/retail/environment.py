@@ -8,8 +8,8 @@ from typing import Annotated, Any, Unpack
 import orjson
 from pydantic import Field
 
-from envs.kwargs import SomeOf
-from envs.splits import TaskSplit, checked_split, split_of_text
+from envs.core.kwargs import SomeOf
+from envs.core.splits import TaskSplit, checked_split, split_of_text
 from envs.tools.base import CallsPerTurn, Heard, StepLimit, ToolEnv, ToolKwargs, digest
 from envs.tools.calls import ToolCall
 from envs.tools.retail.customer import MOST_HEARD, Customer, Identity

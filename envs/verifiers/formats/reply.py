@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Literal
 
-from envs.replies import spoken
+from envs.core.replies import spoken
 
 Unit = Literal["words", "characters", "tokens"]
 _UNITS: tuple[Unit, ...] = ("words", "characters", "tokens")

@@ -13,7 +13,7 @@ from jsonschema.validators import extend
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from envs.replies import unfenced
+from envs.core.replies import unfenced
 from envs.verifiers import patterns
 from envs.verifiers.formats.reply import Reply
 

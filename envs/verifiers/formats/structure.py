@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from envs.replies import boxes
+from envs.core.replies import boxes
 from envs.verifiers.formats.reply import Reply
 
 

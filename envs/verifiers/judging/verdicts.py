@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from envs.replies import ANSWER_WITHIN, spoken
+from envs.core.replies import ANSWER_WITHIN, spoken
 
 _AROUND = " \t*_`.\"'"
 _LONGEST_SHOWN = 120

@@ -25,7 +25,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
 
 @pytest.fixture(scope="module")
 def nodes(gateway: ServerProcess) -> Iterator[list[ServerProcess]]:
-    ours = ("FrozenLake-v0=envs.frozen_lake:FrozenLakeEnv", "ToolUse-v0=envs.tools.tool_use:ToolUseEnv")
+    ours = ("FrozenLake-v0=envs.games.frozen_lake:FrozenLakeEnv", "ToolUse-v0=envs.tools.tool_use:ToolUseEnv")
     few = ("--no-builtin", *(part for each in ours for part in ("--env", each)))
     arguments = (*few, *ENVS, "--register", gateway.url, *QUIET)
     with ServerProcess(arguments) as one, ServerProcess((*arguments, "--processes", "2")) as other:

@@ -42,7 +42,12 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         # Not given up on before a test is over.
         arguments = (*ENVS, "--register", one.url, "--register", other.url, "--linger-s", "1", *TELLING)
         # Gateways make a session of each environment that is registered, and sessions are counted here.
-        arguments = ("--no-builtin", "--env", "FrozenLake-v0=envs.frozen_lake:FrozenLakeEnv", *arguments)
+        arguments = (
+            "--no-builtin",
+            "--env",
+            "FrozenLake-v0=envs.games.frozen_lake:FrozenLakeEnv",
+            *arguments,
+        )
         with ServerProcess(arguments) as first, ServerProcess((*arguments, "--processes", "2")) as second:
             found = Fleet(one, other, upper, [first, second])
             asyncio.run(whole(found))

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from envs.splits import split_of_text
+from envs.core.splits import split_of_text
 from envs.tools.calls import ToolCall
 from envs.tools.formats.hermes import HERMES
 from envs.tools.mcp_server import McpServer, McpServerError, parse_address

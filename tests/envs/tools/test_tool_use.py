@@ -8,7 +8,7 @@ import sys
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from envs.splits import split_of_text
+from envs.core.splits import split_of_text
 from envs.tools.calls import ToolCall
 from envs.tools.dates import DATE_TOOLS
 from envs.tools.formats.hermes import HERMES

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from envs.replies import fenced_blocks
+from envs.core.replies import fenced_blocks
 from envs.verifiers.base import Verdict, VerifierEnv
 
 

@@ -20,7 +20,7 @@ from tests.support.foreign_servers import COMMANDS, Answer, ForeignServer, Said,
 
 ARGUMENTS = (
     *("--gateway", "--allow-network", "loopback", "--log-level", "error", "--step-timeout-s", "2"),
-    *("--env", "FrozenLake-v0=envs.frozen_lake:FrozenLakeEnv", "--isolation", "FrozenLake-v0=inline"),
+    *("--env", "FrozenLake-v0=envs.games.frozen_lake:FrozenLakeEnv", "--isolation", "FrozenLake-v0=inline"),
 )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from envs.replies import ANSWER_WITHIN, boxes, has_thought, spoken, tagged
+from envs.core.replies import ANSWER_WITHIN, boxes, has_thought, spoken, tagged
 
 _SPECIAL = re.compile(r"<\|[^|<>]*\|>")
 _QUOTES = "\"'`.“”‘’ \t\r\n"

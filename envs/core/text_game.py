@@ -11,9 +11,9 @@ from gymnasium import Space
 from pydantic import Field
 
 from clients.protocol.spaces import UnicodeText
-from envs.kwargs import DeclaredKwargs, OneOf, RenderMode
-from envs.profiles import PROFILES, name_table, named_action, profile_named, reply_format, said_actions
-from envs.reset_options import checked_options
+from envs.core.kwargs import DeclaredKwargs, OneOf, RenderMode
+from envs.core.profiles import PROFILES, name_table, named_action, profile_named, reply_format, said_actions
+from envs.core.reset_options import checked_options
 
 Action = TypeVar("Action")
 

@@ -8,8 +8,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from pydantic import Field
 
-from envs.kwargs import OneOf
-from envs.text_game import Move, NamedGame
+from envs.core.kwargs import OneOf
+from envs.core.text_game import Move, NamedGame
 
 __all__ = ["GridGame", "Move", "Observation"]
 

@@ -11,9 +11,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from envs.sokoban.board import Level, Room
-from envs.sokoban.solver import push_distances
-from envs.splits import Split, split_of_text
+from envs.core.splits import Split, split_of_text
+from envs.games.sokoban.board import Level, Room
+from envs.games.sokoban.solver import push_distances
 
 _MAX_STATES = 40_000
 # All rooms together, a room counting for some states by itself: about thirty milliseconds, since whoever shares the

@@ -7,7 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from envs.frozen_lake_maps import (
+from envs.core.grid import GridGame, Move, Observation
+from envs.core.splits import SPLIT, checked_split
+from envs.core.text_game import GameKwargs, StepLimit
+from envs.games.frozen_lake_maps import (
     MAX_SIDE,
     MapWishes,
     Rows,
@@ -16,9 +19,6 @@ from envs.frozen_lake_maps import (
     example_map,
     goal_distances,
 )
-from envs.grid import GridGame, Move, Observation
-from envs.splits import SPLIT, checked_split
-from envs.text_game import GameKwargs, StepLimit
 
 ACTIONS = ("Left", "Down", "Right", "Up")
 _ICE, _HOLE, _GOAL, _PLAYER = (222, 238, 248), (28, 60, 96), (244, 201, 93), (200, 60, 60)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from envs.kwargs import OneOf
+from envs.core.kwargs import OneOf
 
 Split = Literal["train", "valid", "test"]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs.sokoban.board import is_bordered, is_enclosed, parse_level
-from envs.sokoban.solver import push_distances
+from envs.games.sokoban.board import is_bordered, is_enclosed, parse_level
+from envs.games.sokoban.solver import push_distances
 
 SUFFIXES = frozenset({".txt", ".xsb", ".sok"})
 """What level files of a directory are called."""

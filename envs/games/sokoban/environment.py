@@ -7,14 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from envs.grid import GridGame, Move, Observation
-from envs.kwargs import OPERATOR, OneOf
-from envs.sokoban.bank import LevelBank, load_bank
-from envs.sokoban.board import ACTIONS, Level, parse_level
-from envs.sokoban.generator import Difficulty, GeneratedLevel, example_level, generate
-from envs.sokoban.solver import SearchLimitError, push_distances, solve
-from envs.splits import SPLIT, checked_split
-from envs.text_game import GameKwargs, StepLimit
+from envs.core.grid import GridGame, Move, Observation
+from envs.core.kwargs import OPERATOR, OneOf
+from envs.core.splits import SPLIT, checked_split
+from envs.core.text_game import GameKwargs, StepLimit
+from envs.games.sokoban.bank import LevelBank, load_bank
+from envs.games.sokoban.board import ACTIONS, Level, parse_level
+from envs.games.sokoban.generator import Difficulty, GeneratedLevel, example_level, generate
+from envs.games.sokoban.solver import SearchLimitError, push_distances, solve
 
 VOCABULARIES: Mapping[str, Mapping[str, str]] = {
     "xsb": {symbol: symbol for symbol in "#@+$*. "},
