@@ -10,14 +10,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from clients.commands.version import add_version
-from env_server.configuration import ConfigurationError, add_flags, load_settings
-from env_server.listening import bind, url_of
-from env_server.seat import Seat
-from env_server.server import run_process
-from env_server.settings import Settings
-from env_server.supervisor import supervise
-from env_server.token_file import ROLES, Quota, add_token, retire_tokens, revoke_tokens, rotate_token
+from clients.cli.version import add_version
+from env_server.access.tokens import ROLES, Quota, add_token, retire_tokens, revoke_tokens, rotate_token
+from env_server.common.io_process import ProcessRank
+from env_server.common.settings import ConfigurationError, Settings, add_flags, load_settings
+from env_server.process.listening import bind, url_of
+from env_server.process.server import run_process
+from env_server.process.supervisor import supervise
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,8 +61,8 @@ def _serve(settings: Settings) -> int:
     if settings.processes > 1:
         return supervise(settings, _announce)
     listening = bind(settings.host, settings.port)
-    seat = Seat(directory=settings.state_dir)
-    return run_process(settings, seat, listening, lambda: _announce(url_of(settings.host, listening)))
+    rank = ProcessRank(directory=settings.state_dir)
+    return run_process(settings, rank, listening, lambda: _announce(url_of(settings.host, listening)))
 
 
 def _stop_at_end_of_input() -> None:

@@ -16,14 +16,13 @@ from envs.frozen_lake_maps import (
     example_map,
     goal_distances,
 )
-from envs.grid import GridGame, Move
+from envs.grid import GridGame, Move, Observation
 from envs.splits import SPLIT, checked_split
 from envs.text_game import GameKwargs, StepLimit
 
 ACTIONS = ("Left", "Down", "Right", "Up")
 _ICE, _HOLE, _GOAL, _PLAYER = (222, 238, 248), (28, 60, 96), (244, 201, 93), (200, 60, 60)
 _COLOURS = {"S": _ICE, "F": _ICE, "H": _HOLE, "G": _GOAL}
-_CELL = 24
 # About thirty milliseconds: whoever shares the process waits.
 _PLANNING_UPDATES, _PLANNING_SWEEPS = 5_000, 250
 _FEW_CELLS = 64
@@ -37,10 +36,15 @@ class FrozenLakeEnv(GridGame):
         ValueError: If an argument makes no sense.
     """
 
+    RENDERED_CELL = 24
+
     metadata: dict[str, Any] = GridGame.metadata | {
         "reset_options": ["expert", "map", "split"],
         "description": "Cross a frozen lake to the goal without falling into a hole.",
-        "observation": "The map, row by row: `P` you, `_` ice, `O` a hole, `G` the goal.",
+        "observation": (
+            "The map, row by row: `P` you, `_` ice, `O` a hole, `G` the goal; or a picture of it, as `observation` "
+            "says, with what the `profile` adds in `info['caption']`."
+        ),
         "actions": "`Left`, `Down`, `Right` or `Up`.",
         "reward": "`reward_schedule`: 1 at the goal, 0 in a hole and everywhere else. Success is the goal.",
         "max_episode_steps": 100,
@@ -79,6 +83,7 @@ class FrozenLakeEnv(GridGame):
             int | None, Field(ge=1, description="Shortest safe path of a random map, at most.")
         ] = None,
         split: Annotated[str | None, SPLIT, Field(description="Only maps of this split, by content.")] = None,
+        observation: Observation = "text",
         **common: Unpack[GameKwargs],
     ) -> None:
         super().__init__(
@@ -104,6 +109,9 @@ class FrozenLakeEnv(GridGame):
         self._probability = 1.0
         self._position = 0
         self._take_map(self._fixed or ("SF", "FG"))
+        if observation == "image":
+            rows, columns = (size, size) if self._fixed is None else (len(self._rows), self._width)
+            self._observe_pictures(rows, columns)
 
     def transition_table(self) -> dict[int, dict[int, list[tuple[float, int, float, bool]]]]:
         """Return all transitions in the form of Gymnasium's `P`: state, action, then (p, next, reward, terminated)."""
@@ -130,6 +138,7 @@ class FrozenLakeEnv(GridGame):
                 raise ValueError(
                     f"no map of split {split} was found: loosen min_path, max_path or hole_density"
                 )
+        self._require_fitting(len(rows), len(rows[0]))
         self._take_map(rows)
         starts = [cell for cell, tile in enumerate(self._tiles) if tile == "S"]
         self._position = starts[0] if len(starts) == 1 else starts[int(self.np_random.integers(len(starts)))]
@@ -165,8 +174,13 @@ class FrozenLakeEnv(GridGame):
 
     def _rules(self) -> str:
         ice = " The ice is slippery: you may slide sideways." if self._slippery else ""
+        seen = (
+            "drawn row by row: P is you, _ is safe ice, O is a hole, G is the goal"
+            if self._shape is None
+            else "seen from above: the red square is you, white is safe ice, dark blue is a hole, yellow is the goal"
+        )
         return (
-            "You walk on a frozen lake, drawn row by row: P is you, _ is safe ice, O is a hole, G is the goal. "
+            f"You walk on a frozen lake, {seen}. "
             f"Reach the goal; a hole ends the game. Each action moves you one cell.{ice}"
         )
 
@@ -183,13 +197,13 @@ class FrozenLakeEnv(GridGame):
         ways = enumerate(self._moves[self._position])
         return next((action for action, cell in ways if here > 0 and distances[cell] == here - 1), 0)
 
-    def _picture(self) -> NDArray[np.uint8]:
-        picture = np.zeros((len(self._rows) * _CELL, self._width * _CELL, 3), dtype=np.uint8)
-        for cell, tile in enumerate(self._tiles):
-            top, left = (part * _CELL for part in divmod(cell, self._width))
-            picture[top : top + _CELL - 1, left : left + _CELL - 1] = _COLOURS[tile]
-        top, left = (part * _CELL + _CELL // 4 for part in divmod(self._position, self._width))
-        picture[top : top + _CELL // 2, left : left + _CELL // 2] = _PLAYER
+    def _picture(self, cell: int) -> NDArray[np.uint8]:
+        picture = np.zeros((len(self._rows) * cell, self._width * cell, 3), dtype=np.uint8)
+        for place, tile in enumerate(self._tiles):
+            top, left = (part * cell for part in divmod(place, self._width))
+            picture[top : top + cell - 1, left : left + cell - 1] = _COLOURS[tile]
+        top, left = (part * cell + cell // 4 for part in divmod(self._position, self._width))
+        picture[top : top + cell // 2, left : left + cell // 2] = _PLAYER
         return picture
 
     # -- helpers ---------------------------------------------------------------------------------------------------

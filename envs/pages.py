@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from clients.schema_words import wanted
+from clients.protocol.schema_words import wanted
 from envs.example_episodes import environment_class, example_episode, written
 from envs.kwargs import Kwarg, kwargs_of
 from envs.registry import builtin_environments

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 
 import gymnasium
+from gymnasium import Space
 from pydantic import Field
 
 from clients.protocol.spaces import UnicodeText
@@ -58,7 +59,7 @@ class Refusal:
     reason: str = ""
 
 
-class TextGame(DeclaredKwargs, gymnasium.Env[str, str], Generic[Action]):
+class TextGame(DeclaredKwargs, gymnasium.Env[Any, str], Generic[Action]):
     """A game that a language model plays. It tells the base `form`, what actions look like, and an `example` of one.
 
     Raises:
@@ -93,7 +94,7 @@ class TextGame(DeclaredKwargs, gymnasium.Env[str, str], Generic[Action]):
         render_mode: RenderMode = None,
     ) -> None:
         self.action_space = UnicodeText()
-        self.observation_space = UnicodeText()
+        self.observation_space: Space[Any] = UnicodeText()
         self.render_mode = render_mode
         self.profile = profile_named(profile)
         self._form = form
@@ -162,7 +163,7 @@ class TextGame(DeclaredKwargs, gymnasium.Env[str, str], Generic[Action]):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[str, dict[str, Any]]:
+    ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode. All games take the option `expert`; each has its own beside it."""
         super().reset(seed=seed)
         given = checked_options(self.metadata["reset_options"], options)
@@ -178,7 +179,7 @@ class TextGame(DeclaredKwargs, gymnasium.Env[str, str], Generic[Action]):
         info["optimal_steps"] = self._optimal_steps()
         return self._observation(), info
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Take the actions that a reply names, or none if it names none that can be taken."""
         reward, terminated, success, truncated = 0.0, False, False, False
         taken, refusal = False, None
@@ -211,7 +212,7 @@ class TextGame(DeclaredKwargs, gymnasium.Env[str, str], Generic[Action]):
         """Return the texts of a reply that stand where actions are wanted."""
         return said_actions(reply, self.profile, self._per_turn)
 
-    def _invalid_turn(self, refusal: Refusal) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def _invalid_turn(self, refusal: Refusal) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         reward = 0.0
         self._invalid_turns += 1
         self._last_action = None
@@ -223,12 +224,18 @@ class TextGame(DeclaredKwargs, gymnasium.Env[str, str], Generic[Action]):
         truncated = spent >= self._limit
         info = self._info(success=False, valid=False, reward=reward, penalty=self._penalty)
         note = " ".join(filter(None, (self.profile.invalid_note, refusal.reason)))
-        return f"{note}\n{self._observation()}", reward + self._penalty, False, truncated, info
+        return self._noted(note, info), reward + self._penalty, False, truncated, info
 
-    def _observation(self) -> str:
+    def _observation(self) -> Any:
         board = self._board()
-        if self._plain:
-            return board
+        return board if self._plain else self._framed(board)
+
+    def _noted(self, note: str, info: dict[str, Any]) -> Any:
+        """Return the observation with a note on the last reply."""
+        return f"{note}\n{self._observation()}"
+
+    def _framed(self, board: str) -> str:
+        """Return what the profile says around a board."""
         left = max(0, self._limit - self._steps)
         return self.profile.template.format(board=board, left=left, actions=self._form)
 

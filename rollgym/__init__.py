@@ -12,51 +12,102 @@ from rollgym.gymnasium_plugin import register_environments
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from clients.client import EnvClient
-    from clients.env import RemoteEnv
+    from clients.client.client import EnvClient
+    from clients.client.env import RemoteEnv
+    from clients.client.session import EnvSession
+    from clients.client.vector import RemoteVectorEnv
+    from clients.client.verifier import RemoteVerifier
     from clients.protocol.errors import ProblemError
     from clients.protocol.spaces import UnicodeText
-    from clients.session import EnvSession
-    from clients.vector import RemoteVectorEnv
-    from clients.verifier import RemoteVerifier
+    from env_server.common.settings import ConfigurationError
+    from env_server.process.mounting import create_app
+    from envs.adapters.text import TextAdapter
+    from envs.grid import GridGame
     from envs.kwargs import OPERATOR, DeclaredKwargs, OneOf
     from envs.text_game import TextGame
     from envs.tools.base import ToolEnv
-    from envs.tools.tool import Tool
+    from envs.tools.tool import Tool, Toolbox
     from envs.verifiers.base import Verdict, VerifierEnv
-    from sandbox.base import Sandbox, SandboxSession
-    from sandbox.limits import Limits
-    from sandbox.pool import WarmPool
-    from sandbox.program import Program
-    from sandbox.result import Outcome, RunResult
+    from envs.verifiers.function import TaskVerifier, verifier
+    from envs.verifiers.pool import PoolShare
+    from sandbox.conformance import SandboxConformance
+    from sandbox.core.base import Sandbox, SandboxSession, SandboxUnavailableError
+    from sandbox.core.cancelling import Cancellation
+    from sandbox.core.limits import Limits
+    from sandbox.core.probe import probe_sandbox
+    from sandbox.core.program import Program
+    from sandbox.core.result import Guarantees, Outcome, RunResult
+    from sandbox.local.backends import NamespaceSandbox
+    from sandbox.remote.remote import RemoteSandbox
     from sandbox.selection import open_sandbox
+    from sandbox.warm.pool import WarmPool
+    from trainer.commands.learning import train, train_async
     from trainer.config.load import load_settings
     from trainer.config.run import RunSettings
     from trainer.core.errors import ConfigError, RunError, TrainerError
+    from trainer.records.images import Picture
     from trainer.records.trajectory import Trajectory
 else:
     _EXPORTS = {
-        "clients.client": ("EnvClient",),
-        "clients.env": ("RemoteEnv",),
+        "clients.client.client": ("EnvClient",),
+        "clients.client.env": ("RemoteEnv",),
+        "clients.client.session": ("EnvSession",),
+        "clients.client.vector": ("RemoteVectorEnv",),
+        "clients.client.verifier": ("RemoteVerifier",),
         "clients.protocol.errors": ("ProblemError",),
         "clients.protocol.spaces": ("UnicodeText",),
-        "clients.session": ("EnvSession",),
-        "clients.vector": ("RemoteVectorEnv",),
-        "clients.verifier": ("RemoteVerifier",),
-        "envs.kwargs": ("OPERATOR", "DeclaredKwargs", "OneOf"),
+        "envs.adapters.text": ("TextAdapter",),
+        "envs.grid": ("GridGame",),
+        "envs.kwargs": (
+            "OPERATOR",
+            "DeclaredKwargs",
+            "OneOf",
+        ),
+        "env_server.common.settings": ("ConfigurationError",),
+        "env_server.process.mounting": ("create_app",),
         "envs.text_game": ("TextGame",),
         "envs.tools.base": ("ToolEnv",),
-        "envs.tools.tool": ("Tool",),
-        "envs.verifiers.base": ("Verdict", "VerifierEnv"),
-        "sandbox.base": ("Sandbox", "SandboxSession"),
-        "sandbox.limits": ("Limits",),
-        "sandbox.pool": ("WarmPool",),
-        "sandbox.program": ("Program",),
-        "sandbox.result": ("Outcome", "RunResult"),
+        "envs.tools.tool": ("Tool", "Toolbox"),
+        "envs.verifiers.base": (
+            "Verdict",
+            "VerifierEnv",
+        ),
+        "envs.verifiers.function": (
+            "TaskVerifier",
+            "verifier",
+        ),
+        "envs.verifiers.pool": ("PoolShare",),
+        "sandbox.conformance": ("SandboxConformance",),
+        "sandbox.core.base": (
+            "Sandbox",
+            "SandboxSession",
+            "SandboxUnavailableError",
+        ),
+        "sandbox.core.cancelling": ("Cancellation",),
+        "sandbox.core.limits": ("Limits",),
+        "sandbox.core.probe": ("probe_sandbox",),
+        "sandbox.core.program": ("Program",),
+        "sandbox.core.result": (
+            "Guarantees",
+            "Outcome",
+            "RunResult",
+        ),
+        "sandbox.local.backends": ("NamespaceSandbox",),
+        "sandbox.remote.remote": ("RemoteSandbox",),
         "sandbox.selection": ("open_sandbox",),
+        "sandbox.warm.pool": ("WarmPool",),
+        "trainer.commands.learning": (
+            "train",
+            "train_async",
+        ),
         "trainer.config.load": ("load_settings",),
         "trainer.config.run": ("RunSettings",),
-        "trainer.core.errors": ("ConfigError", "RunError", "TrainerError"),
+        "trainer.core.errors": (
+            "ConfigError",
+            "RunError",
+            "TrainerError",
+        ),
+        "trainer.records.images": ("Picture",),
         "trainer.records.trajectory": ("Trajectory",),
     }
     _HOMES = {name: home for home, names in _EXPORTS.items() for name in names}
@@ -73,26 +124,39 @@ else:
 
 __all__ = [
     "OPERATOR",
+    "Cancellation",
     "ConfigError",
+    "ConfigurationError",
     "DeclaredKwargs",
     "EnvClient",
     "EnvSession",
+    "GridGame",
+    "Guarantees",
     "Limits",
+    "NamespaceSandbox",
     "OneOf",
     "Outcome",
+    "Picture",
+    "PoolShare",
     "ProblemError",
     "Program",
     "RemoteEnv",
+    "RemoteSandbox",
     "RemoteVectorEnv",
     "RemoteVerifier",
     "RunError",
     "RunResult",
     "RunSettings",
     "Sandbox",
+    "SandboxConformance",
     "SandboxSession",
+    "SandboxUnavailableError",
+    "TaskVerifier",
+    "TextAdapter",
     "TextGame",
     "Tool",
     "ToolEnv",
+    "Toolbox",
     "TrainerError",
     "Trajectory",
     "UnicodeText",
@@ -100,8 +164,13 @@ __all__ = [
     "VerifierEnv",
     "WarmPool",
     "__version__",
+    "create_app",
     "load_settings",
     "open_sandbox",
+    "probe_sandbox",
+    "train",
+    "train_async",
+    "verifier",
 ]
 
 # Gymnasium has had no plug-in mechanism since 1.0: packages register when they are imported.

@@ -19,7 +19,9 @@ def register_environments() -> None:
     if remote in registry:
         return
     register(
-        id=remote, entry_point="clients.env:RemoteEnv", vector_entry_point="clients.vector:RemoteVectorEnv"
+        id=remote,
+        entry_point="clients.client.env:RemoteEnv",
+        vector_entry_point="clients.client.vector:RemoteVectorEnv",
     )
     for name, spec in builtin_environments().items():
         # The environments count their steps themselves (`truncated`), so Gymnasium need not.

@@ -10,13 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sandbox.base import Sandbox, SandboxUnavailableError
-from sandbox.limits import Limits
-from sandbox.naming import parse_name
-from sandbox.program import LANGUAGES, Program
-from sandbox.result import Guarantees, Outcome, RunResult
-from sandbox.selection import BACKENDS, LEVELS, open_sandbox, survey
-from sandbox.supervised import SupervisedSandbox
+from sandbox.core.base import Sandbox, SandboxUnavailableError
+from sandbox.core.limits import Limits
+from sandbox.core.naming import parse_name
+from sandbox.core.program import LANGUAGES, Program
+from sandbox.core.result import Guarantees, Outcome, RunResult
+from sandbox.local.supervised import SupervisedSandbox
+from sandbox.selection import BACKENDS, LEVELS, known_backends, open_sandbox, survey
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -24,6 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="roll-env sandbox", description=main.__doc__)
     commands = parser.add_subparsers(metavar="COMMAND")
     _add_run(commands)
+    _add_check(commands)
     options = parser.parse_args(arguments)
     try:
         code: int = options.run(options) if hasattr(options, "run") else _show()
@@ -65,6 +66,33 @@ def _add_run(commands: Any) -> None:
     parser.set_defaults(run=_run)
 
 
+def _add_check(commands: Any) -> None:
+    parser = commands.add_parser("check", help="hold a back-end against what every back-end must do")
+    parser.add_argument(
+        "backend", type=_backend, metavar="NAME", help="Which; also docker:IMAGE, remote:URL."
+    )
+    parser.set_defaults(run=_check)
+
+
+def _check(options: argparse.Namespace) -> int:
+    """Print what each case of the suite came to; the exit code is 1 where one fails."""
+    from sandbox.conformance import check_backend  # Imported late: one run has no use for it.
+
+    try:
+        sandbox = open_sandbox(options.backend, minimum_level="none")
+    except (SandboxUnavailableError, ValueError) as error:
+        print(f"roll-env sandbox check: {error}", file=sys.stderr)
+        return 1
+    failed = 0
+    try:
+        for case, verdict, detail in check_backend(sandbox):
+            failed += verdict == "fail"
+            print(f"{verdict:4}  {case}{': ' + detail if detail else ''}", flush=True)
+    finally:
+        sandbox.close()
+    return 1 if failed else 0
+
+
 def _backend(text: str) -> str:
     """Check the name of a back-end.
 
@@ -75,8 +103,8 @@ def _backend(text: str) -> str:
         name, _ = parse_name(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-    if name not in ("auto", *BACKENDS):
-        raise argparse.ArgumentTypeError(f"there is no sandbox {name!r}: auto, {', '.join(BACKENDS)}")
+    if name not in ("auto", *BACKENDS) and name not in (known := known_backends()):
+        raise argparse.ArgumentTypeError(f"there is no sandbox {name!r}: auto, {', '.join(known)}")
     return text
 
 
@@ -97,7 +125,7 @@ def _run(options: argparse.Namespace) -> int:
         return 2
     try:
         sandbox = open_sandbox(options.backend, minimum_level=options.minimum_level)
-    except SandboxUnavailableError as error:
+    except (SandboxUnavailableError, ValueError) as error:
         result = RunResult(outcome=Outcome.SANDBOX_ERROR, detail=str(error))
         _print(result, options.json)
         return 1

@@ -1,26 +1,34 @@
 """Which sandbox is used: the one asked for, or the best one that works here, and never a weaker one than allowed."""
 
 import importlib
+import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from sandbox.base import Sandbox, SandboxUnavailableError
-from sandbox.naming import parse_name
-from sandbox.result import Guarantees
+from sandbox.core.base import Sandbox, SandboxUnavailableError
+from sandbox.core.cancelling import CancellableSandbox
+from sandbox.core.naming import parse_name
+from sandbox.core.result import Guarantees
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Level = Literal["container", "namespaces", "landlock", "none"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 """From the strongest to none."""
 
 _CLASSES: Mapping[str, str] = {
-    "namespaces": "sandbox.namespaces:NamespaceSandbox",
-    "bubblewrap": "sandbox.bubblewrap:BubblewrapSandbox",
-    "docker": "sandbox.docker:DockerSandbox",
-    "landlock": "sandbox.landlock:LandlockSandbox",
-    "unsafe": "sandbox.unsafe:UnsafeSandbox",
-    "remote": "sandbox.remote:RemoteSandbox",
+    "namespaces": "sandbox.local.backends:NamespaceSandbox",
+    "bubblewrap": "sandbox.local.backends:BubblewrapSandbox",
+    "docker": "sandbox.containers.docker:DockerSandbox",
+    "landlock": "sandbox.local.backends:LandlockSandbox",
+    "unsafe": "sandbox.local.backends:UnsafeSandbox",
+    "remote": "sandbox.remote.remote:RemoteSandbox",
 }
 BACKENDS = tuple(_CLASSES)
+"""Ours. Other packages have theirs in the entry points of `GROUP`."""
+GROUP = "rollgym.sandboxes"
+"""Entry points `name = "module:Class"` of back-ends in other packages."""
 # What starts in milliseconds comes before what takes a second; the last two are for who asks for them.
 _AUTOMATIC = ("namespaces", "bubblewrap", "docker", "landlock")
 
@@ -29,9 +37,10 @@ def open_sandbox(name: str | None = None, *, minimum_level: Level = "landlock", 
     """Return a back-end that has been probed.
 
     Args:
-        name: Of a back-end, or `auto` for the first that works and is strong enough; also as `docker:IMAGE` and
-            `remote:URL`. What the environment variable `ROLLGYM_SANDBOX` says if there is none. `unsafe`, which is no
-            boundary, and `remote`, which needs an address, are used by name only.
+        name: Of a back-end, ours or of another package, or `auto` for the first of ours that works and is strong
+            enough; also as `docker:IMAGE` and `remote:URL`. What the environment variable `ROLLGYM_SANDBOX` says if
+            there is none. `unsafe`, which is no boundary, `remote`, which needs an address, and those of other
+            packages are used by name only.
         minimum_level: The weakest that will do. Naming `unsafe` says that nothing is needed.
         options: For the back-end's constructor; not with `auto`.
 
@@ -58,15 +67,33 @@ def open_sandbox(name: str | None = None, *, minimum_level: Level = "landlock", 
     )
 
 
+def open_cancellable(name: str | None = None) -> CancellableSandbox:
+    """Return a back-end that has been probed, and whose runs end when those who asked for them have gone.
+
+    Raises:
+        SandboxUnavailableError: If there is none, or if what is named cannot do that.
+    """
+    try:
+        sandbox = open_sandbox(name)
+    except ValueError as error:
+        raise SandboxUnavailableError(str(error)) from error
+    if "cancellation" not in inspect.signature(sandbox.run).parameters:
+        sandbox.close()
+        raise SandboxUnavailableError(
+            f"{sandbox.name} cannot end a run that nobody waits for any more: its `run` has no argument `cancellation`"
+        )
+    return cast(CancellableSandbox, sandbox)
+
+
 def make_sandbox(name: str, **options: Any) -> Sandbox:
     """Return a back-end that has not been probed yet.
 
     Raises:
-        SandboxUnavailableError: If a package that it needs is not installed.
+        SandboxUnavailableError: If a package that it needs is not installed, or that of another author is broken.
         ValueError: If there is none of this name.
     """
     if name not in _CLASSES:
-        raise ValueError(f"there is no sandbox {name!r}: auto, {', '.join(BACKENDS)}")
+        return _installed(name, options)
     module_name, _, class_name = _CLASSES[name].partition(":")
     try:
         # Imported by name, so that a command for one back-end does not load the others.
@@ -78,9 +105,47 @@ def make_sandbox(name: str, **options: Any) -> Sandbox:
     return cast(Sandbox, getattr(module, class_name)(**options))
 
 
+def known_backends() -> tuple[str, ...]:
+    """Return the names of ours, and of those that other packages bring."""
+    return (*BACKENDS, *sorted(_entry_points().keys() - set(BACKENDS)))
+
+
+def _entry_points() -> "dict[str, list[EntryPoint]]":
+    # As heavy as all else of a run from the command line, and nearly always for nothing.
+    from importlib.metadata import entry_points
+
+    found: dict[str, list[EntryPoint]] = {}
+    for entry in entry_points(group=GROUP):
+        found.setdefault(entry.name, []).append(entry)
+    return found
+
+
+def _installed(name: str, options: Mapping[str, Any]) -> Sandbox:
+    """Make the back-end of another package.
+
+    Raises:
+        SandboxUnavailableError: If the package cannot make it.
+        ValueError: If no package has it, or several have.
+    """
+    entries = _entry_points().get(name, [])
+    if not entries:
+        raise ValueError(f"there is no sandbox {name!r}: auto, {', '.join(known_backends())}")
+    packages = " and ".join(sorted({"?" if each.dist is None else each.dist.name for each in entries}))
+    if len({each.value for each in entries}) > 1:
+        raise ValueError(f"the sandbox {name!r} is in several packages, {packages}: uninstall all but one")
+    try:
+        return cast(Sandbox, entries[0].load()(**options))
+    except SandboxUnavailableError:
+        raise
+    except Exception as error:  # the boundary to the code of another package
+        raise SandboxUnavailableError(
+            f"{name} of the package {packages} cannot be made: {type(error).__name__}: {error}"
+        ) from error
+
+
 def survey() -> Iterator[tuple[str, Guarantees | SandboxUnavailableError]]:
-    """Probe every back-end that needs no address, one after another."""
-    for name in BACKENDS:
+    """Probe every back-end that needs no address, one after another; those of other packages come last."""
+    for name in known_backends():
         if name == "remote":
             continue
         try:

@@ -9,7 +9,7 @@ import pytest
 # Files with tests of more than ten seconds, which would stretch the end; those with the longest ones first.
 LONGEST = (
     "tests/trainer/cluster/test_ray_runs.py",
-    "tests/env_server/test_openapi_conformance.py",
+    "tests/env_server/http/test_openapi_conformance.py",
     "tests/trainer/test_runs.py",
     "tests/trainer/test_kills.py",
     "tests/envs/test_long_replies.py",

@@ -1,5 +1,6 @@
 """The page that says where things are, held against where they are."""
 
+import graphlib
 import re
 import runpy
 from pathlib import Path
@@ -23,6 +24,27 @@ def test_a_drawing_leaves_out_what_follows(arrows: dict[str, set[str]]) -> None:
     assert drawing(arrows).splitlines()[2:-1] == ["    a --> b", "    b --> c", "    c"]
     arrows["c"] = {"b"}
     assert drawing(arrows).splitlines()[2:-1] == ["    a --> b", "    a --> c", "    b --> c", "    c --> b"]
+
+
+def _rooms(floor: str) -> dict[str, set[str]]:
+    """The rooms of a floor, each with those that an arrow leads to from it."""
+    drawing = PAGE.partition(f"<!-- rooms of {floor} -->")[2].partition("<!-- end -->")[0]
+    rooms: dict[str, set[str]] = {}
+    for source, target in re.findall(r"^    (\w+)(?: --> (\w+))?$", drawing, re.MULTILINE):
+        rooms.setdefault(source, set()).update({target} - {""})
+    return rooms
+
+
+@pytest.mark.parametrize("floor", ["trainer", "env_server", "envs", "clients", "sandbox"])
+def test_no_arrow_leads_up(floor: str) -> None:
+    rooms = _rooms(floor)
+    # An order exists where there is no circle (`graphlib.CycleError`).
+    assert set(graphlib.TopologicalSorter(rooms).static_order()) == set(rooms)
+
+
+@pytest.mark.parametrize("floor", ["trainer", "env_server", "envs", "clients", "sandbox"])
+def test_a_drawing_fits_a_screen(floor: str) -> None:
+    assert 1 < len(_rooms(floor)) <= 15
 
 
 def test_every_place_that_it_names_is_there() -> None:

@@ -10,9 +10,8 @@ import yaml
 
 from clients.protocol.errors import ProblemError
 from deploy.make_tokens import make_tokens
-from env_server.auth import Caller, Tokens
-from env_server.configuration import load_settings
-from env_server.token_file import add_token
+from env_server.access.tokens import Caller, Tokens, add_token
+from env_server.common.settings import load_settings
 from sandbox.containers.seccomp import build_profile
 
 ROOT = Path(__file__).parents[1]

@@ -18,7 +18,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("clients", "envs", "env_server", "rollgym", "sandbox", "trainer")
 USERS_FILE = """
 import rollgym
-from rollgym import EnvClient, RemoteEnv, RemoteVerifier, Verdict, VerifierEnv, load_settings, open_sandbox
+from collections.abc import Mapping
+
+from rollgym import EnvClient, RemoteEnv, RemoteVectorEnv, RemoteVerifier, TaskVerifier, Verdict, VerifierEnv
+from rollgym import load_settings, open_sandbox, verifier
 
 reveal_type(RemoteEnv("http://127.0.0.1:8000", "FrozenLake-v0"))
 reveal_type(rollgym.EnvClient("http://127.0.0.1:8000"))
@@ -26,6 +29,24 @@ reveal_type(RemoteVerifier)
 reveal_type(open_sandbox())
 reveal_type(load_settings(None))
 reveal_type(rollgym.__version__)
+reveal_type(rollgym.train("run.yaml", steps=1))
+reveal_type(RemoteVectorEnv("http://127.0.0.1:8000", "FrozenLake-v0", 2))
+reveal_type(rollgym.NamespaceSandbox().probe())
+
+
+@verifier(tasks=[{"question": "What is 6 * 7?"}])
+def exact(response: str, task: Mapping[str, object]) -> bool:
+    return response == "42"
+
+
+reveal_type(exact().score("42", {}))
+
+
+class Whole(TaskVerifier):
+    tasks = [{"question": "What is 6 * 7?"}]
+
+    def worth(self, response: str, task: Mapping[str, object]) -> float:
+        return 1.0
 
 
 class Polite(VerifierEnv):
@@ -36,12 +57,16 @@ class Polite(VerifierEnv):
 rollgym.RemotEnv
 """
 REVEALED = (
-    "clients.env.RemoteEnv",
-    "clients.client.EnvClient",
-    "clients.verifier.RemoteVerifier",
-    "sandbox.base.Sandbox",
+    "clients.client.env.RemoteEnv",
+    "clients.client.client.EnvClient",
+    "clients.client.verifier.RemoteVerifier",
+    "sandbox.core.base.Sandbox",
     "trainer.config.run.RunSettings",
     "str",
+    "pathlib.Path",
+    "clients.client.vector.RemoteVectorEnv",
+    "sandbox.core.result.Guarantees",
+    "envs.verifiers.base.Verdict",
 )
 
 
@@ -62,6 +87,15 @@ def test_what_is_typed_is_what_is_loaded() -> None:
 def test_every_name_is_there(name: str) -> None:
     assert getattr(rollgym, name) is not None
     assert name in dir(rollgym)
+
+
+def test_no_name_of_ours_brings_torch() -> None:
+    code = (
+        "import sys, rollgym; [getattr(rollgym, name) for name in rollgym.__all__];"
+        "print([name for name in ('torch', 'transformers', 'ray') if name in sys.modules])"
+    )
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert said.stdout == "[]\n", said.stderr
 
 
 def test_another_name_is_an_error() -> None:

@@ -27,7 +27,7 @@ def test_the_custom_environment_is_the_one_that_is_run():
 
 def test_the_custom_environment_passes_the_check():
     result = subprocess.run(
-        [sys.executable, "-m", "clients.commands.main", "check", "examples.custom_environment:Countdown"],
+        [sys.executable, "-m", "clients.cli.main", "check", "examples.custom_environment:Countdown"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -9,8 +9,15 @@ from collections.abc import Callable, Sequence
 from clients.protocol.arrays import DecodeError, EncodeError
 from clients.protocol.errors import ProblemError
 from trainer.cluster.placement import picture, place_roles
-from trainer.commands.arguments import PIPELINES, parser_of, split_command
-from trainer.commands.defects import described, keep_traceback
+from trainer.commands.arguments import parser_of, split_command
+from trainer.commands.defects import (
+    described,
+    is_short_of_memory,
+    keep_traceback,
+    memory_does_not_suffice,
+    remedies_of_playing,
+)
+from trainer.commands.learning import learn
 from trainer.commands.memory import plan_lines
 from trainer.config.checks import check_settings
 from trainer.config.load import dump_settings, load_settings
@@ -85,6 +92,11 @@ def _told(work: Callable[[], int], known: Sequence[RunSettings] = ()) -> int:
         print("roll-train: interrupted", file=sys.stderr)
         return 130
     except Exception as error:  # noqa: BLE001 - the end of the program: here every error is told
+        settings = _of(known)
+        if settings is not None and is_short_of_memory(error):
+            told = memory_does_not_suffice(settings, error, remedies_of_playing(settings))
+            print(f"roll-train: {told}", file=sys.stderr)
+            return 2
         # Not a user's mistake: a defect of ours, or of a library.
         file = keep_traceback(_of(known), error)
         print(f"roll-train: a defect: {described(error)}; traceback in {file}", file=sys.stderr)
@@ -181,13 +193,7 @@ async def _command(command: str, settings: RunSettings, options: argparse.Namesp
         from trainer.commands.export import export
 
         return export(settings, options.checkpoint, options.output, adapter=options.adapter)
-    if command in PIPELINES and not settings.plays:
-        from trainer.commands.examples import learn_from_examples
-
-        return await learn_from_examples(settings, command, ending)
-    from trainer.commands.train import train
-
-    return await train(settings, ending, command)
+    return await learn(settings, ending, command)
 
 
 if __name__ == "__main__":

@@ -43,12 +43,12 @@ from trainer.backends.optimizer import Schedule
 from trainer.backends.torch_backend import TorchBackend
 from trainer.config.optimizer import OptimizerSettings
 from trainer.learn.distilling import mean_loss
+from trainer.learn.pipelines.example_rows import whole_text
+from trainer.learn.pipelines.preferences import Preference, PreferenceRows, Ranking, reference_sums
+from trainer.learn.pipelines.sft import Imitation
 from trainer.models.reward_model import RewardModel
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model
 from trainer.models.tokenizer import build_tiny_tokenizer
-from trainer.pipelines.example_rows import whole_text
-from trainer.pipelines.preferences import Preference, PreferenceRows, Ranking, reference_sums
-from trainer.pipelines.sft import Imitation
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "trl_losses.json"
 TOLERANCE = 1e-6

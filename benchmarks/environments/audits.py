@@ -13,7 +13,7 @@ from pathlib import Path
 
 from records import keep
 
-from clients.commands.main import main as roll_env
+from clients.cli.main import main as roll_env
 
 
 def audited(env_id):

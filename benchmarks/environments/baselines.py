@@ -13,7 +13,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from clients.commands.main import main as roll_env
+from clients.cli.main import main as roll_env
 from envs.registry import builtin_environments
 
 SECTIONS = ("baselines", "verifier", "difficulty")

@@ -46,9 +46,10 @@ from trainer.rollout.admission import AdmissionWindow  # noqa: E402
 from trainer.rollout.context import context_policy  # noqa: E402
 from trainer.rollout.environments import EnvironmentPool  # noqa: E402
 from trainer.rollout.episodes import EpisodePlayer  # noqa: E402
+from trainer.rollout.groups import GroupPlan  # noqa: E402
 from trainer.rollout.prompts import PromptBuilder  # noqa: E402
 from trainer.rollout.rendering import ChatRenderer  # noqa: E402
-from trainer.rollout.scheduler import GroupPlan, RolloutScheduler  # noqa: E402
+from trainer.rollout.scheduler import RolloutScheduler  # noqa: E402
 from trainer.rollout.slots import BoundedSlots  # noqa: E402
 from trainer.tasks.task import Task  # noqa: E402
 

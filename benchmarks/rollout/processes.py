@@ -43,7 +43,8 @@ from trainer.records.ledger import Ledger  # noqa: E402
 from trainer.records.trajectory import Outcome, Trajectory  # noqa: E402
 from trainer.rollout.admission import AdmissionWindow  # noqa: E402
 from trainer.rollout.environments import EnvironmentPool  # noqa: E402
-from trainer.rollout.scheduler import GroupPlan, RolloutScheduler  # noqa: E402
+from trainer.rollout.groups import GroupPlan  # noqa: E402
+from trainer.rollout.scheduler import RolloutScheduler  # noqa: E402
 from trainer.rollout.slots import EpisodeSlots  # noqa: E402
 from trainer.tasks.task import Task  # noqa: E402
 
@@ -191,11 +192,12 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2], help="the schedules")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     options.step_s = 0.5 * options.speed / TOKENS
     ideals = {}
-    for staleness in (0, 1, 2):
+    for staleness in options.staleness:
         virtual = run_virtually(play_run(PROFILE, Schedule("", staleness), options.steps))
         ideals[staleness] = virtual.bound_s / virtual.total_s
     sleeping = "Sleeping-v0=benchmarks.rollout.sleeping_env:Sleeping"

@@ -40,7 +40,8 @@ from trainer.inference.queue import GenerationQueue  # noqa: E402
 from trainer.records.ledger import Ledger  # noqa: E402
 from trainer.records.trajectory import Outcome, Trajectory  # noqa: E402
 from trainer.rollout.admission import AdmissionWindow  # noqa: E402
-from trainer.rollout.scheduler import GroupPlan, RolloutScheduler  # noqa: E402
+from trainer.rollout.groups import GroupPlan  # noqa: E402
+from trainer.rollout.scheduler import RolloutScheduler  # noqa: E402
 from trainer.rollout.slots import EpisodeSlots  # noqa: E402
 from trainer.tasks.task import Task  # noqa: E402
 

@@ -20,12 +20,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from sandbox.base import SandboxUnavailableError
-from sandbox.languages import host_toolchain
-from sandbox.pool import WarmPool
-from sandbox.program import Program
-from sandbox.result import Outcome
+from sandbox.core.base import SandboxUnavailableError
+from sandbox.core.languages import host_toolchain
+from sandbox.core.program import Program
+from sandbox.core.result import Outcome
 from sandbox.selection import open_sandbox
+from sandbox.warm.pool import WarmPool
 
 _PYTHON, _BASH = Program("python", "print(1)"), Program("bash", "echo 1")
 _BWRAP = ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/usr", "/usr", "--symlink", "usr/lib", "/lib",

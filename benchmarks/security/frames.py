@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.env_server.test_frames import ENV_IDS, LIMITS, SERVED, as_it_was
+from tests.env_server.http.test_frames import ENV_IDS, LIMITS, SERVED, as_it_was
 from tests.support.bad_frames import Fuzz, resident_mib
 from tests.support.wire import Server
 

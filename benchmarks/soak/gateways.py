@@ -33,7 +33,7 @@ import httpx
 from run import ACTIONS, LONGEST, ROOT, Server, digest_of, left_at
 from spreading_proxy import SpreadingProxy
 
-from clients.client import EnvClient
+from clients.client.client import EnvClient
 from clients.protocol.errors import ProblemError
 from envs.frozen_lake import FrozenLakeEnv
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 
-from clients.client import EnvClient
+from clients.client.client import EnvClient
 from clients.protocol.errors import ProblemError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -2,9 +2,9 @@
 
     python benchmarks/training/shared_prefixes_in_runs.py [--rounds 3] [--out FILE]
 
-Each run plays two training steps (`roll-train` in this process, environments in a server beside it). Then the update
-of its first step, whole, with all passes that it takes, is computed again on the same episodes from the same weights,
-in turns with `optimizer.shared_prefixes` auto and off. Processor time of this process, one thread, medians.
+Each run plays one training step (`roll-train` in this process, environments in a server beside it). Then its update,
+whole, with all passes that it takes, is computed again on the same episodes from the same weights, in turns with
+`optimizer.shared_prefixes` auto and off. Processor time of this process, one thread, medians.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from trainer.learn.learner import Learner
 
 ROOT = Path(__file__).parents[2]
 _SHORT = [
-    "steps=2",
+    "steps=1",
     "warm_start=null",
     "evaluation={every: 0}",
     "checkpoint={every: 0}",
@@ -41,7 +41,7 @@ _RETAIL = [
     "tasks=[{env_id: Retail-v0, kwargs: {max_episode_steps: 6}}]",
     "model={device: cpu, hidden_size: 64, layers: 3, heads: 4, max_length: 8192}",
     "prompt={instruction: system}",
-    "rollout={groups_per_step: 4, group_size: 4, max_turns: 6, max_new_tokens: 24, episode_timeout_s: 1800}",
+    "rollout={groups_per_step: 2, group_size: 4, max_turns: 6, max_new_tokens: 24, episode_timeout_s: 1800}",
     "algorithm={preset: grpo, filter: {kind: none}}",
 ]
 RUNS: dict[str, tuple[str | None, list[str]]] = {

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from clients.client import EnvClient
+from clients.client.client import EnvClient
 from envs.verifiers.base import VerifierEnv
 from envs.verifiers.format import FormatEnv
 from envs.verifiers.formats.prompts import FAMILIES

@@ -1,1 +1,1 @@
-"""The audit: a report card of an environment or a verifier, played over the wire."""
+"""The audit: a report card of an environment or a verifier, played over the wire; entered by `roll-env audit`."""

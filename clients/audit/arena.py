@@ -15,10 +15,10 @@ import orjson
 from clients.audit.episodes import Episode, Mark
 from clients.audit.policies import GiveUp, Player, Policy
 from clients.audit.watch import Watch
-from clients.client import EnvClient
+from clients.client.client import EnvClient
+from clients.client.session import EnvSession, Operation
 from clients.protocol.errors import ProblemError
 from clients.protocol.values import encode_value
-from clients.session import EnvSession, Operation
 
 _WIDEST, _NARROWEST = 64, 8
 _STEPS_AT_ONCE = 6_400

@@ -11,9 +11,9 @@ from clients.audit.card import Entry, Verdict
 from clients.audit.policies import GiveUp, constant_policy, listed_actions, random_policy, takes_text
 from clients.audit.subject import Subject
 from clients.checks.local import ODD_TEXTS
+from clients.client.session import EnvSession
 from clients.protocol.errors import ProblemError
 from clients.protocol.values import encode_value
-from clients.session import EnvSession
 
 _SECTION = "conduct"
 _NONSENSE = "qwzx no such action zxwq"

@@ -13,10 +13,10 @@ from statistics import median
 from clients.audit.card import Entry, Verdict
 from clients.audit.policies import GiveUp, random_policy, takes_text
 from clients.audit.subject import Subject
-from clients.long_texts import BEYOND_CHANCE_S, LIMIT_S, SIZES, long_texts
+from clients.client.session import EnvSession
+from clients.measuring.long_texts import BEYOND_CHANCE_S, LIMIT_S, SIZES, long_texts
+from clients.measuring.metrics import queued_seconds
 from clients.protocol.errors import ProblemError
-from clients.run_queue import queued_seconds
-from clients.session import EnvSession
 
 _SECTION = "costs"
 _RESETS = 40

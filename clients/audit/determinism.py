@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from clients.audit.acquaintance import get_to_know
 from clients.audit.arena import Game
 from clients.audit.card import Entry, Verdict
+from clients.audit.discovery import discover
 from clients.audit.episodes import Episode
 from clients.audit.policies import GiveUp, Player, Policy, random_policy, script_policy
 from clients.audit.subject import Subject
@@ -84,7 +84,7 @@ async def audit_determinism(subject: Subject) -> list[Entry]:
     if subject.elsewhere is not None:
         async with subject.elsewhere() as client:
             # That process must have seen the same as this one had when the reference was played.
-            await get_to_know(client, subject.env.env_id, subject.kwargs)
+            await discover(client, subject.env.env_id, subject.kwargs)
             fresh = await subject.arena(client).play(
                 again, width=1, fresh=True, max_steps=_STEPS, deadline=budget.share(0.1)
             )

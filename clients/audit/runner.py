@@ -6,18 +6,18 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
 
-from clients.audit.acquaintance import get_to_know
 from clients.audit.baselines import audit_baselines
 from clients.audit.card import Card, Entry, Verdict
 from clients.audit.conduct import audit_conduct
 from clients.audit.costs import audit_costs
 from clients.audit.determinism import audit_determinism
 from clients.audit.difficulty import audit_difficulty, audit_lengths
+from clients.audit.discovery import discover
 from clients.audit.leaks import audit_leaks
 from clients.audit.rewards import audit_rewards
 from clients.audit.scoring import audit_scoring
 from clients.audit.subject import Budget, Settings, Subject
-from clients.client import EnvClient
+from clients.client.client import EnvClient
 
 
 class Part(NamedTuple):
@@ -83,7 +83,7 @@ async def run_audit(
     """
     budget = Budget(settings.budget_s)
     env = await client.env(env_id)
-    known = await get_to_know(client, env_id, kwargs)
+    known = await discover(client, env_id, kwargs)
     subject = Subject(
         env=env,
         kwargs=kwargs,

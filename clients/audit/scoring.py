@@ -13,9 +13,9 @@ from clients.audit.card import Entry, Verdict
 from clients.audit.policies import WORDINGS, GiveUp, Player, Policy
 from clients.audit.subject import Subject
 from clients.audit.watch import Watch
+from clients.measuring.statistics import success_rate
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import Verdict as Score
-from clients.statistics import success_rate
 
 _SECTION = "verifier"
 _OUTCOMES = ("correct", "wrong", "partial", "unparsable", "timeout", "error")

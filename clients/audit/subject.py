@@ -15,7 +15,7 @@ from clients.audit.arena import UNLIMITED_STEPS, Arena, Game
 from clients.audit.episodes import Episode
 from clients.audit.policies import Policy, Wording
 from clients.audit.watch import Watch
-from clients.client import EnvClient
+from clients.client.client import EnvClient
 from clients.protocol.messages import EnvInfo
 
 _LONGEST_EPISODE = 2_000

@@ -1,1 +1,1 @@
-"""What an author's environment is checked for."""
+"""What an author's environment is checked for; entered by the audit and by `roll-env check`."""

@@ -11,9 +11,9 @@ import gymnasium
 
 from clients.checks.report import Finding, Status
 from clients.checks.target import Target
-from clients.long_texts import BEYOND_CHANCE_S, LIMIT_S, SIZES, long_texts
+from clients.measuring.long_texts import BEYOND_CHANCE_S, LIMIT_S, SIZES, long_texts
+from clients.measuring.metrics import queued_seconds
 from clients.protocol.spaces import UnicodeText
-from clients.run_queue import queued_seconds
 
 _RESETS = 8
 _REPEATS = 3

@@ -6,7 +6,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import clients
 from clients.checks.costs import check_costs
 from clients.checks.local import (
     check_gymnasium,
@@ -70,6 +69,6 @@ def _guard(name: str, check: Check, target: Target) -> Iterator[Finding]:
 def _place(error: Exception) -> str:
     """Say where in the author's own code, or in what it calls, an error was raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = str(Path(clients.__file__).parent)
+    ours = str(Path(__file__).parents[1])
     last = frames[-1]
     return "" if last.filename.startswith(ours) else f"raised at {last.filename}:{last.lineno} in {last.name}"

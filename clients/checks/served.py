@@ -8,8 +8,8 @@ from typing import Any
 from clients.checks.report import Finding, Status
 from clients.checks.target import Target
 from clients.checks.trace import SEEDS, RandomActions, first_difference, trace
-from clients.commands.local_server import LocalServer
-from clients.env import RemoteEnv
+from clients.client.env import RemoteEnv
+from clients.process.local_server import LocalServer
 from clients.protocol.errors import ProblemError
 
 _STEPS = 50

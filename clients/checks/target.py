@@ -13,6 +13,8 @@ import gymnasium
 import orjson
 from gymnasium.envs.registration import registry
 
+from clients.process.entry_points import installed_environments
+
 _SERVED_NAME = "checked"
 
 
@@ -25,7 +27,7 @@ class Target:
     """An environment under check.
 
     Attributes:
-        name: What the author called it: `module:Class`, or an id of Gymnasium's registry.
+        name: What the author called it: `module:Class`, an id of Gymnasium's registry, or that of another package.
         kwargs: What it is made with.
     """
 
@@ -38,7 +40,7 @@ class Target:
         Raises:
             TargetError: The name does not lead to an environment.
         """
-        if ":" in self.name:
+        if self._class_path:
             built = self._load_class()(**self.kwargs)
             if not isinstance(built, gymnasium.Env):
                 raise TargetError(f"{self.name} makes a {type(built).__name__}, which is no gymnasium.Env")
@@ -50,8 +52,8 @@ class Target:
         names = self._operator_names()
         mine = {name: value for name, value in self.kwargs.items() if name in names}
         kwargs = ["--operator-kwargs", f"{self.served_id}={orjson.dumps(mine).decode()}"] if mine else []
-        if ":" in self.name:
-            return ["--env", f"{_SERVED_NAME}={self.name}", *kwargs]
+        if self._class_path:
+            return ["--env", f"{_SERVED_NAME}={self._class_path}", *kwargs]
         if self._registered_id() != self.name:
             return kwargs  # one of ours, which every server offers
         return ["--gymnasium", f"{_SERVED_NAME}={self.name}", *kwargs]
@@ -65,19 +67,27 @@ class Target:
     @property
     def served_id(self) -> str:
         """What it is called on the server."""
-        is_ours = ":" not in self.name and self._registered_id() != self.name
+        is_ours = not self._class_path and self._registered_id() != self.name
         return self.name if is_ours else _SERVED_NAME
 
     def _operator_names(self) -> frozenset[str]:
         # A class says it without being made, which kwargs that it does not take would prevent.
-        if ":" in self.name and isinstance(found := self._load_class(), type):
+        if self._class_path and isinstance(found := self._load_class(), type):
             return frozenset(getattr(found, "operator_kwargs", ()))
         built = self.build()
         built.close()
         return frozenset(getattr(type(built.unwrapped), "operator_kwargs", ()))
 
+    @property
+    def _class_path(self) -> str:
+        """Where the class is, as `module:Class`; nothing for what Gymnasium's registry has."""
+        if ":" in self.name or self._known_id() is not None:
+            return self.name if ":" in self.name else ""
+        found = installed_environments().get(self.name)
+        return "" if found is None else found.path
+
     def _load_class(self) -> Any:
-        module_name, _, class_name = self.name.partition(":")
+        module_name, _, class_name = self._class_path.partition(":")
         # A console command does not look in the working directory, where authors keep what they work on.
         if (here := str(Path.cwd())) not in sys.path:
             sys.path.insert(0, here)
@@ -91,10 +101,13 @@ class Target:
 
     def _registered_id(self) -> str:
         """Return the id in Gymnasium's registry; ours stand under our namespace there."""
+        if (known := self._known_id()) is None:
+            raise TargetError(
+                f"neither we nor Gymnasium nor another package has an environment {self.name!r}; a class is "
+                "`module:Class`"
+            )
+        return known
+
+    def _known_id(self) -> str | None:
         import_module("rollgym")  # registers ours
-        for candidate in (f"rollgym/{self.name}", self.name):
-            if candidate in registry:
-                return candidate
-        raise TargetError(
-            f"neither we nor Gymnasium have an environment {self.name!r}; a class is `module:Class`"
-        )
+        return next((each for each in (f"rollgym/{self.name}", self.name) if each in registry), None)

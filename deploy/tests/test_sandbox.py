@@ -10,7 +10,7 @@ from deploy.tests.fleet import Fleet
 # As an environment on a node does.
 RUN = """
 import json, sys
-from sandbox.program import Program
+from sandbox.core.program import Program
 from sandbox.selection import open_sandbox
 sandbox = open_sandbox("remote:http://sandbox:8000?token_file=/run/tokens/sandbox")
 result = sandbox.run(Program(sys.argv[1], sys.argv[2]))
@@ -33,7 +33,7 @@ def test_programs_run_in_namespaces_of_their_own(fleet: Fleet) -> None:
 def test_a_program_sees_neither_the_fleet_nor_its_secrets(fleet: Fleet) -> None:
     source = """
 import os, socket
-seen = [path for path in ("/run/tokens", "/etc/rollgym", "/opt/rollgym/lib/python3.11/site-packages/env_server/app.py")
+seen = [path for path in ("/run/tokens", "/etc/rollgym", "/opt/rollgym/lib/python3.11/site-packages/env_server/cli.py")
         if os.path.isdir(path) and os.listdir(path) or os.path.isfile(path)]
 for address in (("127.0.0.1", 8000), ("gateway", 8000), ("sandbox", 8000)):
     try:

@@ -1,1 +1,1 @@
-"""A gateway: a server whose environments are on other servers, which registered over HTTP."""
+"""A gateway: a server whose environments are on others, which registered; `operations` and `process` enter."""

@@ -6,15 +6,15 @@ from typing import Any
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import AnnouncedEnvironment, AnnounceRequest, RegisterRequest
-from env_server.auth import Caller
-from env_server.context import Context
-from env_server.envelope import as_problem
-from env_server.fields import own_fields
+from env_server.access.context import Context
+from env_server.access.tokens import Caller
 from env_server.gateway.registering import Registering
 from env_server.gateway.registry import Registration, Registry
-from env_server.gateway.targets import Target
-from env_server.replies import Reply
-from env_server.validation import invalid, validate
+from env_server.gateway.upstream.targets import Target
+from env_server.messages.envelope import as_problem
+from env_server.messages.fields import own_fields
+from env_server.messages.validation import invalid, validate
+from env_server.sessions.replies import Reply
 
 # What is not known by then is answered as pending; who announces comes again, with heartbeats for all the others.
 _ANSWER_WITHIN_S = 10.0

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 import msgpack
 
 from clients.protocol.errors import ProblemError
-from env_server.held import EndReason
+from env_server.journal.journal import EndReason
 
 Arguments = tuple[Any, ...]
 """What the journal's script takes of one session."""

@@ -6,7 +6,7 @@ from typing import BinaryIO
 
 import orjson
 
-from env_server.configuration import ConfigurationError
+from env_server.common.settings import ConfigurationError
 
 _log = logging.getLogger(__name__)
 

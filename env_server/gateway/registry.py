@@ -12,12 +12,12 @@ from typing import Any
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import UpstreamProtocol
 from clients.protocol.spaces import describe_space
-from env_server.gateway.node import Node
+from env_server.catalog.kwargs_rules import without_descriptions
 from env_server.gateway.roster import EndOfRegistration, Enrolled, Roster
-from env_server.gateway.targets import Target
-from env_server.gateway.upstream import EnvironmentSpec, Upstream
-from env_server.kwargs_rules import without_descriptions
-from env_server.metrics import Metrics
+from env_server.gateway.upstream.base import EnvironmentSpec, Upstream
+from env_server.gateway.upstream.node import Node
+from env_server.gateway.upstream.targets import Target
+from env_server.telemetry.metrics import Metrics
 
 DEFAULT_TTL_S = 60.0
 _ID_BYTES = 16

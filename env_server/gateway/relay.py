@@ -11,20 +11,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from clients.protocol.errors import ProblemError
-from env_server.auth import Caller
-from env_server.context import Context
-from env_server.envelope import as_problem
-from env_server.gateway.confirming import Confirming
+from env_server.access.context import Context
+from env_server.access.tokens import Caller
 from env_server.gateway.journal_entries import Arguments, JournalAway, not_known
-from env_server.gateway.link import Passage
-from env_server.gateway.relayed import UNREADABLE, RelayedSession
+from env_server.gateway.relayed_session import UNREADABLE, RelayedSession
 from env_server.gateway.relocation import PATIENCE_S, Relocation, renamed
 from env_server.gateway.session_names import parse_session_name
-from env_server.held import END_REASONS
-from env_server.metrics import Metrics
-from env_server.replies import Reply
-from env_server.sessions import Sessions
-from env_server.traceparent import CURRENT
+from env_server.gateway.upstream.link import Passage
+from env_server.gateway.write_ahead import WriteAhead
+from env_server.journal.journal import END_REASONS
+from env_server.messages.envelope import as_problem
+from env_server.sessions.replies import Reply
+from env_server.sessions.sessions import Sessions
+from env_server.telemetry.logs import CURRENT_TRACE
+from env_server.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from env_server.gateway.shared_journal import SharedJournal
@@ -55,7 +55,7 @@ class Relay:
     ) -> None:
         self._is_gateway = is_gateway
         self._journal = journal
-        self._confirming = None if journal is None else Confirming(journal, sessions, self)
+        self._write_ahead = None if journal is None else WriteAhead(journal, sessions, self)
         self._sessions = sessions
         self._relocation = relocation
         self._metrics = metrics
@@ -64,16 +64,16 @@ class Relay:
 
     def call(
         self, context: Context, session: RelayedSession, op: str, fields: Mapping[str, Any]
-    ) -> "OnItsWay":
+    ) -> "InFlight":
         """Pass an operation on.
 
         Raises:
             ProblemError: `draining`, where the journal that gateways share is away, or `upstream_error` to a step that
                 names no place, where only that would tell whether the node's copy is one of the past.
         """
-        confirming = self._confirming
-        if confirming is not None:
-            confirming.require()
+        write_ahead = self._write_ahead
+        if write_ahead is not None:
+            write_ahead.require()
         elif not session.is_proven and op == "step" and fields.get("step") is None:
             raise not_known("the session may have gone on elsewhere before this gateway was started anew")
         passed = dict(fields)
@@ -81,15 +81,15 @@ class Relay:
         passed["op"] = op
         passed["session_id"] = session.upstream_id
         binary = context.binary
-        trace = CURRENT.get()
+        trace = CURRENT_TRACE.get()
         if trace is not None:
             passed["traceparent"] = trace
         if op == "reset" and "request_id" not in passed:
             passed["request_id"] = session.node.link(binary).caller.new_request_id()
-        operation = OnItsWay(self, session, op, passed, binary)
+        operation = InFlight(self, session, op, passed, binary)
         session.in_flight += 1
-        if confirming is not None and not operation.is_safe_to_repeat:
-            confirming.number(operation)
+        if write_ahead is not None and not operation.is_safe_to_repeat:
+            write_ahead.number(operation)
         elif not session.is_placed or (session.lock is not None and session.lock.locked()):
             self.ask_again(operation, gone=False)
         else:
@@ -161,7 +161,7 @@ class Relay:
 
     # -- answers -------------------------------------------------------------------------------------------------
 
-    def answered(self, operation: "OnItsWay", reply: Reply) -> None:
+    def answered(self, operation: "InFlight", reply: Reply) -> None:
         """Take a node's answer down, and pass it on."""
         session = operation.session
         op = operation.op
@@ -171,7 +171,7 @@ class Relay:
             return
         noted: Arguments | None = None
         try:
-            if self._confirming is not None:
+            if self._write_ahead is not None:
                 noted = session.note(op, operation.generation, operation.fields, reply, operation.binary)
             elif op == "step":
                 session.take_step(operation.fields, reply, operation.binary)
@@ -200,8 +200,8 @@ class Relay:
         if noted is None:
             self.finish(operation, reply)
         else:
-            assert self._confirming is not None
-            self._confirming.confirm(operation, reply, noted)
+            assert self._write_ahead is not None
+            self._write_ahead.confirm(operation, reply, noted)
 
     def count_step(self, session: RelayedSession, reply: Reply) -> None:
         """Count a step that was taken."""
@@ -223,7 +223,7 @@ class Relay:
         if session.entry.deterministic:
             self._start(self._ask_for_steps(session))
 
-    def refused(self, operation: "OnItsWay", problem: ProblemError) -> None:
+    def refused(self, operation: "InFlight", problem: ProblemError) -> None:
         """Pass a node's problem on, or look for the session if that is the problem."""
         session = operation.session
         code = problem.code
@@ -234,16 +234,16 @@ class Relay:
         elif code == "draining":
             self.ask_again(operation, gone=False, after_s=_time_to_wait(problem))
             return
-        elif code == "session_gone" and self._confirming is None:
+        elif code == "session_gone" and self._write_ahead is None:
             reason = problem.extra.get("reason")
             self._sessions.end(session, reason if reason in END_REASONS else "lost")
         problem = renamed(problem, str(operation.fields["session_id"]), session.session_id)
-        if self._confirming is None:
+        if self._write_ahead is None:
             self.finish(operation, problem)
         else:
-            self._confirming.refused(operation, problem)
+            self._write_ahead.refused(operation, problem)
 
-    def lost(self, operation: "OnItsWay", error: Exception, *, sent: bool) -> None:
+    def lost(self, operation: "InFlight", error: Exception, *, sent: bool) -> None:
         """Ask again what a broken connection may have cut off."""
         self._metrics.upstream_errors[operation.session.entry.label, _PROTOCOL] += 1
         if sent and not operation.is_safe_to_repeat:
@@ -251,7 +251,7 @@ class Relay:
         else:
             self.ask_again(operation, gone=False)
 
-    def finish(self, operation: "OnItsWay", answer: "Reply | ProblemError") -> None:
+    def finish(self, operation: "InFlight", answer: "Reply | ProblemError") -> None:
         """Tell the client."""
         op = operation.op
         if isinstance(answer, ProblemError):
@@ -266,11 +266,11 @@ class Relay:
 
     # -- sessions that have to be found first --------------------------------------------------------------------
 
-    def ask_again(self, operation: "OnItsWay", *, gone: bool, after_s: float = 0.0) -> None:
+    def ask_again(self, operation: "InFlight", *, gone: bool, after_s: float = 0.0) -> None:
         """Look for the session and ask its node again; `gone` where the node does not have it as it was."""
         self.spawn(operation, self._find_and_ask(operation, gone, after_s))
 
-    async def _find_and_ask(self, operation: "OnItsWay", gone: bool, after_s: float) -> None:
+    async def _find_and_ask(self, operation: "InFlight", gone: bool, after_s: float) -> None:
         """Ask the node again, once it is known that it answers and has the session."""
         session = operation.session
         deadline = self._loop.time() + PATIENCE_S
@@ -284,7 +284,7 @@ class Relay:
                 await self._relocation.bring_back(session, gone=gone, deadline=deadline)
             await self._ask(operation, deadline)
 
-    async def _ask(self, operation: "OnItsWay", deadline: float) -> None:
+    async def _ask(self, operation: "InFlight", deadline: float) -> None:
         session = operation.session
         while True:
             operation.fields["session_id"] = session.upstream_id
@@ -309,15 +309,15 @@ class Relay:
                 return
             await self._relocation.bring_back(session, gone=gone, deadline=deadline)
 
-    def _refuse_found(self, operation: "OnItsWay", problem: ProblemError) -> None:
+    def _refuse_found(self, operation: "InFlight", problem: ProblemError) -> None:
         if problem.code == "unknown_session":
             problem = ProblemError("upstream_error", "the node forgets the session each time")
         session = operation.session
         problem = renamed(problem, session.upstream_id, session.session_id)
-        if self._confirming is None or problem.code in ("upstream_error", "draining"):
+        if self._write_ahead is None or problem.code in ("upstream_error", "draining"):
             self.finish(operation, problem)
         else:
-            self._confirming.refused(operation, problem)
+            self._write_ahead.refused(operation, problem)
 
     async def _ask_for_steps(self, session: RelayedSession) -> None:
         """Ask the node for the steps that went through other gateways."""
@@ -330,11 +330,11 @@ class Relay:
         except (ConnectionError, TimeoutError, ProblemError, *UNREADABLE):
             session.incomplete = True
 
-    def spawn(self, operation: "OnItsWay", body: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, operation: "InFlight", body: Coroutine[Any, Any, None]) -> None:
         """Do what takes time and ends with an answer to an operation, or with the problem that is one."""
         self._start(body).add_done_callback(partial(self._spawned, operation))
 
-    def _spawned(self, operation: "OnItsWay", task: asyncio.Task[None]) -> None:
+    def _spawned(self, operation: "InFlight", task: asyncio.Task[None]) -> None:
         if task.cancelled():
             going = ProblemError("draining", "the gateway is going away", retry_after=_RETRY_S)
             self.finish(operation, going)
@@ -349,7 +349,7 @@ class Relay:
         return task
 
 
-class OnItsWay(Passage):
+class InFlight(Passage):
     """An operation on a session, on its way to the node.
 
     Attributes:

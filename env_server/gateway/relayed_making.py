@@ -10,20 +10,20 @@ from clients.protocol.errors import RETRY_LATER, ProblemError
 from clients.protocol.messages import ForkRequest, MakeRequest, RestoreRequest
 from clients.protocol.spaces import parse_space
 from clients.protocol.values import decode_value, encode_value
-from env_server.auth import Caller, Tokens
-from env_server.catalog import CatalogEntry
-from env_server.context import Context
-from env_server.gateway.farewell import Farewell
+from env_server.access.context import Context
+from env_server.access.tokens import Caller, Tokens
+from env_server.catalog.catalog import CatalogEntry
+from env_server.common.settings import Settings
 from env_server.gateway.journal_entries import JournalAway, check
 from env_server.gateway.registry import Registration, Registry, no_server
-from env_server.gateway.relayed import UNREADABLE, RelayedSession
+from env_server.gateway.relayed_session import UNREADABLE, RelayedSession
 from env_server.gateway.relocation import PATIENCE_S, Relocation, renamed
 from env_server.gateway.session_names import session_name
-from env_server.journal import Journal
-from env_server.metrics import Metrics
-from env_server.replies import Reply
-from env_server.sessions import Sessions
-from env_server.settings import Settings
+from env_server.gateway.session_release import SessionRelease
+from env_server.journal.journal import Journal
+from env_server.sessions.replies import Reply
+from env_server.sessions.sessions import Sessions
+from env_server.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from env_server.gateway.shared_journal import SharedJournal
@@ -74,7 +74,7 @@ class RelayedMaking:
         tokens: The keys of owners, for the ids.
         sessions: Where sessions are kept.
         registry: Says which node takes the next session.
-        farewell: How sessions end.
+        release: How sessions end.
         metrics: Where the nodes' times and failures are counted.
         journal: The journal that gateways share, if there is one.
         relocation: Finds sessions that are copied.
@@ -86,7 +86,7 @@ class RelayedMaking:
         tokens: Tokens,
         sessions: Sessions,
         registry: Registry,
-        farewell: Farewell,
+        release: SessionRelease,
         metrics: Metrics,
         journal: "SharedJournal | None",
         relocation: Relocation,
@@ -98,7 +98,7 @@ class RelayedMaking:
         self._tokens = tokens
         self._sessions = sessions
         self._registry = registry
-        self._farewell = farewell
+        self._session_release = release
 
     async def make(
         self, context: Context, entry: CatalogEntry, request: MakeRequest, idle_timeout_s: float
@@ -357,7 +357,7 @@ class RelayedMaking:
             upstream_id=made.upstream_id,
             process=made.process,
             journal=Journal(entry.env_id, entry.version, kwargs),
-            farewell=self._farewell,
+            release=self._session_release,
         )
         if "action_space" in made.reply:
             session.take_spaces(made.reply)

@@ -6,22 +6,22 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from clients.net.transport import ConnectionLost
 from clients.protocol.errors import RETRY_LATER, ProblemError
-from clients.transport import ConnectionLost
-from env_server.auth import Caller, Tokens
-from env_server.catalog import Catalog
-from env_server.gateway.farewell import Farewell
+from env_server.access.tokens import Caller, Tokens
+from env_server.catalog.catalog import Catalog
+from env_server.common.settings import Settings
 from env_server.gateway.moves import Moves
-from env_server.gateway.node import Node, Nodes
 from env_server.gateway.registry import Registration, Registry
-from env_server.gateway.relayed import UNREADABLE, RelayedSession
+from env_server.gateway.relayed_session import UNREADABLE, RelayedSession
 from env_server.gateway.restoring import begin_anew
 from env_server.gateway.session_names import SessionName, parse_session_name
+from env_server.gateway.session_release import SessionRelease
 from env_server.gateway.shared_relocation import RECONNECT_S, SharedRelocation
-from env_server.journal import Journal
-from env_server.metrics import Metrics
-from env_server.sessions import Sessions, session_gone, unknown_session
-from env_server.settings import Settings
+from env_server.gateway.upstream.node import Node, Nodes
+from env_server.journal.journal import Journal
+from env_server.sessions.sessions import Sessions, session_gone, unknown_session
+from env_server.telemetry.metrics import Metrics
 
 # A node that is started again registers again within this time, as a rule.
 PATIENCE_S = 15.0
@@ -40,7 +40,7 @@ class Relocation:
         sessions: Where sessions are kept.
         registry: The registrations.
         nodes: The nodes.
-        farewell: How sessions end.
+        release: How sessions end.
         metrics: Where sessions that go on elsewhere are counted.
         moves: Where sessions live that their ids say to be elsewhere.
         shared: How sessions are found that all gateways know of, if they share a journal.
@@ -54,7 +54,7 @@ class Relocation:
         sessions: Sessions,
         registry: Registry,
         nodes: Nodes,
-        farewell: Farewell,
+        release: SessionRelease,
         metrics: Metrics,
         moves: Moves,
         shared: SharedRelocation | None,
@@ -68,7 +68,7 @@ class Relocation:
         self._sessions = sessions
         self._registry = registry
         self._nodes = nodes
-        self._farewell = farewell
+        self._session_release = release
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
         self._adopting: dict[str, asyncio.Task[RelayedSession]] = {}
@@ -247,7 +247,7 @@ class Relocation:
             upstream_id=name.upstream_id,
             process=None,
             journal=Journal(entry.env_id, entry.version, {}),
-            farewell=self._farewell,
+            release=self._session_release,
         )
         try:
             session.take_episode(episode)
@@ -286,7 +286,7 @@ class Relocation:
             upstream_id=found.upstream_id,
             process=None,
             journal=Journal(env_id, found.about.env_version, found.about.kwargs),
-            farewell=self._farewell,
+            release=self._session_release,
         )
         session.learn(found)
         session.is_placed = False

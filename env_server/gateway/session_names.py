@@ -9,12 +9,12 @@ import hmac
 import re
 from dataclasses import dataclass
 
-_NODE_BYTES = 5
+from env_server.gateway.upstream.node import NODE_KEY_CHARACTERS
+
 _PROOF_BYTES = 10
-_NODE = 8
 _PROOF = 16
 _LONGEST = 128
-_PATTERN = re.compile(rf"([sh])([a-z2-7]{{{_NODE}}})([a-z2-7]{{{_PROOF}}})\.([A-Za-z0-9._-]+)")
+_PATTERN = re.compile(rf"([sh])([a-z2-7]{{{NODE_KEY_CHARACTERS}}})([a-z2-7]{{{_PROOF}}})\.([A-Za-z0-9._-]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +36,6 @@ class SessionName:
     def is_of(self, key: bytes) -> bool:
         """Whether it was given to the owner whose key this is."""
         return hmac.compare_digest(self.proof, _proof(key, self.lingers, self.node, self.upstream_id))
-
-
-def node_key(url: str, owner: str) -> str:
-    """The key of a node: the same for every gateway, and after every start.
-
-    Args:
-        url: Where it is.
-        owner: The name of the token that registered it, so that nobody else can speak for it.
-    """
-    return _base32(hashlib.blake2b(f"{owner} {url}".encode(), digest_size=_NODE_BYTES).digest())
 
 
 def session_name(key: bytes, lingers: bool, node: str, upstream_id: str) -> str:
@@ -81,8 +71,5 @@ def _kind(lingers: bool) -> str:
 
 def _proof(key: bytes, lingers: bool, node: str, upstream_id: str) -> str:
     content = f"{_kind(lingers)}{node}.{upstream_id}".encode()
-    return _base32(hashlib.blake2b(content, digest_size=_PROOF_BYTES, key=key).digest())
-
-
-def _base32(content: bytes) -> str:
-    return base64.b32encode(content).decode().lower()
+    digest = hashlib.blake2b(content, digest_size=_PROOF_BYTES, key=key).digest()
+    return base64.b32encode(digest).decode().lower()

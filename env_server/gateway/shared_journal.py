@@ -22,8 +22,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
 
-from env_server.configuration import ConfigurationError
-from env_server.durations import Durations
+from env_server.common.settings import ConfigurationError
 from env_server.gateway.journal_entries import (
     LEASE_S,
     About,
@@ -37,7 +36,8 @@ from env_server.gateway.journal_entries import (
     Write,
     flags,
 )
-from env_server.held import END_REASONS, EndReason
+from env_server.journal.journal import END_REASONS, EndReason
+from env_server.telemetry.durations import Durations
 
 _PREFIX = "rollgym:session:"
 _TRIAL = "rollgym:trial"

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from clients.protocol.episode import PortableEpisode
 from clients.protocol.errors import RETRY_LATER, ProblemError
+from env_server.common.settings import Settings
 from env_server.gateway.journal_entries import LEASE_S, Claim, JournalAway, SharedSession
-from env_server.gateway.node import Nodes
 from env_server.gateway.registry import Registration, Registry
-from env_server.gateway.relayed import RelayedSession
+from env_server.gateway.relayed_session import RelayedSession
 from env_server.gateway.restoring import begin_anew
-from env_server.held import EndReason
-from env_server.metrics import Metrics
-from env_server.sessions import Sessions, session_gone
-from env_server.settings import Settings
+from env_server.gateway.upstream.node import Nodes
+from env_server.journal.journal import EndReason
+from env_server.sessions.sessions import Sessions, session_gone
+from env_server.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from env_server.gateway.shared_journal import SharedJournal

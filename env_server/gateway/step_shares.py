@@ -10,16 +10,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from clients.protocol.errors import ProblemError
-from env_server.context import Context
-from env_server.gateway.link import Passage
-from env_server.gateway.node import Node
-from env_server.gateway.relay import OnItsWay, Relay
-from env_server.gateway.relayed import UNREADABLE, RelayedSession
-from env_server.held import HeldSession
-from env_server.pending import Pending
+from env_server.access.context import Context
+from env_server.common.event_loop import Pending
+from env_server.gateway.relay import InFlight, Relay
+from env_server.gateway.relayed_session import UNREADABLE, RelayedSession
+from env_server.gateway.upstream.link import Passage
+from env_server.gateway.upstream.node import Node
+from env_server.sessions.session import BaseSession
 
 _Step = tuple[int, RelayedSession, dict[str, Any]]
-"""Its place in the client's batch, its session, and the operation as the node is to get it."""
+"""Its index in the client's batch, its session, and the operation as the node is to get it."""
 
 
 class BatchOfSteps(Pending):
@@ -109,9 +109,9 @@ class Share(Passage):
         else:
             self._again(step, lambda operation: operation.refused(problem))
 
-    def _again(self, step: _Step, tell: Callable[[OnItsWay], None]) -> None:
+    def _again(self, step: _Step, tell: Callable[[InFlight], None]) -> None:
         position, session, fields = step
-        operation = OnItsWay(self._relay, session, "step", fields, self._binary)
+        operation = InFlight(self._relay, session, "step", fields, self._binary)
         operation.shares_frames = False
         self._batch.wait_for_one_more()
         operation.listen(self._batch.take, position)
@@ -133,7 +133,7 @@ class StepShares:
         sessions: The sessions by their ids.
     """
 
-    def __init__(self, relay: Relay, sessions: dict[str, HeldSession]) -> None:
+    def __init__(self, relay: Relay, sessions: dict[str, BaseSession]) -> None:
         self._relay = relay
         self._by_id = sessions
         self._time = asyncio.get_running_loop().time

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from clients.protocol.spaces import describe_space
-from env_server.logs import LogFormat, configure_logs, describe_records
+from env_server.telemetry.logs import LogFormat, configure_logs, describe_records
 from env_server.workers import boundary
 from env_server.workers.base import EnvironmentRaised, EnvSource, Verdict
 from env_server.workers.wire import (

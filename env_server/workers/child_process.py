@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
-from env_server.durations import OperationTimes
-from env_server.logs import LogFormat
+from env_server.telemetry.durations import OperationTimes
+from env_server.telemetry.logs import LogFormat
 from env_server.workers.base import EnvironmentRaised, OperationTimeout, WorkerLost
 from env_server.workers.wire import READY, RESULT, Frame, FrameReader, dump_request, frame, load_result
 

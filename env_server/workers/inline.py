@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from env_server.durations import LONG_S, TIMED_STEPS
+from env_server.telemetry.durations import LONG_S, TIMED_STEPS
 from env_server.workers import boundary
 from env_server.workers.base import (
     EnvironmentRaised,

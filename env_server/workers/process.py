@@ -12,7 +12,7 @@ import orjson
 from gymnasium import Space
 
 from clients.protocol.spaces import parse_space
-from env_server.logs import LogFormat
+from env_server.telemetry.logs import LogFormat
 from env_server.workers.base import (
     EnvironmentRaised,
     EnvSource,

@@ -64,7 +64,7 @@ class Scoring:
 
     def __init__(self, pick: Callable[[], Awaitable[ChildProcess]], together: int) -> None:
         self._pick = pick
-        self._places = asyncio.Semaphore(together)
+        self._slots = asyncio.Semaphore(together)
         self._seconds: dict[bytes, float] = {}
         self._contents: dict[int, tuple[EnvSource, bytes]] = {}
         self._waiting: dict[tuple[bytes, float | None], list[_Call]] = {}
@@ -101,7 +101,7 @@ class Scoring:
 
     def _send(self, key: tuple[bytes, float | None]) -> None:
         content, timeout = key
-        members = [(call, place) for call in self._waiting.pop(key) for place in range(len(call.items))]
+        members = [(call, index) for call in self._waiting.pop(key) for index in range(len(call.items))]
         size = self._how_many(content)
         for first in range(0, len(members), size):
             self._begin(content, members[first : first + size], timeout)
@@ -126,8 +126,8 @@ class Scoring:
                     call.verdicts.set_exception(error)
             return
         # There are none if each is on its way alone.
-        for (call, place), verdict in zip(share.members, task.result(), strict=False):
-            call.scored[place] = verdict
+        for (call, index), verdict in zip(share.members, task.result(), strict=False):
+            call.scored[index] = verdict
             call.left -= 1
             if not call.left and not call.verdicts.done():
                 call.verdicts.set_result(call.scored)
@@ -149,8 +149,8 @@ class Scoring:
         self, source: bytes, members: Sequence[tuple[_Call, int]], timeout: float | None
     ) -> list[Verdict]:
         """Score responses; nothing if each of them is on its way alone instead."""
-        items = [call.items[place] for call, place in members]
-        async with self._places:
+        items = [call.items[index] for call, index in members]
+        async with self._slots:
             if len(items) == 1:
                 return [await self._score_one(source, members[0], timeout)]
             try:
@@ -165,11 +165,11 @@ class Scoring:
         return []
 
     async def _score_one(self, source: bytes, member: tuple[_Call, int], timeout: float | None) -> Verdict:
-        call, place = member
+        call, index = member
         faults = 0
         for _ in range(_TRIES):
             try:
-                return (await self._ask(source, [call.items[place]], timeout))[0]
+                return (await self._ask(source, [call.items[index]], timeout))[0]
             except OperationTimeout as error:
                 _log.warning("verify of %s: %s", call.env_id, error, extra={"env_id": call.env_id})
                 return {"score": 0.0, "outcome": "timeout", "detail": str(error)}

@@ -3,7 +3,7 @@
 import os
 from functools import cache
 
-from sandbox.base import Sandbox, SandboxUnavailableError
+from sandbox.core.base import Sandbox, SandboxUnavailableError
 from sandbox.selection import open_sandbox
 
 VARIABLE = "ROLLGYM_SANDBOX"

@@ -3,7 +3,7 @@
 from functools import cache
 from importlib import import_module, resources
 
-from sandbox.program import Program
+from sandbox.core.program import Program
 
 _PACKAGES = ("envs", "envs.code", "envs.code.inside")
 _NEEDED = {

@@ -13,8 +13,8 @@ from envs.code.inside import values
 from envs.code.inside.proxies import NO_ANSWER, UNLOADABLE
 from envs.code.suites import Script, Suite
 from envs.code.verdicts import NOT_RUN, Checked
-from sandbox.base import Sandbox, SandboxSession
-from sandbox.limits import Limits
+from sandbox.core.base import Sandbox, SandboxSession
+from sandbox.core.limits import Limits
 
 _LONGEST_LINE = 2 * values.MAX_CHARACTERS
 _EVALUATION = Limits(wall_seconds=20.0, output_kb=16 * 1024)

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from envs.replies import fenced_blocks, spoken
-from sandbox.program import Language
+from sandbox.core.program import Language
 
 # Hardly any program has none of these, and most other texts that are short have none: they need no sandbox.
 _PROGRAM = re.compile(r"\b(?:def|return|import|include|print|class|lambda|for|while|yield|pass)\b|[=(]")

@@ -1,6 +1,6 @@
 """Faults that are ours: they say nothing about a program, and are never a score."""
 
-from sandbox.result import Outcome, RunResult
+from sandbox.core.result import Outcome, RunResult
 
 
 class GraderFaultError(RuntimeError):

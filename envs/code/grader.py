@@ -21,7 +21,7 @@ from envs.code.memory import Remembered
 from envs.code.runs import Calls, Runs, Units
 from envs.code.suites import Suite
 from envs.code.verdicts import NOT_RUN, Checked
-from sandbox.base import Sandbox
+from sandbox.core.base import Sandbox
 
 _SHOWN = 500
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from envs.code.inside import values
-from sandbox.program import Language
+from sandbox.core.program import Language
 
 if TYPE_CHECKING:
     from envs.code.suites import Suite

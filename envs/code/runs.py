@@ -14,10 +14,10 @@ from envs.code.conversation import Lines
 from envs.code.faults import GraderFaultError, raise_faults
 from envs.code.inside import values
 from envs.code.item import sent_arguments
-from sandbox.base import Sandbox
-from sandbox.limits import Limits
-from sandbox.program import Language, Program
-from sandbox.result import Outcome, RunResult
+from sandbox.core.base import Sandbox
+from sandbox.core.limits import Limits
+from sandbox.core.program import Language, Program
+from sandbox.core.result import Outcome, RunResult
 
 Units = Sequence[tuple[str, str]]
 """Sources that are loaded one after the other as one module, each with a file name."""

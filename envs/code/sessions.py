@@ -14,7 +14,7 @@ from envs.kwargs import RenderMode
 from envs.replies import fenced_blocks, fenced_lines, last_tagged, spoken
 from envs.reset_options import checked_options
 from envs.splits import SPLIT, Split, checked_split
-from sandbox.base import Sandbox
+from sandbox.core.base import Sandbox
 
 _MEMORY_MB = 512
 

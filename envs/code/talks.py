@@ -9,8 +9,8 @@ import orjson
 from envs.code.bundle import program
 from envs.code.conversation import Lines
 from envs.code.faults import GraderFaultError, raise_faults
-from sandbox.base import Sandbox
-from sandbox.limits import Limits
+from sandbox.core.base import Sandbox
+from sandbox.core.limits import Limits
 
 _LONGEST_SESSION = 6 * 3600.0
 

@@ -16,7 +16,6 @@ from envs.text_game import GameKwargs, Move, Refusal, StepLimit
 ACTIONS = ("Up", "Down", "Left", "Right")
 _SHOWN = ("map", "coordinates", "both")
 _COLOURS = {"#": (70, 70, 80), " ": (235, 235, 225), "G": (244, 201, 93), "P": (60, 120, 200)}
-_CELL = 12
 
 
 class MazeEnv(GridGame):
@@ -25,6 +24,8 @@ class MazeEnv(GridGame):
     Raises:
         ValueError: If an argument makes no sense.
     """
+
+    RENDERED_CELL = 12
 
     metadata: dict[str, Any] = GridGame.metadata | {
         "reset_options": ["expert", "split"],
@@ -160,9 +161,9 @@ class MazeEnv(GridGame):
         reached = [(self._maze.moved(self._cell, action), action) for action in range(len(ACTIONS))]
         return min((self._distances[cell], action) for cell, action in reached if cell is not None)[1]
 
-    def _picture(self) -> NDArray[np.uint8]:
+    def _picture(self, cell: int) -> NDArray[np.uint8]:
         rows = [[_COLOURS[symbol] for symbol in row] for row in self._rows()]
-        return np.asarray(rows, dtype=np.uint8).repeat(_CELL, axis=0).repeat(_CELL, axis=1)
+        return np.asarray(rows, dtype=np.uint8).repeat(cell, axis=0).repeat(cell, axis=1)
 
 
 def _place(cell: Cell) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from envs.grid import GridGame, Move
+from envs.grid import GridGame, Move, Observation
 from envs.kwargs import OPERATOR, OneOf
 from envs.sokoban.bank import LevelBank, load_bank
 from envs.sokoban.board import ACTIONS, Level, parse_level
@@ -35,14 +35,14 @@ _MEANINGS = {
 _STEP, _BOX_ON, _BOX_OFF, _SOLVED = -0.1, 1.0, -1.0, 10.0
 _COLOURS = {
     "#": (90, 90, 90),
-    "@": (60, 120, 200),
-    "+": (60, 120, 200),
+    "@": (235, 235, 225),
+    "+": (230, 170, 170),
     "$": (190, 130, 60),
     "*": (80, 170, 80),
     ".": (230, 170, 170),
     " ": (235, 235, 225),
 }
-_CELL = 16
+_PLAYER = (60, 120, 200)
 # About thirty milliseconds. A level may come from a client, and whoever shares the process waits meanwhile.
 _MAX_STATES = 8_000
 
@@ -58,7 +58,8 @@ class SokobanEnv(GridGame):
         "reset_options": ["expert", "level", "level_index", "split"],
         "description": "Push every box onto a target; boxes cannot be pulled.",
         "observation": (
-            "The board, row by row, in the symbols of the `vocabulary`; the instruction explains them."
+            "The board, row by row, in the symbols of the `vocabulary`, which the instruction explains; or a picture "
+            "of it, as `observation` says, with what the `profile` adds in `info['caption']`."
         ),
         "actions": "`Up`, `Down`, `Left` or `Right`; walking into a box pushes it.",
         "reward": (
@@ -76,7 +77,7 @@ class SokobanEnv(GridGame):
             Field(
                 min_length=2,
                 max_length=2,
-                description="Rows and columns of a generated level, walls included.",
+                description="Rows and columns of a generated level, walls included; with images, of every level.",
             ),
         ] = (6, 6),
         boxes: Annotated[int, Field(ge=1, le=6, description="Boxes of a generated level.")] = 1,
@@ -119,6 +120,7 @@ class SokobanEnv(GridGame):
         dead_squares: Annotated[
             bool, Field(description="Report in `info` the cells that a box can never leave for a target.")
         ] = False,
+        observation: Observation = "text",
         max_episode_steps: StepLimit = 120,
         **common: Unpack[GameKwargs],
     ) -> None:
@@ -155,6 +157,11 @@ class SokobanEnv(GridGame):
         self._planned_for: Level | None = None
         self._on_target = 0
         self._unsolved: Level | None = None
+        if observation == "image":
+            room = None if self._fixed is None else self._fixed.room
+            self._observe_pictures(
+                *((int(size[0]), int(size[1])) if room is None else (room.height, room.width))
+            )
 
     # -- the game --------------------------------------------------------------------------------------------------
 
@@ -175,6 +182,7 @@ class SokobanEnv(GridGame):
             if made is None:
                 raise ValueError(f"no level of split {split} was found: loosen min_moves, max_moves or size")
             fixed = made.level
+        self._require_fitting(fixed.room.height, fixed.room.width)
         self._level = fixed
         self._text = fixed.to_xsb()
         self._plan, self._planned_for = [], None
@@ -232,13 +240,21 @@ class SokobanEnv(GridGame):
         return facts
 
     def _rules(self) -> str:
-        drawn = ", ".join(
+        board = f"drawn row by row: {self._symbols_explained()}"
+        if self._shape is not None:
+            board = (
+                "seen from above: the blue square is you, grey is a wall, brown is a box, pink is a target, green is a "
+                "box on a target, white is floor"
+            )
+        return (
+            f"You play Sokoban on a board {board}. Push every box onto a target. Walk into a box to "
+            "push it; you cannot pull, and cannot push two boxes at once."
+        )
+
+    def _symbols_explained(self) -> str:
+        return ", ".join(
             f"{self._legend[symbol].replace(' ', 'a space')} is {meaning}"
             for symbol, meaning in _MEANINGS.items()
-        )
-        return (
-            f"You play Sokoban on a board drawn row by row: {drawn}. Push every box onto a target. Walk into a box to "
-            "push it; you cannot pull, and cannot push two boxes at once."
         )
 
     def _optimal_steps(self) -> int | None:
@@ -266,6 +282,10 @@ class SokobanEnv(GridGame):
             self._plan, self._planned_for = plan, self._level
         return self._plan
 
-    def _picture(self) -> NDArray[np.uint8]:
+    def _picture(self, cell: int) -> NDArray[np.uint8]:
         rows = [[_COLOURS[symbol] for symbol in row] for row in self._text.split("\n")]
-        return np.asarray(rows, dtype=np.uint8).repeat(_CELL, axis=0).repeat(_CELL, axis=1)
+        picture = np.asarray(rows, dtype=np.uint8).repeat(cell, axis=0).repeat(cell, axis=1)
+        # What the player stands on is seen around it.
+        top, left = (part * cell + cell // 4 for part in divmod(self._level.player, self._level.room.width))
+        picture[top : top + cell // 2, left : left + cell // 2] = _PLAYER
+        return picture

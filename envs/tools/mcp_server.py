@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema
 
-from clients.background import BackgroundLoop
+from clients.process.background import BackgroundLoop
 from envs.tools.tool import Tool, ToolError
 
 if TYPE_CHECKING:

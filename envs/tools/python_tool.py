@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from envs.tools.tool import Tool, ToolError, parameters
-from sandbox.base import Sandbox
-from sandbox.limits import Limits
-from sandbox.program import Program
-from sandbox.result import Outcome, RunResult
+from sandbox.core.base import Sandbox
+from sandbox.core.limits import Limits
+from sandbox.core.program import Program
+from sandbox.core.result import Outcome, RunResult
 
 _MOST_SHOWN = 4_000
 _LONGEST = 20_000

@@ -11,7 +11,7 @@ from envs.tools.python_tool import python_tool
 from envs.tools.tasks import KINDS
 from envs.tools.tool import Tool
 from envs.tools.tool_use import TOOL_GROUPS, ToolUseEnv, ToolUseKwargs
-from sandbox.limits import Limits
+from sandbox.core.limits import Limits
 
 PYTHON_GROUPS = (*TOOL_GROUPS, "python")
 

@@ -17,7 +17,7 @@ from envs.code.verdicts import NOT_RUN, Checked
 from envs.kwargs import OneOf, RenderMode
 from envs.splits import TaskSplit, checked_split
 from envs.verifiers.base import Verdict, VerifierEnv
-from sandbox.base import SandboxUnavailableError
+from sandbox.core.base import SandboxUnavailableError
 
 SCORINGS = ("fraction", "all")
 

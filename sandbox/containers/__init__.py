@@ -1,1 +1,1 @@
-"""Warm containers, each with a process of ours in it that runs one program after another."""
+"""Warm containers of a Docker Engine, a process of ours in each, for one program after another; for `selection`."""

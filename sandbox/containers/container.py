@@ -1,25 +1,48 @@
-"""One warm container: made, spoken to, and taken away."""
+"""One warm container: made, spoken to, taken away. Its first process gets our files as text: images need nothing."""
 
 import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 import docker
 from docker.models.containers import Container as DockerContainer
 
-from sandbox.containers.bootstrap import first_process
 from sandbox.containers.conversation import Conversation, ConversationEndedError
 from sandbox.containers.engine import ENGINE_ERRORS
 from sandbox.containers.flags import Shape, container_options, run_limits
 from sandbox.containers.inside.frames import INPUT, READY, RESULT, RUN, STOP
-from sandbox.languages import ENVIRONMENT, Toolchain
-from sandbox.limits import Limits
-from sandbox.outcomes import Facts, Stop, classify
-from sandbox.result import Guarantees, Outcome, RunResult
-from sandbox.uploads import too_large
+from sandbox.core.languages import ENVIRONMENT, Toolchain
+from sandbox.core.limits import Limits
+from sandbox.core.outcomes import Facts, Stop, classify
+from sandbox.core.result import Guarantees, Outcome, RunResult
+from sandbox.core.uploads import too_large
+
+_PACKAGE = "sandbox.containers.inside"
+# In the order in which they import each other.
+_MODULES = ("memory", "frames", "files", "run", "main")
+_START = """
+import json, sys, types
+for name, source in json.loads(sources):
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__path__ = []
+    exec(compile(source, name, "exec"), vars(module))
+sys.modules[name].main()
+"""
+
+
+def first_process() -> str:
+    """Return the program of the first process, for `python3 -c`."""
+    parents = [_PACKAGE.rsplit(".", depth)[0] for depth in (2, 1)]
+    sources = [(name, "") for name in (*parents, _PACKAGE)]
+    for name in _MODULES:
+        text = resources.files(_PACKAGE).joinpath(f"{name}.py").read_text("utf-8")
+        sources.append((f"{_PACKAGE}.{name}", text))
+    return f"sources = {json.dumps(sources)!r}{_START}"
+
 
 _START_S = 60.0
 # The process in the container ends a run in time; a container where that does not happen is taken away.

@@ -8,7 +8,7 @@ from docker.types import LogConfig
 
 from sandbox.containers.inside.files import WORKING_DIRECTORY
 from sandbox.containers.seccomp import profile_text
-from sandbox.limits import Limits
+from sandbox.core.limits import Limits
 
 LABEL = "rollgym.sandbox"
 _NOBODY = 65534

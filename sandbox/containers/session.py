@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from sandbox.containers.container import ContainerLostError, Order
 from sandbox.containers.pool import Loan
-from sandbox.result import Outcome, RunResult
+from sandbox.core.result import Outcome, RunResult
 
 _LATE_S = 10.0
 _KEPT_BYTES = 4 * 1024 * 1024

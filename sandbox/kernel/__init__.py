@@ -1,1 +1,1 @@
-"""What the Linux kernel is asked for directly, by ctypes: Python has no functions of its own for it."""
+"""What the Linux kernel is asked for by ctypes, as Python has no functions for it; for `supervisor` and `local`."""

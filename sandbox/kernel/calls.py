@@ -66,13 +66,16 @@ def _check(result: int, what: str) -> int:
 
 def clone(flags: int) -> int:
     """Fork into new namespaces; 0 in the child. Only for a process with one thread."""
-    number = _NUMBERS[platform.machine()][0]
-    zero = ctypes.c_long(0)
-    result = _locked_libc.syscall(
-        ctypes.c_long(number), ctypes.c_ulong(flags | _SIGCHLD), zero, zero, zero, zero
-    )
+    number, zero = _NUMBERS[platform.machine()][0], ctypes.c_long(0)
+    arguments = (ctypes.c_long(number), ctypes.c_ulong(flags | _SIGCHLD), zero, zero, zero, zero)
+    # As `os.fork` does: since Python 3.13 the interpreter takes locks here that it gives back in both processes.
+    python = ctypes.pythonapi
+    python.PyOS_BeforeFork()
+    result = _locked_libc.syscall(*arguments)
     if result == 0:
-        ctypes.pythonapi.PyOS_AfterFork_Child()
+        python.PyOS_AfterFork_Child()
+    else:
+        python.PyOS_AfterFork_Parent()
     return _check(result, "clone")
 
 

@@ -1,4 +1,4 @@
-"""The processes between a server and a program.
+"""The processes between a server and a program; entered by back-ends, which send an order and read frames.
 
     server (any threads) --> launcher (one thread, holds no secrets)
                                |-- monitor of a run: limits, streams, clean-up; outside of the sandbox

@@ -19,7 +19,7 @@ def run(code: str) -> str:
     "code",
     [
         "import rollgym; rollgym.EnvClient, rollgym.RemoteEnv, rollgym.RemoteVectorEnv, rollgym.RemoteVerifier",
-        "import clients.commands.main",
+        "import clients.cli.main",
         "import runpy, sys, contextlib; sys.argv = ['roll-serve', '--help']\n"
         "with contextlib.suppress(SystemExit): runpy.run_module('env_server', run_name='__main__')",
     ],
@@ -31,7 +31,7 @@ def test_nothing_heavy_is_imported(code: str) -> None:
 def test_our_environments_are_registered_as_names_only() -> None:
     code = (
         "import sys, rollgym, gymnasium; spec = gymnasium.spec('rollgym/FrozenLake-v0');"
-        "print('envs.frozen_lake' in sys.modules, 'clients.env' in sys.modules, 'pydantic' in sys.modules)"
+        "print('envs.frozen_lake' in sys.modules, 'clients.client.env' in sys.modules, 'pydantic' in sys.modules)"
     )
     assert run(code) == "False False False"
 

@@ -1,4 +1,4 @@
-"""The examples of docs/faces.md run as they stand there, with the packages that they are for."""
+"""The examples of docs/other_protocols.md run as they stand there, with the packages that they are for."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ from tests.support.processes import ROOT
 from tests.support.wire import Server
 
 ADDRESS = "http://127.0.0.1:8000"
-EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "faces.md").read_text(), re.DOTALL)
+EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "other_protocols.md").read_text(), re.DOTALL)
 
 
 @pytest.mark.parametrize("peer", ["openenv", "rock"])

@@ -5,7 +5,7 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.client import EnvClient
+from clients.client.client import EnvClient
 from envs.splits import split_of_text
 from envs.verifiers.arithmetic import ArithmeticEnv, evaluate, read_number
 from tests.support.processes import env_server

@@ -5,7 +5,7 @@ import json
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from clients.client import EnvClient
+from clients.client.client import EnvClient
 from envs.verifiers.composite import CompositeEnv
 from tests.support.processes import env_server
 

@@ -9,7 +9,7 @@ from gymnasium.utils import seeding
 from gymnasium.utils.env_checker import check_env
 
 from clients.checks.trace import trace
-from clients.env import RemoteEnv
+from clients.client.env import RemoteEnv
 from envs.adapters.extras import MissingExtraError, import_extra
 from envs.adapters.pettingzoo import PettingZooAdapter
 from envs.adapters.pettingzoo_sheets import SHEETS

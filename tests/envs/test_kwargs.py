@@ -13,9 +13,8 @@ from pydantic.json_schema import SkipJsonSchema
 
 import rollgym  # noqa: F401 - registers ours
 from clients.protocol.errors import ProblemError
-from env_server.catalog import Catalog
-from env_server.configuration import ConfigurationError
-from env_server.settings import Settings
+from env_server.catalog.catalog import Catalog
+from env_server.common.settings import ConfigurationError, Settings
 from envs.frozen_lake import FrozenLakeEnv
 from envs.kwargs import OPERATOR, RENDER_MODES, DeclaredKwargs, OneOf, SomeOf, kwargs_of
 from envs.sokoban.environment import SokobanEnv

@@ -11,7 +11,7 @@ import warnings
 
 import pytest
 
-from clients.long_texts import long_texts
+from clients.measuring.long_texts import long_texts
 from envs.code.extraction import extract
 from envs.games.guess_number import GuessNumberEnv
 from envs.profiles import PROFILES

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.client import EnvClient
+from clients.client.client import EnvClient
 from envs.splits import split_of_text
 from envs.verifiers.multiple_choice import MultipleChoiceEnv
 from tests.support.processes import env_server

@@ -9,8 +9,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from clients.commands.main import main as roll_env
-from clients.env import RemoteEnv
+from clients.cli.main import main as roll_env
+from clients.client.env import RemoteEnv
 from clients.protocol.errors import ProblemError
 from envs.sokoban.bank import LevelBank, load_bank
 from envs.sokoban.board import parse_level

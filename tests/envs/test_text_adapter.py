@@ -9,11 +9,10 @@ import pytest
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
-from clients.commands.main import main as roll_env
-from clients.env import RemoteEnv
-from env_server.catalog import Catalog
-from env_server.configuration import ConfigurationError
-from env_server.settings import Settings
+from clients.cli.main import main as roll_env
+from clients.client.env import RemoteEnv
+from env_server.catalog.catalog import Catalog
+from env_server.common.settings import ConfigurationError, Settings
 from envs.adapters.text import DEFAULT_MAX_STEPS, TextAdapter
 from envs.adapters.text_observations import ObservationText, plain_drawing
 from tests.support.echo_env import Echo

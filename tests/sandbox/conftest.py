@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.base import Sandbox, SandboxUnavailableError
+from sandbox.core.base import Sandbox, SandboxUnavailableError
 from sandbox.selection import make_sandbox
 from tests.support.processes import running
 from tests.support.wire import Server

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from sandbox.base import SandboxUnavailableError
+from sandbox.core.base import SandboxUnavailableError
 from sandbox.selection import open_sandbox
 
-_COMMAND = [sys.executable, "-m", "clients.commands.main", "sandbox"]
+_COMMAND = [sys.executable, "-m", "clients.cli.main", "sandbox"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -90,7 +90,7 @@ def test_the_table_names_every_back_end() -> None:
 
 def test_the_command_starts_without_the_client() -> None:
     heavy = ("httpx", "numpy", "pydantic", "rich")
-    code = f"import sys, clients.commands.main; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, clients.cli.main; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.containers.inside import files
-from sandbox.languages import Toolchain, commands
-from sandbox.limits import Limits
-from sandbox.outcomes import Facts, classify
-from sandbox.program import Program
-from sandbox.result import Outcome
+from sandbox.core.languages import Toolchain, commands
+from sandbox.core.limits import Limits
+from sandbox.core.outcomes import Facts, classify
+from sandbox.core.program import Program
+from sandbox.core.result import Outcome
 from sandbox.supervisor.files import collect, lay
 from sandbox.supervisor.frames import FrameError, receive_frame, send_frame
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from sandbox.base import SandboxUnavailableError
-from sandbox.limits import Limits
-from sandbox.namespaces import NamespaceSandbox
-from sandbox.program import Program
-from sandbox.result import Outcome
+from sandbox.core.base import SandboxUnavailableError
+from sandbox.core.limits import Limits
+from sandbox.core.program import Program
+from sandbox.core.result import Outcome
+from sandbox.local.backends import NamespaceSandbox
 from sandbox.selection import BACKENDS, make_sandbox, open_sandbox, survey
 
 

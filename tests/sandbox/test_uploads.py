@@ -13,15 +13,15 @@ import pytest
 
 from sandbox.containers.conversation import Conversation
 from sandbox.containers.inside.frames import INPUT
-from sandbox.languages import Toolchain, commands
-from sandbox.limits import Limits
-from sandbox.namespaces import NamespaceSandbox
-from sandbox.pool import WarmPool
-from sandbox.program import Language, Program
-from sandbox.remote import RemoteSandbox
-from sandbox.result import Outcome
+from sandbox.core.languages import Toolchain, commands
+from sandbox.core.limits import Limits
+from sandbox.core.program import Language, Program
+from sandbox.core.result import Outcome
+from sandbox.core.uploads import refused
+from sandbox.local.backends import NamespaceSandbox
+from sandbox.remote.remote import RemoteSandbox
 from sandbox.selection import make_sandbox
-from sandbox.uploads import refused
+from sandbox.warm.pool import WarmPool
 from tests.support.sandboxes import working_sandbox
 from tests.support.wire import Server
 

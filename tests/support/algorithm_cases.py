@@ -12,7 +12,7 @@ from trainer.algorithms.prepare import prepare_step
 from trainer.algorithms.ratio import elsewhere
 from trainer.algorithms.settings import AlgorithmSettings
 
-FIELDS = ("logprobs", "old", "behaviour", "reference", "entropy", "values")
+FIELDS = ("logprobs", "old", "behaviour", "reference", "entropy", "values", "squares")
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ class Rows:
             values=self.numbers["values"],
             old_logprobs=self.numbers["old"],
             reference_logprobs=self.numbers["reference"],
+            squared_probabilities=self.numbers["squares"],
         )
 
     def lengths(self) -> torch.Tensor:
@@ -169,6 +170,8 @@ def random_case(seed: int, *, groups: int = 3, members: int = 4, turns: int = 4,
                     "reference": (logprobs + rng.normal(0, 0.5, length)).tolist(),
                     "entropy": rng.uniform(0, 2, length).tolist(),
                     "values": rng.normal(0, 1, length).tolist(),
+                    # At least what the token itself adds, and at most 1.
+                    "squares": np.clip(np.exp(2 * logprobs) + 0.1, 0, 1).tolist(),
                 }
             )
         data.append(episode)

@@ -8,15 +8,15 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Self
 
-from clients.audit.acquaintance import get_to_know
 from clients.audit.card import Card, Entry, Verdict
 from clients.audit.costs import audit_costs
+from clients.audit.discovery import discover
 from clients.audit.memory import resident_of_tree
 from clients.audit.runner import run_audit
 from clients.audit.subject import Budget, Settings, Subject
-from clients.client import EnvClient
-from clients.commands.local_server import LocalServer
-from clients.run_queue import queued_seconds
+from clients.client.client import EnvClient
+from clients.measuring.metrics import queued_seconds
+from clients.process.local_server import LocalServer
 
 
 class Auditor:
@@ -57,7 +57,7 @@ class Auditor:
 
     async def _costs(self, env_id: str) -> list[Entry]:
         async with EnvClient(self._here.url) as client:
-            known = await get_to_know(client, env_id, {})
+            known = await discover(client, env_id, {})
             subject = Subject(
                 env=await client.env(env_id),
                 kwargs={},

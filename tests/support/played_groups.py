@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from tests.support.tiny_models import reference_logprobs
-from trainer.records.trajectory import Group, Outcome, Segment, Trajectory, Turn
+from trainer.records.group import Group
+from trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
 from trainer.tasks.task import Task
 
 

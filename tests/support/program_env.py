@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import gymnasium
 
 from clients.protocol.spaces import UnicodeText
-from sandbox.program import Program
+from sandbox.core.program import Program
 from sandbox.selection import open_sandbox
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from envs.code.boxes import operator_sandbox
-from sandbox.base import Sandbox, SandboxUnavailableError
+from sandbox.core.base import Sandbox, SandboxUnavailableError
 
 
 def working_sandbox() -> Sandbox:

@@ -20,8 +20,8 @@ from trainer.backends.torch_backend import TorchBackend
 from trainer.config.optimizer import OptimizerSettings
 from trainer.learn.batches import episode_batch
 from trainer.learn.learner import Learner, Models
+from trainer.learn.pipelines.sft import _negative_log_likelihood
 from trainer.learn.rows import row_builder
-from trainer.pipelines.sft import _negative_log_likelihood
 
 WIDTH = 16
 TOKENS = 120

@@ -41,3 +41,42 @@ def test_corrections_and_former_names_are_shown_too(capsys):
 def test_a_name_that_is_none_is_refused_with_a_hint(capsys):
     assert main(["algorithms", "grppo"]) == 2
     assert "did you mean 'grpo'" in capsys.readouterr().err
+
+
+FORMS = {
+    "pass@k": ["algorithm=passk"],
+    "SPO without groups": ["algorithm=spo", "rollout.group_size=1"],
+    "GRPO-RoC of twice as many": ["algorithm=grpo_roc", "rollout.group_size=32"],
+    "GFPO of twice as many": ["algorithm=gfpo", "rollout.group_size=16"],
+    "RAE without groups": ["algorithm=rae", "rollout.group_size=1"],
+    "ratios of replies": ["algorithm={preset: gspo_token, ratio: {level: turn}}"],
+    "IPO": ["algorithm={preset: dppo, surrogate: {two_sided: true}}"],
+    "KL in the advantages": [
+        "algorithm={preset: grpo, kl: {coefficient: 0.1, estimator: k1, placement: advantage}}"
+    ],
+    "weight and rejection at once": [
+        "algorithm={preset: grpo, correction: {kind: truncate, reject: [{measure: k3, high: 0.1}]}}"
+    ],
+    "RAGEN v2 by softmax": ["algorithm={preset: starpo_s, filter: {kind: top_p, shares: softmax}}"],
+    "RAGEN v2 by length": ["algorithm={preset: grpo, filter: {kind: top_count, count: 4, by: length}}"],
+    "RAGEN v2 min_p": ["algorithm={preset: grpo, filter: {kind: min_p}}"],
+    "difficulty": ["algorithm={preset: grpo, filter: {kind: score_range, above: 0.1, below: 0.95}}"],
+    "overlong masking": ["algorithm={preset: dapo, episodes: {kind: finished}}"],
+    "adaptive KL": ["algorithm={preset: gigpo, kl: {target: 0.1}}"],
+    "Huber critic": ["algorithm={preset: ppo, critic: {loss: huber}}"],
+    "proximal policy without a pass": ["algorithm={preset: grpo, proximal: interpolated, minibatches: 2}"],
+}
+"""What papers and trainers call an algorithm beyond the presets' names, and the words that name it here."""
+NAMED = {
+    **{name: [f"algorithm={name}"] for name in PRESETS},
+    **{f"correction {name}": [f"algorithm.correction={name}"] for name in CORRECTIONS},
+    **FORMS,
+}
+
+
+@pytest.mark.parametrize("words", NAMED.values(), ids=NAMED)
+def test_every_name_is_a_configuration_that_starts(words, capsys):
+    assert main(["--dry-run", "tasks=[{env_id: FrozenLake-v0, kwargs: {size: 4}}]", *words]) == 0
+    told = capsys.readouterr().out
+    assert yaml.safe_load(told)["algorithm"]
+    assert "# memory plan" in told

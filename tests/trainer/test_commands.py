@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from env_server.token_file import add_token
+from env_server.access.tokens import add_token
 from tests.support.processes import ROOT, env_server, read_lines, refused, running, start_training, train
 
 CONFIG = """

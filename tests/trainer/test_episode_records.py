@@ -13,8 +13,9 @@ from trainer.core.errors import ConfigError
 from trainer.core.run_files import read_lines
 from trainer.inference.base import GenerationResult
 from trainer.learn.tracking import Tracker
+from trainer.records.group import Group
 from trainer.records.schema import EpisodeFormatError
-from trainer.records.trajectory import Group, Outcome, Trajectory, Turn
+from trainer.records.trajectory import Outcome, Trajectory, Turn
 from trainer.rollout.recorder import Recorder
 from trainer.tasks.task import Task
 

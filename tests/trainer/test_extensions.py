@@ -7,13 +7,20 @@ import pytest
 from tests.support.processes import env_server, read_lines
 from trainer.cli import main
 
-EXTENSIONS = Path(__file__).parents[2] / "examples" / "extensions"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+EXTENSIONS = EXAMPLES / "extensions"
 NAMED = {
     "coroutine_reward": ["rollout.reward=examples.extensions.coroutine_reward:judged"],
     "group_reward": ["rollout.group_reward=examples.extensions.group_reward:shortest_wins"],
+    "coroutine_group_reward": ["rollout.group_reward=examples.extensions.coroutine_group_reward:ranked"],
+    "reward": ["rollout.reward=examples.reward:sooner_is_better"],
+    "context": ["prompt={custom_context: 'examples.extensions.context:last_two', instruction: none}"],
+    "episodes": ["algorithm.episodes={kind: custom, function: 'examples.extensions.episodes:readable'}"],
+    "selection": ["algorithm.selection={kind: custom, function: 'examples.extensions.selection:surprising'}"],
     "filter": ["algorithm.filter={kind: custom, function: 'examples.extensions.filter:mixed'}"],
     "agent": ["rollout.agent=examples.extensions.agent:two_tries"],
     "advantage": ["algorithm.advantage={kind: custom, function: 'examples.extensions.advantage:later'}"],
+    "surrogate": ["algorithm.surrogate={kind: custom, function: 'examples.extensions.surrogate:smooth'}"],
     "task_source": ["tasks=[]", "rollout.task_source=examples.extensions.task_source:Growing"],
 }
 RUN = (
@@ -34,8 +41,9 @@ def url():
 
 
 def test_every_example_is_short_and_is_run_here():
-    assert {path.stem for path in EXTENSIONS.glob("*.py")} == set(NAMED)
-    for path in EXTENSIONS.glob("*.py"):
+    paths = [*EXTENSIONS.glob("*.py"), EXAMPLES / "reward.py"]
+    assert {path.stem for path in paths} == set(NAMED)
+    for path in paths:
         assert len(path.read_text().splitlines()) <= 30, path
 
 

@@ -15,13 +15,13 @@ from trainer.backends.torch_backend import Schedule, TorchBackend
 from trainer.config.optimizer import OptimizerSettings
 from trainer.core.ending import to_its_end
 from trainer.learn.learner import Models
-from trainer.pipelines import rl
-from trainer.pipelines.saving import Saver
+from trainer.learn.pipelines import rl
+from trainer.learn.pipelines.saving import Saver
+from trainer.learn.weights.publisher import WeightPublisher
 from trainer.records.checkpoint import CheckpointStore, RunState, load_checkpoint
 from trainer.records.ledger import Ledger
 from trainer.records.rollout_log import Entry, EpisodeKey, RolloutLog
 from trainer.rollout.recall import Recall
-from trainer.weights.publisher import WeightPublisher
 
 PATIENCE_S = 60
 

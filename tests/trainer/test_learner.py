@@ -20,16 +20,17 @@ from trainer.core.errors import RunError
 from trainer.core.numbers import not_finite
 from trainer.learn.batches import episode_batch
 from trainer.learn.learner import Learner, Models
+from trainer.learn.pipelines.rl import account_for
+from trainer.learn.pipelines.saving import Saver
+from trainer.learn.pipelines.sft import train_supervised
 from trainer.learn.rows import row_builder
+from trainer.learn.weights.publisher import PublishError, WeightPublisher
 from trainer.models.value_head import ValueModel
-from trainer.pipelines.rl import account_for
-from trainer.pipelines.saving import Saver
-from trainer.pipelines.sft import train_supervised
 from trainer.records.checkpoint import CheckpointStore, RunState
+from trainer.records.group import Group
 from trainer.records.ledger import Fate, Ledger
-from trainer.records.trajectory import Group, Segment, Trajectory
+from trainer.records.trajectory import Segment, Trajectory
 from trainer.tasks.task import Task
-from trainer.weights.publisher import PublishError, WeightPublisher
 
 DISTINCT = [
     *(
@@ -48,6 +49,7 @@ DISTINCT = [
         "high_entropy",
         "kl_cov",
         "m2po",
+        "otb",
         "ppo",
         "reinforce_pp",
         "remax",
@@ -55,6 +57,7 @@ DISTINCT = [
         "spo",
         "starpo_s",
         "topr",
+        "vapo",
         "vespo",
     ),
 ]

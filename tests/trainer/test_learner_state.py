@@ -57,6 +57,19 @@ async def test_running_moments_are_of_all_steps():
     assert moments.mean == pytest.approx(sum(returns) / len(returns))
 
 
+async def test_moving_baselines_are_of_all_steps():
+    settings = resolve_preset("rae", {})
+    models = models_of(settings)
+    learner = Learner(settings, models, seed=1)
+    batch = batch_of()
+    for step in range(2):
+        await learner.update(batch, step)
+    expected = 0.0
+    for trajectory in batch.trajectories * 2:
+        expected = 0.95 * expected + 0.05 * trajectory.total_reward
+    assert dict(models.memory.state.baselines) == pytest.approx({"": expected})
+
+
 async def test_spo_remembers_tasks_by_what_they_are():
     settings = resolve_preset("spo", {})
     models = models_of(settings)
@@ -162,6 +175,15 @@ def test_entropies_are_those_of_the_loss():
 
     rows = [_train_row(row.ids, row.mask, {"behaviour": row.logprobs}) for row in batch.rows]
     entropies = models.policy.entropies(rows)
+    # Of order two: at most the first, and at least what the most likely token alone makes of it.
+    collisions = models.policy.entropies(rows, "collision")
+    model = sharp_model()
+    for row, line in zip(rows, collisions, strict=True):
+        logits = model(input_ids=row.ids[None]).logits[0, :-1].double()
+        expected = -logits.softmax(-1).square().sum(-1).log()
+        torch.testing.assert_close(
+            line[1:][row.mask[1:]].double(), expected[row.mask[1:]], atol=1e-5, rtol=1e-5
+        )
     assert all((line[row.mask] > 0).all() for line, row in zip(entropies, rows, strict=True))
     assert all(not line[~row.mask].any() for line, row in zip(entropies, rows, strict=True))
 

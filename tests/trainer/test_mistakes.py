@@ -185,6 +185,25 @@ def test_a_defect_is_no_mistake_of_the_users(capfd, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("command", "function"),
+    [("eval", "trainer.commands.evaluate.evaluate"), ("rollout", "trainer.commands.rollout.rollout")],
+)
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), MemoryError()])
+def test_playing_without_memory_names_what_takes_less(capfd, monkeypatch, command, function, error):
+    async def plays(*_, **__):
+        raise error
+
+    monkeypatch.setattr(function, plays)
+    assert main([command, *LAKE, "output_dir=out"]) == 2
+    said = capfd.readouterr().err
+    assert said.startswith("roll-train: memory does not suffice: ")
+    assert type(error).__name__ in said
+    assert "lower rollout.max_concurrent_sequences (it is 256), or set model.dtype=bf16" in said
+    assert "defect" not in said
+    assert Path("out/traceback.txt").exists()
+
+
+@pytest.mark.parametrize(
     ("error", "said"),
     [
         (

@@ -16,7 +16,7 @@ import torch
 from tests.support.kills import killed_at
 from trainer.core.errors import RunError
 from trainer.core.run_files import WriteError
-from trainer.pipelines.saving import Saver
+from trainer.learn.pipelines.saving import Saver
 from trainer.records.checkpoint import CheckpointStore, RunState, load_checkpoint
 from trainer.records.ledger import Ledger
 

@@ -19,8 +19,9 @@ from trainer.learn.step_metrics import (
     step_times,
     token_rates,
 )
+from trainer.records.group import Group
 from trainer.records.timeline import Phase, Timeline
-from trainer.records.trajectory import Group, Outcome, Segment, Trajectory, Turn
+from trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
 from trainer.tasks.task import Task
 
 

@@ -1,10 +1,13 @@
 """How advantages are computed: one settings class per kind. The code is in `credit.py` and the modules it names."""
 
-from typing import Annotated, Literal, Self
+import warnings
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from trainer.algorithms.modes import GaeMask, WhitenForm
+from trainer.algorithms.modes import Baseline, GaeMask, Scale, WhitenForm
 from trainer.core.strict import Count, Settings
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -18,7 +21,27 @@ _SINGLETON = (
     "Advantage in a group of one: 0 (ROLL), or the bare score (verl). With unit 'step' that is a single step."
 )
 _EPSILON = "Added to the standard deviation (verl, ROLL: 1e-6)."
-_TOKEN_DISCOUNT = "Discount per sampled token (gamma)."
+_GAMMA = "Discount per sampled token."
+
+FORMER_KEYS: Mapping[str, str] = MappingProxyType(
+    {"token_discount": "gamma", "trace": "gae_lambda", "critic_trace": "critic_gae_lambda"}
+)
+"""Names that settings of advantages had before; they are still understood in this release."""
+
+
+def with_current_keys(advantage: Any) -> Any:
+    """Return settings of an advantage by the names that they have now, and warn of those that had another.
+
+    Raises:
+        ValueError: If one is given by both.
+    """
+    former = [key for key in FORMER_KEYS if isinstance(advantage, Mapping) and key in advantage]
+    for key in former:
+        if FORMER_KEYS[key] in advantage:
+            raise ValueError(f"'{key}' is the former name of '{FORMER_KEYS[key]}', which is given, too")
+        # FutureWarning: whoever wrote the settings is to see it, and not only developers.
+        warnings.warn(f"advantage.{key} is called {FORMER_KEYS[key]} now", FutureWarning, stacklevel=2)
+    return {FORMER_KEYS.get(key, key): value for key, value in advantage.items()} if former else advantage
 
 
 class Finished(Settings):
@@ -43,6 +66,11 @@ class Finished(Settings):
         description="Bound the magnitude of every advantage, at the very end; absent: no bound (ROLL: 0.2 for GiGPO).",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _by_current_keys(cls, values: Any) -> Any:
+        return with_current_keys(values)
+
     @model_validator(mode="after")
     def _whitening_is_read(self) -> Self:
         own = ("whiten_unbiased", "whiten_epsilon", "whiten_form")
@@ -62,17 +90,17 @@ class GroupAdvantage(Finished):
     """One advantage per trajectory, relative to its group (GRPO, arXiv:2402.03300, and its relatives)."""
 
     kind: Literal["group"] = "group"
-    baseline: Literal[
-        "mean", "leave_one_out", "length_weighted", "greedy", "second_best", "batch_mean", "none"
-    ] = Field(
+    baseline: Baseline = Field(
         "mean",
         description="Group mean (GRPO), mean of the other members (RLOO), mean by length (OPO, arXiv:2505.23585), "
         "return of a greedy episode that is played beside each group (ReMax, arXiv:2310.10505), the second best where "
         "only the best member has an advantage (pass@k, arXiv:2503.19595), mean of the batch, or nothing.",
     )
-    scale: Literal["group_std", "batch_std", "none"] = Field(
+    scale: Scale = Field(
         "group_std",
-        description="Divide by the group's (GRPO) or the batch's (LitePPO) deviation, or not at all (Dr. GRPO).",
+        description="Divide by the group's (GRPO) or the batch's (LitePPO) deviation, that of the group's other "
+        "members (NeMo-RL), that of all differences from the baseline (AReaL), the group's mean (MaxRL, "
+        "arXiv:2602.02710), or not at all (Dr. GRPO).",
     )
     biased: bool = Field(
         False, description="Deviations with n in place of n - 1 (HGPO, AReaL's normalisation)."
@@ -95,7 +123,7 @@ class TurnAdvantage(Finished):
     baseline: Literal["mean", "batch_mean", "none"] = Field(
         "mean", description="Mean over the group's or the batch's turn returns, or nothing."
     )
-    scale: Literal["group_std", "batch_std", "none"] = Field("group_std", description="As in 'group'.")
+    scale: Scale = Field("group_std", description="As in 'group'.")
     turn_discount: Fraction = Field(0.95, description="Discount from one turn to the next.")
     singleton: Singleton = Field("zero", description=_SINGLETON)
     epsilon: PositiveFloat = Field(1e-6, description=_EPSILON)
@@ -183,6 +211,32 @@ class SpoAdvantage(Finished):
         return self
 
 
+class MovingBaselineAdvantage(Finished):
+    """Return less a moving average of the returns so far; no groups (SPIRAL's RAE, arXiv:2506.24119)."""
+
+    kind: Literal["moving_baseline"]
+    tracks: Literal["task", "domain"] = Field(
+        "domain", description="What has an average of its own: a domain, such as a game or a role, or a task."
+    )
+    decay: Fraction = Field(0.95, description="What an average keeps at each episode.")
+    tracked: Count = Field(
+        100_000, description="Averages that are kept at most; those that were not asked for longest go."
+    )
+
+
+class OptimalTokenAdvantage(Finished):
+    """One advantage per token: the return from it on, less the baseline of smallest variance there (verl's OTB).
+
+    Members of a group are compared at their sampled tokens of equal number, each by how much gradient lies before.
+    """
+
+    kind: Literal["optimal_token"]
+    zero_tail: bool = Field(
+        True, description="No baseline where only the longest episode of a group still goes on."
+    )
+    epsilon: PositiveFloat = Field(1e-8, description="Added to the sum of weights (verl: 1e-8).")
+
+
 class TokenReturnAdvantage(Whitened):
     """One advantage per token: the discounted return from it on (REINFORCE++, arXiv:2501.03262). No critic, no group.
 
@@ -190,7 +244,7 @@ class TokenReturnAdvantage(Whitened):
     """
 
     kind: Literal["token_return"]
-    token_discount: Fraction = Field(1.0, description=_TOKEN_DISCOUNT)
+    gamma: Fraction = Field(1.0, description=_GAMMA)
     baseline: Literal["none", "group_mean"] = Field(
         "none",
         description="Nothing, or the group's mean return, taken off every token (REINFORCE++-baseline with its KL).",
@@ -201,13 +255,31 @@ class GaeAdvantage(Whitened):
     """One advantage per token from a critic; observation tokens are skipped, not discounted (PPO, verl's form)."""
 
     kind: Literal["gae"]
-    token_discount: Fraction = Field(1.0, description=_TOKEN_DISCOUNT)
-    trace: Fraction = Field(1.0, description="Decay of the error trace per sampled token (lambda).")
+    gamma: Fraction = Field(1.0, description=_GAMMA)
+    gae_lambda: Fraction = Field(1.0, description="Decay of the error trace per sampled token.")
+    length_adaptive: PositiveFloat | None = Field(
+        None,
+        description="alpha of `gae_lambda = 1 - 1 / (alpha n)` with the episode's n sampled tokens (VAPO, "
+        "arXiv:2504.05118: 0.05), in place of gae_lambda; absent: off.",
+    )
+    critic_gae_lambda: Fraction | None = Field(
+        None,
+        description="Decay for what the critic learns, where it is another (VC-PPO, VAPO: 1.0); absent: gae_lambda.",
+    )
     gae_mask: GaeMask = Field(
         "skip",
         description="skip: observation tokens are passed over (verl, AReaL). none: each costs a factor of both, with "
         "value 0 (ROLL, OpenRLHF), row by row: rows must then be whole episodes.",
     )
+
+    @model_validator(mode="after")
+    def _gae_lambda_is_read(self) -> Self:
+        if (
+            self.length_adaptive is not None
+            and self.gae_lambda != type(self).model_fields["gae_lambda"].default
+        ):
+            raise ValueError("length_adaptive takes the place of gae_lambda: leave gae_lambda out")
+        return self
 
 
 class BiLevelGaeAdvantage(Whitened):
@@ -215,8 +287,8 @@ class BiLevelGaeAdvantage(Whitened):
 
     kind: Literal["bi_level_gae"]
     turn_discount: Fraction = Field(0.95, description="Discount from one turn to the next.")
-    token_discount: Fraction = Field(1.0, description="Discount per sampled token of a turn (gamma).")
-    trace: Fraction = Field(1.0, description="Decay of the error trace, on both levels (lambda).")
+    gamma: Fraction = Field(1.0, description="Discount per sampled token of a turn.")
+    gae_lambda: Fraction = Field(1.0, description="Decay of the error trace, on both levels.")
 
 
 class CustomAdvantage(Finished):
@@ -236,6 +308,8 @@ AdvantageSettings = Annotated[
     | HgpoAdvantage
     | GdpoAdvantage
     | SpoAdvantage
+    | MovingBaselineAdvantage
+    | OptimalTokenAdvantage
     | TokenReturnAdvantage
     | GaeAdvantage
     | BiLevelGaeAdvantage
@@ -258,7 +332,7 @@ def compares_members(advantage: AdvantageSettings) -> bool:
             return advantage.baseline not in _SOLITARY or advantage.scale == "group_std"
         case TokenReturnAdvantage():
             return advantage.baseline == "group_mean"
-        case HgpoAdvantage() | GdpoAdvantage():
+        case HgpoAdvantage() | GdpoAdvantage() | OptimalTokenAdvantage():
             return True
         case _:
             return False

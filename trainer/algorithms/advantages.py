@@ -5,10 +5,7 @@ from typing import Literal, NamedTuple, assert_never
 import torch
 from torch import Tensor
 
-from trainer.algorithms.modes import GaeMask, WhitenForm
-
-Baseline = Literal["mean", "leave_one_out", "length_weighted", "greedy", "second_best", "batch_mean", "none"]
-Scale = Literal["group_std", "batch_std", "none"]
+from trainer.algorithms.modes import Baseline, GaeMask, Scale, WhitenForm
 
 # A deviation up to this is rounding noise of equal scores.
 NO_DEVIATION = 1e-6
@@ -62,14 +59,17 @@ def group_advantages(
     """Return each score relative to its group, float64 `[scores]`.
 
     GRPO is mean and group_std; Dr. GRPO mean and none; RLOO leave_one_out and none; LitePPO mean and batch_std; OPO
-    length_weighted and none; ReMax greedy and none; pass@k second_best and group_std. What is divided by a deviation
-    is 0 where all scores are equal, not a quotient of rounding errors.
+    length_weighted and none; ReMax greedy and none; pass@k second_best and group_std; MaxRL mean and group_mean;
+    NeMo-RL's normalised leave-one-out leave_one_out and rest_std. What is divided by a deviation is 0 where all scores
+    are equal, not a quotient of rounding errors.
 
     Args:
         scores: One number per trajectory (or per step).
         groups: Group of each score; any integers.
         baseline: What is subtracted.
-        scale: What the difference is divided by.
+        scale: What the difference is divided by: the deviation of the group, of the batch, of the other members of
+            the group (where they are equal the difference stays as it is), of all differences of the batch (AReaL),
+            or the group's mean, where that is above 0 (arXiv:2602.02710).
         singleton: Advantage in a group of one: 0, or the score as it is. Without a baseline groups of one are
             no special case. A score that counts several times is no group of one.
         epsilon: Added to the deviation.
@@ -100,13 +100,46 @@ def group_advantages(
             advantages = scores
         case _:
             assert_never(baseline)
-    if scale == "batch_std":
-        std = group_statistics(scores, torch.zeros_like(groups), counts, biased=biased).std
-    if scale != "none":
-        advantages = torch.where(std > NO_DEVIATION, advantages / (std + epsilon), 0.0)
+    match scale:
+        case "none":
+            pass
+        case "group_std":
+            advantages = _divided(advantages, std, epsilon)
+        case "batch_std":
+            whole = group_statistics(scores, torch.zeros_like(groups), counts, biased=biased)
+            advantages = _divided(advantages, whole.std, epsilon)
+        case "centred_std":
+            advantages = _divided(advantages, _root_mean_square(advantages, counts, biased=biased), epsilon)
+        case "group_mean":
+            advantages = _divided(advantages, mean, epsilon)
+        case "rest_std":
+            rest = _deviation_of_the_rest(scores, groups, biased=biased)
+            advantages = torch.where(rest > NO_DEVIATION, advantages / (rest + epsilon), advantages)
+        case _:
+            assert_never(scale)
     if baseline not in ("none", "greedy", "batch_mean"):
         advantages = torch.where(size == 1, scores if singleton == "raw" else 0.0, advantages)
     return advantages
+
+
+def _divided(differences: Tensor, by: Tensor, epsilon: float) -> Tensor:
+    return torch.where(by > NO_DEVIATION, differences / (by + epsilon), 0.0)
+
+
+def _root_mean_square(differences: Tensor, counts: Tensor | None, *, biased: bool) -> Tensor:
+    counts = torch.ones_like(differences) if counts is None else counts.double()
+    total = (counts * differences.square()).sum()
+    return (total / (counts.sum() - int(not biased)).clamp(min=1)).sqrt()
+
+
+def _deviation_of_the_rest(scores: Tensor, groups: Tensor, *, biased: bool) -> Tensor:
+    """Return, for each score, the deviation of the others of its group; 0 where fewer than two are left."""
+    size, mean, std = group_statistics(scores, groups, biased=True)
+    rest = size - 1
+    # What is left of the sum of squares without one member (Welford's update, backwards).
+    squares = size * std.square() - (scores - mean).square() * size / rest.clamp(min=1)
+    left = (rest - int(not biased)).clamp(min=1)
+    return torch.where(rest > 1, (squares.clamp(min=0) / left).sqrt(), 0.0)
 
 
 def _given(numbers: Tensor | None, what: str) -> Tensor:
@@ -158,7 +191,7 @@ def generalized_advantages(
     mask: Tensor,
     *,
     discount: float,
-    trace: float,
+    trace: float | Tensor,
     gae_mask: GaeMask = "skip",
 ) -> tuple[Tensor, Tensor]:
     """Return GAE and returns of every token of the mask, float64 `[rows, tokens]`.
@@ -171,7 +204,7 @@ def generalized_advantages(
         values: Value of the state before each token; never read outside the mask, unless `gae_mask` is `none`.
         mask: True where the policy sampled the token.
         discount: Gamma, per sampled token.
-        trace: Lambda, per sampled token.
+        trace: Lambda, per sampled token; or one for each row, `[rows]` (see `length_adaptive_trace`).
         gae_mask: `none` steps through tokens outside the mask, padding too, as through any other, with reward 0 and the
             values given there (ROLL; OpenRLHF sets them to 0 before).
     """
@@ -188,6 +221,14 @@ def generalized_advantages(
         next_value = torch.where(here, values[:, place], next_value)
         advantages[:, place] = torch.where(mask[:, place], running, 0.0)
     return advantages, torch.where(mask, advantages + values, 0.0)
+
+
+def length_adaptive_trace(mask: Tensor, alpha: float) -> Tensor:
+    """Return lambda of each row, `1 - 1 / (alpha n)` with its n sampled tokens, float64 `[rows]`, at least 0.
+
+    The errors of long answers reach as far back as those of short ones (VAPO, arXiv:2504.05118, section 4.2).
+    """
+    return (1 - 1 / (alpha * mask.sum(dim=1).clamp(min=1).double())).clamp(min=0.0)
 
 
 def bi_level_advantages(
@@ -229,6 +270,59 @@ def bi_level_advantages(
         next_value = torch.where(here, values[:, place], next_value)
         advantages[:, place] = torch.where(here, running, 0.0)
     return advantages, torch.where(mask, advantages + values, 0.0)
+
+
+def normalised_tokens(
+    values: Tensor,
+    mask: Tensor,
+    groups: Tensor,
+    *,
+    mean_level: Literal["batch", "group", "none"] = "batch",
+    std_level: Literal["batch", "group", "none"] = "batch",
+    leave_one_out: bool = False,
+    unbiased: bool = True,
+    epsilon: float = 1e-5,
+) -> Tensor:
+    """Return token numbers less a mean and over a deviation, each of a group or of the batch; zero outside the mask.
+
+    Every token counts once. Deviations are those of what is left once the mean is taken off (AReaL's `Normalization`).
+
+    Args:
+        values: A number per token.
+        mask: Which count.
+        groups: Group of each row, `[rows]`.
+        mean_level: Which tokens the mean is over.
+        std_level: Which tokens the deviation is over; of a single row with unbiased deviations it is 1.
+        leave_one_out: Whether a token's mean is that of the others; a group of one row then has its values as means.
+        unbiased: Divide squares by n - 1.
+        epsilon: Added to the deviation; not where there is none.
+    """
+    numbers = torch.where(mask, values.double(), 0.0)
+    _, group = torch.unique(groups, return_inverse=True)
+    centred = numbers
+    if mean_level != "none":
+        which = group if mean_level == "group" else torch.zeros_like(group)
+        total, count = _row_sums(numbers, which)[:, None], _row_sums(mask.double(), which)[:, None]
+        mean = total / count.clamp(min=1)
+        if leave_one_out:
+            mean = (total - numbers) / (count - 1).clamp(min=1)
+            lone = _row_sums(torch.ones_like(mask[:, :1]).double(), which)[:, None] == 1
+            mean = torch.where(lone, numbers, mean)
+        centred = torch.where(mask, numbers - mean, 0.0)
+    if std_level == "none":
+        return centred
+    which = group if std_level == "group" else torch.zeros_like(group)
+    count = _row_sums(mask.double(), which)
+    variance = _row_sums(centred.square(), which) / (count - int(unbiased)).clamp(min=1)
+    lone = (_row_sums(torch.ones_like(mask[:, :1]).double(), which) == 1) & (std_level == "group")
+    deviation = torch.where((lone | (count <= 1)) & unbiased, 1.0, variance.sqrt())
+    return centred / (deviation + epsilon)[:, None]
+
+
+def _row_sums(values: Tensor, which: Tensor) -> Tensor:
+    """Return the sum over all rows of each row's part, `[rows]`."""
+    totals = values.new_zeros(int(which.max()) + 1 if len(which) else 0)
+    return totals.index_add(0, which, values.sum(dim=1))[which]
 
 
 def whitened(

@@ -22,10 +22,12 @@ class Denominators:
         tokens: Number of sampled tokens.
         rows: Number of sequences with at least one sampled token. A sequence is a row, or the rows of a trajectory
             that was recorded in several segments.
+        positive_tokens: Number of sampled tokens of the episodes that did well, where a loss is of those alone.
     """
 
     tokens: int
     rows: int
+    positive_tokens: int = 0
 
     @classmethod
     def from_mask(cls, mask: Tensor) -> Self:
@@ -40,7 +42,11 @@ class Denominators:
 
     def __add__(self, other: "Denominators") -> "Denominators":
         """Return the counts of two disjoint parts taken together."""
-        return Denominators(self.tokens + other.tokens, self.rows + other.rows)
+        return Denominators(
+            self.tokens + other.tokens,
+            self.rows + other.rows,
+            self.positive_tokens + other.positive_tokens,
+        )
 
 
 def aggregate(

@@ -77,6 +77,8 @@ class RowBatch:
         values: The critic's value of the state before each token, where the algorithm has a critic.
         old_logprobs: Log-probabilities at the start of the update, for a KL penalty in the reward.
         reference_logprobs: Log-probabilities under the reference policy, for a KL penalty in the reward.
+        squared_probabilities: Sum of the squared probabilities of all tokens that could have been drawn, for the
+            optimal token baseline.
     """
 
     trajectory: Tensor
@@ -85,6 +87,7 @@ class RowBatch:
     values: Tensor | None = None
     old_logprobs: Tensor | None = None
     reference_logprobs: Tensor | None = None
+    squared_probabilities: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

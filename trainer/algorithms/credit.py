@@ -8,6 +8,8 @@ from torch import Tensor
 
 from trainer.algorithms.advantage_settings import (
     GaeAdvantage,
+    MovingBaselineAdvantage,
+    OptimalTokenAdvantage,
     SpoAdvantage,
     TokenReturnAdvantage,
 )
@@ -15,12 +17,14 @@ from trainer.algorithms.advantages import (
     bi_level_advantages,
     generalized_advantages,
     group_statistics,
+    length_adaptive_trace,
     whitened,
 )
 from trainer.algorithms.batch import RowBatch, TrajectoryBatch
 from trainer.algorithms.episodes import EpisodeChoice, choose_episodes
 from trainer.algorithms.filters import FilterResult, filter_groups
-from trainer.algorithms.kl import kl_estimate
+from trainer.algorithms.kl import centred_kl_advantages, kl_estimate
+from trainer.algorithms.returns import token_returns
 from trainer.algorithms.rewards import (
     TurnValues,
     normalised_rewards,
@@ -29,8 +33,9 @@ from trainer.algorithms.rewards import (
     turn_rewards,
 )
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.algorithms.state import AlgorithmState, with_outcomes
+from trainer.algorithms.state import AlgorithmState, with_averages, with_outcomes
 from trainer.algorithms.stream import TokenStream
+from trainer.algorithms.token_baseline import optimal_token_baseline_advantages
 from trainer.algorithms.turn_credit import returns_of, total_scores, tracked_keys, turn_advantages
 
 
@@ -89,7 +94,9 @@ def compute_advantages(
     _check_turns(stream, rewards)
     penalty = _reward_kl(settings, rows)
     returns = None
-    if settings.estimates_values or isinstance(settings.advantage, TokenReturnAdvantage):
+    if settings.estimates_values or isinstance(
+        settings.advantage, TokenReturnAdvantage | OptimalTokenAdvantage
+    ):
         placed = placed_rewards(rewards, stream, rows.mask)
         if penalty is not None:
             placed = placed - penalty
@@ -107,6 +114,9 @@ def compute_advantages(
             epsilon=settings.advantage.whiten_epsilon,
             form=settings.advantage.whiten_form,
         )
+    if settings.kl.coefficient and settings.kl.placement == "advantage":
+        old, reference = _of_policies(rows)
+        advantages = advantages + centred_kl_advantages(old, reference, rows.mask, settings.kl.coefficient)
     if settings.advantage.clip is not None:
         advantages = advantages.clamp(-settings.advantage.clip, settings.advantage.clip)
     return AdvantageResult(
@@ -137,11 +147,18 @@ def after_update(
         batch: The episodes.
         moved: How far the update has moved the policy, in nats per token.
     """
-    if not isinstance(settings.advantage, SpoAdvantage):
+    advantage = settings.advantage
+    if isinstance(advantage, MovingBaselineAdvantage):
+        returns = total_scores(
+            normalised_rewards(settings.reward, turn_rewards(settings.reward, batch), state.returns),
+            turn_charges(settings.reward, batch),
+        )
+        return with_averages(advantage, state, tracked_keys(advantage, batch), returns)
+    if not isinstance(advantage, SpoAdvantage):
         return state
     state = replace(state, moved=state.moved + moved)
-    keys = tracked_keys(settings.advantage, batch)
-    return with_outcomes(settings.advantage, state, keys, returns_of(settings, batch))
+    keys = tracked_keys(advantage, batch)
+    return with_outcomes(advantage, state, keys, returns_of(settings, batch))
 
 
 def _token_advantages(
@@ -157,25 +174,29 @@ def _token_advantages(
     match advantage.kind:
         case "token_return":
             dense = stream.gather(rewards)
-            # GAE of a critic that says 0, with an error trace that never decays: the discounted return.
-            advantages, _ = generalized_advantages(
-                dense, torch.zeros_like(dense), sampled, discount=advantage.token_discount, trace=1.0
-            )
+            advantages = token_returns(dense, sampled, discount=advantage.gamma)
             if advantage.baseline == "group_mean":
                 groups = torch.tensor(batch.groups, dtype=torch.int64, device=dense.device)
                 mean = group_statistics(dense.sum(dim=1), groups).mean
                 advantages = torch.where(sampled, advantages - mean[:, None], 0.0)
             return stream.scatter(advantages, rows.mask), None
-        case "gae" if advantage.gae_mask == "none":
-            return _stepped_through(advantage, rows, rewards)
-        case "gae":
-            advantages, returns = generalized_advantages(
+        case "optimal_token":
+            advantages, _ = optimal_token_baseline_advantages(
                 stream.gather(rewards),
-                stream.gather(_required(rows.values, "values")),
                 sampled,
-                discount=advantage.token_discount,
-                trace=advantage.trace,
+                torch.tensor(batch.groups, dtype=torch.int64),
+                stream.gather(_required(rows.old_logprobs, "old_logprobs")),
+                stream.gather(_required(rows.squared_probabilities, "squared_probabilities")),
+                zero_tail=advantage.zero_tail,
+                epsilon=advantage.epsilon,
             )
+            return stream.scatter(advantages, rows.mask), None
+        case "gae" if advantage.gae_mask == "none":
+            values = torch.where(rows.mask, _required(rows.values, "values").double(), 0.0)
+            return _generalized(advantage, rewards, values, rows.mask)
+        case "gae":
+            values = stream.gather(_required(rows.values, "values"))
+            advantages, returns = _generalized(advantage, stream.gather(rewards), values, sampled)
         case "bi_level_gae":
             advantages, returns = bi_level_advantages(
                 stream.gather(rewards),
@@ -183,25 +204,38 @@ def _token_advantages(
                 sampled,
                 stream.flags(stream.turn_end),
                 turn_discount=advantage.turn_discount,
-                token_discount=advantage.token_discount,
-                trace=advantage.trace,
+                token_discount=advantage.gamma,
+                trace=advantage.gae_lambda,
             )
         case _:
             raise ValueError(f"advantage '{advantage.kind}' reads no critic")
     return stream.scatter(advantages, rows.mask), stream.scatter(returns, rows.mask)
 
 
-def _stepped_through(advantage: GaeAdvantage, rows: RowBatch, rewards: Tensor) -> tuple[Tensor, Tensor]:
-    """Return GAE that decays over observation tokens, row by row (OpenRLHF); padding behind a row costs nothing."""
-    values = torch.where(rows.mask, _required(rows.values, "values").double(), 0.0)
-    return generalized_advantages(
+def _generalized(
+    advantage: GaeAdvantage, rewards: Tensor, values: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return GAE, and what the critic should say: by a lambda of its own, where it has one.
+
+    With `gae_mask: none` it decays over observation tokens, row by row (OpenRLHF); padding behind a row costs nothing.
+    """
+    gae_lambda: float | Tensor = advantage.gae_lambda
+    if advantage.length_adaptive is not None:
+        gae_lambda = length_adaptive_trace(mask, advantage.length_adaptive)
+    found = generalized_advantages(
+        rewards, values, mask, discount=advantage.gamma, trace=gae_lambda, gae_mask=advantage.gae_mask
+    )
+    if advantage.critic_gae_lambda is None:
+        return found
+    apart = generalized_advantages(
         rewards,
         values,
-        rows.mask,
-        discount=advantage.token_discount,
-        trace=advantage.trace,
-        gae_mask="none",
+        mask,
+        discount=advantage.gamma,
+        trace=advantage.critic_gae_lambda,
+        gae_mask=advantage.gae_mask,
     )
+    return found[0], apart[1]
 
 
 def _check_turns(stream: TokenStream, rewards: TurnValues) -> None:
@@ -226,9 +260,16 @@ def _flat_turns(turns: Sequence[Sequence[float]], stream: TokenStream) -> Tensor
 def _reward_kl(settings: AlgorithmSettings, rows: RowBatch) -> Tensor | None:
     if not settings.kl.coefficient or settings.kl.placement != "reward":
         return None
+    old, reference = _of_policies(rows)
+    estimate = kl_estimate(old, reference, settings.kl.estimator, limit=settings.kl.limit)
+    return settings.kl.coefficient * estimate
+
+
+def _of_policies(rows: RowBatch) -> tuple[Tensor, Tensor]:
+    """Return the log-probabilities at the start of the update and under the reference, zero outside the mask."""
     old = torch.where(rows.mask, _required(rows.old_logprobs, "old_logprobs"), 0.0)
     reference = torch.where(rows.mask, _required(rows.reference_logprobs, "reference_logprobs"), 0.0)
-    return settings.kl.coefficient * kl_estimate(old.double(), reference.double(), settings.kl.estimator)
+    return old.double(), reference.double()
 
 
 def _penalised(rewards: TurnValues, stream: TokenStream, penalty: Tensor) -> TurnValues:

@@ -5,7 +5,12 @@ from dataclasses import dataclass
 from numbers import Real
 
 from trainer.algorithms.batch import TrajectoryBatch
-from trainer.algorithms.filter_settings import CustomEpisodes, EpisodeSettings, ResampledEpisodes
+from trainer.algorithms.filter_settings import (
+    CustomEpisodes,
+    EpisodeSettings,
+    ResampledEpisodes,
+    ShortestEpisodes,
+)
 from trainer.core.plugins import load_plugin
 
 
@@ -43,6 +48,8 @@ def choose_episodes(
             return EpisodeChoice([not each for each in cut], settings.in_statistics)
         case "resample_on_correct":
             return EpisodeChoice(_resampled(settings, batch, returns), in_statistics=False)
+        case "shortest":
+            return EpisodeChoice(_shortest(settings, batch, returns), in_statistics=False)
         case "custom":
             return EpisodeChoice(_custom(settings, batch), settings.in_statistics)
 
@@ -79,12 +86,45 @@ def resampled_on_correct(
     return sorted([*good[:wins], *bad[: size - wins]])
 
 
-def _resampled(settings: ResampledEpisodes, batch: TrajectoryBatch, returns: Sequence[float]) -> list[bool]:
+def shortest(
+    lengths: Sequence[int], returns: Sequence[float], size: int, *, per_token: bool = False
+) -> list[int]:
+    """Return the places of the episodes of one group that are kept (GFPO, arXiv:2508.09726, section 3).
+
+    Args:
+        lengths: Sampled tokens of each episode.
+        returns: Return of each.
+        size: How many are kept; of equal ones the first.
+        per_token: Whether those of the largest return for each token are, and not the shortest.
+    """
+    if per_token:
+        order = sorted(range(len(lengths)), key=lambda at: -returns[at] / max(lengths[at], 1))
+    else:
+        order = sorted(range(len(lengths)), key=lambda at: lengths[at])
+    return sorted(order[:size])
+
+
+def _members(batch: TrajectoryBatch) -> list[list[int]]:
+    """Return the places of the episodes of each group."""
     members: dict[int, list[int]] = {}
     for place, group in enumerate(batch.groups):
         members.setdefault(group, []).append(place)
+    return list(members.values())
+
+
+def _shortest(settings: ShortestEpisodes, batch: TrajectoryBatch, returns: Sequence[float]) -> list[bool]:
     kept = [False] * len(batch)
-    for places in members.values():
+    for places in _members(batch):
+        lengths = [sum(batch.tokens[place]) for place in places]
+        per_token = settings.by == "return_per_token"
+        for at in shortest(lengths, [returns[place] for place in places], settings.size, per_token=per_token):
+            kept[places[at]] = True
+    return kept
+
+
+def _resampled(settings: ResampledEpisodes, batch: TrajectoryBatch, returns: Sequence[float]) -> list[bool]:
+    kept = [False] * len(batch)
+    for places in _members(batch):
         chosen = resampled_on_correct(
             [returns[place] for place in places],
             [_unreadable(batch.valid[place]) for place in places],

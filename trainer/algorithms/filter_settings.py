@@ -179,6 +179,21 @@ class ResampledEpisodes(Settings):
     )
 
 
+class ShortestEpisodes(Settings):
+    """Of more episodes than are trained on, keep the shortest of each group (GFPO, arXiv:2508.09726).
+
+    The group's statistics are those of what stays.
+    """
+
+    kind: Literal["shortest"]
+    size: Count = Field(
+        description="Episodes of each group that are kept; the paper plays two to three times as many."
+    )
+    by: Literal["length", "return_per_token"] = Field(
+        "length", description="The shortest first, or those of the most return for each sampled token."
+    )
+
+
 class CustomEpisodes(ChosenEpisodes):
     """Keep the episodes that a function of the user's names."""
 
@@ -189,7 +204,8 @@ class CustomEpisodes(ChosenEpisodes):
 
 
 EpisodeSettings = Annotated[
-    AllEpisodes | FinishedEpisodes | ResampledEpisodes | CustomEpisodes, Field(discriminator="kind")
+    AllEpisodes | FinishedEpisodes | ResampledEpisodes | ShortestEpisodes | CustomEpisodes,
+    Field(discriminator="kind"),
 ]
 
 
@@ -223,6 +239,11 @@ class RewardSettings(Settings):
     turn_high: float | None = Field(None, description="Largest reward of a turn.")
     overlong: OverlongSettings | None = Field(
         None, description="Penalty on the last turn of very long episodes."
+    )
+    truncated_scale: Fraction = Field(
+        1.0,
+        description="Factor of the rewards of episodes that were cut off (ProRL; stop_properly_penalty_coef in "
+        "NeMo-RL); 0: they earn nothing.",
     )
     scale: PositiveFloat = Field(
         1.0,

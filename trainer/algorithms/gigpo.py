@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trainer.algorithms.advantages import Scale, group_advantages
+from trainer.algorithms.advantages import group_advantages
+from trainer.algorithms.modes import Scale
 from trainer.algorithms.rewards import TurnValues, discounted_turn_returns
 
 Singleton = Literal["zero", "raw"]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from trainer.algorithms.modes import KLEstimator
+from trainer.algorithms.returns import token_returns
 
 _LOG_RATIO_LIMIT = 20.0
 _K3_LIMIT = 10.0
@@ -19,6 +20,7 @@ def kl_estimate(
     straight_through: bool = False,
     log_ratio: Tensor | None = None,
     bounded: bool = True,
+    limit: float | None = None,
 ) -> Tensor:
     """Return a per-token estimate of KL(policy || reference), with d = logprobs - reference.
 
@@ -36,6 +38,7 @@ def kl_estimate(
         log_ratio: Log of the ratio to the policy that tokens are taken to be of, with gradient: the estimate times the
             ratio is unbiased off-policy (DeepSeek-V3.2, section 3.1). None: there is no such factor.
         bounded: Whether `k3` is clamped (verl); slime and TRL do not.
+        limit: Largest magnitude of what any estimator gives (AReaL, OpenRLHF, NeMo-RL: 10); None is none.
     """
     difference = logprobs - reference
     match estimator:
@@ -52,7 +55,30 @@ def kl_estimate(
             value = torch.exp(-difference) - 1 + difference
         case _:
             assert_never(estimator)
+    if limit is not None:
+        value = value.clamp(-limit, limit)
     if straight_through:
         gradient = difference.square() / 2
         value = value.detach() + gradient - gradient.detach()
     return value if log_ratio is None else value * log_ratio.exp()
+
+
+def centred_kl_advantages(
+    logprobs: Tensor, reference: Tensor, mask: Tensor, coefficient: float, *, discount: float = 0.0
+) -> Tensor:
+    """Return what a KL penalty adds to the advantage of each token, `[rows, tokens]`, zero outside the mask.
+
+    `c (mean(d) - d)` with d = logprobs - reference and the mean over all tokens of the batch: a penalty with a
+    baseline, which costs nothing in the mean (tinker-cookbook).
+
+    Args:
+        logprobs: Log-probabilities under the policy that sampled, or as the update begins.
+        reference: Log-probabilities under the reference policy.
+        mask: Which tokens count.
+        coefficient: c.
+        discount: Above 0 each token has the discounted sum of its own and those after it.
+    """
+    difference = torch.where(mask, logprobs.detach().double() - reference.detach().double(), 0.0)
+    mean = difference.sum() / mask.sum().clamp(min=1)
+    charges = torch.where(mask, coefficient * (mean - difference), 0.0)
+    return token_returns(charges, mask, discount=discount, return_mask="none") if discount else charges

@@ -97,6 +97,9 @@ class DppoSurrogate(Settings):
     penalty: NonNegativeFloat = Field(
         0.0, description="Weight of (lp - old)^2 on every token (prime-rl's kl_tau: 1e-3)."
     )
+    two_sided: bool = Field(
+        False, description="Whether both bounds hold whatever the advantage's sign (INTELLECT's IPO)."
+    )
 
 
 class GmpoSurrogate(Settings):
@@ -172,8 +175,13 @@ class KLSettings(Settings):
     estimator: KLEstimator = Field(
         "k3", description="k1 = d, k2 = d^2/2, k3 = exp(-d) - 1 + d, abs = |d|; d = lp - reference."
     )
-    placement: Literal["loss", "reward"] = Field(
-        "loss", description="In the loss, or subtracted from the reward."
+    placement: Literal["loss", "reward", "advantage"] = Field(
+        "loss",
+        description="In the loss, subtracted from the reward, or from the advantages, less its mean over the batch "
+        "(tinker-cookbook; k1 only).",
+    )
+    limit: PositiveFloat | None = Field(
+        None, description="Largest magnitude of the estimate at a token (AReaL, OpenRLHF: 10); absent: none."
     )
     straight_through: bool = Field(
         False, description="Gradient of k2 whatever the estimator (verl's '+' forms); only in the loss."
@@ -194,9 +202,15 @@ class KLSettings(Settings):
 
     @model_validator(mode="after")
     def _gradient_means_something(self) -> Self:
-        if self.placement == "reward" and (self.straight_through or self.unbiased):
+        if self.placement != "loss" and (self.straight_through or self.unbiased):
             name = "straight_through" if self.straight_through else "unbiased"
-            raise ValueError(f"a KL penalty in the reward has no gradient: {name} does nothing there")
+            raise ValueError(
+                f"a KL penalty in the {self.placement} has no gradient: {name} does nothing there"
+            )
+        if self.placement == "advantage" and (self.estimator != "k1" or self.limit is not None):
+            raise ValueError(
+                "a KL penalty in the advantages is k1 as it is: set kl.estimator to k1, and no limit"
+            )
         if self.straight_through and self.unbiased:
             raise ValueError("straight_through and unbiased are two ways to mend the gradient: choose one")
         if (
@@ -213,6 +227,23 @@ class KLSettings(Settings):
             raise ValueError("an adaptive coefficient needs one to begin with: set kl.coefficient above 0")
         if self.target is None and self.horizon != type(self).model_fields["horizon"].default:
             raise ValueError("kl.horizon is read with kl.target only: leave it out")
+        return self
+
+
+class PositiveNllSettings(Settings):
+    """Likelihood of the episodes that did well, beside the surrogate (VAPO, arXiv:2504.05118, section 4.3)."""
+
+    coefficient: NonNegativeFloat = Field(
+        0.0, description="Weight of the mean over the sampled tokens of those episodes (VAPO: 0.1); 0 is off."
+    )
+    score_threshold: float = Field(
+        0.0, allow_inf_nan=False, description="An episode did well if its return is above this."
+    )
+
+    @model_validator(mode="after")
+    def _threshold_is_read(self) -> Self:
+        if not self.coefficient and self.score_threshold:
+            raise ValueError("positive_nll.score_threshold is read with a coefficient above 0 only")
         return self
 
 

@@ -136,6 +136,7 @@ def dppo_surrogate(
     cap: float | None = 20.0,
     penalty: float = 0.0,
     form: Literal["logprob", "ratio"] = "logprob",
+    two_sided: bool = False,
 ) -> SurrogateLoss:
     """Return the policy gradient of tokens inside a trust region of probabilities (DPPO, arXiv:2602.04879).
 
@@ -153,8 +154,13 @@ def dppo_surrogate(
         cap: Largest weight r of a token; None is no bound.
         penalty: Weight of `(lp - old)^2`, of every token (prime-rl).
         form: `-sg(min(r, cap)) A lp` (verl, slime), or `-r A` (prime-rl): their gradients are equal below the cap.
+        two_sided: Whether both bounds hold whatever the advantage's sign (INTELLECT's IPO, prime-rl before DPPO).
     """
     outside = _has_left(logprobs.detach(), old_logprobs, advantages, divergence, low, high)
+    if two_sided:
+        # Where it rose, the bound of good tokens holds; where it fell, that of bad ones.
+        rose = torch.where(logprobs.detach() > old_logprobs, 1.0, -1.0)
+        outside = _has_left(logprobs.detach(), old_logprobs, rose, divergence, low, high)
     ratio = torch.exp((logprobs - old_logprobs).clamp(-_BOUND, _BOUND))
     weight = ratio if cap is None else ratio.clamp(max=cap)
     loss = -advantages * (weight if form == "ratio" else weight.detach() * logprobs)
@@ -221,6 +227,17 @@ def vespo_surrogate(
     rate = _either(good, rate_positive, rate_negative, advantages)
     kernel = torch.exp(rate + k * log_weight - rate * weight)
     return SurrogateLoss(-kernel * advantages * logprobs, torch.zeros_like(kernel, dtype=torch.bool))
+
+
+def positive_nll(logprobs: Tensor, scores: Tensor, *, score_threshold: float = 0.0) -> Tensor:
+    """Return `-lp` per token of the episodes that did well, 0 elsewhere (VAPO, arXiv:2504.05118, equation 10).
+
+    Args:
+        logprobs: lp, with gradient, `[rows, tokens]`.
+        scores: Return of each row's episode, `[rows]`.
+        score_threshold: An episode did well if its return is above this.
+    """
+    return torch.where((scores > score_threshold)[:, None], -logprobs, 0.0)
 
 
 def value_surrogate(

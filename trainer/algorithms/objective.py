@@ -18,6 +18,7 @@ from trainer.algorithms.losses import (
     SurrogateLoss,
     dppo_surrogate,
     geometric_surrogate,
+    positive_nll,
     ppo_surrogate,
     quadratic_surrogate,
     reinforce_surrogate,
@@ -86,12 +87,18 @@ def policy_loss(
             settings.kl.estimator,
             straight_through=settings.kl.straight_through,
             log_ratio=ratio if settings.kl.unbiased else None,
+            limit=settings.kl.limit,
         )
         parts["policy/kl_reference"] = (torch.where(mask, divergence, 0.0).sum(), tokens)
         if settings.kl.placement == "loss":
             loss = loss + settings.kl.coefficient * _aggregate(
                 settings, divergence, mask, denominators, inputs.lengths
             )
+
+    if settings.positive_nll.coefficient:
+        likelihood = _positive_nll(settings, inputs, logprobs, denominators)
+        parts["loss/positive_nll"] = (likelihood, part)
+        loss = loss + settings.positive_nll.coefficient * likelihood
 
     if inputs.entropy is not None:
         entropy = torch.where(mask, inputs.entropy, 0.0)
@@ -233,6 +240,7 @@ def _surrogate(
                 high=surrogate.high,
                 cap=surrogate.cap,
                 penalty=surrogate.penalty,
+                two_sided=surrogate.two_sided,
             )
         case "gmpo":
             return geometric_surrogate(ratio, advantages)
@@ -298,6 +306,16 @@ def _weights(
     if correction.kind == "truncate":
         return truncated(weights, correction.cap, correction.floor)
     return banded(weights, correction.low, correction.high)
+
+
+def _positive_nll(
+    settings: AlgorithmSettings, inputs: LossInputs, logprobs: Tensor, denominators: Denominators
+) -> Tensor:
+    """Return this part's share of the mean over the tokens of the episodes that did well."""
+    losses = positive_nll(
+        logprobs, _required(inputs.scores, "scores"), score_threshold=settings.positive_nll.score_threshold
+    )
+    return torch.where(inputs.mask, losses, 0.0).sum() / max(denominators.positive_tokens, 1)
 
 
 def _aggregate(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from trainer.algorithms.advantage_settings import with_current_keys
 from trainer.algorithms.papers import groups, surrogates, turns
 from trainer.algorithms.papers.paper import Paper
 from trainer.algorithms.settings import AlgorithmSettings
@@ -63,8 +64,11 @@ def lay_over_preset(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return what `resolve_preset` makes settings of, unchecked.
 
     Raises:
-        ValueError: If there is no such preset.
+        ValueError: If there is no such preset, or a setting is given by a former name and the present one.
     """
+    if "advantage" in overrides:
+        # By their present names: the preset's own are laid under them.
+        overrides = {**overrides, "advantage": with_current_keys(overrides["advantage"])}
     return _merged(PRESETS[known_name(name)].model_dump(), overrides)
 
 

@@ -20,8 +20,9 @@ def turn_rewards(settings: RewardSettings, batch: TrajectoryBatch) -> TurnValues
     With `penalty_in: return` the penalties for unreadable replies are left out: see `turn_charges`.
     """
     composed = []
-    for rewards, penalties, charges, tokens in zip(
-        batch.rewards, batch.format_penalties, _penalties(settings, batch), batch.tokens, strict=True
+    cut_off = batch.truncated or [False] * len(batch)
+    for rewards, penalties, charges, tokens, cut in zip(
+        batch.rewards, batch.format_penalties, _penalties(settings, batch), batch.tokens, cut_off, strict=True
     ):
         turns = list(rewards)
         if settings.penalty_in == "return":
@@ -35,7 +36,8 @@ def turn_rewards(settings: RewardSettings, batch: TrajectoryBatch) -> TurnValues
             turns[-1] += overlong.penalty * overlong_penalty(
                 sum(tokens), overlong.max_tokens, overlong.buffer_tokens
             )
-        turns = [settings.scale * reward for reward in turns]
+        scale = settings.scale * (settings.truncated_scale if cut else 1.0)
+        turns = [scale * reward for reward in turns]
         if turns and settings.offset:
             turns[-1] += settings.offset
         composed.append(turns)

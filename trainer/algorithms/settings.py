@@ -8,7 +8,13 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from trainer.algorithms.advantage_settings import AdvantageSettings, GroupAdvantage, SpoAdvantage
+from trainer.algorithms.advantage_settings import (
+    AdvantageSettings,
+    GroupAdvantage,
+    MovingBaselineAdvantage,
+    OptimalTokenAdvantage,
+    SpoAdvantage,
+)
 from trainer.algorithms.correction_presets import correction_named
 from trainer.algorithms.filter_settings import (
     AllEpisodes,
@@ -21,6 +27,7 @@ from trainer.algorithms.loss_settings import (
     AggregationSettings,
     CriticSettings,
     KLSettings,
+    PositiveNllSettings,
     PpoSurrogate,
     RatioSettings,
     SurrogateSettings,
@@ -36,7 +43,7 @@ from trainer.algorithms.token_settings import (
 )
 from trainer.core.strict import Settings
 
-_OWN_RETURNS = ("group", "turn", "gigpo", "hgpo", "spo")
+_OWN_RETURNS = ("group", "turn", "gigpo", "hgpo", "spo", "moving_baseline")
 _RATIO_OF = {"gmpo": "sequence", "vespo": "sequence_sum"}
 
 
@@ -56,6 +63,7 @@ class AlgorithmSettings(Settings):
     critic: CriticSettings | None = Field(
         None, description="Needed by the advantages 'gae' and 'bi_level_gae'."
     )
+    positive_nll: PositiveNllSettings = PositiveNllSettings()
     entropy_coefficient: float = Field(
         0.0, description="Weight of the entropy bonus (RAGEN: 0.001); 0 is off."
     )
@@ -176,9 +184,10 @@ class AlgorithmSettings(Settings):
 
         With one step per batch they are the current ones, and with proximal 'behaviour' the recorded ones.
         """
-        penalised = self.kl.coefficient > 0 and self.kl.placement == "reward"
+        penalised = self.kl.coefficient > 0 and self.kl.placement != "loss"
         moves = self.proximal == "recomputed" and self.updates > 1
-        return penalised or moves or self.prepares or self.tracks_values
+        reads = self.tracks_values or self.needs_squared_probabilities
+        return penalised or moves or self.prepares or reads
 
     @property
     def reads_behaviour(self) -> bool:
@@ -195,6 +204,16 @@ class AlgorithmSettings(Settings):
     def needs_entropy(self) -> bool:
         """Whether the entropy must carry a gradient."""
         return self.entropy_coefficient != 0.0
+
+    @property
+    def needs_squared_probabilities(self) -> bool:
+        """Whether the sum of squared probabilities at each token is read."""
+        return isinstance(self.advantage, OptimalTokenAdvantage)
+
+    @property
+    def tracks_returns(self) -> bool:
+        """Whether returns are remembered between steps, by domain or task."""
+        return isinstance(self.advantage, MovingBaselineAdvantage)
 
     @property
     def tracks_values(self) -> bool:

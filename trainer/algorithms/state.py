@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from trainer.algorithms.advantage_settings import SpoAdvantage
+from trainer.algorithms.advantage_settings import MovingBaselineAdvantage, SpoAdvantage
 from trainer.algorithms.loss_settings import KLSettings
+from trainer.algorithms.moving_baseline import moving_baseline_advantages
 
 _LARGEST_CHANGE = 0.2
 
@@ -71,12 +72,14 @@ class AlgorithmState:
         returns: Moments of the returns of all episodes so far.
         moved: Sum over updates of the KL per token from where each began to where it ended.
         worths: What tasks or domains were worth, by their keys, those asked for last at the end.
+        baselines: Moving averages of returns, likewise.
     """
 
     kl_coefficient: float | None = None
     returns: Moments = Moments()
     moved: float = 0.0
     worths: Mapping[str, Worth] = field(default_factory=dict)
+    baselines: Mapping[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the state as plain data; nothing where there is nothing to remember."""
@@ -87,6 +90,7 @@ class AlgorithmState:
             "returns": [self.returns.count, self.returns.mean, self.returns.squares],
             "moved": self.moved,
             "worths": {key: [w.successes, w.failures, w.moved] for key, w in self.worths.items()},
+            "baselines": dict(self.baselines),
         }
 
     @classmethod
@@ -104,6 +108,7 @@ class AlgorithmState:
                 returns=Moments(*data["returns"]),
                 moved=float(data["moved"]),
                 worths={str(key): Worth(*parts) for key, parts in data["worths"].items()},
+                baselines={str(key): float(value) for key, value in data.get("baselines", {}).items()},
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError("the algorithm's state is of another shape") from error
@@ -150,6 +155,16 @@ def kept_share(settings: SpoAdvantage, distance: float) -> float:
     """Return what is kept of a tracker when the policy has moved so far since: `2^(-D / D_half)`, within bounds."""
     share: float = 2.0 ** (-distance / settings.half_kl)
     return min(max(share, settings.rho_low), settings.rho_high)
+
+
+def with_averages(
+    settings: MovingBaselineAdvantage, state: AlgorithmState, keys: Sequence[str], returns: Sequence[float]
+) -> AlgorithmState:
+    """Return the state with the returns of these episodes taken into their moving averages."""
+    _, baselines = moving_baseline_advantages(returns, keys, state.baselines, settings.decay)
+    while len(baselines) > settings.tracked:
+        del baselines[next(iter(baselines))]
+    return replace(state, baselines=baselines)
 
 
 def with_outcomes(

@@ -1,7 +1,7 @@
 """The optimal token baseline: what returns are worth from each token on, weighted by how much gradient lies before it.
 
 As in verl (`optimal_token_baseline`); it needs the sum of squared probabilities over the vocabulary at each token,
-which no backend here computes, so no advantage kind uses it.
+which backends give as entropies of order two.
 """
 
 import torch

@@ -10,13 +10,16 @@ from torch import Tensor
 from trainer.algorithms.advantage_settings import (
     GdpoAdvantage,
     GroupAdvantage,
+    MovingBaselineAdvantage,
     SpoAdvantage,
     TurnAdvantage,
 )
 from trainer.algorithms.advantages import group_advantages, informative_factor
 from trainer.algorithms.batch import TrajectoryBatch
+from trainer.algorithms.gdpo import gdpo_advantages
 from trainer.algorithms.gigpo import anchor_groups, gigpo_advantages
 from trainer.algorithms.hgpo import hgpo_advantages
+from trainer.algorithms.moving_baseline import moving_baseline_advantages
 from trainer.algorithms.rewards import (
     TurnValues,
     discounted_return,
@@ -61,6 +64,12 @@ def turn_advantages(
             return _each_turn(_separate_advantages(advantage, batch), rewards)
         case "spo":
             return _each_turn(_tracked_advantages(advantage, batch, rewards, charges, state), rewards)
+        case "moving_baseline":
+            keys = tracked_keys(advantage, batch)
+            found, _ = moving_baseline_advantages(
+                total_scores(rewards, charges), keys, state.baselines, advantage.decay
+            )
+            return [[value] * len(turns) for value, turns in zip(found, rewards, strict=True)]
         case "gigpo":
             return gigpo_advantages(
                 rewards,
@@ -90,7 +99,7 @@ def turn_advantages(
         case "custom":
             plugin = load_plugin(advantage.function, "algorithm.advantage.function")
             return _custom_advantages(plugin, replace(batch, rewards=rewards))
-        case "gae" | "bi_level_gae" | "token_return":
+        case "gae" | "bi_level_gae" | "token_return" | "optimal_token":
             raise ValueError(f"advantage '{advantage.kind}' is computed per token")
         case _:
             assert_never(advantage)
@@ -179,18 +188,15 @@ def _separate_advantages(advantage: GdpoAdvantage, batch: TrajectoryBatch) -> Te
         )
     if unknown := sorted(set(advantage.weights) - set(names)):
         raise ValueError(f"algorithm.advantage.weights names {unknown}; there are {names}")
-    total = torch.zeros(len(batch), dtype=torch.float64)
-    for name in names:
-        weight = advantage.weights.get(name, 0.0) if advantage.weights else 1.0
-        scores = [sum(parts.get(name, 0.0) for parts in turns) for turns in batch.parts]
-        total += weight * group_advantages(
-            torch.tensor(scores, dtype=torch.float64),
-            torch.tensor(batch.groups, dtype=torch.int64),
-            scale=advantage.scale,
-            singleton=advantage.singleton,
-            epsilon=advantage.epsilon,
-        )
-    return total
+    scores = [[sum(parts.get(name, 0.0) for parts in turns) for turns in batch.parts] for name in names]
+    return gdpo_advantages(
+        torch.tensor(scores, dtype=torch.float64),
+        torch.tensor(batch.groups, dtype=torch.int64),
+        weights=[advantage.weights.get(name, 0.0) for name in names] if advantage.weights else None,
+        scale=advantage.scale,
+        singleton=advantage.singleton,
+        epsilon=advantage.epsilon,
+    )
 
 
 def _tracked_advantages(
@@ -208,7 +214,7 @@ def _tracked_advantages(
     return (ahead - ahead.mean()) / (deviation + advantage.epsilon)
 
 
-def tracked_keys(advantage: SpoAdvantage, batch: TrajectoryBatch) -> Sequence[str]:
+def tracked_keys(advantage: SpoAdvantage | MovingBaselineAdvantage, batch: TrajectoryBatch) -> Sequence[str]:
     """Return under which key the worth of each trajectory's task is remembered.
 
     Raises:
@@ -216,7 +222,9 @@ def tracked_keys(advantage: SpoAdvantage, batch: TrajectoryBatch) -> Sequence[st
     """
     keys = batch.tasks if advantage.tracks == "task" else batch.domains
     if len(keys) != len(batch):
-        raise ValueError(f"advantage 'spo' reads the {advantage.tracks} of each episode, which is not given")
+        raise ValueError(
+            f"advantage '{advantage.kind}' reads the {advantage.tracks} of each episode, which is not given"
+        )
     return keys
 
 

@@ -8,19 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from clients.session import EnvSession
-from trainer.agents.black_box import BlackBoxPlayer, open_black_box
-from trainer.agents.replies import ToolFormat, format_of_template
-from trainer.agents.runners import AgentRunner, ProgramRunner, ServiceRunner
-from trainer.agents.sandboxed import (
-    PORT,
-    SandboxedRunner,
-    SandboxPlan,
-    absolute_words,
-    open_agent_sandbox,
-)
-from trainer.agents.session import PolicyService
-from trainer.agents.splicing import SplicingRenderer
+from clients.client.session import EnvSession
 from trainer.assembly.build import Players, Policy, model_actor, sampling_params
 from trainer.config.agents import agent_kind, command_line
 from trainer.config.run import RunSettings
@@ -29,6 +17,18 @@ from trainer.core.plugins import Plugin, load_plugin
 from trainer.inference.base import SamplingParams
 from trainer.records.trajectory import Trajectory
 from trainer.rollout.agent import play_episode
+from trainer.rollout.agents.black_box import BlackBoxPlayer, open_black_box
+from trainer.rollout.agents.replies import ToolFormat, format_of_template
+from trainer.rollout.agents.runners import AgentRunner, ProgramRunner, ServiceRunner
+from trainer.rollout.agents.sandboxed import (
+    PORT,
+    SandboxedRunner,
+    SandboxPlan,
+    absolute_words,
+    open_agent_sandbox,
+)
+from trainer.rollout.agents.session import PolicyService
+from trainer.rollout.agents.splicing import SplicingRenderer
 from trainer.rollout.episodes import PlayEpisode, play_coroutine
 from trainer.tasks.task import Task
 

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from clients.commands.arguments import TOKEN_VARIABLE
+from clients.client.client import TOKEN_VARIABLE
 from trainer.assembly.inference import open_inference
+from trainer.assembly.probe import try_pictures
 from trainer.assembly.teachers import distillation_head
 from trainer.backends.base import Scorer
 from trainer.backends.heads import Head, PolicyHead, ValueHead
@@ -21,6 +22,7 @@ from trainer.backends.prefix_costs import sharing_costs
 from trainer.backends.reference import FrozenModel, PolicyWithoutAdapters
 from trainer.backends.torch_backend import TorchBackend
 from trainer.cluster.cluster import Cluster
+from trainer.config.checks import why_blind
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.device import DTYPES, torch_device
@@ -30,12 +32,14 @@ from trainer.core.plugins import load_plugin
 from trainer.core.seeding import derive_seed
 from trainer.inference.base import InferenceClient, SamplingParams
 from trainer.inference.queue import GenerationQueue
+from trainer.learn.weights.publisher import WeightPublisher
 from trainer.models.load import load_model, load_tokenizer, model_folder
 from trainer.models.lora import ADAPTER_CONFIG, add_lora, load_adapter
+from trainer.models.pictures import BLIND, PictureProcessor, load_pictures, sees
 from trainer.models.reward_model import RewardModel
 from trainer.models.stop_ids import stop_ids
-from trainer.models.tiny import TinyPolicySettings, build_tiny_model
-from trainer.models.tokenizer import build_tiny_tokenizer
+from trainer.models.tiny import TinyPolicySettings, build_tiny_model, tiny_pictures
+from trainer.models.tokenizer import IMAGE, build_tiny_tokenizer
 from trainer.models.value_head import ValueModel
 from trainer.models.weights import place, twin_of
 from trainer.rollout.actors import ModelActor
@@ -53,7 +57,6 @@ from trainer.tasks.interleaved import EnvironmentStream, InterleavedTaskSource, 
 from trainer.tasks.mixture import MixtureTaskSource
 from trainer.tasks.own_source import OwnTaskSource
 from trainer.tasks.task import TaskSource
-from trainer.weights.publisher import WeightPublisher
 
 _STREAM_BLOCK = 1000
 
@@ -68,6 +71,12 @@ class Policy:
     model: PreTrainedModel
     tokenizer: Any
     renderer: ChatRenderer
+
+    @property
+    def processor(self) -> Any:
+        """What lies beside the model in its folder: its tokenizer, in the processor of one that sees."""
+        pictures = self.renderer.pictures
+        return pictures.processor if isinstance(pictures, PictureProcessor) else self.tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +124,19 @@ def build_policy(
         model = load_model(path, dtype, settings.model.attention)
         model.name_or_path = settings.model.path or str(path)
         tokenizer = load_tokenizer(path)
+        pictures = (why_blind(settings) or load_pictures(path, tokenizer)) if sees(model) else BLIND
     else:
-        tokenizer = build_tiny_tokenizer()
+        vision = settings.model.vision
+        tokenizer = build_tiny_tokenizer(sees=vision is not None)
         model = _tiny_model(settings, tokenizer)
+        pictures = BLIND if vision is None else tiny_pictures(vision, tokenizer)
     place(model, dtype, device)
     model.config.dtype = DTYPES[settings.model.dtype]
     if settings.model.lora is not None and (directory is None or adapter is not None):
         add_lora(model, settings.model.lora, derive_seed(settings.seed, "adapters"))
     if adapter is not None:
         load_adapter(model, adapter)
-    return Policy(model, tokenizer, chat_renderer(settings, tokenizer, stop_ids(model)))
+    return Policy(model, tokenizer, chat_renderer(settings, tokenizer, stop_ids(model), pictures))
 
 
 def _sampled_model(settings: RunSettings) -> PreTrainedModel:
@@ -134,6 +146,7 @@ def _sampled_model(settings: RunSettings) -> PreTrainedModel:
 
 
 def _tiny_model(settings: RunSettings, tokenizer: Any) -> PreTrainedModel:
+    vision = settings.model.vision
     shape = TinyPolicySettings(
         vocabulary=len(tokenizer),
         hidden_size=settings.model.hidden_size,
@@ -142,17 +155,24 @@ def _tiny_model(settings: RunSettings, tokenizer: Any) -> PreTrainedModel:
         max_length=settings.model.max_length,
         end_id=tokenizer.eos_token_id,
         pad_id=tokenizer.pad_token_id,
+        vision=None if vision is None else (vision, tokenizer.convert_tokens_to_ids(IMAGE)),
     )
     return build_tiny_model(shape, derive_seed(settings.seed, "model"), settings.model.attention)
 
 
-def chat_renderer(settings: RunSettings, tokenizer: Any, stops: Iterable[int] = ()) -> ChatRenderer:
+def chat_renderer(
+    settings: RunSettings,
+    tokenizer: Any,
+    stops: Iterable[int] = (),
+    pictures: PictureProcessor | str = BLIND,
+) -> ChatRenderer:
     """Return the renderer of a run's conversations; the tokenizer takes up the run's chat template.
 
     Args:
         settings: The run.
         tokenizer: The model's.
         stops: Ids that end a reply, beside those that tokenizer and template name.
+        pictures: What reads pictures for the model, or why it sees none.
 
     Raises:
         ConfigError: If the template cannot be read or used.
@@ -162,7 +182,7 @@ def chat_renderer(settings: RunSettings, tokenizer: Any, stops: Iterable[int] = 
             tokenizer.chat_template = Path(settings.prompt.chat_template).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ConfigError(f"prompt.chat_template: {error}") from error
-    return ChatRenderer(tokenizer, settings.prompt.template_kwargs, stops)
+    return ChatRenderer(tokenizer, settings.prompt.template_kwargs, stops, pictures)
 
 
 def policy_head(model: PreTrainedModel, temperature: float) -> PolicyHead:
@@ -366,6 +386,10 @@ async def open_players(
         build=partial(_sampled_model, settings),
     )
     async with opening as inference:
+        if isinstance(policy.renderer.pictures, PictureProcessor):
+            policy.renderer.pictures = await try_pictures(
+                settings, policy.model, inference.client, policy.renderer
+            )
         logged = inference.client if recall is None else LoggedClient(inference.client, recall)
         rollout = settings.rollout
         limits = rollout.max_concurrent_by_environment

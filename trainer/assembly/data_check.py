@@ -5,12 +5,13 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from clients.client import EnvClient
+from clients.client.client import EnvClient
 from clients.protocol.errors import ProblemError
 from trainer.core.errors import ConfigError
 from trainer.core.run_files import write_whole
 from trainer.records.checkpoint import CheckpointError
 from trainer.rollout.environments import EnvironmentPool
+from trainer.rollout.mixtures import item_of
 from trainer.tasks.dataset import RowStream
 
 DATA_FILE = "data.json"
@@ -25,7 +26,7 @@ async def check_streams(streams: Sequence[RowStream], pool: EnvironmentPool) -> 
     """
     for stream in streams:
         client = await pool.client(stream.settings.url)
-        await _look_up(client, stream)
+        await _look_up(client, stream.settings.name, stream.env_id)
         session = await client.make(stream.env_id, dict(stream.settings.kwargs))
         try:
             await session.reset(seed=0, options=stream.item(0, 0, 0).options)
@@ -36,17 +37,34 @@ async def check_streams(streams: Sequence[RowStream], pool: EnvironmentPool) -> 
             ) from problem
         finally:
             await client.close_sessions([session])
+        await _check_mixture(stream, pool)
 
 
-async def _look_up(client: EnvClient, stream: RowStream) -> None:
+async def _check_mixture(stream: RowStream, pool: EnvironmentPool) -> None:
+    """Look the other verifiers of a mixture up, and show them the first row with an empty response."""
+    task = stream.item(0, 0, 0)
+    for part in task.mixture_parts:
+        client = await pool.client(part.url)
+        await _look_up(client, stream.settings.name, part.verifier)
+        try:
+            (verdict,) = await client.verify(part.verifier, [item_of(part, task, "")])
+            fault = verdict.detail if verdict.outcome == "error" else None
+        except ProblemError as problem:
+            fault = problem.detail
+        if fault is not None:
+            raise ConfigError(
+                f"data set {stream.settings.name}: {part.verifier} of rewards does not take a row (tried: "
+                f"{stream.place}): {fault}; its 'fields' and 'task' say which field comes from where"
+            )
+
+
+async def _look_up(client: EnvClient, dataset: str, env_id: str) -> None:
     served = [each.env_id for each in await client.envs()]
-    if stream.env_id in served:
+    if env_id in served:
         return
-    near = difflib.get_close_matches(stream.env_id, served, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(env_id, served, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(served)}"
-    raise ConfigError(
-        f"data set {stream.settings.name}: the server has no environment {stream.env_id!r}; {hint}"
-    )
+    raise ConfigError(f"data set {dataset}: the server has no environment {env_id!r}; {hint}")
 
 
 def keep_digests(streams: Sequence[RowStream], directory: Path, *, resuming: bool) -> None:

@@ -35,12 +35,12 @@ from trainer.inference.pool import ServerPool
 from trainer.inference.server_client import ServerClient
 from trainer.inference.server_updates import TensorCarrier
 from trainer.inference.torch_engine import TorchEngine
+from trainer.learn.weights.broadcast import TensorBroadcast
+from trainer.learn.weights.folders import ModelLayout, WeightFolders
+from trainer.learn.weights.source import ModelWeights
+from trainer.learn.weights.verification import WeightCheck, probe_prompts, tolerance_for
 from trainer.models.load import model_folder
 from trainer.models.weights import base_tensors
-from trainer.weights.broadcast import TensorBroadcast
-from trainer.weights.folders import ModelLayout, WeightFolders
-from trainer.weights.source import ModelWeights
-from trainer.weights.verification import WeightCheck, probe_prompts, tolerance_for
 
 _MEGABYTE = 2**20
 

@@ -73,7 +73,8 @@ def apart_from_judges(settings: RunSettings) -> RunSettings:
     judges = set(settings.cluster.roles.judges)
 
     def asks(each: DatasetSettings) -> bool:
-        return bool(judges & {*(each.route.verifiers.values() if each.route else []), each.verifier or ""})
+        verifiers = [*(each.route.verifiers.values() if each.route else []), each.verifier or ""]
+        return bool(judges & {*verifiers, *(part.verifier for part in each.rewards)})
 
     panels = {
         name: panel
@@ -113,7 +114,11 @@ def brought_to_judges(settings: RunSettings, urls: Mapping[str, str]) -> RunSett
 
     def dataset(each: DatasetSettings, where: str) -> DatasetSettings:
         env_ids = [*(each.route.verifiers.values() if each.route else []), each.verifier or ""]
-        return each.model_copy(update={"url": url_of(env_ids, each.url, where)})
+        rewards = [
+            part.model_copy(update={"url": url_of([part.verifier], part.url, f"{where}.rewards.{number}")})
+            for number, part in enumerate(each.rewards)
+        ]
+        return each.model_copy(update={"url": url_of(env_ids, each.url, where), "rewards": rewards})
 
     tasks = [
         each.model_copy(update={"url": url_of([each.env_id], each.url, f"tasks.{number}")})

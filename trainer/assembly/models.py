@@ -130,7 +130,8 @@ class OwnModels:
 def _with_model(settings: RunSettings, path: str) -> RunSettings:
     """Return the settings of the same run with another model, without adapters."""
     plain = {
-        name: type(settings.model).model_fields[name].default for name in ("hidden_size", "layers", "heads")
+        name: type(settings.model).model_fields[name].default
+        for name in ("hidden_size", "layers", "heads", "vision")
     }
     model = settings.model.model_copy(update={**plain, "path": path, "lora": None})
     return settings.model_copy(update={"model": model})
@@ -289,7 +290,7 @@ class RankedModels:
             backend.save_adapter(self._start)
         else:
             backend.save(self._start, exact=True)
-        self._policy.tokenizer.save_pretrained(self._start)
+        self._policy.processor.save_pretrained(self._start)
         backend.drop()
 
     def models(self) -> Models:

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from torch import Tensor
 
 from trainer.algorithms.metrics import Metrics
+from trainer.records.images import PlacedImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +21,14 @@ class TrainRow:
         fields: Further numbers per token, float32 `[tokens]` each, handed to the loss.
         experts: Experts that tokens are to take, layer by layer that has some, int16 `[tokens, layers * taken]`. Where
             it has -1, and behind its end, the model's routers choose; None where they choose all.
+        images: Pictures among the tokens, in order.
     """
 
     ids: Tensor
     mask: Tensor
     fields: Mapping[str, Tensor] = field(default_factory=dict)
     experts: Tensor | None = None
+    images: Sequence[PlacedImage] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,11 @@ module's function over tensors and settings).
 """
 
 
-EntropyMode = Literal["none", "metric", "gradient"]
-"""Whether entropies are computed: not at all, as numbers only, or with gradient."""
+EntropyMode = Literal["none", "metric", "gradient", "collision"]
+"""Which entropies are computed: none, Shannon's as numbers only or with gradient, or those of order two as numbers.
+
+That of order two is `-log sum p^2`: minus the logarithm of the chance that two draws are equal.
+"""
 
 
 class TokenCounts(NamedTuple):
@@ -126,7 +132,7 @@ class TrainBackend(Scorer, Protocol):
     Calls block for as long as they compute or write: they are made in threads, one at a time.
     """
 
-    def entropies(self, rows: Sequence[TrainRow]) -> list[Tensor]:
+    def entropies(self, rows: Sequence[TrainRow], mode: EntropyMode = "metric") -> list[Tensor]:
         """Return the entropy that each token was drawn with, float32 `[tokens]`, zero outside its row's mask."""
         ...
 

@@ -6,21 +6,25 @@ the whole vocabulary costs time, and no memory.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from trainer.algorithms.distillation import divergence, with_rest
 from trainer.algorithms.modes import Divergence
 from trainer.backends.base import EntropyMode
-from trainer.backends.heads import LOGITS_AT_ONCE, Head
+from trainer.backends.heads import LOGITS_AT_ONCE, Head, in_parts
 from trainer.backends.prefix_cache import hidden_states, why_not_shared
 from trainer.backends.prefix_layout import SharedTokens
 from trainer.backends.routing import RoutedModel
+from trainer.core.errors import ConfigError
 from trainer.models.language_head import LanguageHead, own_logits
+from trainer.models.pictures import ImageTensors
+
+NO_PICTURES = "distill: teachers see no pictures: have the environment show text"
+"""What is said where a student that sees is to be taught."""
 
 TEACHER_FIELD = "teacher"
 """The field of rows that says by its number which of several teachers a token is learnt from."""
@@ -100,6 +104,7 @@ class DistillationHead(Head):
         entropy: EntropyMode,
         shared: SharedTokens | None = None,
         experts: Tensor | None = None,
+        images: ImageTensors | None = None,
         fields: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the loss of each token and, if asked, the student's entropy at it.
@@ -111,12 +116,15 @@ class DistillationHead(Head):
             entropy: Whether entropies are wanted.
             shared: The same tokens laid out so that those of several rows are computed once.
             experts: Experts that the student's routers take; the teachers' choose.
+            images: Pictures among the tokens; none can be taught about.
             fields: With several teachers, the number of each token's, `[n]`.
         """
+        if images is not None:
+            raise ConfigError(NO_PICTURES)
         if fields is None:
-            return super().forward(ids, row, column, entropy, shared, experts)
+            return super().forward(ids, row, column, entropy, shared, experts, images)
         self._take(experts)
-        states = self._states(ids, row, column, shared)
+        states = self._states(ids, row, column, shared, None)
         # One token may be learnt from several teachers, in rows that share it.
         states = states if shared is None else states[shared.which]
         return self._by_teacher(states, ids[row, column], fields[TEACHER_FIELD].long(), entropy)
@@ -124,7 +132,14 @@ class DistillationHead(Head):
     def _take(self, experts: Tensor | None) -> None:
         self._routed.take(experts)
 
-    def _states(self, ids: Tensor, row: Tensor, column: Tensor, shared: SharedTokens | None) -> Tensor:
+    def _states(
+        self,
+        ids: Tensor,
+        row: Tensor,
+        column: Tensor,
+        shared: SharedTokens | None,
+        images: ImageTensors | None,
+    ) -> Tensor:
         """Return the states of the student and of all teachers, one behind the other."""
         student = self._student.states(ids, row, column, shared)
         with torch.no_grad():
@@ -155,20 +170,11 @@ class DistillationHead(Head):
         widths = [self._student.width, *(reader.width for reader in self._readers)]
         parts = states.split(widths, dim=-1)
         teacher, student, taught = self._readers[number], parts[0], parts[1 + number]
-        size = self._tokens_at_once
-        if len(targets) <= size:
-            return self._token_losses(teacher, student, taught, targets, entropy)
-        found = [
-            checkpoint(
-                self._token_losses, teacher, *part, entropy, use_reentrant=False, preserve_rng_state=False
-            )
-            for part in zip(student.split(size), taught.split(size), targets.split(size), strict=True)
-        ]
-        losses = torch.cat([part[0] for part in found])
-        return losses, None if entropy == "none" else torch.cat([part[1] for part in found])
+        compute = partial(self._token_losses, teacher, entropy)
+        return in_parts(compute, (student, taught, targets), self._tokens_at_once)
 
     def _token_losses(
-        self, teacher: "_Reader", student: Tensor, taught: Tensor, targets: Tensor, entropy: EntropyMode
+        self, teacher: "_Reader", entropy: EntropyMode, student: Tensor, taught: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         distance = self._distance
         logits = self._student.logits(student)[:, : self._vocabulary].float()

@@ -12,6 +12,7 @@ from trainer.backends.heads import Head
 from trainer.backends.prefix_layout import SharedTokens
 from trainer.backends.prefix_tree import Bucket, CallCosts, plan, rows_apart
 from trainer.backends.routing import packed_experts
+from trainer.models.pictures import image_tensors
 
 
 class ForwardPass:
@@ -51,20 +52,32 @@ class ForwardPass:
         """Where it is."""
         return next(self._head.model.parameters()).device
 
-    def outputs(self, rows: Sequence[TrainRow], *, entropy: bool = False) -> list[Tensor]:
+    def outputs(self, rows: Sequence[TrainRow], entropy: EntropyMode = "none") -> list[Tensor]:
         """Return the outputs of each row, or its entropies, float32 `[tokens]` on the processor, without gradient."""
-        kept = KeptOutputs(rows, entropy=entropy)
+        kept = KeptOutputs(rows, entropy=entropy != "none")
         with torch.no_grad():
             for bucket in self.buckets(rows):
-                kept.add(self.run(rows, bucket, "metric" if entropy else "none"))
+                kept.add(self.run(rows, bucket, entropy))
         return kept.by_row()
 
     def buckets(self, rows: Sequence[TrainRow]) -> list[Bucket]:
-        """Cut rows into micro-batches. Those whose experts were recorded are computed each as it is."""
+        """Cut rows into micro-batches. Those with recorded experts or with pictures are computed as they are."""
+        if any(row.images for row in rows):
+            return self._buckets_beside_pictures(rows)
         if self._costs is None or any(row.experts is not None for row in rows):
             return [Bucket(bucket) for bucket in length_buckets([len(row.ids) for row in rows], self._tokens)]
         ids = [row.ids.numpy() for row in rows]
         return plan(ids, self._tokens, self._costs, prefixes=self._prefixes)
+
+    def _buckets_beside_pictures(self, rows: Sequence[TrainRow]) -> list[Bucket]:
+        """Cut rows of which some hold pictures: equal ids may hide other pictures, so that those share nothing."""
+        shown = [place for place, row in enumerate(rows) if row.images]
+        plain = [place for place, row in enumerate(rows) if not row.images]
+        parts = length_buckets([len(rows[place].ids) for place in shown], self._tokens)
+        buckets = [Bucket([shown[place] for place in part]) for part in parts]
+        if plain:
+            buckets += [each.of(plain) for each in self.buckets([rows[place] for place in plain])]
+        return buckets
 
     def tokens(self, rows: Sequence[TrainRow], buckets: Sequence[Bucket | None]) -> TokenCounts:
         """Count the tokens of rows, and those of them that go through the model."""
@@ -91,7 +104,9 @@ class ForwardPass:
         if bool((column == 0).any()):
             raise ValueError("the first token of a row cannot be trained on: nothing predicts it")
         device = self.device
-        ids = pad_rows([each.ids for each in chosen]).to(device)
+        ids = pad_rows([each.ids for each in chosen])
+        images = image_tensors(self._head.body, ids, [each.images for each in chosen])
+        ids = ids.to(device)
         row, column, mask = row.to(device), column.to(device), mask.to(device)
         fields = _fields(chosen, device)
         given: dict[str, Any] = {}
@@ -104,6 +119,8 @@ class ForwardPass:
                 "rows with recorded experts share no prefixes, and others of this batch do: set "
                 "optimizer.shared_prefixes=off"
             )
+        if images is not None:
+            given["images"] = images
         values, entropies = self._head(ids, row, column, entropy, shared, experts, **given)
         return MicroBatch(
             rows=torch.tensor(bucket.rows, device=device),

@@ -5,7 +5,8 @@ the forward of the module that they wrap: whoever computed with its parts would 
 """
 
 from abc import ABC, abstractmethod
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +18,33 @@ from trainer.backends.prefix_cache import hidden_states, why_not_shared
 from trainer.backends.prefix_layout import SharedTokens
 from trainer.backends.routing import RoutedModel
 from trainer.models.language_head import LanguageHead, own_logits
+from trainer.models.pictures import ImageTensors, tokens_or_embeddings
 from trainer.models.value_head import ValueModel
 
 LOGITS_AT_ONCE = 2**26
 """Numbers of logits that are held at one time (256 MiB in float32), where the head allows to compute them in parts."""
+
+
+def in_parts(
+    compute: Callable[..., tuple[Tensor, Tensor | None]], tensors: Sequence[Tensor], at_once: int
+) -> tuple[Tensor, Tensor | None]:
+    """Return what `compute` makes of tokens, of very many part by part.
+
+    Logits are then computed once more for the gradient, so that those of one part are held at a time.
+
+    Args:
+        compute: Makes outputs and entropies `[n]`, or None in their place, of tensors of `n` tokens.
+        tensors: What it reads of the tokens, `[n, ...]` each.
+        at_once: Tokens of a part.
+    """
+    if len(tensors[0]) <= at_once:
+        return compute(*tensors)
+    parts = [
+        checkpoint(compute, *part, use_reentrant=False, preserve_rng_state=False)
+        for part in zip(*(each.split(at_once) for each in tensors), strict=True)
+    ]
+    outputs = torch.cat([part[0] for part in parts])
+    return outputs, None if parts[0][1] is None else torch.cat([part[1] for part in parts])
 
 
 class Head(nn.Module, ABC):
@@ -55,6 +79,7 @@ class Head(nn.Module, ABC):
         entropy: EntropyMode,
         shared: SharedTokens | None = None,
         experts: Tensor | None = None,
+        images: ImageTensors | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return outputs and entropies `[n]` of some tokens, given those before each in its row.
 
@@ -66,9 +91,10 @@ class Head(nn.Module, ABC):
             shared: The same tokens laid out so that those of several rows are computed once. It changes nothing else.
             experts: Experts to take in place of those that the policy's routers choose, `[rows, tokens, layers *
                 taken]`, -1 where they choose. A critic is another model, whose routers always choose.
+            images: Pictures among the tokens. Rows that hold some share nothing.
         """
         self._take(experts)
-        states = self._states(ids, row, column, shared)
+        states = self._states(ids, row, column, shared, images)
         if shared is None:
             return self._read(states, ids[row, column], entropy)
         outputs, spread = self._read(states, shared.targets, entropy)
@@ -87,11 +113,19 @@ class Head(nn.Module, ABC):
             entropy: Whether entropies are wanted.
         """
 
-    def _states(self, ids: Tensor, row: Tensor, column: Tensor, shared: SharedTokens | None) -> Tensor:
+    def _states(
+        self,
+        ids: Tensor,
+        row: Tensor,
+        column: Tensor,
+        shared: SharedTokens | None,
+        images: ImageTensors | None,
+    ) -> Tensor:
         """Return the states that tokens are drawn from `[n, width]`; of those that are shared, the distinct ones."""
         if shared is not None:
             return hidden_states(self.body, shared.calls)
-        return self.body(input_ids=ids, use_cache=False).last_hidden_state[row, column - 1]
+        given = tokens_or_embeddings(self.body, ids, images)
+        return self.body(**given, use_cache=False).last_hidden_state[row, column - 1]
 
 
 class PolicyHead(Head):
@@ -138,35 +172,28 @@ class PolicyHead(Head):
     def _take(self, experts: Tensor | None) -> None:
         self._routed.take(experts)
 
-    def _states(self, ids: Tensor, row: Tensor, column: Tensor, shared: SharedTokens | None) -> Tensor:
+    def _states(
+        self,
+        ids: Tensor,
+        row: Tensor,
+        column: Tensor,
+        shared: SharedTokens | None,
+        images: ImageTensors | None,
+    ) -> Tensor:
         """Return hidden states, or all logits where these are made of more."""
         if self._head is None:
-            return own_logits(self.model, ids, row, column - 1)
-        return super()._states(ids, row, column, shared)
+            return own_logits(self.model, ids, row, column - 1, images)
+        return super()._states(ids, row, column, shared, images)
 
     def _read(self, states: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
         """Return the log-probability of each token and, if asked, the entropy it was drawn with."""
         if self._head is None:
             return self._of_logits(states, targets, entropy)
-        return self._in_parts(self._head, states, targets, entropy)
-
-    def _in_parts(
-        self, head: LanguageHead, hidden: Tensor, targets: Tensor, entropy: EntropyMode
-    ) -> tuple[Tensor, Tensor | None]:
-        if len(targets) <= self._tokens_at_once:
-            return self._from_hidden(head, hidden, targets, entropy)
-        parts = [
-            # Logits are computed once more for the gradient, so that those of one part are held at a time.
-            checkpoint(self._from_hidden, head, *part, entropy, use_reentrant=False, preserve_rng_state=False)
-            for part in zip(
-                hidden.split(self._tokens_at_once), targets.split(self._tokens_at_once), strict=True
-            )
-        ]
-        chosen = torch.cat([part[0] for part in parts])
-        return chosen, None if entropy == "none" else torch.cat([part[1] for part in parts])
+        compute = partial(self._from_hidden, self._head, entropy)
+        return in_parts(compute, (states, targets), self._tokens_at_once)
 
     def _from_hidden(
-        self, head: LanguageHead, hidden: Tensor, targets: Tensor, entropy: EntropyMode
+        self, head: LanguageHead, entropy: EntropyMode, hidden: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         return self._of_logits(head.logits(hidden), targets, entropy)
 
@@ -179,6 +206,8 @@ class PolicyHead(Head):
         if entropy == "none":
             return chosen, None
         with torch.set_grad_enabled(entropy == "gradient" and torch.is_grad_enabled()):
+            if entropy == "collision":
+                return chosen, -(2 * distribution).logsumexp(dim=-1)
             return chosen, -(distribution.exp() * distribution).sum(dim=-1)
 
 

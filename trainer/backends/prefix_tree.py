@@ -8,7 +8,7 @@ than divide rows that share nothing into calls of like length.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -156,6 +156,17 @@ class Bucket:
     def calls(self) -> int:
         """Calls of the model that it takes."""
         return 1 if self.shared is None else len(self.shared.tree.calls)
+
+    def of(self, places: Sequence[int]) -> "Bucket":
+        """Return the same micro-batch where its rows are some of a larger batch.
+
+        Args:
+            places: Where each row is in that batch.
+        """
+        shared = self.shared
+        if shared is not None:
+            shared = replace(shared, paths=[places[path] for path in shared.paths])
+        return Bucket([places[row] for row in self.rows], shared)
 
     def saved(self, lengths: Sequence[int]) -> int:
         """Return how many tokens of its rows, of `lengths`, do not go through the model."""

@@ -195,10 +195,10 @@ class RankedBackend:
         answers = self._each_part("forward", [(_chosen(rows, part),) for part in places])
         return _in_order(places, answers, len(rows))
 
-    def entropies(self, rows: Sequence[TrainRow]) -> list[Tensor]:
+    def entropies(self, rows: Sequence[TrainRow], mode: EntropyMode = "metric") -> list[Tensor]:
         """Return the entropy that each token was drawn with, float32 `[tokens]`, without gradient."""
         places = self._divided(rows)
-        answers = self._each_part("entropies", [(_chosen(rows, part),) for part in places])
+        answers = self._each_part("entropies", [(_chosen(rows, part), mode) for part in places])
         return _in_order(places, answers, len(rows))
 
     def step(

@@ -99,21 +99,21 @@ class ShardedModel:
 
     def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the outputs of this rank's rows; all ranks call it together, with as many micro-batches each."""
-        return self._outputs(rows, entropy=False)
+        return self._outputs(rows, "none")
 
-    def entropies(self, rows: Sequence[TrainRow]) -> list[Tensor]:
+    def entropies(self, rows: Sequence[TrainRow], mode: EntropyMode = "metric") -> list[Tensor]:
         """Return the entropy that each token of this rank's rows was drawn with; all ranks call it together."""
-        return self._outputs(rows, entropy=True)
+        return self._outputs(rows, mode)
 
-    def _outputs(self, rows: Sequence[TrainRow], *, entropy: bool) -> list[Tensor]:
-        kept = KeptOutputs(rows, entropy=entropy)
+    def _outputs(self, rows: Sequence[TrainRow], entropy: EntropyMode) -> list[Tensor]:
+        kept = KeptOutputs(rows, entropy=entropy != "none")
 
         def keep(bucket: Bucket | None, micro: MicroBatch) -> None:
             if bucket is not None:
                 kept.add(micro)
 
         with torch.no_grad(), self._pieces.computing():
-            self._each(rows, self._equal_buckets(rows), "metric" if entropy else "none", keep)
+            self._each(rows, self._equal_buckets(rows), entropy, keep)
         return kept.by_row()
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:

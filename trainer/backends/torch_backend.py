@@ -70,9 +70,9 @@ class TorchBackend:
         """Return the outputs of each row, float32 `[tokens]`, zero outside its mask, without gradient."""
         return self._pass.outputs(rows)
 
-    def entropies(self, rows: Sequence[TrainRow]) -> list[Tensor]:
+    def entropies(self, rows: Sequence[TrainRow], mode: EntropyMode = "metric") -> list[Tensor]:
         """Return the entropy that each token was drawn with, float32 `[tokens]`, without gradient."""
-        return self._pass.outputs(rows, entropy=True)
+        return self._pass.outputs(rows, mode)
 
     def step(
         self,

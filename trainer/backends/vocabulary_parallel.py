@@ -64,14 +64,20 @@ class _ShardedLogprobs(torch.autograd.Function):
         if width:
             label = torch.where(mine, shifted.gather(-1, column[:, None])[:, 0], 0.0)
         sums = [weights.sum(dim=-1), label]
-        if entropy != "none":
+        if entropy == "collision":
+            sums.append(weights.square().sum(dim=-1))
+        elif entropy != "none":
             # What a column cannot have (-inf) weighs nothing: 0 * -inf would be NaN.
             sums.append((weights * torch.where(weights > 0, shifted, 0.0)).sum(dim=-1))
         totals = torch.stack(sums)
         _reduce(totals, dist.ReduceOp.SUM, group)
         log_total = totals[0].log()
         chosen = totals[1] - log_total
-        spread = log_total - totals[2] / totals[0] if entropy != "none" else torch.zeros_like(chosen)
+        spread = torch.zeros_like(chosen)
+        if entropy == "collision":
+            spread = 2 * log_total - totals[2].log()
+        elif entropy != "none":
+            spread = log_total - totals[2] / totals[0]
         ctx.save_for_backward(logits, highest + log_total, mine, column, spread)
         ctx.entropy = entropy
         if entropy != "gradient":

@@ -12,13 +12,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from clients.commands.version import add_version
+from clients.cli.version import add_version
 from trainer.core.errors import ConfigError, TrainerError
 
 if TYPE_CHECKING:
-    from trainer.agents.session import PolicyService
     from trainer.inference.base import InferenceClient
     from trainer.inference.server_client import ServerClient
+    from trainer.rollout.agents.session import PolicyService
 
 _TOKEN = "ROLLGYM_PROXY_TOKEN"
 _UPSTREAM_KEY = "ROLLGYM_UPSTREAM_KEY"
@@ -147,10 +147,10 @@ async def _run(options: argparse.Namespace) -> int:
 
 async def _serve(options: argparse.Namespace) -> None:
     # Imported late: torch and transformers take seconds, and --help needs neither.
-    from trainer.agents.endpoint import agents_app
-    from trainer.agents.proxy import ProxySessions
-    from trainer.agents.serving import serve_app
     from trainer.core.run_files import LineFile
+    from trainer.rollout.agents.endpoint import agents_app
+    from trainer.rollout.agents.proxy import ProxySessions
+    from trainer.rollout.agents.serving import serve_app
 
     token = os.environ.get(_TOKEN)
     if options.host not in _LOOPBACK and token is None:
@@ -260,10 +260,10 @@ def _service(
     stops: Iterable[int],
     max_length: int,
 ) -> "PolicyService":
-    from trainer.agents.replies import format_of_template
-    from trainer.agents.session import PolicyService
-    from trainer.agents.splicing import SplicingRenderer
     from trainer.inference.base import SamplingParams
+    from trainer.rollout.agents.replies import format_of_template
+    from trainer.rollout.agents.session import PolicyService
+    from trainer.rollout.agents.splicing import SplicingRenderer
     from trainer.rollout.rendering import ChatRenderer
 
     renderer = ChatRenderer(tokenizer, options.template_kwargs, stops)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from clients.commands.version import add_version
+from clients.cli.version import add_version
 
 COMMANDS = {
     "train": "train a policy in served environments (what is done without a command)",
@@ -23,8 +23,6 @@ COMMANDS = {
     "algorithms": "list the algorithms by name, or show what one of them sets",
 }
 """The commands, each with what it does."""
-PIPELINES = ("sft", "dpo", "distill", "reward")
-"""Those of them that learn from examples."""
 
 _PLAYERS = ("model", "random", "human", "recorded")
 _WIDTH = 79

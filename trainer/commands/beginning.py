@@ -10,7 +10,7 @@ from trainer.core.console import RunConsole
 from trainer.core.ending import to_its_end
 from trainer.evaluation.demonstrations import collect_demonstrations
 from trainer.learn.learner import Models
-from trainer.pipelines.sft import supervised_rows, train_supervised
+from trainer.learn.pipelines.sft import supervised_rows, train_supervised
 from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, RunState
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import EnvironmentPool

@@ -3,9 +3,11 @@
 import re
 import tempfile
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.config.run import RunSettings
+from trainer.core.errors import TrainerError
 from trainer.core.plugins import one_line
 
 TRACEBACK_FILE = "traceback.txt"
@@ -27,6 +29,24 @@ def is_short_of_memory(error: BaseException) -> bool:
     ):
         return True
     return isinstance(error, RuntimeError) and _SHORT_OF_MEMORY.search(str(error)) is not None
+
+
+def memory_does_not_suffice(settings: RunSettings, error: BaseException, remedies: Sequence[str]) -> str:
+    """Return a line that says what had too little memory, and what takes less; its traceback is kept."""
+    where = described(error) if not isinstance(error, TrainerError) else str(error)
+    return (
+        f"memory does not suffice: {where}; traceback in {keep_traceback(settings, error)}; "
+        f"{', or '.join(remedies)}; --dry-run tells what takes how much"
+    )
+
+
+def remedies_of_playing(settings: RunSettings) -> list[str]:
+    """Return the settings that episodes take less memory with, where nothing is trained."""
+    count = settings.rollout.max_concurrent_sequences
+    less = [f"lower rollout.max_concurrent_sequences (it is {count})"]
+    if settings.model.dtype == "fp32":
+        less.append("set model.dtype=bf16")
+    return less
 
 
 def keep_traceback(settings: RunSettings | None, error: BaseException) -> Path:

@@ -40,19 +40,19 @@ from trainer.core.ending import Ending
 from trainer.core.errors import ConfigError
 from trainer.core.run_files import write_errors
 from trainer.evaluation.demonstrations import collect_demonstrations
+from trainer.evaluation.reporting.tokens import keep_tokenizer
 from trainer.learn.boards import RunIdentity, open_boards
 from trainer.learn.example_batches import ExampleBatches
 from trainer.learn.learner import Models
+from trainer.learn.pipelines.distill import Distillation
+from trainer.learn.pipelines.example_rows import ExampleRows, rows_digest
+from trainer.learn.pipelines.offline import Objective, Offline, train_on_examples
+from trainer.learn.pipelines.preferences import Preference, PreferenceRows, Ranking, reference_sums
+from trainer.learn.pipelines.saving import Saver
+from trainer.learn.pipelines.sft import Imitation, supervised_rows
 from trainer.learn.tracking import Tracker
 from trainer.models.reward_model import empty_classifier, save_reward_model
-from trainer.pipelines.distill import Distillation
-from trainer.pipelines.example_rows import ExampleRows, rows_digest
-from trainer.pipelines.offline import Objective, Offline, train_on_examples
-from trainer.pipelines.preferences import Preference, PreferenceRows, Ranking, reference_sums
-from trainer.pipelines.saving import Saver
-from trainer.pipelines.sft import Imitation, supervised_rows
 from trainer.records.checkpoint import CheckpointError, CheckpointStore, RunState
-from trainer.reporting.tokens import keep_tokenizer
 from trainer.rollout.context import context_policy
 from trainer.rollout.prompts import PromptBuilder
 
@@ -167,7 +167,7 @@ async def _prepared(settings: RunSettings, policy: Policy, console: RunConsole) 
         shown = await _demonstrations(settings, settings.sft.expert, policy, console)
         rows = ExampleRows(policy.renderer, settings.sft, settings.model.max_length, console.say)
         held_out = rows.conversations(settings.sft.held_out)
-        return _imitation(settings, settings.sft, shown, held_out)
+        return _of_rows(settings, settings.sft, Imitation, shown, held_out)
     return await asyncio.to_thread(_of_data, settings, policy, console)
 
 
@@ -177,9 +177,10 @@ def _of_data(settings: RunSettings, policy: Policy, console: RunConsole) -> Prep
     rows = ExampleRows(policy.renderer, how, settings.model.max_length, console.say)
     match how:
         case SftSettings():
-            return _imitation(
+            return _of_rows(
                 settings,
                 how,
+                Imitation,
                 rows.conversations(how.data, how.roles),
                 rows.conversations(how.held_out, how.roles),
             )
@@ -194,7 +195,7 @@ def _of_data(settings: RunSettings, policy: Policy, console: RunConsole) -> Prep
             teach = partial(teacher_of, how)
             learnt = rows.conversations(how.data, teacher_of=teach)
             held_out = rows.conversations(how.held_out, teacher_of=teach)
-            return _distillation(settings, how, learnt, held_out)
+            return _of_rows(settings, how, Distillation, learnt, held_out)
         case _:
             raise ConfigError("no pipeline is named")
 
@@ -217,27 +218,19 @@ async def _demonstrations(
     return supervised_rows(shown)
 
 
-def _imitation(
-    settings: RunSettings, how: SftSettings, rows: list[TrainRow], held_out: list[TrainRow]
+def _of_rows(
+    settings: RunSettings,
+    how: SftSettings | DistillSettings,
+    objective: type[Imitation | Distillation],
+    rows: list[TrainRow],
+    held_out: list[TrainRow],
 ) -> Prepared:
+    """Return what learns from rows one by one: their own tokens, or a teacher's distributions at these."""
     return Prepared(
         how,
         [len(row.ids) for row in rows],
         {"0 data": rows_digest(rows)},
-        lambda models, _: Imitation(
-            models.policy, rows, held_out, max_skipped_steps=settings.optimizer.max_skipped_steps
-        ),
-    )
-
-
-def _distillation(
-    settings: RunSettings, how: DistillSettings, rows: list[TrainRow], held_out: list[TrainRow]
-) -> Prepared:
-    return Prepared(
-        how,
-        [len(row.ids) for row in rows],
-        {"0 data": rows_digest(rows)},
-        lambda models, _: Distillation(
+        lambda models, _: objective(
             models.policy, rows, held_out, max_skipped_steps=settings.optimizer.max_skipped_steps
         ),
     )

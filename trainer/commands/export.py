@@ -32,8 +32,8 @@ def export(settings: RunSettings, checkpoint: Path | None, output: Path, *, adap
     with write_errors(output):
         if adapter:
             save_adapter(policy.model, output)
-            policy.tokenizer.save_pretrained(output)
+            policy.processor.save_pretrained(output)
         else:
-            save_model(policy.model, policy.tokenizer, output)
+            save_model(policy.model, policy.processor, output)
     RunConsole(settings.steps, live=False).say(f"{'adapters' if adapter else 'model'}: {output}")
     return 0

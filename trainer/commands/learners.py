@@ -10,7 +10,7 @@ from trainer.config.run import RunSettings
 from trainer.learn.distilling import ComputedRows, DistillationLearner, HindsightRows, RowSource, ScoredRows
 from trainer.learn.hindsight import Hindsight
 from trainer.learn.learner import Learner, Models
-from trainer.pipelines.rl import Updater
+from trainer.learn.pipelines.rl import Updater
 
 
 def reward_learner(settings: RunSettings, models: Models) -> Learner:

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from env_server.embedding import ConfigurationError, serve_here
+from env_server.process.embedding import ConfigurationError, serve_here
 from trainer.core.errors import ConfigError
 from trainer.core.plugins import load_attribute
 

@@ -55,7 +55,7 @@ def save_policy(backend: TrainBackend, policy: Policy, directory: Path) -> str:
         folder = directory / MODEL_FOLDER
         backend.save(folder)
         said = f"model: {folder}"
-    policy.tokenizer.save_pretrained(folder)
+    policy.processor.save_pretrained(folder)
     return said
 
 

@@ -21,9 +21,9 @@ from trainer.config.supervised import DpoSettings, SftSettings
 from trainer.core.console import RunConsole
 from trainer.core.device import torch_device
 from trainer.core.errors import ConfigError, TrainerError
+from trainer.learn.pipelines.example_rows import ExampleRows
 from trainer.models.load import load_tokenizer, model_folder
 from trainer.models.tokenizer import build_tiny_tokenizer
-from trainer.pipelines.example_rows import ExampleRows
 from trainer.rollout.environments import EnvironmentPool
 from trainer.tasks.dataset import load_streams
 from trainer.tasks.task import Task, TaskSource

@@ -23,12 +23,14 @@ from trainer.core.errors import ConfigError, RunError
 from trainer.core.run_files import CONFIG_FILE, lines_and_sizes, read_lines, write_errors
 from trainer.learn.batches import episode_batch
 from trainer.learn.learner import Models
+from trainer.learn.pipelines.offline import weights_digest
+from trainer.learn.pipelines.rl import Updater
 from trainer.learn.rows import RowBuilder, row_builder
 from trainer.learn.tracking import DIGESTS_FILE, EPISODES_FILE
-from trainer.pipelines.offline import weights_digest
-from trainer.pipelines.rl import Updater
+from trainer.models.pictures import PictureProcessor
 from trainer.records.checkpoint import CheckpointError, CheckpointStore, RunState, load_checkpoint
-from trainer.records.trajectory import KEPT, Group, Trajectory
+from trainer.records.group import KEPT, Group
+from trainer.records.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,4 +208,8 @@ def _add(groups: dict[int, Group], line: dict[str, Any]) -> None:
 
 
 async def _take(opened: _Opened, groups: list[Group], step: int, version: int) -> None:
+    pictures = opened.policy.renderer.pictures
+    for segment in (each for group in groups for one in group.trajectories for each in one.segments):
+        if segment.images and isinstance(pictures, PictureProcessor):
+            segment.images = pictures.filled(segment.images)
     await opened.learner.update(episode_batch(groups, opened.build_rows), step, version)

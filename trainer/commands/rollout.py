@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from clients.session import EnvSession
+from clients.client.session import EnvSession
 from trainer.assembly.agents import PolicyPlayer, open_player
 from trainer.assembly.build import (
     bring_weights,

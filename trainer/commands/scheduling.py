@@ -8,15 +8,16 @@ from trainer.assembly.build import model_actor
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.plugins import Plugin, load_plugin
-from trainer.pipelines import rl
+from trainer.learn.pipelines import rl
 from trainer.records.checkpoint import RunState
 from trainer.records.ledger import Ledger
 from trainer.records.rollout_log import ROLLOUT_LOG_FOLDER, RolloutLog
 from trainer.rollout.admission import AdmissionWindow
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.episodes import EpisodePlayer, group_reward
+from trainer.rollout.groups import GroupPlan
 from trainer.rollout.recall import Recall
-from trainer.rollout.scheduler import GroupPlan, RolloutScheduler
+from trainer.rollout.scheduler import RolloutScheduler
 from trainer.tasks.task import TaskSource
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from trainer.assembly.standing import StandingRoles
 from trainer.backends.transport import RankFailedError
 from trainer.cluster.supervision import RoleRestarts, death_in
-from trainer.commands.defects import described, is_short_of_memory, keep_traceback
+from trainer.commands.defects import is_short_of_memory, memory_does_not_suffice
 from trainer.commands.resume import has_trained
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
@@ -81,15 +81,12 @@ def _lacks_memory(error: Exception) -> bool:
 
 def _needs_less(settings: RunSettings, error: Exception) -> RunError:
     """Return an error that says what takes less memory, and what to do with its settings."""
-    where = described(error) if not isinstance(error, TrainerError) else str(error)
     tokens = settings.optimizer.tokens_per_micro_batch
     less = [f"lower optimizer.tokens_per_micro_batch (it is {tokens})"]
     if not settings.model.gradient_checkpointing:
         less.append("set model.gradient_checkpointing=true")
-    return RunError(
-        f"memory does not suffice: {where}; traceback in {keep_traceback(settings, error)}; {', or '.join(less)}: both "
-        "may change when a run goes on; --dry-run tells what takes how much"
-    )
+    less[-1] += ": both may change when a run goes on"
+    return RunError(memory_does_not_suffice(settings, error, less))
 
 
 async def _supervised(

@@ -43,15 +43,15 @@ from trainer.core.ending import Ending
 from trainer.core.run_files import write_errors
 from trainer.evaluation.evaluator import Evaluator, as_metrics, build_panels
 from trainer.evaluation.play import Score
+from trainer.evaluation.reporting.tokens import keep_tokenizer
 from trainer.learn.boards import RunIdentity, open_boards
+from trainer.learn.pipelines import rl
+from trainer.learn.pipelines.saving import Saver
 from trainer.learn.rows import row_builder
 from trainer.learn.tracking import Tracker
 from trainer.learn.utilisation import training_work
-from trainer.pipelines import rl
-from trainer.pipelines.saving import Saver
 from trainer.records.checkpoint import CheckpointStore
 from trainer.records.ledger import LEDGER_FILE, Ledger
-from trainer.reporting.tokens import keep_tokenizer
 from trainer.tasks.curriculum import CurriculumTaskSource
 from trainer.tasks.dataset import row_streams
 

@@ -45,8 +45,26 @@ def check_settings(settings: RunSettings) -> None:
         raise ConfigError("model.lora needs the package peft: pip install 'rollgym[lora]'")
     _check_plugins(settings)
     _check_agent(settings)
+    if settings.model.vision is not None and (why := why_blind(settings)) is not None:
+        raise ConfigError(f"model.vision: {why}")
     if settings.env_url is None:
         _check_served(settings.serve)
+
+
+def why_blind(settings: RunSettings) -> str | None:
+    """Return what of a run keeps its policy from seeing pictures, whatever its model is; None if nothing does."""
+    if not settings.inference.embedded:
+        return (
+            f"inference.kind {settings.inference.kind} is asked with token ids alone, and no pictures go with them: "
+            "take inference.kind embedded"
+        )
+    if settings.backend.kind != "torch":
+        return f"backend.kind {settings.backend.kind} divides rows of text only: take backend.kind torch"
+    if settings.distill is not None:
+        return "distill: teachers see no pictures: leave it out"
+    if settings.rollout.black_box:
+        return "rollout.agent: the agents' endpoint takes text only: take an agent of ours, or a coroutine"
+    return None
 
 
 def _check_agent(settings: RunSettings) -> None:

@@ -78,6 +78,32 @@ class ExamplesSettings(RowsSettings):
     )
 
 
+class RewardPartSettings(Settings):
+    """A further verifier that scores the responses to a data set's tasks: one part of a mixture of rewards."""
+
+    verifier: str = Field(
+        min_length=1, description="Environment id of a stateless verifier, such as Judge-v0."
+    )
+    name: str = Field("", description="Its name in reward_parts and in the metrics; its id if empty.")
+    weight: float = Field(
+        1.0, allow_inf_nan=False, description="What its score is multiplied by; below 0 it is a penalty."
+    )
+    gate: float | None = Field(
+        None,
+        gt=0.0,
+        le=1.0,
+        description="The score it must give, or the response earns nothing and nobody else is asked; gates are asked "
+        "first, and add nothing by themselves unless weight is set.",
+    )
+    fields: dict[str, str] = Field(
+        {},
+        description="Task fields of this verifier and those of the task that they come from; others are handed on as "
+        "they are.",
+    )
+    task: JsonObject = Field({}, description="Fields that every task has for this verifier.")
+    url: ServerUrl | None = Field(None, description="Its server; the data set's if absent.")
+
+
 class DatasetSettings(RowsSettings):
     """Rows as tasks: each is the options of one reset."""
 
@@ -90,6 +116,14 @@ class DatasetSettings(RowsSettings):
     )
     omit: list[str] = Field([], description="Columns that are no task fields.")
     kwargs: JsonObject = Field({}, description="What the verifiers are made with.")
+    reward_weight: float = Field(
+        1.0, allow_inf_nan=False, description="With rewards: what the verifier's own score is multiplied by."
+    )
+    rewards: list[RewardPartSettings] = Field(
+        [],
+        max_length=16,
+        description="Further verifiers, whose weighted scores are added: a mixture of rewards.",
+    )
     difficulty: DifficultySettings | None = None
     shuffle: bool = Field(True, description="Every pass over the rows in an order of its own.")
     weight: Weight = Field(
@@ -104,6 +138,11 @@ class DatasetSettings(RowsSettings):
     def _one_of_each(self) -> Self:
         if (self.verifier is None) == (self.route is None):
             raise ValueError("a data set needs either a verifier or a route")
+        if self.reward_weight != 1.0 and not self.rewards:
+            raise ValueError("reward_weight is read with rewards only: leave it out")
+        names = [part.name or part.verifier for part in self.rewards]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"rewards names '{twice[0]}' twice: give each a name of its own")
         if self.route is not None and self.route.weights:
             odd = set(self.route.weights) ^ set(self.route.verifiers)
             if odd:

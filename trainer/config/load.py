@@ -1,8 +1,8 @@
-"""Read a run's settings: a YAML file, then `key=value` words from the command line."""
+"""Read a run's settings: a YAML file, then `key=value` words from the command line, or a program's mapping."""
 
 import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,12 +21,15 @@ _MOST_SHOWN = 60
 _JSON_TYPES = frozenset({"float", "int", "str", "bool", "list", "dict"})
 
 
-def load_settings(path: Path | None, overrides: Sequence[str] = (), command: str = "train") -> RunSettings:
+def load_settings(
+    path: Path | None, overrides: Sequence[str] | Mapping[str, Any] = (), command: str = "train"
+) -> RunSettings:
     """Return the settings of `path` with `overrides` laid over them.
 
     Args:
         path: A YAML file, or None for defaults.
-        overrides: Words such as `rollout.group_size=16`; the value is read as YAML.
+        overrides: Words such as `rollout.group_size=16`, whose value is read as YAML; or a mapping of settings, whose
+            sections are laid over the file's key by key.
         command: What they are for: that of a pipeline needs its section.
 
     Raises:
@@ -46,8 +49,22 @@ def load_settings(path: Path | None, overrides: Sequence[str] = (), command: str
             raise ConfigError(f"{path} is nested too deep") from error
         if not isinstance(values, dict):
             raise ConfigError(f"{path} must hold a mapping of settings")
-    for word in overrides:
-        _apply_override(values, word)
+    return settings_from(values, overrides, command)
+
+
+def settings_from(
+    values: dict[str, Any], overrides: Sequence[str] | Mapping[str, Any] = (), command: str = "train"
+) -> RunSettings:
+    """Return the settings that plain data say, with `overrides` laid over them, as `load_settings` does.
+
+    Raises:
+        ConfigError: If a word or a value is not understood.
+    """
+    if isinstance(overrides, Mapping):
+        _lay_over(values, overrides, "")
+    else:
+        for word in overrides:
+            _apply_override(values, word)
     if command in SECTIONS and values.get(command) is None:
         raise no_section(command, next((name for name in SECTIONS if values.get(name) is not None), None))
     try:
@@ -96,6 +113,21 @@ def _apply_override(values: dict[str, Any], word: str) -> None:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"the value of '{word}' is not YAML: {error}") from error
+    _put(values, key, value)
+
+
+def _lay_over(values: dict[str, Any], overrides: Mapping[str, Any], place: str) -> None:
+    for key, value in overrides.items():
+        path = f"{place}{key}"
+        if (
+            isinstance(value, Mapping) and value and "kind" not in value
+        ):  # which chooses what else may stand there
+            _lay_over(values, value, f"{path}.")
+        else:
+            _put(values, path, value)
+
+
+def _put(values: dict[str, Any], key: str, value: Any) -> None:
     *parents, last = key.split(".")
     node: Any = values
     for parent in parents:

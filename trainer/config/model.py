@@ -29,6 +29,29 @@ class LoraSettings(Settings):
         return value
 
 
+class VisionSettings(Settings):
+    """What the tiny policy sees pictures with: LLaVA's way, a CLIP tower whose patches become tokens."""
+
+    image_size: int = Field(
+        32,
+        ge=4,
+        le=1024,
+        description="Pixels along a side of what it sees; pictures of other sizes are scaled to it.",
+    )
+    patch_size: int = Field(
+        8, ge=1, le=256, description="Pixels along a side of a patch, which is one token."
+    )
+    layers: int = Field(1, ge=1, le=128, description="Depth of the tower; its width is the policy's.")
+
+    @model_validator(mode="after")
+    def _patches_are_whole(self) -> Self:
+        if self.image_size % self.patch_size:
+            raise ValueError(
+                f"image_size {self.image_size} must be a multiple of patch_size {self.patch_size}"
+            )
+        return self
+
+
 class ModelSettings(Settings):
     """The policy."""
 
@@ -41,6 +64,10 @@ class ModelSettings(Settings):
     hidden_size: int = Field(64, ge=1, le=65_536, description="Tiny policy: width.")
     layers: int = Field(2, ge=1, le=1024, description="Tiny policy: depth.")
     heads: int = Field(4, ge=1, le=1024, description="Tiny policy: attention heads.")
+    vision: VisionSettings | None = Field(
+        None,
+        description="Tiny policy: have it see pictures; absent: it reads text only. A model of `path` sees if it can.",
+    )
     max_length: PositiveInt = Field(1024, description="Longest row in tokens, prompt and replies together.")
     device: str = Field(
         "auto",
@@ -76,7 +103,7 @@ class ModelSettings(Settings):
 
     @model_validator(mode="after")
     def _shape_is_one(self) -> Self:
-        shape = {name: getattr(self, name) for name in ("hidden_size", "layers", "heads")}
+        shape = {name: getattr(self, name) for name in ("hidden_size", "layers", "heads", "vision")}
         if self.path is not None:
             odd = [name for name, value in shape.items() if value != type(self).model_fields[name].default]
             if odd:

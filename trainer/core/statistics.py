@@ -2,7 +2,7 @@
 
 import math
 
-from clients.statistics import Z_95, Interval, success_rate
+from clients.measuring.statistics import Z_95, Interval, success_rate
 
 __all__ = ["Z_95", "Interval", "mean_interval", "rate_difference", "success_rate"]
 

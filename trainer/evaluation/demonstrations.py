@@ -31,10 +31,10 @@ class DemonstratingActor(ExpertActor):
     async def act(self, trajectory: Trajectory, view: View) -> Turn:
         """Write the prompt and the expert's reply into the record."""
         recorder = Recorder(trajectory)
-        prompt_ids = self._prompts.prompt(trajectory, view.messages)
+        prompt = self._prompts.prompt(trajectory, view.messages)
         reply = await self.choose(view)
         ids = self._prompts.renderer.reply_ids(reply)
-        segment = recorder.place(prompt_ids)
+        segment = recorder.place(prompt.ids, prompt.images)
         shown = GenerationResult(ids, [0.0] * len(ids), [0] * len(ids))
         start, end = recorder.record(segment, shown, view.turn)
         self._prompts.replied(view.messages, reply, segment)

@@ -72,7 +72,7 @@ async def _rows_of(
     streams = load_streams(dataset)
     await check_streams(streams, pool)
     tasks = [
-        Task(0, stream.env_id, 0, dataset.kwargs, orjson.loads(row), name, dataset.url)
+        Task(0, stream.env_id, 0, dataset.kwargs, orjson.loads(row), name, dataset.url, stream.mixture)
         for stream in streams
         for row in (dict.fromkeys(stream.rows) if settings.distinct else stream.rows)
     ]

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from clients.client.session import EnvSession
 from clients.protocol.errors import ProblemError
 from clients.protocol.spaces import parse_space
-from clients.session import EnvSession
 from trainer.config.evaluation import PanelSettings
 from trainer.core.errors import RunError
 from trainer.core.seeding import generator

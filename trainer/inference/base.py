@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from trainer.inference.routed_experts import Experts
+from trainer.records.images import PlacedImage
 
 FinishReason = Literal["stop", "length", "abort"]
 """Why a reply ended: with a stop token, at its longest, or because somebody asked to abort it."""
@@ -50,6 +51,7 @@ class GenerationRequest:
     Attributes:
         request_id: Unique among the requests that wait.
         prompt_ids: All that the policy reads.
+        images: Pictures among it, and the tokens that stand for them, in order.
         sampling: How its tokens are drawn.
         seed: Seed of this request's own random stream.
         order: Place in a batch whose order must not depend on time.
@@ -68,6 +70,7 @@ class GenerationRequest:
     order: tuple[int, ...] = ()
     session_key: str = ""
     priority: int = 0
+    images: tuple[PlacedImage, ...] = ()
     on_tokens: Callable[[Sequence[int]], None] | None = field(default=None, compare=False, repr=False)
 
 

@@ -12,6 +12,7 @@ from trainer.core.errors import ConfigError
 from trainer.inference.base import GenerationRequest, GenerationResult
 from trainer.inference.sampling import RequestStream, draw_tokens
 from trainer.models.language_head import keeps_logits
+from trainer.models.pictures import ImageTensors, image_tensors, tokens_or_embeddings
 
 Layers = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer, `[rows, heads, tokens, width]`."""
@@ -19,10 +20,15 @@ Layers = list[tuple[Tensor, Tensor]]
 
 @dataclass(slots=True)
 class _Row:
-    """One reply under way."""
+    """One reply under way.
+
+    Attributes:
+        shift: How far its positions are from its number of tokens, behind pictures that have positions of their own.
+    """
 
     request: GenerationRequest
     stream: RequestStream
+    shift: int = 0
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -126,16 +132,22 @@ class ActiveBatch:
     def _prefill(self, rows: list[_Row], upto: int | None = None) -> Tensor:
         """Run whole prompts (and what was drawn so far), add them to the cache, return the last logits."""
         sequences = [(row.request.prompt_ids + row.ids)[:upto] for row in rows]
-        distinct = {tuple(sequence): None for sequence in sequences}
-        places = {sequence: place for place, sequence in enumerate(distinct)}
+        whole = [(tuple(ids), row.request.images) for ids, row in zip(sequences, rows, strict=True)]
+        places = {each: place for place, each in enumerate(dict.fromkeys(whole))}
         # Members of a group often read the same prompt: it is computed once.
-        where = torch.tensor([places[tuple(sequence)] for sequence in sequences], device=self._device)
-        lengths = [len(sequence) for sequence in distinct]
+        where = torch.tensor([places[each] for each in whole], device=self._device)
+        lengths = [len(sequence) for sequence, _ in places]
         width = max(lengths)
-        ids = torch.zeros(len(distinct), width, dtype=torch.long)
-        for place, sequence in enumerate(distinct):
+        ids = torch.zeros(len(places), width, dtype=torch.long)
+        for place, (sequence, _) in enumerate(places):
             ids[place, width - len(sequence) :] = torch.tensor(sequence)
-        logits, cached = self._forward(ids, lengths, DynamicCache())
+        shown = image_tensors(
+            self._model, ids, [images for _, images in places], [width - length for length in lengths]
+        )
+        logits, cached = self._forward(ids, lengths, DynamicCache(), shown)
+        if shown is not None:
+            for row, each in zip(rows, whole, strict=True):
+                row.shift = shown.shifts[places[each]]
         layers = [(keys[where], values[where]) for keys, values in cached]
         self._join(rows, layers, [len(sequence) for sequence in sequences])
         return logits[where]
@@ -146,16 +158,27 @@ class ActiveBatch:
         cache = DynamicCache()
         for layer, (keys, values) in enumerate(self._layers):
             cache.update(keys, values, layer)
-        logits, self._layers = self._forward(ids, self._lengths, cache)
+        logits, self._layers = self._forward(
+            ids, self._lengths, cache, shifts=[row.shift for row in self._rows]
+        )
         return logits
 
-    def _forward(self, ids: Tensor, lengths: list[int], cache: DynamicCache) -> tuple[Tensor, Layers]:
+    def _forward(
+        self,
+        ids: Tensor,
+        lengths: list[int],
+        cache: DynamicCache,
+        images: ImageTensors | None = None,
+        shifts: Sequence[int] = (),
+    ) -> tuple[Tensor, Layers]:
         """Return the logits of the last column and all keys and values.
 
         Args:
             ids: New tokens, `[rows, new]`, right-aligned.
             lengths: Real columns of each row, the new ones included.
             cache: What was computed before.
+            images: Pictures among the new tokens.
+            shifts: What is added to the positions of each row, if anything.
         """
         new = ids.shape[1]
         width = new + cache.get_seq_length()
@@ -163,10 +186,12 @@ class ActiveBatch:
         columns = torch.arange(width)[None, :] - (width - real)
         mask = (columns >= 0).long()
         positions = columns[:, -new:].clamp(min=0)
+        if any(shifts):
+            positions = positions + torch.tensor(shifts)[:, None]
+        given = {"position_ids": positions.to(self._device)}
         output = self._model(
-            input_ids=ids.to(self._device),
+            **given | tokens_or_embeddings(self._model, ids.to(self._device), images),
             attention_mask=None if bool(mask.all()) else mask.to(self._device),
-            position_ids=positions.to(self._device),
             past_key_values=cache,
             use_cache=True,
             **self._last_logits,

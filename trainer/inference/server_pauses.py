@@ -75,7 +75,7 @@ class ServerPauses:
             # A server goes on with a call whose caller has left: it could pause after it was told to go on.
             await asyncio.shield(pausing)
             if mode in ("abort", "wait"):
-                await self._under_way.settle()
+                await self._under_way.settle(self._link.http.alive)
         except BaseException:
             self.mode = None
             self._under_way.release()

@@ -97,6 +97,11 @@ class ServerReplies:
         request = reply.request
         if not request.prompt_ids:
             raise ValueError(f"request {request.request_id} has an empty prompt")
+        if request.images:
+            raise ConfigError(
+                f"request {request.request_id} shows pictures, and {self._link.url} is asked with token ids alone: "
+                "take inference.kind embedded"
+            )
         longest = self._link.capabilities.max_length
         if longest is not None and len(request.prompt_ids) + request.sampling.max_new_tokens > longest:
             raise ValueError(

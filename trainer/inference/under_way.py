@@ -1,7 +1,7 @@
 """The replies that somebody waits for at one server, and the gate at which they wait while it is paused."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from trainer.inference.partial_reply import PartialReply
@@ -108,16 +108,22 @@ class UnderWay:
         """Wait until no call of now is at the server any more."""
         await all_set([each.idle for each in self.calls], None)
 
-    async def settle(self) -> None:
+    async def settle(self, meet: Callable[[], Awaitable[object]]) -> None:
         """Wait until every answer that a pause brought about is here.
 
         A request that comes to a paused server is answered after the pause, by other weights than those that it was
         sent to: it is dropped, and sent again.
+
+        Args:
+            meet: Asks the server something that it answers at once.
         """
         missing = self.calls
         answered = True
         while missing and answered:
             await all_set([each.idle for each in missing], _SETTLE_S)
+            if not all(each.idle.is_set() for each in missing):
+                # A server that has little processor time answers this late, too, and what it owes before it.
+                await meet()
             left = [each for each in missing if not each.idle.is_set()]
             # Many answers take their time to be read.
             missing, answered = left, len(left) < len(missing)

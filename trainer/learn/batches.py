@@ -11,7 +11,8 @@ from torch import Tensor
 
 from trainer.algorithms.batch import TrajectoryBatch
 from trainer.learn.rows import Row, RowBuilder
-from trainer.records.trajectory import Group, Outcome, Trajectory
+from trainer.records.group import Group
+from trainer.records.trajectory import Outcome, Trajectory
 from trainer.tasks.task import Task
 
 

@@ -29,6 +29,7 @@ from trainer.learn.batches import EpisodeBatch, padded, padded_tensors
 from trainer.learn.prepared import elsewhere_of, prepared_rows, unpadded
 from trainer.learn.shares import critic_share, policy_share
 from trainer.learn.update_metrics import mismatch, step_metrics
+from trainer.records.images import PlacedImage
 
 _MEMORY = "algorithm"
 """The part of a checkpoint that holds what the algorithm remembers."""
@@ -148,7 +149,10 @@ class Learner:
         settings = self._effective()
         memory = self._models.memory
         memory.state = with_returns(settings, memory.state, batch.episodes)
-        rows = [_train_row(row.ids, row.mask, {"behaviour": row.logprobs}, row.experts) for row in batch.rows]
+        rows = [
+            _train_row(row.ids, row.mask, {"behaviour": row.logprobs}, row.experts, row.images)
+            for row in batch.rows
+        ]
         old = self._models.policy.forward(rows) if settings.needs_old_logprobs else None
         # Other models have routers of their own.
         free = [replace(row, experts=None) for row in rows]
@@ -162,6 +166,7 @@ class Learner:
             values=_padded_or_none(values),
             old_logprobs=_padded_or_none(old),
             reference_logprobs=_padded_or_none(reference),
+            squared_probabilities=self._squared_probabilities(settings, rows),
         )
         try:
             result = compute_advantages(settings, batch.episodes, row_batch, memory.state)
@@ -184,6 +189,7 @@ class Learner:
                 row.mask,
                 {**row.fields, **{name: part[place] for name, part in extra.items() if part is not None}},
                 row.experts,
+                row.images,
             )
             for place, row in enumerate(rows)
         ]
@@ -221,9 +227,18 @@ class Learner:
                 settings.kl,
             )
             memory.state = replace(memory.state, kl_coefficient=coefficient)
-        if settings.tracks_values and metrics.get("policy/optimizer_steps"):
+        if not metrics.get("policy/optimizer_steps"):
+            return
+        moved = 0.0
+        if settings.tracks_values:
             metrics["policy/moved"] = moved = self._moved(rows)
-            memory.state = after_update(settings, memory.state, batch.episodes, moved)
+        memory.state = after_update(settings, memory.state, batch.episodes, moved)
+
+    def _squared_probabilities(self, settings: AlgorithmSettings, rows: Sequence[TrainRow]) -> Tensor | None:
+        """Return the sum of the squared probabilities at each token, `[rows, tokens]`, where it is read."""
+        if not settings.needs_squared_probabilities:
+            return None
+        return padded_tensors([(-line).exp() for line in self._models.policy.entropies(rows, "collision")])
 
     def _moved(self, rows: Sequence[TrainRow]) -> float:
         """Return by how much log-probabilities of the step's tokens have changed in it, in the mean."""
@@ -278,6 +293,10 @@ class Learner:
                 counts = Denominators.from_lengths(
                     lengths[each] for each in {sequences[place] for place in places}
                 )
+                if settings.positive_nll.coefficient:
+                    counts = replace(
+                        counts, positive_tokens=_positive_tokens(settings, chosen, scores[places])
+                    )
                 totals = torch.tensor([lengths[sequences[place]] for place in places])
                 taken = self._models.policy.step(
                     chosen,
@@ -334,12 +353,14 @@ def _train_row(
     mask: list[bool],
     fields: Mapping[str, list[float]],
     experts: NDArray[np.int16] | None = None,
+    images: Sequence[PlacedImage] = (),
 ) -> TrainRow:
     return TrainRow(
         torch.tensor(ids),
         torch.tensor(mask),
         {name: torch.tensor(values, dtype=torch.float32) for name, values in fields.items()},
         None if experts is None else torch.from_numpy(experts[: len(ids)].copy()),
+        tuple(images),
     )
 
 
@@ -349,6 +370,12 @@ def _lengths(rows: Sequence[TrainRow], sequences: Sequence[tuple[int, int]]) -> 
     for row, sequence in zip(rows, sequences, strict=True):
         lengths[sequence] += int(row.mask.sum())
     return lengths
+
+
+def _positive_tokens(settings: AlgorithmSettings, rows: Sequence[TrainRow], scores: Tensor) -> int:
+    """Count the sampled tokens of the episodes that did well."""
+    good = (scores > settings.positive_nll.score_threshold).tolist()
+    return sum(int(row.mask.sum()) for row, each in zip(rows, good, strict=True) if each)
 
 
 def _sequences(settings: AlgorithmSettings, batch: EpisodeBatch) -> list[tuple[int, int]]:

@@ -1,11 +1,12 @@
 """Training rows from records: a row per segment, or a row per turn. Two builders over one record."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.records.images import PlacedImage, images_until
 from trainer.records.trajectory import Trajectory
 
 
@@ -23,6 +24,7 @@ class Row:
         turn_index: Turn of the trajectory; -1 outside the mask.
         sequence: Names what the row is a part of where a loss averages over sequences: with a row per segment the
             whole trajectory, however often its history was edited; with a row per turn the turn.
+        images: Pictures that the policy was shown, and the tokens that stand for them.
         experts: Experts that tokens took when they were drawn, of the first of them; None where no server told.
     """
 
@@ -34,6 +36,7 @@ class Row:
     versions: list[int]
     turn_index: list[int]
     sequence: tuple[int, int]
+    images: Sequence[PlacedImage] = ()
     experts: NDArray[np.int16] | None = field(default=None, compare=False, repr=False)
 
     def has_reply(self, start: int) -> bool:
@@ -56,6 +59,7 @@ def trajectory_rows(index: int, trajectory: Trajectory) -> list[Row]:
             versions=segment.versions,
             turn_index=segment.turn_index,
             sequence=(index, 0),
+            images=segment.images,
             experts=segment.experts,
         )
         for place, segment in enumerate(trajectory.segments)
@@ -81,6 +85,7 @@ def step_rows(index: int, trajectory: Trajectory) -> list[Row]:
                 versions=[-1] * before + segment.versions[turn.start : turn.end],
                 turn_index=[-1] * before + [number] * reply,
                 sequence=(index, number),
+                images=images_until(segment.images, turn.end),
                 experts=None if segment.experts is None else segment.experts[: turn.end],
             )
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.config.tracking import TrackingSettings
 from trainer.core.run_files import LineFile, lines_and_sizes, read_lines, write_errors
 from trainer.learn.boards import GuardedBoard
-from trainer.records.trajectory import Group
+from trainer.records.group import Group
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -13,12 +13,22 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from trainer.models.pictures import ImageTensors, tokens_or_embeddings
+
+
+class _States(MoeModelOutputWithPast):
+    """Hidden states, and nothing of what else the body of one family or another returns."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
 
 class _Given(nn.Module):
     """Stands in for a model's body: what it is given as embeddings are the hidden states."""
 
     def forward(self, inputs_embeds: Tensor, **_: Any) -> MoeModelOutputWithPast:
-        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+        return _States(last_hidden_state=inputs_embeds)
 
 
 class LanguageHead:
@@ -65,7 +75,9 @@ class LanguageHead:
         )
 
 
-def own_logits(model: PreTrainedModel, ids: Tensor, row: Tensor, column: Tensor) -> Tensor:
+def own_logits(
+    model: PreTrainedModel, ids: Tensor, row: Tensor, column: Tensor, images: ImageTensors | None = None
+) -> Tensor:
     """Return the logits of the model's own forward at some places, `[n, vocabulary]`.
 
     Args:
@@ -73,11 +85,13 @@ def own_logits(model: PreTrainedModel, ids: Tensor, row: Tensor, column: Tensor)
         ids: Padded token ids, `[rows, tokens]`.
         row: Rows of the places, `[n]`.
         column: Their columns, `[n]`.
+        images: Pictures among the tokens.
     """
+    given = tokens_or_embeddings(model, ids, images)
     if not keeps_logits(model):
-        return model(input_ids=ids, use_cache=False).logits[row, column]
+        return model(**given, use_cache=False).logits[row, column]
     columns, place = torch.unique(column, return_inverse=True)
-    return model(input_ids=ids, use_cache=False, logits_to_keep=columns).logits[row, place]
+    return model(**given, use_cache=False, logits_to_keep=columns).logits[row, place]
 
 
 def keeps_logits(model: PreTrainedModel) -> bool:

@@ -16,7 +16,13 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 
 from trainer.core.errors import ConfigError
 from trainer.models.shards import SHARD_BYTES, ShardWriter
@@ -74,7 +80,7 @@ def model_folder(path: str, *, fetch: bool = True) -> Path:
 def load_model(
     directory: Path, dtype: torch.dtype = torch.float32, attention: str | None = None
 ) -> PreTrainedModel:
-    """Load a causal language model, on the processor.
+    """Load a causal language model, or one that also sees, on the processor.
 
     Args:
         directory: Where it lies, in Hugging Face layout.
@@ -87,7 +93,10 @@ def load_model(
     if not (directory / "config.json").exists():
         raise ConfigError(f"{directory} holds no model: it has no config.json")
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+        kinds = (AutoModelForCausalLM, AutoModelForImageTextToText)
+        kind = next((each for each in kinds if type(config) in each._model_mapping), AutoModelForCausalLM)
+        model: PreTrainedModel = kind.from_pretrained(
             directory, dtype=dtype, attn_implementation=attention, local_files_only=True
         )
     except (ImportError, ValueError) as error:

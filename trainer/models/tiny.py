@@ -1,11 +1,25 @@
 """The tiny policy: a few hundred thousand parameters of a standard architecture, made here, nothing downloaded."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    CLIPVisionConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+from trainer.config.model import VisionSettings
 from trainer.core.errors import ConfigError
+from trainer.models.pictures import PictureProcessor
+from trainer.models.tokenizer import IMAGE
 
 _INITIAL_DEVIATION = 0.08
 """The library's 0.02 suits widths of thousands; with it a narrow model's attention starts flat, and long stays so."""
@@ -23,6 +37,7 @@ class TinyPolicySettings:
         max_length: Longest row in tokens.
         end_id: Token that ends a reply.
         pad_id: Token that fills up batches.
+        vision: What it sees pictures with, and the token that stands for a patch; None if it reads text only.
     """
 
     vocabulary: int
@@ -32,6 +47,7 @@ class TinyPolicySettings:
     max_length: int = 1024
     end_id: int = 1
     pad_id: int = 0
+    vision: tuple[VisionSettings, int] | None = None
 
 
 def build_tiny_model(
@@ -65,7 +81,50 @@ def build_tiny_model(
     # The run's other random numbers must not depend on whether a model was built.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % 2**63)
-        model = Qwen3ForCausalLM(config)
+        model: PreTrainedModel = (
+            Qwen3ForCausalLM(config)
+            if settings.vision is None
+            else LlavaForConditionalGeneration(_seeing(config, *settings.vision))
+        )
     if attention is not None:
         model.set_attn_implementation(attention)
     return model.float()
+
+
+def _seeing(text: Qwen3Config, vision: VisionSettings, image_id: int) -> LlavaConfig:
+    """Return the configuration of a policy whose tower is as wide as itself."""
+    tower = CLIPVisionConfig(
+        hidden_size=text.hidden_size,
+        intermediate_size=4 * text.hidden_size,
+        num_hidden_layers=vision.layers,
+        num_attention_heads=text.num_attention_heads,
+        image_size=vision.image_size,
+        patch_size=vision.patch_size,
+    )
+    options: dict[str, Any] = {
+        "image_token_id": image_id,
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "default",
+        "tie_word_embeddings": True,
+        "pad_token_id": text.pad_token_id,
+        "eos_token_id": text.eos_token_id,
+    }
+    return LlavaConfig(vision_config=tower, text_config=text, **options)
+
+
+def tiny_pictures(vision: VisionSettings, tokenizer: PreTrainedTokenizerFast) -> PictureProcessor:
+    """Return what reads pictures for the tiny policy: one token for each patch."""
+    side = vision.image_size
+    images = CLIPImageProcessorPil(
+        size={"height": side, "width": side}, do_center_crop=False, image_mean=[0.5] * 3, image_std=[0.5] * 3
+    )
+    processor = LlavaProcessor(
+        images,
+        tokenizer,
+        patch_size=vision.patch_size,
+        vision_feature_select_strategy="default",
+        chat_template=tokenizer.chat_template,
+        image_token=IMAGE,
+        num_additional_image_tokens=1,  # the tower's own first one, which "default" leaves out
+    )
+    return PictureProcessor(processor)

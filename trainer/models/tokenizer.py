@@ -11,6 +11,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Split
 from transformers import PreTrainedTokenizerFast
 
 PAD, END = "<|pad|>", "<|end|>"
+IMAGE = "<|image|>"
 ROLES = ("system", "user", "assistant", "tool")
 _SPECIAL = (PAD, END, *(f"<|{role}|>" for role in ROLES))
 
@@ -31,10 +32,20 @@ CHAT_TEMPLATE = (
     "{%- for message in messages -%}<|{{ message.role }}|>{{ message.content }}<|end|>{%- endfor -%}"
     "{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"
 )
+_WITH_PICTURES = CHAT_TEMPLATE.replace(
+    "{{ message.content }}",
+    "{%- if message.content is string -%}{{ message.content }}{%- else -%}{%- for part in message.content -%}"
+    f"{{%- if part.type == 'image' -%}}{IMAGE}{{%- else -%}}{{{{ part.text }}}}{{%- endif -%}}"
+    "{%- endfor -%}{%- endif -%}",
+)
 
 
-def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """Return the tiny policy's tokenizer; it is the same wherever and whenever it is built."""
+def build_tiny_tokenizer(*, sees: bool = False) -> PreTrainedTokenizerFast:
+    """Return the tiny policy's tokenizer; it is the same wherever and whenever it is built.
+
+    Args:
+        sees: Whether it has a token for pictures, behind all others, and its chat template writes it.
+    """
     vocabulary: dict[str, int] = {}
     for token in (*_SPECIAL, *sorted(ByteLevel.alphabet())):
         vocabulary[token] = len(vocabulary)
@@ -49,12 +60,14 @@ def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
+    if sees:
+        core.add_special_tokens([AddedToken(IMAGE, special=True, normalized=False)])
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
         pad_token=PAD,
         eos_token=END,
         additional_special_tokens=[f"<|{role}|>" for role in ROLES],
-        chat_template=CHAT_TEMPLATE,
+        chat_template=_WITH_PICTURES if sees else CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
 

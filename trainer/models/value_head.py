@@ -22,7 +22,9 @@ class ValueModel(nn.Module):
         assert isinstance(body, PreTrainedModel)
         self.body = twin_of(body)
         # The one layer whose outputs are numbers to be compared: it stays in float32.
-        self.head = nn.Linear(policy.config.hidden_size, 1, device=policy.device, dtype=torch.float32)
+        self.head = nn.Linear(
+            policy.config.get_text_config().hidden_size, 1, device=policy.device, dtype=torch.float32
+        )
         # Values start at zero, so that the first advantages are the returns themselves.
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)

@@ -1,4 +1,4 @@
-"""What became of every task: trained, dropped with a reason, or issued again. One line of JSON per event.
+"""What became of every task: trained, dropped with a reason, put aside, or issued again. One line of JSON per event.
 
 The last event of a task is its fate. After a crash the tasks that were trained on weights newer than the checkpoint
 are issued again and say so, hence every task that a finished run counts as trained is in the weights exactly once.
@@ -23,6 +23,7 @@ class Fate(StrEnum):
     TRAINED = "trained"
     DROPPED = "dropped"
     REISSUED = "reissued"
+    PUT_ASIDE = "put_aside"
 
 
 class Ledger:
@@ -68,7 +69,7 @@ class Ledger:
 
     def put_aside(self, index: int, version: int) -> None:
         """A task's episodes were stopped because they were not ready in time; it is issued again in a later round."""
-        self._write({"task": index, "fate": Fate.REISSUED, "put_aside_at_version": version})
+        self._write({"task": index, "fate": Fate.PUT_ASIDE, "version": version})
 
     def begun_again(self, index: int, why: str) -> None:
         """An episode of a task lost its environment with the process that played it, and is sampled from its start."""
@@ -125,5 +126,5 @@ class Ledger:
         self._drop_reasons.pop(event["task"], None)
         if fate is Fate.DROPPED:
             self._drop_reasons[event["task"]] = event.get("reason", "no reason given")
-        elif fate is Fate.REISSUED:
+        elif fate in (Fate.REISSUED, Fate.PUT_ASIDE):
             self._reissues += 1

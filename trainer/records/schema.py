@@ -53,6 +53,14 @@ class TaskSchema(_Schema):
     url: _Text | None
 
 
+class ImageSchema(_Schema):
+    """A picture and its tokens; see `trainer.records.images.PlacedImage`."""
+
+    start: _Count
+    end: _Count
+    png: str
+
+
 class SegmentSchema(_Schema):
     """One sequence of tokens; see `trainer.records.trajectory.Segment`."""
 
@@ -63,6 +71,7 @@ class SegmentSchema(_Schema):
     turn_index: _Pairs
     parent: Annotated[list[_Count], Field(min_length=2, max_length=2)] | None
     fork: _Text | None
+    images: list[ImageSchema] = Field([], fail_fast=True)
 
 
 class TurnSchema(_Schema):

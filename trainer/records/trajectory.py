@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.records.images import PlacedImage, read_image
 from trainer.records.schema import (
     EPISODE_FORMAT,
     EpisodeFormatError,
@@ -75,6 +76,7 @@ class Segment:
         turn_index: Turn of the episode that the sampled token belongs to; -1 outside the mask.
         parent: Another segment and how many ids it begins with in common with that one; None where there is none.
         fork: Why it was opened; None for an episode's first segment.
+        images: Pictures that the policy was shown, and the tokens that stand for them, in order.
         experts: Experts that tokens took when replies were drawn, `[tokens, layers * taken]` of the first of them; None
             where no server told. They are not written to files.
     """
@@ -86,6 +88,7 @@ class Segment:
     turn_index: list[int] = field(default_factory=list)
     parent: tuple[int, int] | None = None
     fork: Fork | None = None
+    images: list[PlacedImage] = field(default_factory=list)
     experts: NDArray[np.int16] | None = field(default=None, compare=False, repr=False)
 
     def append_context(self, ids: list[int]) -> None:
@@ -134,7 +137,7 @@ class Segment:
             "turn_index": runs(self._sampled(self.turn_index)),
             "parent": None if self.parent is None else list(self.parent),
             "fork": self.fork,
-        }
+        } | ({"images": [image.as_record() for image in self.images]} if self.images else {})
 
     @classmethod
     def from_schema(cls, data: SegmentSchema, name: str, lengths: Sequence[int]) -> "Segment":
@@ -166,6 +169,10 @@ class Segment:
             turn_index=_placed(spread(data.turn_index, sampled, f"{name}.turn_index"), mask, -1),
             parent=parent,
             fork=None if data.fork is None else _member(Fork, data.fork, f"{name}.fork"),
+            images=[
+                read_image(each.start, each.end, each.png, len(data.ids), f"{name}.images.{place}")
+                for place, each in enumerate(data.images)
+            ],
         )
 
     def _sampled(self, values: list[_Value]) -> list[_Value]:
@@ -366,46 +373,3 @@ def _member(kind: type[_Enumeration], value: str, name: str) -> _Enumeration:
     if value not in [*kind]:
         raise EpisodeFormatError(f"{name}: {value[:40]!r} is none of {', '.join(kind)}")
     return kind(value)
-
-
-KEPT = "kept"
-"""What a filter says of a group that is trained on."""
-
-
-@dataclass(slots=True)
-class Group:
-    """Episodes of equal task and seed: what group-relative advantages compare.
-
-    Attributes:
-        index: Place in the run's task stream.
-        task: What all members played.
-        admitted_version: Policy version when the group was admitted.
-        trajectories: The members that ended with a result.
-        failures: How many attempts failed for reasons of the environment, by outcome.
-        detail: A word on the last of them, for people.
-        decision: What the algorithm's filter made of it: "kept", or "filter:" and why it was dropped; empty before.
-        greedy: The episode that was played beside them with the most likely tokens, for a baseline; it is not trained.
-    """
-
-    index: int
-    task: Task
-    admitted_version: int
-    trajectories: list[Trajectory] = field(default_factory=list)
-    failures: dict[str, int] = field(default_factory=dict)
-    detail: str = ""
-    decision: str = ""
-    greedy: Trajectory | None = None
-
-    def as_record(self, place: int) -> dict[str, Any]:
-        """Return what is known of the group beside its episodes, as plain data.
-
-        Args:
-            place: Which of its step's groups it was, in the order in which the step took them up.
-        """
-        return {
-            "index": self.index,
-            "place": place,
-            "admitted_version": self.admitted_version,
-            "decision": self.decision,
-            "failures": self.failures,
-        }

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from clients.terminal import wrapped
+from clients.process.terminal import wrapped
 from trainer.core.errors import ConfigError
 from trainer.core.seeding import derive_seed
 from trainer.inference.base import GenerationRequest, InferenceClient, SamplingParams
@@ -18,6 +18,7 @@ from trainer.rollout.context import Message
 from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.recall import session_key
 from trainer.rollout.recorder import Recorder
+from trainer.rollout.rendering import Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +99,17 @@ class ModelActor:
             RecordError: If the engine's answer does not fit together.
             InvalidNumberError: If its log-probabilities are none.
         """
-        prompt_ids = self._prompts.prompt(trajectory, view.messages)
-        if len(prompt_ids) + self._sampling.max_new_tokens > self._max_length:
+        prompt = self._prompts.prompt(trajectory, view.messages)
+        if len(prompt.ids) + self._sampling.max_new_tokens > self._max_length:
             raise ContextOverflowError(
-                f"the prompt of turn {view.turn} has {len(prompt_ids)} tokens; with a reply of up to "
+                f"the prompt of turn {view.turn} has {len(prompt.ids)} tokens; with a reply of up to "
                 f"{self._sampling.max_new_tokens} it passes model.max_length {self._max_length}"
             )
         recorder = self._recorder_of(trajectory)
-        segment = recorder.place(prompt_ids)
+        segment = recorder.place(prompt.ids, prompt.images)
         try:
             with trajectory.timeline.during(Phase.GENERATE):
-                result = await self._client.generate(self._request(trajectory, view.turn, prompt_ids))
+                result = await self._client.generate(self._request(trajectory, view.turn, prompt))
             start, end = recorder.record(segment, result, view.turn)
         except BaseException:
             recorder.withdraw(segment)
@@ -129,12 +130,13 @@ class ModelActor:
             self._recorder = Recorder(trajectory)
         return self._recorder
 
-    def _request(self, trajectory: Trajectory, turn: int, prompt_ids: list[int]) -> GenerationRequest:
+    def _request(self, trajectory: Trajectory, turn: int, prompt: Prompt) -> GenerationRequest:
         task = trajectory.task
         order = (task.index, trajectory.member, turn)
         return GenerationRequest(
             request_id=f"{self._purpose}-{'-'.join(map(str, order))}-{trajectory.attempt}",
-            prompt_ids=prompt_ids,
+            prompt_ids=prompt.ids,
+            images=prompt.images,
             sampling=self._sampling,
             seed=derive_seed(self._seed, self._purpose, "reply", *order, trajectory.attempt),
             order=order,

@@ -4,20 +4,20 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from clients.client.session import EnvSession
 from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
-from clients.session import EnvSession
 from trainer.core.errors import ConfigError, InvalidNumberError
 from trainer.core.numbers import finite_number
 from trainer.records.timeline import Phase
 from trainer.records.trajectory import Outcome, Trajectory, Turn
 from trainer.rollout.actors import Actor, ContextOverflowError, View
-from trainer.rollout.context import observation_messages
+from trainer.rollout.context import observation_messages, pictures_of
 from trainer.rollout.episode_metrics import EpisodeMetrics
 from trainer.tasks.task import Task
 
 _TIMEOUT_CODES = frozenset({"step_timeout"})
-_CLIENT_FAULTS = frozenset(
+_CLIENTFAULTS = frozenset(
     {
         "invalid_request",
         "unknown_op",
@@ -33,7 +33,7 @@ _CLIENT_FAULTS = frozenset(
 
 _LONGEST_ANCHOR = 8192
 
-_FAULTS = {"timeout": Outcome.TIMEOUT, "error": Outcome.ENVIRONMENT_ERROR}
+FAULTS = {"timeout": Outcome.TIMEOUT, "error": Outcome.ENVIRONMENT_ERROR}
 """Verdicts that say nothing about the reply."""
 
 
@@ -92,8 +92,8 @@ def outcome_of_end(
     failed = Outcome.FAILED if terminated else Outcome.TRUNCATED
     trajectory.outcome = Outcome.SOLVED if solved else failed
     verdict = info.get("outcome") if session.env.kind == "stateless" else None
-    if verdict in _FAULTS:
-        trajectory.outcome = _FAULTS[verdict]
+    if verdict in FAULTS:
+        trajectory.outcome = FAULTS[verdict]
         trajectory.detail = f"the verifier could not tell: {info.get('detail')}"
 
 
@@ -110,7 +110,7 @@ def note_failure(trajectory: Trajectory, error: ProblemError | DecodeError | Inv
     """
     trajectory.detail = str(error)
     match error:
-        case ProblemError() if error.code in _CLIENT_FAULTS:
+        case ProblemError() if error.code in _CLIENTFAULTS:
             raise error
         case ProblemError() if error.code in _TIMEOUT_CODES:
             trajectory.outcome = Outcome.TIMEOUT
@@ -141,8 +141,13 @@ def _anchor(key: str) -> str:
 
 def view_of(number: int, observation: Any, info: Mapping[str, Any]) -> View:
     """Return what a player sees at a turn."""
-    text = observation if isinstance(observation, str) else str(observation)
-    return View(number, text, observation_messages(observation, info), info)
+    messages = observation_messages(observation, info)
+    shown = " ".join(map(str, pictures_of(messages)))
+    if shown and not isinstance(observation, str):
+        text = "\n".join(filter(None, (shown, str(info.get("caption", "")))))
+    else:
+        text = observation if isinstance(observation, str) else str(observation)
+    return View(number, text, messages, info)
 
 
 def note_result(turn: Turn, anchor: Any, reward: Any, info: Mapping[str, Any]) -> None:

@@ -8,9 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from clients.protocol.arrays import DecodeError
+from clients.protocol.media import MediaBytes
 from trainer.config.prompt import PromptSettings
 from trainer.core.plugins import Plugin, load_plugin
+from trainer.records.images import Picture, is_picture
 
 _LAST_TURNS = 3
 Message = Mapping[str, Any]
@@ -73,10 +77,14 @@ def _is_message(value: object) -> bool:
 
 
 def observation_messages(observation: Any, info: Mapping[str, Any]) -> tuple[Message, ...]:
-    """Return what the environment shows as messages: `info["messages"]`, or the text as one user message.
+    """Return what the environment shows as messages: `info["messages"]`, or the observation as one user message.
+
+    A picture is an array of bytes with height, width and three colours, or the bytes of a PNG, JPEG or WebP file. As an
+    observation it stands before the text in `info["caption"]`, if there is one; in messages it is a part of the
+    content, `{"type": "image", "image": ...}`.
 
     Raises:
-        DecodeError: If its messages are none.
+        DecodeError: If its messages are none, or a picture is none.
     """
     messages = info.get("messages")
     if messages:
@@ -84,8 +92,79 @@ def observation_messages(observation: Any, info: Mapping[str, Any]) -> tuple[Mes
             raise DecodeError(
                 "the environment's info['messages'] must be a list of messages with role and content"
             )
-        return tuple(messages)
+        return tuple(_with_pictures(message) for message in messages)
+    if (picture := _picture(observation)) is not None:
+        caption = info.get("caption")
+        parts: list[dict[str, Any]] = [{"type": "image", "image": picture}]
+        return (
+            {
+                "role": "user",
+                "content": [*parts, {"type": "text", "text": str(caption)}] if caption else parts,
+            },
+        )
     return ({"role": "user", "content": observation if isinstance(observation, str) else str(observation)},)
+
+
+def _with_pictures(message: Message) -> Message:
+    """Return a message whose pictures are ones that compare and can be read."""
+    content = message.get("content")
+    if not isinstance(content, list) or not any(map(_is_image_part, content)):
+        return message
+    parts = [dict(part) | {"image": _required(part)} if _is_image_part(part) else part for part in content]
+    return dict(message) | {"content": parts}
+
+
+def _is_image_part(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "image"
+
+
+def _required(part: Mapping[str, Any]) -> Picture:
+    picture = _picture(part.get("image"))
+    if picture is None:
+        raise DecodeError(
+            "an image in the environment's info['messages'] must be an array of uint8 with height, width and three "
+            "colours, or the bytes of a PNG, JPEG or WebP file"
+        )
+    return picture
+
+
+def _picture(value: object) -> Picture | None:
+    """Return the picture that a value is, if it is one."""
+    if isinstance(value, Picture):
+        return value
+    if isinstance(value, MediaBytes) and value.media_type.startswith("image/"):
+        try:
+            return Picture.from_bytes(value)
+        except ValueError as error:
+            raise DecodeError(f"an image of the environment's is {error}") from error
+    return Picture(value) if isinstance(value, np.ndarray) and is_picture(value) else None
+
+
+def pictures_of(messages: Sequence[Message]) -> list[Picture]:
+    """Return the pictures of a conversation, in order."""
+    contents = [message.get("content") for message in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return [part["image"] for part in parts if _is_image_part(part) and isinstance(part["image"], Picture)]
+
+
+def without_text(message: Message, token: str) -> Message:
+    """Return a message in whose texts a token is taken apart, so that it is none."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return dict(message) | {"content": _apart(content, token)} if token in content else message
+    if not isinstance(content, list):
+        return message
+    parts = [
+        dict(part) | {"text": _apart(part["text"], token)}
+        if isinstance(part, Mapping) and isinstance(part.get("text"), str) and token in part["text"]
+        else part
+        for part in content
+    ]
+    return dict(message) | {"content": parts} if parts != content else message
+
+
+def _apart(text: str, token: str) -> str:
+    return text.replace(token, f"{token[0]} {token[1:]}")
 
 
 def with_instruction(messages: list[Message], instruction: str | None, placement: str) -> list[Message]:

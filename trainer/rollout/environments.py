@@ -11,10 +11,10 @@ from typing import Literal, Self
 
 from gymnasium.spaces import Space, Text
 
-from clients.client import EnvClient
+from clients.client.client import EnvClient
+from clients.client.session import EnvSession
 from clients.protocol.errors import ProblemError
 from clients.protocol.spaces import UnicodeText
-from clients.session import EnvSession
 from trainer.core.errors import ConfigError
 from trainer.rollout.outages import OutageReport
 from trainer.tasks.task import Task

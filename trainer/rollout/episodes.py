@@ -6,17 +6,19 @@ from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any, Protocol, cast
 
+from clients.client.session import EnvSession
 from clients.protocol.errors import ProblemError
-from clients.session import EnvSession
 from trainer.core.errors import InvalidNumberError, PluginError
 from trainer.core.numbers import are_finite, finite_number
 from trainer.core.plugins import Plugin
+from trainer.records.group import Group
 from trainer.records.rollout_log import EpisodeKey
 from trainer.records.timeline import Phase
-from trainer.records.trajectory import Group, Outcome, Segment, Trajectory, Turn
+from trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
 from trainer.rollout.actors import Actor
 from trainer.rollout.agent import note_failure, play_episode, reward_parts
 from trainer.rollout.environments import EnvironmentPool
+from trainer.rollout.mixtures import mix_reward
 from trainer.rollout.recall import EpisodeLostError, EpisodeTape, LoggedSession, Recall
 from trainer.tasks.task import Task
 
@@ -52,6 +54,7 @@ async def play_in_session(
     except (ProblemError, InvalidNumberError) as error:
         trajectory = Trajectory(task, member, attempt)
         note_failure(trajectory, error)
+    await mix_reward(pool, trajectory)
     trajectory.timeline.queued(asked, time.monotonic() if lent is None else lent)
     return trajectory
 

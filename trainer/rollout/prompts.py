@@ -9,14 +9,14 @@ from trainer.config.prompt import PromptSettings
 from trainer.records.trajectory import Trajectory
 from trainer.rollout.chat_template import Tool
 from trainer.rollout.context import ContextPolicy, Exchange, Message, with_instruction
-from trainer.rollout.rendering import ChatRenderer
+from trainer.rollout.rendering import ChatRenderer, Prompt
 
 
 class PromptBuilder:
     """Token-in, token-out prompts of one episode.
 
     Args:
-        renderer: The policy's chat template.
+        renderer: The policy's chat template, and what reads pictures.
         context: What of the episode a prompt shows.
         settings: Where the environment's instruction and its tools go.
     """
@@ -53,8 +53,8 @@ class PromptBuilder:
         self._threads = {}
         self._history = []
 
-    def prompt(self, trajectory: Trajectory, observation: Sequence[Message]) -> list[int]:
-        """Return all ids that the policy reads at this turn.
+    def prompt(self, trajectory: Trajectory, observation: Sequence[Message]) -> Prompt:
+        """Return all ids that the policy reads at this turn, and the pictures among them.
 
         They are the ids of a segment and a tail where the new messages continue those that the segment stands for, and
         the template only appends; else the whole conversation is rendered.
@@ -65,9 +65,13 @@ class PromptBuilder:
         self._messages = messages
         thread = self._continued(messages)
         if thread is None:
-            return self.renderer.prompt(messages, self._tools)
-        ids = trajectory.segments[thread.segment].ids
-        return ids + self.renderer.tail(messages[len(thread.messages) :], ids[-1])
+            return self.renderer.read(messages, self._tools)
+        segment = trajectory.segments[thread.segment]
+        tail = self.renderer.read_tail(messages[len(thread.messages) :], segment.ids[-1])
+        if not (segment.images or tail.images):
+            return Prompt(segment.ids + tail.ids)
+        images = (*segment.images, *(image.moved(len(segment.ids)) for image in tail.images))
+        return Prompt(segment.ids + tail.ids, images)
 
     def replied(self, observation: Sequence[Message], reply: str, segment: int) -> None:
         """Note what the policy said to the last prompt, and the segment that holds the two."""

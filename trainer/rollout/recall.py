@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from clients.client.session import EnvSession, ResetResult, StepResult
 from clients.protocol.episode import PortableEpisode, step_digest
 from clients.protocol.errors import ProblemError
 from clients.protocol.values import decode_value, encode_value
-from clients.session import EnvSession, ResetResult, StepResult
 from trainer.inference.base import (
     GenerationRequest,
     GenerationResult,
@@ -437,8 +437,9 @@ def _take_in(past: _Past, entry: Entry) -> None:
 
 def _digest(request: GenerationRequest) -> bytes:
     """Name a prompt and how its reply is drawn."""
-    content = array("q", request.prompt_ids).tobytes()
-    return blake2b(content + repr(request.sampling).encode(), digest_size=16).digest()
+    content = array("q", request.prompt_ids).tobytes() + repr(request.sampling).encode()
+    shown = b"".join(image.picture.digest for image in request.images)
+    return blake2b(content + shown, digest_size=16).digest()
 
 
 def _packed(info: Any) -> Any:

@@ -12,6 +12,7 @@ from math import isfinite
 from trainer.core.errors import InvalidNumberError, RunError
 from trainer.core.numbers import LARGEST, finite_number
 from trainer.inference.base import GenerationResult
+from trainer.records.images import PlacedImage, first_difference
 from trainer.records.trajectory import Fork, Segment, Trajectory
 
 _ROUNDING = 1e-3
@@ -40,22 +41,30 @@ class Recorder:
             if segment.ids:
                 self._tree.add(place)
 
-    def place(self, prompt_ids: Sequence[int]) -> int:
+    def place(self, prompt_ids: Sequence[int], images: Sequence[PlacedImage] = ()) -> int:
         """Return the segment that a reply to `prompt_ids` belongs to.
 
         That is the longest segment whose ids the prompt begins with, the newest where several are equal, or else a
-        new one. Its record does not change before `record`.
+        new one, also where the ids are those of a segment and the pictures behind them are not. Its record does not
+        change before `record`.
+
+        Args:
+            prompt_ids: All that the policy reads.
+            images: Pictures among it.
         """
-        prompt = list(prompt_ids)
-        found = self._tree.find(prompt)
-        if found.continued is not None:
-            index = found.continued
+        prompt, shown = list(prompt_ids), list(images)
+        found = self._tree.find(prompt, shown)
+        index = found.continued
+        if index is not None:
+            segment = self.trajectory.segments[index]
             self._tree.close(index)
-            self._placed[index] = _Placed(prompt[len(self.trajectory.segments[index].ids) :], found.shared)
-        else:
-            index = len(self.trajectory.segments)
-            self.trajectory.segments.append(Segment())
-            self._placed[index] = _Placed(prompt, found.shared)
+            self._placed[index] = _Placed(
+                prompt[len(segment.ids) :], shown[len(segment.images) :], found.shared
+            )
+            return index
+        index = len(self.trajectory.segments)
+        self.trajectory.segments.append(Segment())
+        self._placed[index] = _Placed(prompt, shown, found.shared)
         return index
 
     def record(self, index: int, result: GenerationResult, turn: int) -> tuple[int, int]:
@@ -80,6 +89,7 @@ class Recorder:
         if not segment.ids:
             self._link(index, placed)
         segment.append_context(placed.ids)
+        segment.images += placed.images
         start = len(segment.ids)
         segment.append_action(result.token_ids, result.logprobs, result.policy_versions, turn)
         if result.experts is not None:
@@ -102,13 +112,14 @@ class Recorder:
         segments = self.trajectory.segments
         if not any(segment.ids for segment in segments):
             return
-        found = self._tree.find(placed.ids)
+        found = self._tree.find(placed.ids, placed.images)
         segment = segments[index]
-        segment.parent = (found.nearest, found.shared) if found.shared else None
+        shared = first_difference(segments[found.nearest].images, placed.images, found.shared)
+        segment.parent = (found.nearest, shared) if shared else None
         if found.shared > placed.shared:
             segment.fork = Fork.PARALLEL  # its relative was recorded while this one was under way
         else:
-            segment.fork = _kind(segments[found.nearest], found.shared, len(placed.ids))
+            segment.fork = _kind(segments[found.nearest], shared, len(placed.ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +128,12 @@ class _Placed:
 
     Attributes:
         ids: The prompt's ids behind those of its segment.
+        images: Pictures among them.
         shared: Ids that it had in common with its nearest relative when it was placed.
     """
 
     ids: list[int]
+    images: list[PlacedImage]
     shared: int
 
 
@@ -205,8 +218,8 @@ class _PrefixTree:
         self._root = _Node()
         self._ends: dict[int, tuple[_Node, int]] = {}
 
-    def find(self, prompt: list[int]) -> _Found:
-        """Follow a prompt as far as the stored ids go."""
+    def find(self, prompt: list[int], images: list[PlacedImage]) -> _Found:
+        """Follow a prompt as far as the stored ids go; it continues segments that show its own pictures only."""
         node, depth, nearest = self._root, 0, 0
         continued = None
         while depth < len(prompt) and (edge := node.edges.get(prompt[depth])) is not None:
@@ -218,9 +231,15 @@ class _PrefixTree:
             node = edge.node
             # One that somebody else wrote on is not where it was.
             continued = next(
-                (end for end in reversed(node.ends) if len(self._segments[end].ids) == depth), continued
+                (end for end in reversed(node.ends) if self._goes_on(end, depth, images)), continued
             )
         return _Found(continued, nearest, depth)
+
+    def _goes_on(self, index: int, depth: int, images: list[PlacedImage]) -> bool:
+        """Whether a segment ends where it was noted, and shows a prompt's first pictures."""
+        segment = self._segments[index]
+        shown = segment.images
+        return len(segment.ids) == depth and (not shown or shown == images[: len(shown)])
 
     def add(self, index: int) -> None:
         """Take in what a segment has grown by, and let it be continued."""

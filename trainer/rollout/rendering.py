@@ -7,11 +7,13 @@ rewrite the past (some drop earlier reasoning) fail the proof, and each of their
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.core.errors import ConfigError
+from trainer.models.pictures import BLIND, PictureProcessor
+from trainer.records.images import PlacedImage
 from trainer.rollout.chat_template import ChatTemplate, Tool
-from trainer.rollout.context import Message
+from trainer.rollout.context import Message, pictures_of, without_text
 
 _REPLY = "a-reply-that-no-template-rewrites"
 _PROBE_REPLIES = ("Up", "<think>first left,\nthen up</think><answer>Up</answer>", "two\nlines.")
@@ -26,6 +28,18 @@ _LONG_PIECE = 512
 """Characters beyond which a piece of an agent's conversation is kept by whoever knows how long it is needed."""
 
 
+class Prompt(NamedTuple):
+    """What the policy reads.
+
+    Attributes:
+        ids: Token ids.
+        images: Pictures among them, and the tokens that stand for them.
+    """
+
+    ids: list[int]
+    images: tuple[PlacedImage, ...] = ()
+
+
 class ChatRenderer:
     """Renders conversations with a tokenizer's own chat template.
 
@@ -34,6 +48,7 @@ class ChatRenderer:
         options: Further variables of the template, such as `enable_thinking`.
         stop_ids: Ids that end a reply beside the closing of a turn and the tokenizer's end of text: those of the
             model's generation_config.
+        pictures: What reads pictures for the model; or why it sees none.
 
     Attributes:
         end_of_turn_id: The first id behind a reply, as the template closes it.
@@ -46,9 +61,14 @@ class ChatRenderer:
     """
 
     def __init__(
-        self, tokenizer: Any, options: Mapping[str, Any] | None = None, stop_ids: Iterable[int] = ()
+        self,
+        tokenizer: Any,
+        options: Mapping[str, Any] | None = None,
+        stop_ids: Iterable[int] = (),
+        pictures: PictureProcessor | str = BLIND,
     ) -> None:
         self.template = ChatTemplate(tokenizer, options or {})
+        self.pictures = pictures
         self._tokenizer = tokenizer
         self._ids_of_text = lru_cache(maxsize=_CACHE_SIZE)(self._tokenize)
         closing_ids = self._tokenize(self._tail_text((), generation_prompt=False))
@@ -72,7 +92,21 @@ class ChatRenderer:
             messages: The conversation.
             tools: Declarations that the template writes into it where it likes.
         """
-        return list(self._ids_of_text(self.template.text(messages, generation_prompt=True, tools=tools)))
+        return self.read(messages, tools).ids
+
+    def read(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
+        """Return the ids of a whole conversation, ready for the policy's reply, and the pictures in it.
+
+        Args:
+            messages: The conversation.
+            tools: Declarations that the template writes into it where it likes.
+
+        Raises:
+            ConfigError: If it holds pictures, and the model sees none.
+        """
+        plain = self._plain(messages)
+        ids = self._ids_of_text(self.template.text(plain, generation_prompt=True, tools=tools))
+        return self._with_pictures(ids, messages)
 
     def require_tools(self) -> None:
         """Make sure that the chat template writes tools into prompts.
@@ -100,8 +134,12 @@ class ChatRenderer:
             messages: What came after the reply.
             last_id: Last id of the reply. If the policy closed its turn itself, the closing id is not repeated.
         """
-        ids = list(self._ids_of_text(self._tail_text(messages)))
-        return ids[1:] if last_id == self.end_of_turn_id else ids
+        return self.read_tail(messages, last_id).ids
+
+    def read_tail(self, messages: Sequence[Message], last_id: int) -> Prompt:
+        """Return the ids that follow a reply, and the pictures among them; see `tail`."""
+        ids = self._ids_of_text(self._tail_text(self._plain(messages)))
+        return self._with_pictures(ids[1:] if last_id == self.end_of_turn_id else ids, messages)
 
     def text(self, ids: Sequence[int]) -> str:
         """Return a reply as text, without special tokens."""
@@ -123,6 +161,46 @@ class ChatRenderer:
     def reply_ids(self, text: str) -> list[int]:
         """Return the ids of a reply that is given as text, its closing token included (for demonstrations)."""
         return [*self._ids_of_text(text), self.end_of_turn_id]
+
+    def _plain(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return messages in whose texts nothing looks like a picture's placeholder."""
+        if isinstance(self.pictures, str):
+            return messages
+        found, token = (
+            [without_text(message, self.pictures.token) for message in messages],
+            self.pictures.token,
+        )
+        if found != list(messages):
+            self.template.note(f"a text holds {token}, which stands for pictures; it is written with a space")
+        return found
+
+    def _with_pictures(self, ids: Sequence[int], messages: Sequence[Message]) -> Prompt:
+        """Put the tokens of pictures in the places of their placeholders."""
+        shown = pictures_of(messages)
+        if isinstance(self.pictures, str):
+            if shown:
+                raise ConfigError(
+                    f"the environment shows pictures, and the policy sees none ({self.pictures}): name a model that "
+                    "sees (model.path), set model.vision for the tiny policy, or have the environment show text"
+                )
+            return Prompt(list(ids))
+        expanded: list[int] = []
+        placed: list[PlacedImage] = []
+        left = iter(shown)
+        for token in ids:
+            picture = next(left, None) if token == self.pictures.token_id else None
+            if picture is None:
+                expanded.append(token)
+                continue
+            tokens, read = self.pictures.read(picture)
+            placed.append(PlacedImage(len(expanded), len(expanded) + len(tokens), read))
+            expanded += tokens
+        if not len(placed) == len(shown) == ids.count(self.pictures.token_id):
+            raise ConfigError(
+                f"the chat template writes {ids.count(self.pictures.token_id)} times {self.pictures.token} for "
+                f"{len(shown)} pictures: set prompt.chat_template to one that writes it once for each"
+            )
+        return Prompt(expanded, tuple(placed))
 
     def _tokenize(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))

@@ -14,7 +14,7 @@ from trainer.core.seeding import derive_seed, generator
 from trainer.tasks.curriculum import CurriculumTaskSource
 from trainer.tasks.interleaved import InterleavedTaskSource
 from trainer.tasks.rows import Row, read_rows
-from trainer.tasks.task import Task, TaskSource
+from trainer.tasks.task import RewardMixture, RewardPart, Task, TaskSource
 
 _MOST_NAMED = 8
 
@@ -54,12 +54,37 @@ class RowStream:
             options=orjson.loads(self.rows[place]),
             domain=self.domain,
             url=self.settings.url,
+            mixture=self.mixture,
         )
+
+    @property
+    def mixture(self) -> RewardMixture | None:
+        """What rewards are made of, where the verifier that plays the rows is not all."""
+        if not self.settings.rewards:
+            return None
+        parts = [
+            RewardPart(
+                part.name or part.verifier,
+                part.verifier,
+                # A gate pays by itself only where somebody says so.
+                part.weight if part.gate is None or "weight" in part.model_fields_set else 0.0,
+                part.gate,
+                part.fields,
+                part.task,
+                part.url or self.settings.url,
+            )
+            for part in self.settings.rewards
+        ]
+        return RewardMixture(self.settings.reward_weight, tuple(parts))
 
     @property
     def digest(self) -> str:
         """A digest of the rows in their order, and of who scores them."""
         hashed = hashlib.blake2b(self.env_id.encode(), digest_size=16)
+        if self.settings.rewards:  # by what they ask, and not by where
+            hashed.update(str(self.settings.reward_weight).encode())
+        for part in self.settings.rewards:
+            hashed.update(part.model_dump_json(exclude={"url"}).encode())
         for row in self.rows:
             hashed.update(row)
             hashed.update(b"\n")

@@ -7,6 +7,42 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
+class RewardPart:
+    """A verifier that scores a task's response beside the one that it is played with.
+
+    Attributes:
+        name: What its share of the reward is called.
+        verifier: Its environment id.
+        weight: What its score is multiplied by.
+        gate: The score that it must give, or the response earns nothing; None where it is no gate.
+        fields: Its task fields that come from fields of the task, by their names there.
+        task: Fields that every task has for it.
+        url: Its server; None for the run's default.
+    """
+
+    name: str
+    verifier: str
+    weight: float
+    gate: float | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
+    task: Mapping[str, Any] = field(default_factory=dict)
+    url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RewardMixture:
+    """What a task's reward is made of.
+
+    Attributes:
+        own: What the reward of the environment itself is multiplied by.
+        parts: The others.
+    """
+
+    own: float
+    parts: tuple[RewardPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """One thing to play. Equal tasks give equal first observations.
 
@@ -18,6 +54,8 @@ class Task:
         options: What else it is reset with.
         domain: Name under which metrics of this kind of task are reported.
         url: The server; None for the run's default.
+        mixture: Other verifiers that have a part in the reward; None where the environment's is all. It belongs to the
+            run, and records do not have it.
     """
 
     index: int
@@ -27,6 +65,12 @@ class Task:
     options: Mapping[str, Any] | None = None
     domain: str = ""
     url: str | None = None
+    mixture: RewardMixture | None = None
+
+    @property
+    def mixture_parts(self) -> tuple[RewardPart, ...]:
+        """The other verifiers that have a part in the reward."""
+        return self.mixture.parts if self.mixture is not None else ()
 
     @property
     def session_key(self) -> str:

@@ -5,7 +5,7 @@ import time
 from clients.audit.arena import Arena, Game
 from clients.audit.policies import constant_policy, script_policy
 from clients.audit.watch import Watch
-from clients.client import EnvClient
+from clients.client.client import EnvClient
 from tests.support.client_envs import Walk
 from tests.support.client_server import ServerProcess
 

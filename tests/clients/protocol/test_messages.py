@@ -12,6 +12,7 @@ from clients.protocol.episode import PortableEpisode, step_digest
 from clients.protocol.errors import CODES, ProblemError
 from clients.protocol.messages import MakeRequest, StepReply, StepRequest
 from clients.protocol.values import decode_value, encode_value
+from tests.support.processes import ROOT
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -24,6 +25,12 @@ def test_a_problem_survives_the_wire_and_pickle(code: str) -> None:
             "why",
             {"retry_after": 1.5},
         )
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_code_is_in_the_protocols_table(code: str) -> None:
+    rows = [row for row in (ROOT / "docs" / "protocol.md").read_text().splitlines() if row.startswith("| `")]
+    assert any(f"`{code}`" in row and str(CODES[code]) in row.split("|")[2] for row in rows)
 
 
 def test_a_code_of_a_newer_server_is_kept_beside_internal() -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from mcp import Client
 
-from clients.client import EnvClient
-from clients.env import RemoteEnv
+from clients.client.client import EnvClient
+from clients.client.env import RemoteEnv
 from clients.protocol.errors import ProblemError
 from tests.support.client_server import ENVS, ServerProcess
 

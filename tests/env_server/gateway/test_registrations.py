@@ -9,14 +9,13 @@ import pytest
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import UpstreamProtocol
-from env_server.gateway.http_client import TargetLimits
-from env_server.gateway.http_upstream import HttpUpstream
 from env_server.gateway.registry import Registration, Registry
 from env_server.gateway.roster import Roster
-from env_server.gateway.targets import Target
-from env_server.gateway.upstream import EnvironmentSpec
-from env_server.labels import EnvironmentLabels
-from env_server.metrics import Metrics
+from env_server.gateway.upstream.base import EnvironmentSpec
+from env_server.gateway.upstream.http import HttpUpstream
+from env_server.gateway.upstream.http_client import TargetLimits
+from env_server.gateway.upstream.targets import Target
+from env_server.telemetry.metrics import EnvironmentLabels, Metrics
 from tests.support.clock import clock, on_a_clock
 
 

@@ -9,9 +9,9 @@ import orjson
 import pytest
 import websockets
 
-from clients.client import EnvClient
+from clients.client.client import EnvClient
+from clients.client.session import EnvSession
 from clients.protocol.errors import ProblemError
-from clients.session import EnvSession
 from tests.support.client_server import ENVS, ServerProcess
 from tests.support.redis_server import RedisServer
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from clients.client import EnvClient
+from clients.client.client import EnvClient
 from clients.protocol.errors import ProblemError
 from tests.env_server.gateway.test_relay import Player, sessions_at, undisturbed
 from tests.env_server.gateway.test_shared_journal import GATEWAY, QUIET, WALKS, Fleet, whole_at

@@ -8,7 +8,7 @@ from envs.code.bounds import Bounds
 from envs.code.forms import read_item
 from envs.code.grader import Grader
 from envs.verifiers.code_tests import CodeTestsEnv
-from sandbox.result import Outcome, RunResult
+from sandbox.core.result import Outcome, RunResult
 from tests.support.sandboxes import working_sandbox
 
 ENVIRONMENT = CodeTestsEnv(seconds=2)

@@ -10,9 +10,9 @@ from envs.tools.formats.tags import TAGS
 from envs.tools.python_tool import SandboxFailedError, python_tool
 from envs.tools.tool import Toolbox
 from envs.tools.tool_use_python import ToolUsePythonEnv
-from sandbox.base import SandboxUnavailableError
-from sandbox.limits import Limits
-from sandbox.result import Outcome, RunResult
+from sandbox.core.base import SandboxUnavailableError
+from sandbox.core.limits import Limits
+from sandbox.core.result import Outcome, RunResult
 
 
 @pytest.fixture(scope="module", autouse=True)

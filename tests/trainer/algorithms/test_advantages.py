@@ -44,7 +44,7 @@ def test_gae_is_plain_gae_of_the_sampled_tokens(data, discount, trace):
 
 
 def test_gae_runs_across_the_rows_of_a_trajectory():
-    algorithm = resolve_preset("ppo", {"advantage": {"whiten": False, "trace": 0.9, "token_discount": 0.8}})
+    algorithm = resolve_preset("ppo", {"advantage": {"whiten": False, "gae_lambda": 0.9, "gamma": 0.8}})
     case = random_case(11, groups=1, members=3)
     rows = case.rows("step")
     result = compute_advantages(algorithm, case.batch, rows.row_batch())
@@ -150,7 +150,7 @@ def test_scores_are_the_returns_of_each_rows_trajectory():
 def test_returns_of_tokens_pay_the_penalty_from_their_token_on(cut):
     """REINFORCE++ (arXiv:2501.03262): A_t = sum over k >= t of gamma^(k - t) (r_k - beta KL_k), no critic, no group."""
     algorithm = resolve_preset(
-        "reinforce_pp", {"advantage": {"token_discount": 0.9, "whiten": False}, "kl": {"coefficient": 0.5}}
+        "reinforce_pp", {"advantage": {"gamma": 0.9, "whiten": False}, "kl": {"coefficient": 0.5}}
     )
     batch = TrajectoryBatch([0], [[0.0, 1.0]], [[0.0] * 2], [[True] * 2], [[None] * 2], [[2, 1]])
     if cut:

@@ -86,6 +86,22 @@ ALGORITHMS = {
         "grpo",
         {"kl": {"coefficient": 0.1, "unbiased": True}, "reward": {"normalise": "batch"}, "minibatches": 2},
     ),
+    "charged_advantage": resolve_preset(
+        "dr_grpo",
+        {
+            "aggregation": {"horizon": 64},
+            "kl": {"coefficient": 0.1, "estimator": "k1", "placement": "advantage"},
+            "surrogate": {"kind": "dppo", "two_sided": True, "low": 0.1, "high": 0.1},
+            "minibatches": 2,
+        },
+    ),
+    "limited": resolve_preset(
+        "reinforce_pp",
+        {
+            "kl": {"estimator": "k2", "limit": 0.02},
+            "positive_nll": {"coefficient": 0.5, "score_threshold": 0.5},
+        },
+    ),
     "clipped_advantage": resolve_preset("reinforce_pp_baseline", {"advantage": {"clip": 1.0}}),
 }
 BY_NAME = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
@@ -101,7 +117,10 @@ def losses(algorithm, rows, result, parts=None):
     """Return loss, metrics, and the gradients by log-probability and by value, taken part by part."""
     lengths = rows.lengths()
     first = [int((rows.trajectory == each).nonzero()[0]) for each in rows.trajectory.unique()]
-    denominators = Denominators.from_lengths(lengths[first].tolist())
+    good = result.scores[first] > algorithm.positive_nll.score_threshold
+    denominators = replace(
+        Denominators.from_lengths(lengths[first].tolist()), positive_tokens=int(lengths[first][good].sum())
+    )
     logprobs = rows.numbers["logprobs"].clone().requires_grad_()
     entropy = rows.numbers["entropy"].clone().requires_grad_()
     values = rows.numbers["values"].clone().add(0.3).requires_grad_()

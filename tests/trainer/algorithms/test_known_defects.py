@@ -46,7 +46,7 @@ def test_turn_ends_do_not_hang_on_rewards_being_nonzero(rewards):
     # RAGEN finds turn ends by non-zero rewards: a turn with reward 0 is merged, and the last one may not be 0.
     algorithm = resolve_preset(
         "ppo",
-        {"advantage": {"kind": "bi_level_gae", "turn_discount": 0.5, "trace": 0.5, "whiten": False}},
+        {"advantage": {"kind": "bi_level_gae", "turn_discount": 0.5, "gae_lambda": 0.5, "whiten": False}},
     )
     batch, rows = one_trajectory(rewards, [0, 0, -1, 1, 1], values=torch.tensor([[0.1, 0.2, 9.0, 0.3, 0.4]]))
     result = compute_advantages(algorithm, batch, rows)

@@ -1,5 +1,7 @@
 """Every preset learns a small game, with a table for a policy: signs and parts are right end to end."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -50,6 +52,7 @@ def as_batch(ids, rewards, greedy=(0.0,) * GROUPS):
         tokens=[[1] * len(turns) for turns in rewards],
         parts=[[{"earned": value} for value in turns] for turns in rewards],
         tasks=[str(group) for group in ids],
+        domains=[str(group) for group in ids],
         greedy=greedy_batch(range(GROUPS), greedy),
     )
 
@@ -102,6 +105,7 @@ def test_preset_learns(name):
         taken = torch.tensor([actions[index] + [0] * (TURNS - len(actions[index])) for index in chosen])
         mask = turn < torch.tensor([len(actions[index]) for index in chosen])[:, None]
         old = logits.detach().log_softmax(-1)[group, turn, taken]
+        squares = logits.detach().softmax(-1).square().sum(-1)[group, turn]
         old_values = values.detach()[group, turn]
         result = compute_advantages(
             algorithm,
@@ -117,6 +121,7 @@ def test_preset_learns(name):
                 values=old_values,
                 old_logprobs=old,
                 reference_logprobs=reference[group, turn, taken],
+                squared_probabilities=squares,
             ),
             state,
         )
@@ -136,7 +141,10 @@ def test_preset_learns(name):
                 scores=result.scores[part],
                 **prepared(algorithm, part, mask, turn, result, old, table, taken),
             )
-            denominators = Denominators.from_mask(mask[part])
+            good = result.scores[part] > algorithm.positive_nll.score_threshold
+            denominators = replace(
+                Denominators.from_mask(mask[part]), positive_tokens=int(mask[part][good].sum())
+            )
             loss, _ = policy_loss(algorithm, inputs, denominators)
             if algorithm.critic is not None:
                 loss = (

@@ -3,6 +3,7 @@ import operator
 import pytest
 from pydantic import ValidationError
 
+from trainer.algorithms.advantage_settings import GaeAdvantage
 from trainer.algorithms.presets import FORMER_NAMES, PAPERS, PRESETS, resolve_preset
 from trainer.algorithms.settings import AlgorithmSettings
 
@@ -26,6 +27,17 @@ def test_overrides_merge_into_parts():
 def test_another_kind_replaces_the_part():
     settings = resolve_preset("starpo_s", {"filter": {"kind": "zero_variance"}})
     assert settings.filter.kind == "zero_variance"
+
+
+def test_settings_of_advantages_are_understood_by_their_former_names():
+    with pytest.warns(FutureWarning, match="advantage.trace is called gae_lambda now"):
+        former = resolve_preset("ppo", {"advantage": {"trace": 0.9, "token_discount": 0.8}})
+    assert former == resolve_preset("ppo", {"advantage": {"gae_lambda": 0.9, "gamma": 0.8}})
+    with pytest.warns(FutureWarning):
+        alone = GaeAdvantage(kind="gae", trace=0.5)
+    assert alone.gae_lambda == 0.5
+    with pytest.raises(ValueError, match="'trace' is the former name of 'gae_lambda', which is given, too"):
+        resolve_preset("ppo", {"advantage": {"trace": 0.9, "gae_lambda": 0.9}})
 
 
 def test_presets_are_never_changed_by_overrides():

@@ -18,9 +18,9 @@ from trainer.core.device import torch_device
 from trainer.core.errors import ConfigError
 from trainer.inference.base import GenerationRequest, SamplingParams
 from trainer.inference.torch_engine import TorchEngine
+from trainer.learn.weights.source import BackendWeights
 from trainer.models.load import load_model, without_chance
 from trainer.models.value_head import ValueModel
-from trainer.weights.source import BackendWeights
 
 ROOT = Path(__file__).resolve().parents[3]
 IDS = [3, 9, 17, 4, 30, 22, 8]

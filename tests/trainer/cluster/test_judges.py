@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from clients.client import EnvClient
+from clients.client.client import EnvClient
 from trainer.assembly.judges import apart_from_judges, brought_to_judges, open_judges
 from trainer.cluster.local_roles import LocalRoles
 from trainer.cluster.placement import place_roles

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from clients.client import EnvClient
+from clients.client.client import EnvClient
 from tests.support.processes import ROOT
 from tests.support.tiny_models import sharp_model
 from trainer.assembly.judges import open_judges

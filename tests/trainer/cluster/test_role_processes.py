@@ -24,7 +24,7 @@ from trainer.config.load import load_settings
 from trainer.core.errors import ConfigError, RoleDiedError, RoleLostError
 from trainer.inference.base import GenerationRequest, SamplingParams
 from trainer.inference.torch_engine import TorchEngine
-from trainer.weights.source import ModelWeights
+from trainer.learn.weights.source import ModelWeights
 
 PATIENCE_S = 60
 NO_LOG = "/proc/no/log"

@@ -1,7 +1,9 @@
 """The client of one inference server against the double of each, which says what it drew and with which weights."""
 
 import asyncio
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
@@ -26,6 +28,7 @@ from trainer.inference.errors import (
 from trainer.inference.partial_reply import PartialReply
 from trainer.inference.server_client import ServerClient
 from trainer.inference.under_way import OngoingReply, UnderWay
+from trainer.records.images import Picture, PlacedImage
 
 PROMPT = [72, 101, 108, 108, 111]
 PAGE = "\n<!doctype html><html><body>default backend</body></html>"
@@ -133,13 +136,16 @@ async def test_a_prompt_is_scored(dialect):
 
 
 @BOTH
-async def test_log_probabilities_that_are_not_of_the_sampled_distribution_are_refused(dialect):
+async def test_what_a_server_could_only_answer_otherwise_is_refused(dialect):
     with InferenceServer(dialect) as server:
         async with ServerClient(server.url, dialect) as client:
             with pytest.raises(ConfigError, match="log-probabilities"):
                 await client.generate(request(top_p=0.5))
             with pytest.raises(ConfigError, match="top_k"):
                 await client.generate(request(top_k=3))
+            shown = (PlacedImage(1, 2, Picture(np.zeros((8, 8, 3), np.uint8))),)
+            with pytest.raises(ConfigError, match="shows pictures"):
+                await client.generate(replace(request(), images=shown))
             if dialect == "vllm":
                 with pytest.raises(ConfigError, match="--logprobs-mode processed_logprobs"):
                     await client.generate(request(temperature=0.5))
@@ -791,12 +797,30 @@ async def test_answers_to_a_pause_that_come_one_after_the_other_are_all_waited_f
         under_way.begin(each)
     async with asyncio.timeout(20), asyncio.timeout(None) as limit:
         ongoing[-1].limit = limit
-        settling = asyncio.create_task(under_way.settle())
+        settling = asyncio.create_task(under_way.settle(at_once))
         for each in ongoing:
             await asyncio.sleep(0.1)
             each.idle.set()
         await settling
     assert not limit.expired()
+
+
+async def at_once():
+    """Is answered at once."""
+
+
+async def test_answers_of_a_server_that_has_little_processor_time_are_waited_for(monkeypatch):
+    monkeypatch.setattr("trainer.inference.under_way._SETTLE_S", 0.01)
+    under_way, late = UnderWay(), OngoingReply(PartialReply(request()), rid="r")
+    under_way.begin(late)
+
+    async def after_what_it_owes():
+        await asyncio.sleep(0.05)
+        late.idle.set()
+
+    async with asyncio.timeout(20), asyncio.timeout(None) as late.limit:
+        await under_way.settle(after_what_it_owes)
+    assert not late.limit.expired()
 
 
 @BOTH

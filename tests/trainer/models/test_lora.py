@@ -21,11 +21,11 @@ from trainer.config.optimizer import OptimizerSettings
 from trainer.core.errors import ConfigError
 from trainer.inference.base import GenerationRequest, SamplingParams
 from trainer.inference.torch_engine import TorchEngine
+from trainer.learn.weights.source import BackendWeights
 from trainer.models.load import save_weights
 from trainer.models.lora import add_lora, is_adapter, load_adapter
 from trainer.models.value_head import ValueModel
 from trainer.models.weights import parameters_of, twin_of
-from trainer.weights.source import BackendWeights
 
 LORA = LoraSettings(rank=4, alpha=8.0)
 SCHEDULE = Schedule(1e-2, 0, 10, "constant")

@@ -41,7 +41,7 @@ def play(renderer, turns, instruction="Play."):
     builder.begin({"instruction": instruction})
     recorder = Recorder(trajectory)
     for number, (messages, reply) in enumerate(turns):
-        prompts.append(builder.prompt(trajectory, messages))
+        prompts.append(builder.prompt(trajectory, messages).ids)
         ids = renderer.reply_ids(reply)
         segment = recorder.place(prompts[-1])
         recorder.record(segment, GenerationResult(ids, [0.0] * len(ids), [0] * len(ids)), number)

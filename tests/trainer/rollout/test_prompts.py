@@ -45,7 +45,7 @@ def play(builder: PromptBuilder, observations, replies, *, closed=True):
     recorder = Recorder(trajectory)
     for turn, (observation, reply) in enumerate(zip(observations, replies, strict=True)):
         messages = ({"role": "user", "content": observation},)
-        prompts.append(builder.prompt(trajectory, messages))
+        prompts.append(builder.prompt(trajectory, messages).ids)
         ids = TOKENIZER.encode(reply, add_special_tokens=False)
         if closed:
             ids.append(RENDERER.end_of_turn_id)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clients.client import EnvClient
+from clients.client.client import EnvClient
 from clients.protocol.errors import ProblemError
 from tests.support.processes import env_server
 from trainer.core.plugins import load_plugin

@@ -12,7 +12,8 @@ from tests.trainer.rollout.test_scheduler import CountedSlots, CountingSource, s
 from trainer.records.ledger import Fate, Ledger
 from trainer.records.trajectory import Outcome, Trajectory
 from trainer.rollout.admission import AdmissionWindow
-from trainer.rollout.scheduler import GroupPlan, NothingToLearnError, RolloutScheduler
+from trainer.rollout.groups import GroupPlan
+from trainer.rollout.scheduler import NothingToLearnError, RolloutScheduler
 
 
 def leaves_out(*indices):
@@ -158,7 +159,7 @@ def test_every_admitted_group_is_trained_in_time_or_named(
     assert {fates[index % len(fates)] for index in indices} == {"kept"}
     fate_of = {index: run.ledger.fate(index) for index in range(window.next_index)}
     assert {index for index, fate in fate_of.items() if fate is Fate.TRAINED} == set(indices)
-    still = {index for index, fate in fate_of.items() if fate in (Fate.ISSUED, Fate.REISSUED)}
+    still = {index for index, fate in fate_of.items() if fate in (Fate.ISSUED, Fate.PUT_ASIDE)}
     assert still == set(window.untrained)
     dropped = {index for index, fate in fate_of.items() if fate is Fate.DROPPED}
     assert set(run.left_out) <= dropped
@@ -187,7 +188,7 @@ def test_groups_put_aside_are_stopped_and_played_anew_with_all_their_episodes():
             for group in step.kept:
                 scheduler.release(group)
             if version == 0:
-                assert scheduler._ledger.fate(4) is Fate.REISSUED
+                assert scheduler._ledger.fate(4) is Fate.PUT_ASIDE
                 assert 4 in scheduler.window.untrained
         await scheduler.close()
         assert slots.running == 0

@@ -8,7 +8,8 @@ from trainer.core.errors import RunError
 from trainer.records.ledger import Fate, Ledger
 from trainer.records.trajectory import Outcome, Trajectory
 from trainer.rollout.admission import AdmissionWindow
-from trainer.rollout.scheduler import EnvironmentFailsError, GroupPlan, RolloutScheduler
+from trainer.rollout.groups import GroupPlan
+from trainer.rollout.scheduler import EnvironmentFailsError, RolloutScheduler
 from trainer.rollout.slots import EpisodeSlots
 from trainer.tasks.task import Task
 

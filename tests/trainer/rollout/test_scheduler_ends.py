@@ -11,7 +11,8 @@ from trainer.records.ledger import Ledger
 from trainer.records.trajectory import Outcome
 from trainer.rollout.admission import AdmissionWindow
 from trainer.rollout.gate import WaveGate
-from trainer.rollout.scheduler import GroupPlan, RolloutScheduler
+from trainer.rollout.groups import GroupPlan
+from trainer.rollout.scheduler import RolloutScheduler
 from trainer.rollout.slots import BoundedSlots
 
 TURNS = range(40)

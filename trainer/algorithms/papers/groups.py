@@ -112,6 +112,30 @@ PAPERS = (
         "for sums over an episode's tokens, hence the aggregation (ours).",
     ),
     Paper(
+        "maxrl",
+        "group mean, over that mean: rare successes weigh most",
+        "MaxRL 2602.02710, prime-rl",
+        {"advantage": {"kind": "group", "scale": "group_mean"}},
+        "For returns of at least 0; a group without success has no gradient. Clip, mean over tokens and one update are "
+        "ours.",
+    ),
+    Paper(
+        "otb",
+        "returns of tokens less the baseline of least variance",
+        "verl optimal_token_baseline",
+        {"advantage": {"kind": "optimal_token"}},
+        "Members of a group are compared token by token, weighted by how much gradient lies before; one more forward "
+        "pass computes it. Clip and mean over tokens as verl has them.",
+    ),
+    Paper(
+        "rae",
+        "return less its domain's moving average, no groups",
+        "SPIRAL 2506.24119, prime-rl",
+        {"advantage": {"kind": "moving_baseline"}, "surrogate": PLAIN, "aggregation": SUM_OF_SEQUENCES},
+        "Decay 0.95. A role is a domain (domain of tasks and data sets); rollout.group_size=1 does. prime-rl clips "
+        "ratios: surrogate={kind: ppo} with more updates.",
+    ),
+    Paper(
         "gpg",
         "group mean, scaled up by the groups that say nothing",
         "GPG 2504.02546",
@@ -169,6 +193,14 @@ PAPERS = (
         "rho within [0.875, 0.96], D_half 0.06: the authors' recipe. How far the policy has moved is the sum of its "
         "updates' KL, where the recipe computes the old sample once more (ours). rollout.group_size=1 is its setting; "
         "tasks must come again, as rows of data sets do (advantage.tracks=domain otherwise).",
+    ),
+    Paper(
+        "gfpo",
+        "of more episodes, the shortest",
+        "GFPO 2508.09726, TRL",
+        {"surrogate": {"clip_high": 0.28}, "episodes": {"kind": "shortest", "size": 8}},
+        "The paper keeps 8 of 16 or 24: set rollout.group_size. episodes.by=return_per_token is its token efficiency. "
+        "Mean and deviation are those of what is kept; clip 0.2 / 0.28 is ours.",
     ),
     Paper(
         "grpo_roc",

@@ -2,17 +2,19 @@
 
 from trainer.algorithms.papers.paper import CENTRED, MEAN_OF_SEQUENCES, SUM_OF_SEQUENCES, Paper
 
+_GSPO = {
+    "ratio": {"level": "sequence"},
+    "surrogate": {"clip_low": 3e-4, "clip_high": 4e-4},
+    "aggregation": MEAN_OF_SEQUENCES,
+    "minibatches": 4,
+}
+
 PAPERS = (
     Paper(
         "gspo",
         "ratio of the episode, clip 3e-4 / 4e-4",
         "GSPO 2507.18071",
-        {
-            "ratio": {"level": "sequence"},
-            "surrogate": {"clip_low": 3e-4, "clip_high": 4e-4},
-            "aggregation": MEAN_OF_SEQUENCES,
-            "minibatches": 4,
-        },
+        _GSPO,
         "The mean of the tokens' log ratios; four updates per batch, mean over episodes of token means.",
     ),
     Paper(
@@ -20,11 +22,8 @@ PAPERS = (
         "the same with an advantage per turn",
         "GSPO 2507.18071, 4.3",
         {
+            **_GSPO,
             "advantage": {"kind": "turn"},
-            "ratio": {"level": "sequence"},
-            "surrogate": {"clip_low": 3e-4, "clip_high": 4e-4},
-            "aggregation": MEAN_OF_SEQUENCES,
-            "minibatches": 4,
         },
         "GSPO is implemented in its token form, so the two differ in their advantages alone; which these are the paper "
         "leaves open (ours: discounted returns of turns, ROLL's).",
@@ -33,12 +32,7 @@ PAPERS = (
         "luspo",
         "GSPO with sums over episodes",
         "LUSPO, as in TRL",
-        {
-            "ratio": {"level": "sequence"},
-            "surrogate": {"clip_low": 3e-4, "clip_high": 4e-4},
-            "aggregation": SUM_OF_SEQUENCES,
-            "minibatches": 4,
-        },
+        {**_GSPO, "aggregation": SUM_OF_SEQUENCES},
         "A sequence's loss is multiplied by its length. Clip and updates are GSPO's (ours).",
     ),
     Paper(
@@ -58,8 +52,8 @@ PAPERS = (
         "every gradient, weighted by a ratio of at most 1.28",
         "MiniMax-M1 2506.13585",
         {"surrogate": {"kind": "weighted", "weight_high": 1.28}, "minibatches": 16},
-        "No lower bound, mean over tokens, no KL, 16 updates per batch. The paper does not say its bound (ours); "
-        "ScaleRL (2510.13786) takes surrogate.weight_high=5.",
+        "No lower bound, mean over tokens, no KL, 16 updates per batch (section 3.1). The paper does not say its bound "
+        "(ours); ScaleRL (2510.13786) takes surrogate.weight_high=5.",
     ),
     Paper(
         "sapo",

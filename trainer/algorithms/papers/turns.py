@@ -21,6 +21,22 @@ PAPERS = (
         "verl's.",
     ),
     Paper(
+        "vapo",
+        "PPO with a trace by length, and likelihood of successes",
+        "VAPO 2504.05118",
+        {
+            **_PPO,
+            "advantage": {"kind": "gae", "length_adaptive": 0.05, "critic_gae_lambda": 1.0},
+            "surrogate": {"clip_high": 0.28},
+            "positive_nll": {"coefficient": 0.1},
+            "entropy_coefficient": 0.0,
+            "minibatches": 16,
+        },
+        "Clip 0.2 / 0.28, mean over tokens, 16 updates per batch (8192 episodes in minibatches of 512). The critic's "
+        "own warm-up is not part of it: warm_start, or steps with a learning rate of 0, take its place (ours). Value "
+        "clip and whitening are verl's.",
+    ),
+    Paper(
         "starpo",
         "PPO with a KL term and a penalty for unreadable replies",
         "RAGEN 2504.20073",

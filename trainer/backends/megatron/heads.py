@@ -1,6 +1,7 @@
 """What a loss reads off Megatron's part of a model: log-probabilities whose vocabulary is divided, or values."""
 
 from abc import abstractmethod
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,17 +13,17 @@ from megatron.core.tensor_parallel import (
 )
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from trainer.backends.base import EntropyMode
-from trainer.backends.heads import LOGITS_AT_ONCE, Head
+from trainer.backends.heads import LOGITS_AT_ONCE, Head, in_parts
 from trainer.backends.megatron.layout import Place, length_multiple, pieces_of_row
 from trainer.backends.megatron.model import Body
 from trainer.backends.megatron.routing import RoutedLayers
 from trainer.backends.prefix_layout import SharedTokens
 from trainer.backends.rank_group import RankGroup
 from trainer.backends.vocabulary_parallel import sharded_logprobs
+from trainer.models.pictures import ImageTensors
 
 
 class MegatronHead(Head):
@@ -74,9 +75,11 @@ class MegatronHead(Head):
         entropy: EntropyMode,
         shared: SharedTokens | None = None,
         experts: Tensor | None = None,
+        images: ImageTensors | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return outputs and entropies `[n]` of some tokens, given those before each in its row."""
         assert shared is None
+        assert images is None, "policies that are divided by Megatron-Core see no pictures"
         mesh = self._group.shape
         ids = pad(ids, (0, -ids.shape[1] % length_multiple(mesh)))
         tokens = ids.shape[1]
@@ -167,23 +170,11 @@ class MegatronPolicyHead(MegatronHead):
         return copy_to_tensor_model_parallel_region(hidden)
 
     def _read(self, states: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
-        weight = self._weight()
-        if len(targets) <= self._tokens_at_once:
-            return self._from_states(states, targets, weight, entropy)
-        parts = [
-            # Logits are computed once more for the gradient, so that those of one part are held at a time.
-            checkpoint(
-                self._from_states, *part, weight, entropy, use_reentrant=False, preserve_rng_state=False
-            )
-            for part in zip(
-                states.split(self._tokens_at_once), targets.split(self._tokens_at_once), strict=True
-            )
-        ]
-        chosen = torch.cat([part[0] for part in parts])
-        return chosen, None if entropy == "none" else torch.cat([part[1] for part in parts])
+        compute = partial(self._from_states, self._weight(), entropy)
+        return in_parts(compute, (states, targets), self._tokens_at_once)
 
     def _from_states(
-        self, states: Tensor, targets: Tensor, weight: Tensor, entropy: EntropyMode
+        self, weight: Tensor, entropy: EntropyMode, states: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         logits = linear(states, weight[: self._width]).float() / self._temperature
         group = parallel_state.get_tensor_model_parallel_group()

@@ -82,7 +82,7 @@ def asked(ranks, make, method, *arguments):
 # Log-probabilities of a divided vocabulary
 
 
-@pytest.mark.parametrize("entropy", ["none", "metric", "gradient"])
+@pytest.mark.parametrize("entropy", ["none", "metric", "gradient", "collision"])
 @pytest.mark.parametrize(("scale", "cut"), [(1.0, 4), (60.0, 4), (1.0, 7), (1.0, 1)])
 def test_a_divided_vocabulary_has_the_dense_values_and_gradients(ranks, entropy, scale, cut):
     draws = torch.Generator().manual_seed(3)
@@ -96,6 +96,8 @@ def test_a_divided_vocabulary_has_the_dense_values_and_gradients(ranks, entropy,
     logp = dense.log_softmax(dim=-1)
     chosen = logp.gather(-1, targets[:, None])[:, 0]
     spread = -(logp.exp() * logp.masked_fill(logp == -torch.inf, 0.0)).sum(dim=-1)
+    if entropy == "collision":
+        spread = -(2 * logp).logsumexp(dim=-1)
     loss = (chosen * weights[0]).sum() + (spread * weights[1]).sum() * (entropy == "gradient")
     loss.backward()
     for found, entropies, _ in answers:

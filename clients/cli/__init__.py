@@ -1,0 +1,1 @@
+"""The `roll-env` command. Nobody enters but other commands, which share its `--version`."""

@@ -1,0 +1,119 @@
+"""Arguments that several commands share: which server, which kwargs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+
+from clients.client.client import TOKEN_VARIABLE
+from clients.net.transport import socket_url
+from clients.process.local_server import LocalServer
+
+CONNECT_TIMEOUT_S = 3.0
+"""A person who mistyped an address wants to know soon."""
+
+
+PATIENCE_S = 90.0
+"""And one whose server is full does not wait for ever; a step may take a minute."""
+
+
+class UsageError(Exception):
+    """The command line asks for something that does not make sense."""
+
+
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the choice between a running server and one that the command starts."""
+    parser.add_argument("--url", help="A running server; without it, one is started here for this command.")
+    add_token_argument(parser)
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="MODULE:CLASS",
+        help="For the server started here: serve this class too, as its name or `name=module:Class` (repeatable).",
+    )
+    parser.add_argument(
+        "--gymnasium",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="For the server started here: serve this Gymnasium id too (repeatable).",
+    )
+    parser.add_argument(
+        "--gymnasium-text",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="For the server started here: serve this Gymnasium id as text too (repeatable).",
+    )
+
+
+def add_token_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the token, which may as well stand in the environment variable."""
+    parser.add_argument(
+        "--token", default=os.environ.get(TOKEN_VARIABLE), help=f"Bearer token; or set {TOKEN_VARIABLE}."
+    )
+
+
+def add_kwargs_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the environment's kwargs."""
+    parser.add_argument(
+        "--kwarg",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="A kwarg of the environment; the value is JSON, or text where it is not (repeatable).",
+    )
+
+
+def parse_kwargs(pairs: Sequence[str]) -> dict[str, Any]:
+    """Read `key=value` pairs whose values are JSON, or else text.
+
+    Raises:
+        UsageError: A pair has no `=`.
+    """
+    kwargs: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--kwarg {pair!r} is not KEY=VALUE")
+        try:
+            kwargs[key] = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            kwargs[key] = text
+    return kwargs
+
+
+@contextmanager
+def server_url(options: argparse.Namespace) -> Iterator[str]:
+    """Give the address of the chosen server, starting one if none was named.
+
+    Raises:
+        UsageError: The address is none, or both a running server and environments for a new one were named.
+    """
+    if options.url is not None:
+        if options.env or options.gymnasium or options.gymnasium_text:
+            raise UsageError(
+                "--env, --gymnasium and --gymnasium-text are for a server started here, so they exclude --url"
+            )
+        try:
+            socket_url(options.url)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        yield options.url
+        return
+    with LocalServer(named_environments(options)) as server:
+        yield server.url
+
+
+def named_environments(options: argparse.Namespace) -> list[str]:
+    """Return how a server that is started here is told what to serve beside its own."""
+    arguments = [part for name in options.env for part in ("--env", name)]
+    arguments += [part for name in options.gymnasium for part in ("--gymnasium", name)]
+    arguments += [part for name in options.gymnasium_text for part in ("--gymnasium-text", name)]
+    return arguments

@@ -1,0 +1,121 @@
+"""`roll-env doctor`: whether this machine and this installation are fit for use."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from clients.checks.report import Finding, Status, print_report
+from clients.process.local_server import LocalServer
+
+_PACKAGES = ("clients", "envs", "env_server", "sandbox", "trainer", "rollgym")
+_EXTRAS = {"train": ("torch", "transformers", "tokenizers", "safetensors", "tensorboard", "matplotlib")}
+_WANTED_FILES = 4096
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser("doctor", help="look for what is wrong with this installation")
+    parser.add_argument("--json", action="store_true", help="Print the findings as JSON.")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the findings; the exit code is 1 where something is wrong."""
+    findings = [*_versions(), *_packages(), *_extras(), _files(), *_loopback()]
+    return print_report("this installation", findings, as_json=options.json)
+
+
+def _versions() -> Iterator[Finding]:
+    python = f"{platform.python_version()} at {sys.executable}"
+    yield Finding("python", Status.PASS, f"{python}, {os.cpu_count()} CPUs, {platform.platform()}")
+    for name in ("rollgym", *_required()):
+        try:
+            yield Finding(name, Status.PASS, importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(name, Status.FAIL, "not installed", f"pip install {name}")
+
+
+def _required() -> Iterator[str]:
+    """Name what the distribution requires everywhere; what hangs on an extra or a platform carries a marker."""
+    for requirement in importlib.metadata.requires("rollgym") or ():
+        name, _, marker = requirement.partition(";")
+        if not marker:
+            yield re.split(r"[^\w.-]", name.strip())[0]
+
+
+def _packages() -> Iterator[Finding]:
+    """Look whether our common package names mean our packages."""
+    home = Path(__file__).resolve().parents[2]
+    for name in _PACKAGES:
+        spec = importlib.util.find_spec(name)
+        check = f"package {name}"
+        if spec is None:
+            yield Finding(check, Status.FAIL, f"not found beside {home / 'clients'}", "install rollgym again")
+            continue
+        places = [Path(place).resolve() for place in spec.submodule_search_locations or []]
+        if places == [home / name]:
+            yield Finding(check, Status.PASS, str(places[0]))
+            continue
+        found = ", ".join(map(str, places)) or str(spec.origin)
+        yield Finding(
+            check,
+            Status.FAIL,
+            f"`import {name}` finds {found}, not {home / name}",
+            f"rename what shadows it, or start from a directory without a `{name}`; import through `rollgym` only",
+        )
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, names in _EXTRAS.items():
+        missing = [name for name in names if importlib.util.find_spec(name) is None]
+        if missing:
+            yield Finding(
+                f"extra {extra}",
+                Status.SKIP,
+                f"without {', '.join(missing)}",
+                f"only for training: pip install 'rollgym[{extra}]'",
+            )
+        else:
+            found = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+            yield Finding(f"extra {extra}", Status.PASS, found)
+
+
+def _files() -> Finding:
+    try:
+        import resource
+    except ImportError:  # not a POSIX system
+        return Finding("open files", Status.SKIP, "this system has no such limit")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < _WANTED_FILES:
+        return Finding(
+            "open files",
+            Status.WARN,
+            f"a process may open {soft} files; a busy server needs one for each connection",
+            f"ulimit -n {min(hard, 65536) if hard > 0 else 65536}",
+        )
+    return Finding("open files", Status.PASS, f"a process may open {soft}")
+
+
+def _loopback() -> Iterator[Finding]:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=5).close()
+    except OSError as error:
+        yield Finding("loopback", Status.FAIL, str(error), "allow connections to 127.0.0.1")
+        return
+    yield Finding("loopback", Status.PASS, "connections to 127.0.0.1 work")
+    try:
+        with LocalServer() as server:
+            yield Finding("server", Status.PASS, f"started, and was ready at {server.url}")
+    except ConnectionError as error:
+        yield Finding("server", Status.FAIL, str(error), "run `python -m env_server --port 0` to see more")

@@ -1,0 +1,70 @@
+"""The command `roll-env`."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+_SANDBOX_HELP = "show which sandboxes work here; `sandbox run` runs a program in one"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Look at, play, replay, check and measure environments."""
+    if argv is None:
+        # This process is the command's own, and a server that the command has started must not outlive it.
+        signal.signal(signal.SIGTERM, _end_in_order)
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if arguments[:1] == ["sandbox"]:
+        # One program a call: it must not wait for the client and all that it imports. And `doctor` has to work where
+        # another package is called `sandbox`.
+        from sandbox import command as sandbox_command
+
+        return sandbox_command.main(arguments[1:])
+    return _environments(arguments)
+
+
+def _environments(arguments: Sequence[str]) -> int:
+    """Carry out the commands that talk to servers."""
+    from clients.cli import audit, bench, check, doctor, listing, play, registering, replay, show, verify
+    from clients.cli.arguments import UsageError
+    from clients.cli.version import add_version
+    from clients.client.client import TOKEN_VARIABLE
+    from clients.protocol.errors import ProblemError
+
+    parser = argparse.ArgumentParser(
+        prog="roll-env", description="Look at, play, replay, check and measure environments."
+    )
+    add_version(parser)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in (listing, show, play, replay, verify, check, audit, bench, doctor):
+        command.add_parser(commands)
+    registering.add_parsers(commands)
+    commands.add_parser("sandbox", help=_SANDBOX_HELP)
+    options = parser.parse_args(arguments)
+    try:
+        code: int = options.run(options)
+    except UsageError as error:
+        print(f"roll-env {options.command}: {error}", file=sys.stderr)
+        return 2
+    except (ProblemError, ConnectionError, TimeoutError) as error:
+        remedy = ""
+        if isinstance(error, ProblemError) and error.code == "unauthorized":
+            remedy = (
+                f"; give the server's token with --token, or in the environment variable {TOKEN_VARIABLE}"
+            )
+        print(f"roll-env {options.command}: {error}{remedy}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def _end_in_order(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

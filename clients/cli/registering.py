@@ -1,0 +1,189 @@
+"""`roll-env register`, `unregister` and `probe`: environments of other servers, from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+
+from clients.checks.report import Finding, Status, print_report
+from clients.cli.arguments import UsageError, add_token_argument
+from clients.process.local_server import LocalServer
+from clients.protocol.errors import RETRY_LATER, ProblemError
+from clients.protocol.messages import HeartbeatReply, RegisterReply
+
+_PROTOCOLS = ("rollgym", "openenv", "gem", "http")
+_TIMEOUT_S = 120.0
+# A registration that is kept outlives a gateway or a server that is away for a while.
+_AGAIN_S = 2.0
+_MAY_PASS = RETRY_LATER | {"probe_failed"}
+# Where the server started for a probe may connect to: whoever types the command knows what the URL leads to.
+_ANYWHERE = ("--gateway", "--allow-network", "loopback", "--allow-network", "private")
+
+
+def add_parsers(commands: Any) -> None:
+    """Add the commands to the parser."""
+    register = commands.add_parser("register", help="add an environment of another server to a gateway")
+    _add_server(register)
+    _add_gateway(register)
+    register.add_argument("--weight", type=float, default=1.0, help="Share of new sessions (default 1).")
+    register.add_argument("--ttl-s", type=float, help="How long it lives past its last heartbeat.")
+    register.add_argument("--description", help="What lists show.")
+    register.add_argument(
+        "--keep",
+        action="store_true",
+        help="Send heartbeats until stopped (Ctrl-C or SIGTERM), then unregister.",
+    )
+    register.set_defaults(run=run_register)
+    unregister = commands.add_parser("unregister", help="end a registration at a gateway")
+    unregister.add_argument("registration_id", help="What `register` printed.")
+    _add_gateway(unregister)
+    unregister.set_defaults(run=run_unregister)
+    probe = commands.add_parser("probe", help="ask a server what a gateway asks before it offers it")
+    _add_server(probe)
+    probe.add_argument("--json", action="store_true", help="Print the report as JSON.")
+    probe.set_defaults(run=run_probe)
+
+
+def run_register(options: argparse.Namespace) -> int:
+    """Register, and stay if asked to."""
+    if options.keep:
+        # A container's stop is as good as Ctrl-C, and a shell's background ignores that.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
+    with _client(options.gateway, options.token) as client:
+        given = {"weight": options.weight, "ttl_s": options.ttl_s, "description": options.description}
+        more = {name: value for name, value in given.items() if value is not None}
+        reply = _register(client, options, more)
+        print(reply.registration_id, flush=True)
+        if not options.keep:
+            left = reply.expires_at - time.time()
+            print(f"{reply.env_id} is offered at {options.gateway} for {left:.0f} s; --keep sends heartbeats")
+            return 0
+        _keep(client, reply, lambda: _register(client, options, more))
+    return 0
+
+
+def run_unregister(options: argparse.Namespace) -> int:
+    """End a registration; its sessions go on."""
+    with _client(options.gateway, options.token) as client:
+        _call(client, "DELETE", f"/v1/registrations/{options.registration_id}")
+    print("it takes no new sessions any more")
+    return 0
+
+
+def run_probe(options: argparse.Namespace) -> int:
+    """Register with a gateway that is started for this, and show what it saw."""
+    with LocalServer(_ANYWHERE) as server, _client(server.url, None) as client:
+        try:
+            report: list[dict[str, Any]] = _register(client, options, {}).report
+        except ProblemError as problem:
+            if problem.code != "probe_failed":
+                raise
+            report = problem.extra["report"]
+    findings = [
+        Finding(check["check"], Status.PASS if check["ok"] else Status.FAIL, check["detail"])
+        for check in report
+    ]
+    return print_report(f"{options.env_id} at {options.server}", findings, as_json=options.json)
+
+
+def _keep(client: httpx.Client, reply: RegisterReply, register: Callable[[], RegisterReply]) -> None:
+    """Send heartbeats until told to stop, then unregister; with a gateway that has forgotten, register again."""
+    trouble = ""
+    try:
+        while True:
+            pause_s = _AGAIN_S if trouble else (reply.expires_at - time.time()) / 3
+            time.sleep(max(1.0, pause_s))
+            try:
+                reply = _beat(client, reply, register)
+            except (ConnectionError, ProblemError) as error:
+                if isinstance(error, ProblemError) and error.code not in _MAY_PASS:
+                    raise
+                if str(error) != trouble:
+                    print(f"{error}; trying on", file=sys.stderr, flush=True)
+                trouble = str(error)
+            else:
+                trouble = ""
+    except KeyboardInterrupt:
+        _call(client, "DELETE", f"/v1/registrations/{reply.registration_id}")
+        print(f"{reply.env_id} takes no new sessions any more")
+
+
+def _beat(client: httpx.Client, reply: RegisterReply, register: Callable[[], RegisterReply]) -> RegisterReply:
+    """Send a heartbeat, or register again; gives the registration as it is now."""
+    try:
+        beat = _call(client, "POST", f"/v1/registrations/{reply.registration_id}/heartbeat", {})
+    except ProblemError as problem:
+        if problem.code != "unknown_registration":
+            raise
+        again = register()
+        print(again.registration_id, flush=True)
+        return again
+    return reply.model_copy(update={"expires_at": HeartbeatReply.model_validate(beat).expires_at})
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("env_id", help="What the environment is called.")
+    parser.add_argument("server", metavar="URL", help="Base URL of the server that has it.")
+    parser.add_argument(
+        "--protocol", choices=_PROTOCOLS, default="rollgym", help="What that server speaks (default rollgym)."
+    )
+    parser.add_argument("--upstream-env-id", help="What the environment is called there, if otherwise.")
+    parser.add_argument("--action-field", help="openenv: the field of an action that a text is for.")
+    parser.add_argument("--observation-field", help="openenv: the field of an observation that is the text.")
+    parser.add_argument("--server-token", help="Bearer token for that server.")
+
+
+def _add_gateway(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gateway", required=True, metavar="URL", help="The gateway.")
+    add_token_argument(parser)
+
+
+def _client(url: str, token: str | None) -> httpx.Client:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    try:
+        return httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
+    except (httpx.InvalidURL, ValueError) as error:
+        raise UsageError(f"{url!r} is not the address of a server: {error}") from error
+
+
+def _register(client: httpx.Client, options: argparse.Namespace, more: Mapping[str, Any]) -> RegisterReply:
+    body = {
+        "env_id": options.env_id,
+        "url": options.server,
+        "protocol": options.protocol,
+        "upstream_env_id": options.upstream_env_id,
+        "token": options.server_token,
+        "action_field": options.action_field,
+        "observation_field": options.observation_field,
+        **more,
+    }
+    return RegisterReply.model_validate(_call(client, "POST", "/v1/envs", body))
+
+
+def _call(client: httpx.Client, method: str, path: str, body: Any = None) -> Any:
+    """Call a gateway.
+
+    Raises:
+        ProblemError: It says no.
+        ConnectionError: It cannot be reached, or is no gateway.
+    """
+    try:
+        answer = client.request(method, path, json=body)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ConnectionError(f"{client.base_url} cannot be reached: {error}") from error
+    if answer.status_code == 204:
+        return None
+    try:
+        reply = answer.json()
+    except ValueError as error:
+        raise ConnectionError(f"{client.base_url} is no environment server") from error
+    if answer.is_success:
+        return reply
+    raise ProblemError.from_problem(reply if isinstance(reply, dict) else {"detail": str(reply)})

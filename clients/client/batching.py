@@ -1,0 +1,92 @@
+"""Many operations in one frame for each I/O process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from clients.client.session import Operation
+from clients.net.caller import Caller
+from clients.protocol.errors import RETRY_LATER, ProblemError
+
+
+class Batch:
+    """Operations of several sessions, and the places for their results.
+
+    Args:
+        caller: How to reach the server.
+        operations: At most one for each session.
+    """
+
+    def __init__(self, caller: Caller, operations: Sequence[Operation]) -> None:
+        self._caller = caller
+        self._operations = operations
+        self._results: list[Any] = [None] * len(operations)
+        self._deadline = caller.deadline()
+
+    async def run(self) -> list[Any]:
+        """Run them; see `EnvClient.run_many`."""
+        groups: dict[int, list[int]] = {}
+        for position, operation in enumerate(self._operations):
+            groups.setdefault(operation.session.process, []).append(position)
+        size = self._caller.pool.max_batch
+        chunks = [
+            (process, positions[first : first + size])
+            for process, positions in groups.items()
+            for first in range(0, len(positions), size)
+        ]
+        if len(chunks) == 1:
+            await self._run_chunk(*chunks[0])
+        else:
+            await asyncio.gather(*(self._run_chunk(*chunk) for chunk in chunks))
+        return self._results
+
+    async def _run_chunk(self, process: int, positions: Sequence[int]) -> None:
+        """Run some of the operations in one frame, or in several where one would be too large."""
+        frames = []
+        for position in positions:
+            operation = self._operations[position]
+            operation.fields["session_id"] = operation.session.session_id
+            frames.append(operation.fields)
+        try:
+            reply = await self._caller.call({"op": "batch", "ops": frames}, process, self._deadline)
+        except ProblemError as problem:
+            if problem.code != "too_large":
+                raise
+            if len(positions) == 1:
+                self._results[positions[0]] = problem
+                return
+            half = len(positions) // 2
+            await self._run_chunk(process, positions[:half])
+            await self._run_chunk(process, positions[half:])
+            return
+        again = [
+            position
+            for position, answer in zip(positions, reply.payload, strict=True)
+            if not self._take(position, answer, reply.plain)
+        ]
+        if again:
+            await asyncio.gather(*(self._run_alone(position) for position in again))
+
+    def _take(self, position: int, answer: dict[str, Any], plain: bool) -> bool:
+        """Note one answer; return False where the operation can go on when it is asked alone."""
+        operation = self._operations[position]
+        if "ok" in answer:
+            self._results[position] = operation.take(answer["ok"], plain)
+            return True
+        problem = ProblemError.from_problem(answer["error"])
+        if problem.code in RETRY_LATER or operation.session.can_rebuild(problem, operation.fields):
+            return False
+        self._results[position] = problem
+        return True
+
+    async def _run_alone(self, position: int) -> None:
+        """Run an operation that the batch could not: wait it out, or rebuild its session."""
+        operation = self._operations[position]
+        try:
+            reply = await operation.session.call(operation.fields, self._deadline)
+        except ProblemError as problem:
+            self._results[position] = problem
+        else:
+            self._results[position] = operation.take(reply.payload, reply.plain)

@@ -1,0 +1,349 @@
+"""EnvClient: environments on a server, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from clients.client.batching import Batch
+from clients.client.keeper import SessionKeeper
+from clients.client.session import EnvSession, Operation, ResetResult, StepResult
+from clients.net.caller import Caller
+from clients.net.pool import Timing
+from clients.protocol.episode import PortableEpisode
+from clients.protocol.errors import ProblemError
+from clients.protocol.messages import EnvInfo, ServerInfo, Verdict
+from clients.protocol.values import encode_value
+
+_CLOSE_TIMEOUT_S = 5.0
+
+Encoding = Literal["json", "msgpack"]
+TOKEN_VARIABLE = "ROLLGYM_TOKEN"
+"""The environment variable in which commands find a server's token where none is given."""
+
+
+class EnvClient:
+    """Environments on one server, over one WebSocket to each of its I/O processes.
+
+    Any number of sessions share the sockets. Broken sockets are made again and what was asked is asked again, which
+    the protocol makes safe; `rate_limited`, `at_capacity` and `draining` are waited out.
+
+    Examples:
+        >>> async with EnvClient("http://127.0.0.1:8000") as client:
+        ...     session = await client.make("FrozenLake-v0")
+        ...     observation, info = await session.reset(seed=0)
+        ...     observation, reward, terminated, truncated, info = await session.step("Right")
+
+    Args:
+        url: The server's address, `http(s)://` or `ws(s)://`.
+        token: Bearer token.
+        encoding: `json`, or `msgpack` for large arrays.
+        timeout_s: How long one operation may take, with all reconnects and retries.
+        connect_timeout_s: How long to wait for a server that was never reached.
+        reconnect_timeout_s: How long to wait for a server that was reached before.
+        on_outage: Called when the server cannot be reached, once, with why; and with None when it can again. In its
+            place a warning is logged.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        encoding: Encoding = "json",
+        timeout_s: float = 600.0,
+        connect_timeout_s: float = 15.0,
+        reconnect_timeout_s: float = 300.0,
+        on_outage: Callable[[Exception | None], None] | None = None,
+    ) -> None:
+        if encoding not in ("json", "msgpack"):
+            raise ValueError(f"encoding is json or msgpack, not {encoding!r}")
+        self.url = url
+        timing = Timing(connect_timeout_s, reconnect_timeout_s, timeout_s)
+        self._caller = Caller(url, token=token, binary=encoding == "msgpack", timing=timing)
+        self._pool = self._caller.pool
+        self._pool.on_outage = on_outage
+        self._envs: dict[str, EnvInfo] = {}
+        self._sessions = SessionKeeper(self._caller)
+
+    async def __aenter__(self) -> Self:
+        """Connect, so that a wrong address shows here."""
+        await self._pool.connection(None)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- the server
+
+    async def info(self) -> ServerInfo:
+        """Return what the server says about itself."""
+        reply = await self._caller.call({"op": "info"}, None, self._caller.deadline())
+        return ServerInfo.model_validate(reply.payload)
+
+    async def envs(self) -> list[EnvInfo]:
+        """Return the catalog."""
+        reply = await self._caller.call({"op": "envs"}, None, self._caller.deadline())
+        return [EnvInfo.model_validate(each) for each in reply.payload["envs"]]
+
+    async def env(self, env_id: str) -> EnvInfo:
+        """Return one environment of the catalog.
+
+        Raises:
+            ProblemError: `unknown_env`.
+        """
+        reply = await self._caller.call({"op": "envs", "env_id": env_id}, None, self._caller.deadline())
+        self._envs[env_id] = info = EnvInfo.model_validate(reply.payload)
+        return info
+
+    # -- sessions
+
+    async def make(
+        self, env_id: str, kwargs: Mapping[str, Any] | None = None, *, idle_timeout_s: float | None = None
+    ) -> EnvSession:
+        """Make a session.
+
+        Args:
+            env_id: One of the catalog.
+            kwargs: What the environment's `kwargs_schema` allows.
+            idle_timeout_s: The server evicts the session when it is not used for so long.
+
+        Raises:
+            ProblemError: `unknown_env`, `invalid_kwargs`, `at_capacity` past the time-out, ...
+        """
+        return (await self.make_many(env_id, 1, kwargs, idle_timeout_s=idle_timeout_s))[0]
+
+    async def make_many(
+        self,
+        env_id: str,
+        count: int,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        idle_timeout_s: float | None = None,
+    ) -> list[EnvSession]:
+        """Make many sessions of one environment, spread over the server's processes; see `make`."""
+        env = self._envs.get(env_id) or await self.env(env_id)
+        deadline = self._caller.deadline()
+        shares: list[tuple[int, int]] = []
+        share = min(self._pool.max_batch, max(1, -(-count // len(self._pool.processes or [0]))))
+        for first in range(0, count, share):
+            shares.append((await self._pool.next_process(), min(share, count - first)))
+        made = await asyncio.gather(
+            *(
+                self._make(env, kwargs or {}, size, idle_timeout_s, process, deadline)
+                for process, size in shares
+            ),
+            return_exceptions=True,
+        )
+        sessions = [session for part in made if isinstance(part, list) for session in part]
+        for part in made:
+            if isinstance(part, BaseException):
+                await self.close_sessions(sessions)
+                raise part
+        return sessions
+
+    async def restore(self, episode: PortableEpisode) -> EnvSession:
+        """Make a session at the point of a portable episode, from this server or from another.
+
+        Raises:
+            ProblemError: `session_gone` with reason `replay_diverged` where the replay is not the same.
+        """
+        env = self._envs.get(episode.env_id) or await self.env(episode.env_id)
+        payload, process, theirs = await self.restore_at(episode, self._caller.deadline())
+        session = EnvSession(self, self._caller, env, episode.kwargs, payload, process)
+        session.adopt(theirs)
+        self.track(session)
+        return session
+
+    async def close_sessions(self, sessions: Iterable[EnvSession]) -> int:
+        """Close many sessions in one frame for each process; return how many were open on the server."""
+        groups: dict[int, list[str]] = {}
+        for session in sessions:
+            if not session.closed:
+                session.mark_closed()
+                self._sessions.drop(session)
+                groups.setdefault(session.process, []).append(session.session_id)
+        deadline = self._caller.deadline()
+        replies = await asyncio.gather(
+            *(
+                self._caller.call({"op": "close", "session_ids": session_ids}, process, deadline)
+                for process, session_ids in groups.items()
+            )
+        )
+        return sum(int(reply.payload["closed"]) for reply in replies)
+
+    async def close(self) -> None:
+        """Close all sessions of this client, then the sockets."""
+        if self._pool.processes:
+            # A server that is gone, or goes, drops the sessions of a closed socket by itself.
+            with suppress(ConnectionError, TimeoutError, ProblemError):
+                async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                    await self.close_sessions(self._sessions)
+        self._sessions.close()
+        await self._pool.close()
+
+    # -- many at once
+
+    async def step_many(
+        self, steps: Sequence[tuple[EnvSession, Any] | tuple[EnvSession, Any, bool]]
+    ) -> list[StepResult | ProblemError]:
+        """Take a step in many sessions in one frame.
+
+        Args:
+            steps: Session and action, and where wanted whether to begin the next episode (see `EnvSession.step`).
+
+        Returns:
+            In the same order, results; a problem stands where that one step failed.
+        """
+        return await self.run_many(
+            [session.plan_step(action, autoreset=bool(rest and rest[0])) for session, action, *rest in steps]
+        )
+
+    async def reset_many(
+        self,
+        resets: Sequence[
+            tuple[EnvSession, int | None] | tuple[EnvSession, int | None, Mapping[str, Any] | None]
+        ],
+    ) -> list[ResetResult | ProblemError]:
+        """Begin an episode in many sessions in one frame.
+
+        Args:
+            resets: Session and seed, and where wanted options.
+
+        Returns:
+            In the same order, results; a problem stands where that one reset failed.
+        """
+        return await self.run_many(
+            [session.plan_reset(seed, rest[0] if rest else None) for session, seed, *rest in resets]
+        )
+
+    async def run_many(self, operations: Sequence[Operation]) -> list[Any]:
+        """Run operations of several sessions in one frame for each process; at most one for each session.
+
+        Returns:
+            In the same order, results; a `ProblemError` stands where that one operation failed.
+
+        Raises:
+            ConnectionError: The server cannot be reached.
+            TimeoutError: The server does not answer.
+        """
+        return await Batch(self._caller, operations).run()
+
+    # -- verifiers
+
+    async def verify(
+        self, env_id: str, items: Sequence[Mapping[str, Any]], *, timeout_s: float | None = None
+    ) -> list[Verdict]:
+        """Score responses with a stateless environment.
+
+        Args:
+            env_id: A stateless environment of the catalog.
+            items: Each `{"response": ..., ...task fields}`.
+            timeout_s: How long one item may take; the server's setting if None.
+
+        Returns:
+            Verdicts in the order of the items.
+
+        Raises:
+            ProblemError: `not_stateless`, `unknown_env`, ...
+        """
+        if not items:
+            return []
+        await self._pool.connection(None)
+        share = min(self._pool.max_batch, -(-len(items) // max(1, len(self._pool.processes))))
+        parts = [items[first : first + share] for first in range(0, len(items), share)]
+        deadline = self._caller.deadline(None if timeout_s is None else timeout_s * share)
+        verdicts = await asyncio.gather(*(self._verify(env_id, part, timeout_s, deadline) for part in parts))
+        return [verdict for part in verdicts for verdict in part]
+
+    # -- for sessions
+
+    async def remake(self, env_id: str, kwargs: Mapping[str, Any], deadline: float) -> tuple[str, int]:
+        """Make a session for one that was lost; return its id and process."""
+        env = await self.env(env_id)
+        payloads, process = await self._make_payloads(
+            env, kwargs, 1, None, await self._pool.next_process(), deadline
+        )
+        return payloads[0]["session_id"], process
+
+    async def restore_at(
+        self, episode: PortableEpisode, deadline: float
+    ) -> tuple[dict[str, Any], int, PortableEpisode]:
+        """Restore a portable episode; return the new session, its process, and its own portable episode."""
+        request_id = self._caller.new_request_id()
+        fields = {"op": "restore", "episode": episode.model_dump(mode="json"), "request_id": request_id}
+        reply = await self._caller.call(fields, await self._pool.next_process(), deadline)
+        session_id = reply.payload["session_id"]
+        record = await self._caller.call({"op": "episode", "session_id": session_id}, reply.process, deadline)
+        return reply.payload, reply.process, PortableEpisode.model_validate(record.payload)
+
+    def track(self, session: EnvSession) -> None:
+        """Close this session with the client."""
+        self._sessions.add(session)
+
+    # -- inside
+
+    async def _make(
+        self,
+        env: EnvInfo,
+        kwargs: Mapping[str, Any],
+        count: int,
+        idle_timeout_s: float | None,
+        process: int,
+        deadline: float,
+    ) -> list[EnvSession]:
+        payloads, process = await self._make_payloads(env, kwargs, count, idle_timeout_s, process, deadline)
+        sessions = [EnvSession(self, self._caller, env, kwargs, payload, process) for payload in payloads]
+        for session in sessions:
+            self.track(session)
+        return sessions
+
+    async def _make_payloads(
+        self,
+        env: EnvInfo,
+        kwargs: Mapping[str, Any],
+        count: int,
+        idle_timeout_s: float | None,
+        process: int,
+        deadline: float,
+    ) -> tuple[list[dict[str, Any]], int]:
+        fields: dict[str, Any] = {
+            "op": "make",
+            "env_id": env.env_id,
+            "request_id": self._caller.new_request_id(),
+        }
+        if kwargs:
+            fields["kwargs"] = encode_value(None, kwargs, binary=self._caller.binary)
+        if count > 1:
+            fields["count"] = count
+        if idle_timeout_s is not None:
+            fields["idle_timeout_s"] = idle_timeout_s
+        reply = await self._caller.call(fields, process, deadline)
+        return reply.payload["sessions"] if count > 1 else [reply.payload], reply.process
+
+    async def _verify(
+        self, env_id: str, items: Sequence[Mapping[str, Any]], timeout_s: float | None, deadline: float
+    ) -> list[Verdict]:
+        fields: dict[str, Any] = {
+            "op": "verify",
+            "env_id": env_id,
+            "items": [encode_value(None, item, binary=self._caller.binary) for item in items],
+        }
+        if timeout_s is not None:
+            fields["timeout_s"] = timeout_s
+        try:
+            reply = await self._caller.call(fields, await self._pool.next_process(), deadline)
+        except ProblemError as problem:
+            if problem.code != "too_large" or len(items) == 1:
+                raise
+            half = len(items) // 2
+            return [
+                *await self._verify(env_id, items[:half], timeout_s, deadline),
+                *await self._verify(env_id, items[half:], timeout_s, deadline),
+            ]
+        return [Verdict.model_validate(each) for each in reply.payload["results"]]

@@ -1,0 +1,111 @@
+"""RemoteEnv: an environment on a server as a plain `gymnasium.Env`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import gymnasium
+
+from clients.client.client import Encoding, EnvClient
+from clients.client.session import EnvSession
+from clients.process.background import BackgroundLoop
+from clients.protocol.episode import PortableEpisode
+
+MAX_SEED = 2**53
+"""Seeds on the wire lie below this."""
+
+
+class RemoteEnv(gymnasium.Env[Any, Any]):
+    """One environment on a server, used like a local one.
+
+    Without a seed, `reset` draws one from `np_random`, so a run that was seeded once is reproducible as a whole.
+
+    Examples:
+        >>> env = RemoteEnv("http://127.0.0.1:8000", "FrozenLake-v0", {"size": 4})
+        >>> observation, info = env.reset(seed=0)
+        >>> observation, reward, terminated, truncated, info = env.step("Right")
+        >>> env.close()
+
+    Args:
+        url: The server's address.
+        env_id: One of the server's catalog.
+        env_kwargs: What the environment's `kwargs_schema` allows.
+        token: Bearer token.
+        encoding: `json`, or `msgpack` for large arrays.
+        render_mode: One of the environment's `metadata["render_modes"]`; what `render` returns.
+        timeout_s: How long one call may take, with all reconnects and retries.
+
+    Raises:
+        ProblemError: The server refuses.
+        ConnectionError: The server cannot be reached.
+        ValueError: The environment does not have this render mode.
+    """
+
+    # What `gymnasium.make` looks at before there is a server to ask; an instance has its environment's own.
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}  # type: ignore[misc]
+
+    def __init__(
+        self,
+        url: str,
+        env_id: str,
+        env_kwargs: Mapping[str, Any] | None = None,
+        *,
+        token: str | None = None,
+        encoding: Encoding = "json",
+        render_mode: str | None = None,
+        timeout_s: float = 600.0,
+    ) -> None:
+        self._client = EnvClient(url, token=token, encoding=encoding, timeout_s=timeout_s)
+        self._background = BackgroundLoop()
+        try:
+            self.metadata = self._background.run(self._client.env(env_id)).metadata  # type: ignore[misc]
+            modes = self.metadata.setdefault("render_modes", [])
+            if render_mode is not None and render_mode not in modes:
+                raise ValueError(f"{env_id} renders as one of {modes}, not as {render_mode!r}")
+            self._session: EnvSession = self._background.run(self._client.make(env_id, env_kwargs))
+        except BaseException:
+            self.close()
+            raise
+        self.render_mode = render_mode
+        self.action_space = self._session.action_space
+        self.observation_space = self._session.observation_space
+
+    @property
+    def session(self) -> EnvSession:
+        """The session behind this environment; its coroutines belong to this environment's own loop."""
+        return self._session
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; see `gymnasium.Env.reset`."""
+        super().reset(seed=seed)
+        if seed is None:
+            seed = int(self.np_random.integers(MAX_SEED))
+        observation, info = self._background.run(self._session.reset(seed, options))
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Take one action; see `gymnasium.Env.step`."""
+        observation, reward, terminated, truncated, info = self._background.run(self._session.step(action))
+        return observation, reward, terminated, truncated, info
+
+    def render(self) -> Any:
+        """Draw the state in the render mode; None without one."""
+        if self.render_mode is None:
+            return None
+        return self._background.run(self._session.render(self.render_mode))
+
+    def episode_record(self) -> PortableEpisode:
+        """Return the portable episode so far: seed, actions and a digest of each step."""
+        return self._background.run(self._session.episode_record())
+
+    def close(self) -> None:
+        """Close the session and the connection; closing again does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._background.run(self._client.close())
+            self._background.close()
+
+    _closed = False

@@ -1,0 +1,440 @@
+"""A session: one environment on a server, and the client's own record of its episode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from clients.client.record import EpisodeRecord
+from clients.protocol.arrays import DecodeError
+from clients.protocol.episode import PortableEpisode
+from clients.protocol.errors import ProblemError
+from clients.protocol.messages import EnvInfo
+from clients.protocol.spaces import parse_space
+from clients.protocol.values import decode_value, encode_value
+
+if TYPE_CHECKING:
+    from clients.client.client import EnvClient
+    from clients.net.caller import Caller
+
+_GONE = frozenset({"session_gone", "unknown_session"})
+_FINAL_REASONS = frozenset({"closed", "replay_diverged"})
+"""Somebody ended the session on purpose, or it cannot be rebuilt: not for the client to undo."""
+
+
+class ResetResult(NamedTuple):
+    """How an episode begins: what `Env.reset` returns."""
+
+    observation: Any
+    info: dict[str, Any]
+
+
+class StepResult(NamedTuple):
+    """What an action led to: what `Env.step` returns."""
+
+    observation: Any
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+
+class Operation(NamedTuple):
+    """An operation on a session that is not sent yet, so that many can go in one frame.
+
+    Attributes:
+        session: The session.
+        fields: The frame.
+        take: Turns the server's answer (and whether it is plain data) into the result, and notes it in the record.
+    """
+
+    session: EnvSession
+    fields: dict[str, Any]
+    take: Callable[[dict[str, Any], bool], Any]
+
+
+class EnvSession:
+    """One environment on a server; made by `EnvClient.make`.
+
+    Each step names its episode and index, so sending it again after a broken connection is safe. When the server
+    has lost the session (it was restarted, say), or has it at an earlier step than it has answered, and the environment
+    is deterministic, the session is rebuilt from the seed and the actions so far, and the digests prove that it is the
+    same; the caller sees a slower step.
+
+    Attributes:
+        session_id: The server's id; another one after a rebuild.
+        env_id: What it is a session of.
+        kwargs: What it was made with.
+        action_space: The environment's.
+        observation_space: The environment's.
+        episode: Index of the episode in the session; -1 before the first reset.
+        step_index: Steps taken in the episode.
+        seed: Seed of the episode.
+        process: Index of the I/O process that owns it.
+        env: What the server says of the environment.
+    """
+
+    def __init__(
+        self,
+        client: EnvClient,
+        caller: Caller,
+        env: EnvInfo,
+        kwargs: Mapping[str, Any],
+        payload: Mapping[str, Any],
+        process: int,
+    ) -> None:
+        self._client = client
+        self._caller = caller
+        self.env = env
+        self._binary = caller.binary
+        self._rebuilding = asyncio.Lock()
+        self._closed = False
+        self.env_id = env.env_id
+        self.kwargs = dict(kwargs)
+        self._spaces_on_wire = payload["action_space"], payload["observation_space"]
+        self.action_space, self.observation_space = map(parse_space, self._spaces_on_wire)
+        self.episode = -1
+        self.step_index = 0
+        self.seed: int | None = None
+        self._record = EpisodeRecord(env.env_id, env.version, encode_value(None, self.kwargs, binary=False))
+        self.session_id: str = payload["session_id"]
+        self.process = process
+
+    def __repr__(self) -> str:
+        return f"<EnvSession {self.env_id} {self.session_id} episode {self.episode} step {self.step_index}>"
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session was closed by this client."""
+        return self._closed
+
+    # -- the episode
+
+    async def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> ResetResult:
+        """Begin an episode.
+
+        Args:
+            seed: Its seed; the server draws one where it is None, and `seed` tells which.
+            options: What the environment takes.
+
+        Raises:
+            ProblemError: The server or the environment refuses.
+            ConnectionError: The server cannot be reached.
+            TimeoutError: The server does not answer.
+        """
+        operation = self.plan_reset(seed, options)
+        reply = await self.call(operation.fields)
+        result: ResetResult = operation.take(reply.payload, reply.plain)
+        return result
+
+    async def step(
+        self, action: Any, *, autoreset: bool = False, timeout_s: float | None = None
+    ) -> StepResult:
+        """Take one action.
+
+        Args:
+            action: A value of the action space.
+            autoreset: Begin the next episode in the same call when this step ends this one. Observation and info
+                are then the new episode's, with the old one's under `final_obs` and `final_info`, as in Gymnasium's
+                `AutoresetMode.SAME_STEP`.
+            timeout_s: How long the environment may take; the server's setting if None.
+
+        Raises:
+            ProblemError: The server or the environment refuses; `invalid_action` leaves the episode unharmed.
+            ConnectionError: The server cannot be reached.
+            TimeoutError: The server does not answer. The same step may be taken again.
+        """
+        operation = self.plan_step(action, autoreset=autoreset, timeout_s=timeout_s)
+        reply = await self.call(operation.fields)
+        result: StepResult = operation.take(reply.payload, reply.plain)
+        return result
+
+    async def render(self, mode: str | None = None) -> Any:
+        """Draw the state: text, or an array of pixels, depending on the mode."""
+        reply = await self.call({"op": "render"} if mode is None else {"op": "render", "mode": mode})
+        frame = reply.payload["frame"]
+        return frame if reply.plain else decode_value(None, frame)
+
+    async def episode_record(self) -> PortableEpisode:
+        """Return the portable episode, which `EnvClient.restore` takes on any server."""
+        reply = await self.call({"op": "episode"})
+        return PortableEpisode.model_validate(reply.payload)
+
+    async def fork(self, count: int = 1, reseed: int | None = None) -> list[EnvSession]:
+        """Make independent copies at this point, random state included.
+
+        Args:
+            count: How many.
+            reseed: Let the copies' chances differ from here on.
+
+        Raises:
+            ProblemError: `fork_unsupported`, among others.
+        """
+        fields: dict[str, Any] = {"op": "fork", "count": count, "request_id": self._caller.new_request_id()}
+        if reseed is not None:
+            fields["reseed"] = reseed
+        reply = await self.call(fields)
+        return list(
+            await asyncio.gather(*(self._copy(each, reply.process) for each in reply.payload["session_ids"]))
+        )
+
+    async def resume(self, episode: PortableEpisode, former: tuple[str, int] | None = None) -> None:
+        """Go on at the point of an episode, in place of what this session was.
+
+        Args:
+            episode: Where to go on; of the same environment, made with the same kwargs.
+            former: Id and process of the session that played it. If that one is still there, at this point or one step
+                further (whose answer never came), it is taken over; it is the only way for an environment that is not
+                deterministic.
+
+        Raises:
+            ProblemError: `session_gone` among others: the episode cannot be gone on with. The session is as new.
+        """
+        deadline = self._caller.deadline()
+        await self._close_behind(self.session_id, deadline)
+        try:
+            if former is not None and await self._is_at(former, episode, deadline):
+                self.session_id, self.process = former
+            elif self.env.deterministic:
+                self._record.take(episode)
+                self.session_id, self.process = await self._restore(deadline)
+                episode = self._record.portable()
+            else:
+                raise ProblemError(
+                    "session_gone",
+                    "its environment is not deterministic, and the session is gone",
+                    reason="lost",
+                )
+        except ProblemError:
+            self._record.seed = None
+            self.session_id, self.process = await self._client.remake(self.env.env_id, self.kwargs, deadline)
+            self.episode, self.step_index, self.seed = -1, 0, None
+            raise
+        self.adopt(episode)
+
+    async def cancel(self) -> None:
+        """Give up the operation that runs now; the session can be reset or closed then."""
+        await self.call({"op": "cancel"})
+
+    async def close(self) -> None:
+        """Close the session; closing it again does nothing."""
+        if not self._closed:
+            await self._client.close_sessions([self])
+
+    # -- operations for one frame of many
+
+    def plan_reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Operation:
+        """Return a reset for `EnvClient.run_many`; see `reset`."""
+        fields: dict[str, Any] = {"op": "reset", "request_id": self._caller.new_request_id()}
+        if seed is not None:
+            fields["seed"] = int(seed)
+        if options is not None:
+            fields["options"] = encode_value(None, options, binary=self._binary)
+        neutral = None if options is None else encode_value(None, options, binary=False)
+        return Operation(self, fields, lambda payload, plain: self._take_reset(neutral, payload, plain))
+
+    def plan_step(
+        self,
+        action: Any,
+        *,
+        autoreset: bool = False,
+        next_seed: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Operation:
+        """Return a step for `EnvClient.run_many`; see `step`.
+
+        Args:
+            action: A value of the action space.
+            autoreset: Begin the next episode when this step ends this one.
+            next_seed: The next episode's seed; the server draws one if None.
+            timeout_s: How long the environment may take.
+        """
+        wire = encode_value(self.action_space, action, binary=self._binary)
+        fields = {"op": "step", "action": wire, "episode": self.episode, "step": self.step_index}
+        if self.episode < 0:
+            del fields["episode"], fields["step"]  # the server answers `not_reset`
+        if autoreset:
+            fields["autoreset"] = True
+            if next_seed is not None:
+                fields["reset"] = {"seed": next_seed}
+        if timeout_s is not None:
+            fields["timeout_s"] = timeout_s
+        neutral = wire
+        if self._binary and type(wire) is not str and type(wire) is not int:
+            neutral = encode_value(self.action_space, action, binary=False)
+        return Operation(self, fields, lambda payload, plain: self._take_step(neutral, payload, plain))
+
+    async def call(self, fields: dict[str, Any], deadline: float | None = None) -> Any:
+        """Send an operation on this session; rebuild the session as needed.
+
+        Args:
+            fields: The frame, without the ids.
+            deadline: When to give up, on the loop's clock; by the client's time-out if None.
+        """
+        if deadline is None:
+            deadline = self._caller.deadline(fields.get("timeout_s"))
+        was_behind = False
+        while True:
+            fields["session_id"] = session_id = self.session_id
+            try:
+                return await self._caller.call(fields, self.process, deadline)
+            except ProblemError as problem:
+                is_behind = problem.code == "step_mismatch"
+                # A server that says it again of a session that it has just restored is not to be believed.
+                if not self.can_rebuild(problem, fields) or (is_behind and was_behind):
+                    raise
+                was_behind = is_behind
+                await self._rebuild(session_id, fields["op"], deadline)
+                if is_behind:
+                    await self._close_behind(session_id, deadline)
+            if "episode" in fields:
+                fields["episode"] = self.episode
+
+    def can_rebuild(self, problem: ProblemError, fields: Mapping[str, Any]) -> bool:
+        """Whether a problem says that the session is lost or went back, and the operation can go on in a rebuilt one.
+
+        Args:
+            problem: What the operation was answered.
+            fields: The operation.
+        """
+        if self._closed:
+            return False
+        if problem.code == "step_mismatch":
+            return self.env.deterministic and self._is_elsewhere(problem, fields)
+        if problem.code not in _GONE or problem.extra.get("reason") in _FINAL_REASONS:
+            return False
+        # A reset needs nothing of the past, so it goes on in a new session of any environment.
+        op = fields["op"]
+        return op == "reset" or (op not in ("cancel", "close") and self.env.deterministic)
+
+    def mark_closed(self) -> None:
+        """Note that the session is closed; used by `EnvClient.close_sessions`."""
+        self._closed = True
+
+    # -- inside
+
+    def _take_reset(self, options: Any, payload: Mapping[str, Any], plain: bool) -> ResetResult:
+        observation, neutral = self._read_observation(payload["observation"])
+        self.episode, self.step_index, self.seed = payload["episode"], 0, payload["seed"]
+        if self.env.deterministic:
+            self._record.begin(self.episode, payload["seed"], options, neutral)
+        info = payload["info"]
+        return ResetResult(observation, info if plain else decode_value(None, info))
+
+    def _take_step(self, action: Any, payload: Mapping[str, Any], plain: bool) -> StepResult:
+        observation, neutral = self._read_observation(payload["observation"])
+        reward, terminated, truncated = (
+            _reward(payload["reward"]),
+            payload["terminated"],
+            payload["truncated"],
+        )
+        self.step_index = payload["step"]
+        if self.env.deterministic:
+            self._record.add(action, neutral, reward, terminated, truncated)
+        info = payload["info"]
+        if not plain:
+            info = decode_value(None, info)
+        reset = payload.get("reset")
+        if reset is not None:
+            final = {"final_obs": observation, "final_info": info}
+            observation, info = self._take_reset(None, reset, plain)
+            info = info | final
+        return StepResult(observation, reward, terminated, truncated, info)
+
+    def _read_observation(self, wire: Any) -> tuple[Any, Any]:
+        """Return an observation, and its form in JSON's encoding for the digest."""
+        observation = decode_value(self.observation_space, wire)
+        if type(wire) is str or type(wire) is int:
+            return observation, wire
+        return observation, encode_value(self.observation_space, observation, binary=False)
+
+    async def _rebuild(self, lost_id: str, op: str, deadline: float) -> None:
+        """Replace the lost session by one at the same point."""
+        async with self._rebuilding:
+            if self.session_id != lost_id:
+                return  # another operation of this session did it meanwhile
+            if self._record.seed is None or op == "reset":
+                session_id, process = await self._client.remake(self.env.env_id, self.kwargs, deadline)
+            else:
+                session_id, process = await self._restore(deadline)
+            self.session_id, self.process = session_id, process
+
+    def _is_elsewhere(self, problem: ProblemError, fields: Mapping[str, Any]) -> bool:
+        """Whether the server has the session behind what it has answered, or past an answer that never came."""
+        episode, step = problem.extra.get("episode"), problem.extra.get("step")
+        if type(step) is not int or type(episode) not in (int, type(None)) or "step" not in fields:
+            return False
+        place = (-1 if episode is None else episode, step)
+        # A server that rebuilt the session does not know the step any more that began the episode it is in.
+        is_past = bool(fields.get("autoreset")) and place == (self.episode + 1, 0)
+        return place < (self.episode, self.step_index) or is_past
+
+    async def _close_behind(self, session_id: str, deadline: float) -> None:
+        """Leave nothing of a session that another one stands for now."""
+        # One that cannot be closed ends by its idle time-out.
+        with suppress(ProblemError):
+            await self._caller.call({"op": "close", "session_ids": [session_id]}, None, deadline)
+
+    async def _restore(self, deadline: float) -> tuple[str, int]:
+        mine = self._record.portable()
+        payload, process, theirs = await self._client.restore_at(mine, deadline)
+        # The restoring server compares digests too; a third party's server may not.
+        same = (theirs.reset_digest, theirs.digests) == (mine.reset_digest, mine.digests)
+        if not same or len(theirs.actions) != len(mine.actions):
+            await self._caller.call(
+                {"op": "close", "session_ids": [payload["session_id"]]}, process, deadline
+            )
+            raise ProblemError(
+                "session_gone",
+                "the replayed episode differs from the one that was lost",
+                reason="replay_diverged",
+            )
+        self.episode = self._record.episode = theirs.episode
+        return payload["session_id"], process
+
+    async def _is_at(self, former: tuple[str, int], episode: PortableEpisode, deadline: float) -> bool:
+        """Whether a session is there, at the point of an episode or one step further."""
+        session_id, process = former
+        try:
+            reply = await self._caller.call({"op": "session", "session_id": session_id}, process, deadline)
+        except ProblemError as problem:
+            if problem.code in _GONE:
+                return False
+            raise
+        there = reply.payload
+        ahead = there["step"] - len(episode.actions) if type(there["step"]) is int else -1
+        same = (there["env_id"], there["episode"], there["seed"]) == (
+            self.env_id,
+            episode.episode,
+            episode.seed,
+        )
+        return same and ahead in (0, 1)
+
+    async def _copy(self, session_id: str, process: int) -> EnvSession:
+        """Return a session object for a fork of this session."""
+        payload = {
+            "session_id": session_id,
+            "action_space": self._spaces_on_wire[0],
+            "observation_space": self._spaces_on_wire[1],
+        }
+        copy = EnvSession(self._client, self._caller, self.env, self.kwargs, payload, process)
+        copy.adopt(await copy.episode_record())
+        self._client.track(copy)
+        return copy
+
+    def adopt(self, episode: PortableEpisode) -> None:
+        """Go on at the point of a portable episode that this session is at already."""
+        self._record.take(episode)
+        self.episode = episode.episode if episode.seed is not None else -1
+        self.step_index, self.seed = len(episode.actions), episode.seed
+
+
+def _reward(wire: Any) -> float:
+    if wire in ("NaN", "Infinity", "-Infinity"):
+        # How JSON has them. What is made of a reward that is not finite is the caller's affair.
+        return float(wire)
+    if isinstance(wire, bool) or not isinstance(wire, int | float):
+        raise DecodeError(f"the reward of a step is a number, not {type(wire).__name__}")
+    return float(wire)

@@ -1,0 +1,237 @@
+"""RemoteVectorEnv: many environments on a server as one `gymnasium.vector.VectorEnv`, in one frame a step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.error import ResetNeeded
+from gymnasium.utils import seeding
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+
+from clients.client.client import Encoding, EnvClient
+from clients.client.env import MAX_SEED
+from clients.client.session import Operation
+from clients.process.background import BackgroundLoop
+from clients.protocol.errors import ProblemError
+
+_Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+class SeedStream:
+    """The seeds of one sub-environment's later episodes, as `RemoteEnv` would draw them.
+
+    Args:
+        seed: The seed of its first episode; a random stream if None.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._generator, _ = seeding.np_random(seed)
+        self._next: int | None = None
+
+    def peek(self) -> int:
+        """Return the next seed without using it up."""
+        if self._next is None:
+            self._next = int(self._generator.integers(MAX_SEED))
+        return self._next
+
+    def take(self) -> int:
+        """Return the next seed."""
+        seed = self.peek()
+        self._next = None
+        return seed
+
+
+class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
+    """Many sessions of one environment, stepped together.
+
+    The semantics are those of `gymnasium.vector.SyncVectorEnv`. Sub-environment `i` draws the seeds of its later
+    episodes from a generator that its first seed fixes, in every autoreset mode alike, so a run that was seeded
+    once is reproducible as a whole.
+
+    Examples:
+        >>> envs = RemoteVectorEnv("http://127.0.0.1:8000", "FrozenLake-v0", num_envs=64)
+        >>> observations, infos = envs.reset(seed=0)
+        >>> observations, rewards, terminations, truncations, infos = envs.step(["Right"] * 64)
+
+    Args:
+        url: The server's address.
+        env_id: One of the server's catalog.
+        num_envs: How many sessions.
+        env_kwargs: What the environment's `kwargs_schema` allows.
+        token: Bearer token.
+        encoding: `json`, or `msgpack` for large arrays.
+        render_mode: One of the environment's `metadata["render_modes"]`.
+        autoreset_mode: When an episode's end begins the next one.
+        timeout_s: How long one call may take, with all reconnects and retries.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        env_id: str,
+        num_envs: int = 1,
+        env_kwargs: Mapping[str, Any] | None = None,
+        *,
+        token: str | None = None,
+        encoding: Encoding = "json",
+        render_mode: str | None = None,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        timeout_s: float = 600.0,
+    ) -> None:
+        if num_envs < 1:
+            raise ValueError(f"num_envs must be at least 1, not {num_envs}")
+        self.num_envs = num_envs
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self._client = EnvClient(url, token=token, encoding=encoding, timeout_s=timeout_s)
+        self._background = BackgroundLoop()
+        try:
+            info = self._background.run(self._client.env(env_id))
+            modes = info.metadata.get("render_modes", [])
+            if render_mode is not None and render_mode not in modes:
+                raise ValueError(f"{env_id} renders as one of {modes}, not as {render_mode!r}")
+            self._sessions = self._background.run(self._client.make_many(env_id, num_envs, env_kwargs))
+        except BaseException:
+            self.close()
+            raise
+        self.metadata = info.metadata | {"autoreset_mode": self.autoreset_mode}
+        self.render_mode = render_mode
+        self.single_action_space = self._sessions[0].action_space
+        self.single_observation_space = self._sessions[0].observation_space
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self._seeds = [SeedStream() for _ in range(num_envs)]
+        self._observations: list[Any] = [None] * num_envs
+        self._ended: _Mask = np.zeros(num_envs, dtype=np.bool_)
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode in all sub-environments, or in those that `options["reset_mask"]` selects.
+
+        Args:
+            seed: One for each; an integer stands for `seed, seed + 1, ...`.
+            options: What the environment takes, and `reset_mask`.
+        """
+        seeds = self._spread(seed)
+        options = None if options is None else dict(options)
+        mask = self._take_mask(options)
+        selected = [int(index) for index in np.flatnonzero(mask)]
+        operations = [
+            self._sessions[index].plan_reset(self._episode_seed(index, seeds[index]), options)
+            for index in selected
+        ]
+        infos: dict[str, Any] = {}
+        for index, (observation, info) in zip(selected, self._run(operations, selected), strict=True):
+            self._observations[index] = observation
+            infos = self._add_info(infos, info, index)
+        self._ended = self._ended & ~mask
+        return self._batch_observations(), infos
+
+    def step(
+        self, actions: Any
+    ) -> tuple[Any, np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any], dict[str, Any]]:
+        """Take an action in each sub-environment, in one frame.
+
+        Raises:
+            ResetNeeded: Autoreset is disabled, and an episode that ended was not reset.
+            ProblemError: A sub-environment failed.
+        """
+        if self.autoreset_mode is AutoresetMode.DISABLED and self._ended.any():
+            raise ResetNeeded(
+                f"sub-environments {np.flatnonzero(self._ended).tolist()} have ended; reset them"
+            )
+        parts = list(iterate(self.action_space, actions))
+        if len(parts) != self.num_envs:
+            raise ValueError(f"{len(parts)} actions for {self.num_envs} environments")
+        results = self._run(
+            [self._plan_step(index, action) for index, action in enumerate(parts)], range(self.num_envs)
+        )
+        rewards = np.zeros(self.num_envs, dtype=np.float64)
+        terminations = np.zeros(self.num_envs, dtype=np.bool_)
+        truncations = np.zeros(self.num_envs, dtype=np.bool_)
+        infos: dict[str, Any] = {}
+        for index, result in enumerate(results):
+            info = result.info
+            self._observations[index] = result.observation
+            if len(result) == 5:  # a step; the others are the resets of mode NEXT_STEP
+                rewards[index], terminations[index], truncations[index] = result[1:4]
+                if self.autoreset_mode is AutoresetMode.SAME_STEP and (
+                    terminations[index] or truncations[index]
+                ):
+                    self._seeds[index].take()
+                    final = {key: info.pop(key) for key in ("final_obs", "final_info")}
+                    infos = self._add_info(infos, final, index)
+            infos = self._add_info(infos, info, index)
+        self._ended = terminations | truncations
+        return self._batch_observations(), rewards, terminations, truncations, infos
+
+    def render(self) -> tuple[Any, ...] | None:
+        """Draw each state in the render mode; None without one."""
+        if self.render_mode is None:
+            return None
+        return tuple(self._background.run(self._render_all(self.render_mode)))
+
+    def close_extras(self, **_: Any) -> None:
+        """Close the sessions and the connection."""
+        self._background.run(self._client.close())
+        self._background.close()
+
+    async def _render_all(self, mode: str) -> list[Any]:
+        return await asyncio.gather(*(session.render(mode) for session in self._sessions))
+
+    def _spread(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
+        if seed is None:
+            return [None] * self.num_envs
+        if isinstance(seed, (int, np.integer)):
+            return [int(seed) + index for index in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise ValueError(f"{len(seed)} seeds for {self.num_envs} environments")
+        return seed
+
+    def _take_mask(self, options: dict[str, Any] | None) -> _Mask:
+        if options is None or "reset_mask" not in options:
+            return np.ones(self.num_envs, dtype=np.bool_)
+        mask = options.pop("reset_mask")
+        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
+            raise TypeError(f"reset_mask must be a boolean array of shape ({self.num_envs},)")
+        if not mask.any():
+            raise ValueError("reset_mask selects no sub-environment")
+        if any(
+            session.episode < 0 for session, chosen in zip(self._sessions, mask, strict=True) if not chosen
+        ):
+            raise ResetNeeded("the first reset must be of all sub-environments")
+        return mask
+
+    def _episode_seed(self, index: int, seed: int | None) -> int:
+        """Return the seed of a sub-environment's next episode, as `RemoteEnv.reset` would choose it."""
+        if seed is None:
+            return self._seeds[index].take()
+        self._seeds[index] = SeedStream(seed)
+        return seed
+
+    def _plan_step(self, index: int, action: Any) -> Operation:
+        session = self._sessions[index]
+        if self.autoreset_mode is AutoresetMode.NEXT_STEP and self._ended[index]:
+            return session.plan_reset(self._seeds[index].take())
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            return session.plan_step(action, autoreset=True, next_seed=self._seeds[index].peek())
+        return session.plan_step(action)
+
+    def _run(self, operations: Sequence[Operation], indices: Sequence[int]) -> list[Any]:
+        results = self._background.run(self._client.run_many(operations))
+        for index, result in zip(indices, results, strict=True):
+            if isinstance(result, ProblemError):
+                result.add_note(f"in sub-environment {index}")
+                raise result
+        return results
+
+    def _batch_observations(self) -> Any:
+        out: Any = create_empty_array(self.single_observation_space, self.num_envs)
+        return concatenate(self.single_observation_space, self._observations, out)

@@ -1,1 +1,0 @@
-"""The `roll-env` command."""

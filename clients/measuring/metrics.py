@@ -1,0 +1,62 @@
+"""Numbers of a server's `/metrics`, and how long threads were ready to run and had no processor."""
+
+from __future__ import annotations
+
+import re
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+_TIMEOUT_S = 10.0
+
+
+def sum_of_metric(url: str, token: str | None, name: str) -> float | None:
+    """Return the sum of a metric over its labels; None where the server's metrics do not tell.
+
+    Args:
+        url: The server's address.
+        token: Bearer token.
+        name: Of the metric.
+    """
+    return sums_of_metrics(url, token, name)[0]
+
+
+def sums_of_metrics(url: str, token: str | None, *names: str) -> list[float | None]:
+    """Return the sums of some metrics over their labels, as of one moment; None for each that is not told."""
+    address = url.replace("ws://", "http://").replace("wss://", "https://").rstrip("/") + "/metrics"
+    request = urllib.request.Request(address, headers={"Authorization": f"Bearer {token}"} if token else {})
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
+            text = reply.read().decode()
+    except (urllib.error.URLError, TimeoutError):
+        return [None for _ in names]
+    return [_sum(text, name) for name in names]
+
+
+def _sum(text: str, name: str) -> float | None:
+    values = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
+    return sum(map(float, values)) if values else None
+
+
+def queued_seconds(process_id: int | None = None) -> float | None:
+    """Return how long the main thread of a process has stood in line for a processor since it began.
+
+    Args:
+        process_id: Which process; the calling thread where it is None.
+
+    Returns:
+        Seconds; None where the system does not tell (it is Linux that does), or the process has ended.
+    """
+    place = "thread-self" if process_id is None else f"{process_id}/task/{process_id}"
+    try:
+        return int((Path("/proc") / place / "schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def queued_by_metrics(url: str, token: str | None) -> float | None:
+    """Return how long the loop of a server has stood in line; None where its metrics do not tell, or it has several."""
+    processes, seconds = sums_of_metrics(
+        url, token, "rollgym_processes", "rollgym_event_loop_queued_seconds_total"
+    )
+    return seconds if processes == 1 else None

@@ -1,0 +1,122 @@
+"""Calls that survive: sent again after a broken connection, and waited out where the server says later."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import secrets
+from typing import Any
+
+from clients.net.connection import Connection, Reply
+from clients.net.pool import ConnectionPool, Timing
+from clients.net.transport import MAX_MESSAGE_BYTES, ConnectionLost
+from clients.protocol.errors import RETRY_LATER, ProblemError
+
+_GRACE_S = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+class Caller:
+    """Operations on one server, each safe to repeat.
+
+    Args:
+        url: The server's address.
+        token: Bearer token.
+        binary: Whether frames are MessagePack.
+        timing: How long to wait for what.
+        address: Where to connect to instead of what the URL's name leads to.
+        max_message_bytes: A larger message of the server ends the connection.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None,
+        binary: bool,
+        timing: Timing,
+        address: str | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        self.binary = binary
+        self.pool = ConnectionPool(
+            url,
+            headers={} if token is None else {"Authorization": f"Bearer {token}"},
+            binary=binary,
+            timing=timing,
+            jitter=random.Random(secrets.randbits(64)),
+            address=address,
+            max_message_bytes=max_message_bytes,
+        )
+        self._patience_s = timing.operation_s
+        self._request_prefix = secrets.token_hex(12)
+        self._request_numbers = itertools.count()
+        self._complained = False
+
+    def new_request_id(self) -> str:
+        """Return an id by which the server knows a repeated request."""
+        return f"{self._request_prefix}-{next(self._request_numbers)}"
+
+    def deadline(self, timeout_s: float | None = None) -> float:
+        """Return when an operation that begins now is given up, on the loop's clock.
+
+        Args:
+            timeout_s: How long the server may take for it, where it was told that.
+        """
+        patience = self._patience_s
+        if timeout_s is not None:
+            patience = max(patience, timeout_s + _GRACE_S)
+        return asyncio.get_running_loop().time() + patience
+
+    async def call(self, fields: dict[str, Any], process: int | None, deadline: float) -> Reply:
+        """Send one operation until it is answered.
+
+        Args:
+            fields: The frame without its id. It must be safe to repeat: all operations of the protocol are, with a
+                `request_id` or a step's indices.
+            process: Which I/O process to ask; any, if None.
+            deadline: When to give up, on the loop's clock.
+
+        Raises:
+            ProblemError: The server refuses; one that says later is raised only when that is past the deadline.
+            ConnectionError: The server cannot be reached.
+            TimeoutError: The server does not answer.
+        """
+        pool = self.pool
+        attempt = 0
+        while True:
+            try:
+                connection = pool.ready(process)
+                if connection is None:
+                    connection = await self._connect(process, deadline)
+                reply = await connection.request(fields, deadline, pool.max_request_bytes)
+                if attempt:
+                    self._complained = False
+                return reply
+            except ConnectionLost as lost:
+                error: Exception = lost
+                delay = pool.backoff.delay(attempt - 1) if attempt else 0.0
+            except ProblemError as problem:
+                # `busy` after a break: the request that the break cut off still runs.
+                if problem.code not in RETRY_LATER and not (problem.code == "busy" and attempt):
+                    raise
+                error = problem
+                delay = pool.backoff.delay_after(problem, attempt)
+            if asyncio.get_running_loop().time() + delay >= deadline:
+                raise error
+            # A thousand calls that wait for one server are one complaint.
+            if not self._complained and pool.on_outage is None:
+                self._complained = True
+                _log.warning("%s: %s; asking again until it answers", pool.url, error)
+            attempt += 1
+            await asyncio.sleep(delay)
+
+    async def _connect(self, process: int | None, deadline: float) -> Connection:
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self.pool.connection(process)
+        except TimeoutError:
+            raise TimeoutError(f"no connection to {self.pool.url} in time") from None

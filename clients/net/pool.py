@@ -1,0 +1,270 @@
+"""The connections of one client: one to each I/O process of the server, made again when they break."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from clients.net.connection import Connection
+from clients.net.transport import MAX_MESSAGE_BYTES, ConnectionLost, open_socket, socket_url
+from clients.protocol.errors import RETRY_LATER, ProblemError
+from clients.protocol.frames import SUBPROTOCOLS
+
+_FIRST_DELAY_S = 0.05
+_MAX_DELAY_S = 2.0
+_DEFAULT_MAX_REQUEST_BYTES = 1024 * 1024
+_DEFAULT_MAX_BATCH = 1024
+
+
+class Timing(NamedTuple):
+    """How long a client waits.
+
+    Attributes:
+        connect_s: For a server that was never reached.
+        reconnect_s: For a server that was reached before.
+        operation_s: For one operation, reconnects and retries included.
+        silence_s: A server that owes an answer and was silent for so long is asked for a sign of life ...
+        pong_s: ... and given up when that does not come in this time.
+    """
+
+    connect_s: float
+    reconnect_s: float
+    operation_s: float
+    silence_s: float = 20.0
+    pong_s: float = 30.0
+
+
+class Backoff:
+    """Exponential delays with jitter, so that many clients do not come back in step.
+
+    Args:
+        jitter: An own stream of random numbers.
+    """
+
+    def __init__(self, jitter: random.Random) -> None:
+        self._jitter = jitter
+
+    def delay(self, attempt: int) -> float:
+        """Return seconds to wait before the attempt after this many failed ones."""
+        ceiling = min(_MAX_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(attempt, 16))
+        return ceiling * self._jitter.uniform(0.5, 1.0)
+
+    def delay_after(self, problem: ProblemError, attempt: int) -> float:
+        """Return what the server asked for, if it did, and the usual delay otherwise."""
+        asked = problem.extra.get("retry_after")
+        if isinstance(asked, (int, float)) and not isinstance(asked, bool) and asked >= 0:
+            return float(asked) + self.delay(0)
+        return self.delay(attempt)
+
+
+class ConnectionPool:
+    """Connections by the index of the I/O process that they reach.
+
+    Which process answers a new socket is the kernel's choice, so sockets are opened until there is one to each,
+    a bounded number of times. A process without one is reached through any other; the server forwards.
+
+    Args:
+        url: The server's address.
+        headers: Headers of each handshake.
+        binary: Whether frames are MessagePack.
+        timing: How long to wait.
+        jitter: An own stream of random numbers for the delays.
+        address: Where to connect to instead of what the URL's name leads to.
+        max_message_bytes: A larger message of the server ends the connection.
+
+    Attributes:
+        info: What the server said about itself when it was last connected to.
+        on_lost: Called with the index of a process when the connection to it breaks.
+        on_outage: Called when no process can be reached any more, once, with why; and with None when one can again.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        binary: bool,
+        timing: Timing,
+        jitter: random.Random,
+        address: str | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        self.url = url
+        self.backoff = Backoff(jitter)
+        self.info: dict[str, Any] = {}
+        self.on_lost: Callable[[int], None] | None = None
+        self.on_outage: Callable[[Exception | None], None] | None = None
+        self.max_request_bytes = _DEFAULT_MAX_REQUEST_BYTES
+        self.max_batch = _DEFAULT_MAX_BATCH
+        self._socket_url = socket_url(url)
+        self._headers = headers
+        self._binary = binary
+        self._timing = timing
+        self._address = address
+        self._max_message_bytes = max_message_bytes
+        self._connections: dict[int, Connection] = {}
+        self._filling: asyncio.Task[None] | None = None
+        self._refill_at = 0.0
+        self._reached = False
+        self._turn = 0
+        self._closed = False
+
+    def ready(self, process: int | None) -> Connection | None:
+        """Return an open connection to this process (any, if None) without waiting, if there is one."""
+        if process is None:
+            return next((each for each in self._connections.values() if each.open), None)
+        connection = self._connections.get(process)
+        return connection if connection is not None and connection.open else None
+
+    async def connection(self, process: int | None) -> Connection:
+        """Return a connection to this process, or else to any, connecting as needed.
+
+        Raises:
+            ConnectionError: The server cannot be reached in time.
+            ProblemError: It refuses us.
+        """
+        if self._closed:
+            raise ConnectionError("the client is closed")
+        found = self.ready(process)
+        other = found or self.ready(None)
+        if found is None and (other is None or asyncio.get_running_loop().time() >= self._refill_at):
+            if self._filling is None:
+                self._filling = asyncio.ensure_future(self._fill())
+                self._filling.add_done_callback(self._filled)
+            # Many tasks may wait for the one attempt; one that is cancelled must not end it.
+            await self._wait_for(self._filling)
+            found = self.ready(process) or self.ready(None)
+        if found is None:
+            found = other
+        if found is None:
+            raise ConnectionLost("the connection broke at once")
+        return found
+
+    async def next_process(self) -> int:
+        """Return the index of the process that gets the next new sessions: each in its turn."""
+        await self.connection(None)
+        reached = sorted(index for index, each in self._connections.items() if each.open)
+        self._turn += 1
+        return reached[self._turn % len(reached)] if reached else 0
+
+    @property
+    def processes(self) -> list[int]:
+        """The indices of the processes that there are open connections to."""
+        return sorted(index for index, each in self._connections.items() if each.open)
+
+    async def close(self) -> None:
+        """Close all connections; the pool cannot be used again."""
+        self._closed = True
+        if self._filling is not None:
+            self._filling.cancel()
+        await asyncio.gather(*(each.close() for each in self._connections.values()))
+        self._connections.clear()
+
+    async def _wait_for(self, filling: asyncio.Task[None]) -> None:
+        try:
+            await asyncio.shield(filling)
+        except asyncio.CancelledError:
+            if filling.cancelled():  # by `close`, and not the waiting task itself
+                raise ConnectionError("the client is closed") from None
+            raise
+
+    def _filled(self, task: asyncio.Task[None]) -> None:
+        self._filling = None
+        if not task.cancelled():
+            task.exception()  # every waiter got it; with no waiter left nobody misses it
+
+    async def _fill(self) -> None:
+        """Open connections until there is one to each process."""
+        if self.ready(None) is None:
+            await self._connect_patiently()
+        count = int(self.info.get("processes", 1))
+        for _ in range(4 * count + 4):
+            if len(self.processes) >= count:
+                break
+            try:
+                surplus = self._adopt(*await self._open())
+            except (ConnectionError, ProblemError):
+                break  # one of the processes is away; the others do
+            if surplus is not None:
+                await surplus.close()
+        self._refill_at = asyncio.get_running_loop().time() + _MAX_DELAY_S
+
+    async def _connect_patiently(self) -> None:
+        loop = asyncio.get_running_loop()
+        patience = self._timing.reconnect_s if self._reached else self._timing.connect_s
+        give_up_at = loop.time() + patience
+        attempt = 0
+        told = False
+        while True:
+            try:
+                self._adopt(*await self._open())
+            except ProblemError as problem:
+                if problem.code not in RETRY_LATER:
+                    raise
+                error: Exception = problem
+                delay = self.backoff.delay_after(problem, attempt)
+            except ConnectionError as lost:
+                error = lost
+                delay = self.backoff.delay(attempt)
+            else:
+                if told:
+                    self._tell(None)
+                return
+            if self._reached and not told:
+                told = True
+                self._tell(error)
+            if loop.time() + delay > give_up_at:
+                raise ConnectionError(f"no server answers at {self.url}: {error}") from error
+            await asyncio.sleep(delay)
+            attempt += 1
+
+    async def _open(self) -> tuple[Connection, dict[str, Any]]:
+        """Open one connection and ask who answered."""
+        timeout_s = self._timing.connect_s
+        socket = await open_socket(
+            self._socket_url,
+            headers=self._headers,
+            subprotocol=SUBPROTOCOLS[self._binary],
+            timeout_s=timeout_s,
+            address=self._address,
+            max_message_bytes=self._max_message_bytes,
+        )
+        connection = Connection(
+            socket, binary=self._binary, silence_s=self._timing.silence_s, pong_s=self._timing.pong_s
+        )
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        try:
+            reply = await connection.request({"op": "info"}, deadline, self.max_request_bytes)
+        except TimeoutError as error:
+            await connection.close()
+            raise ConnectionLost(f"{self.url} did not say who it is") from error
+        except BaseException:
+            await connection.close()
+            raise
+        return connection, reply.payload
+
+    def _adopt(self, connection: Connection, info: dict[str, Any]) -> Connection | None:
+        """Keep a connection, or return it when there is one to that process already."""
+        self._reached = True
+        self.info = info
+        limits = info.get("limits", {})
+        self.max_request_bytes = int(limits.get("max_request_bytes", _DEFAULT_MAX_REQUEST_BYTES))
+        self.max_batch = int(limits.get("max_batch", _DEFAULT_MAX_BATCH))
+        connection.process = int(info.get("process", 0))
+        present = self._connections.get(connection.process)
+        if present is not None and present.open:
+            return connection
+        self._connections[connection.process] = connection
+        connection.on_lost = partial(self._lost, connection.process)
+        return None
+
+    def _tell(self, error: Exception | None) -> None:
+        if self.on_outage is not None:
+            self.on_outage(error)
+
+    def _lost(self, process: int) -> None:
+        if self.on_lost is not None and not self._closed:
+            self.on_lost(process)

@@ -1,0 +1,1 @@
+"""What a program has beside its client: a loop on a thread, a server of its own, terminal, signals; all may enter."""

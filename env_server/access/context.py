@@ -1,0 +1,57 @@
+"""On whose behalf an operation runs, and how its answer is to be encoded."""
+
+from typing import Any
+
+from env_server.access.tokens import Caller
+from env_server.telemetry.logs import CURRENT_TRACE
+
+
+class Context:
+    """The caller of operations: one object for each socket or HTTP request.
+
+    Attributes:
+        caller: Who calls.
+        binary: Whether values in answers are for MessagePack.
+        fragments: Whether answers may hold parts that are JSON already.
+        socket: The name of the socket that carries the calls, or None over HTTP.
+        traceparent: The trace that its calls belong to, if it named one and traces are kept.
+        forwarded: Whether another I/O process passed the call on.
+        sessions: Ids of the sessions that this socket has used.
+        dropped: Whether the socket is no more; what still runs may open sessions all the same.
+        remote: Indices of the I/O processes that this socket's calls were forwarded to.
+    """
+
+    __slots__ = (
+        "binary",
+        "caller",
+        "dropped",
+        "forwarded",
+        "fragments",
+        "remote",
+        "sessions",
+        "socket",
+        "traceparent",
+    )
+
+    def __init__(
+        self,
+        caller: Caller,
+        *,
+        binary: bool,
+        socket: str | None = None,
+        forwarded: bool = False,
+        traceparent: str | None = None,
+    ) -> None:
+        self.traceparent = traceparent
+        self.caller = caller
+        self.binary = binary
+        self.fragments = not binary and not forwarded
+        self.socket = socket
+        self.dropped = False
+        self.forwarded = forwarded
+        self.sessions: set[str] = set()
+        self.remote: set[int] = set()
+
+    def identity(self) -> dict[str, Any]:
+        """Who calls, as another I/O process needs it."""
+        return {"name": self.caller.name, "socket": self.socket, "traceparent": CURRENT_TRACE.get()}

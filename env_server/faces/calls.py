@@ -1,6 +1,0 @@
-"""The HTTP calls of all faces."""
-
-from env_server.faces.gem import GEM_CALLS
-from env_server.faces.openenv import OPENENV_CALLS
-
-FACE_CALLS = (*GEM_CALLS, *OPENENV_CALLS)

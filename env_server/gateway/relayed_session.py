@@ -1,0 +1,330 @@
+"""A session that a node has: a gateway passes its operations on, and could begin it anew on another node."""
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gymnasium import Space
+
+from clients.protocol.arrays import DecodeError
+from clients.protocol.episode import PortableEpisode, step_digest
+from clients.protocol.spaces import parse_space
+from clients.protocol.values import EncodeError, decode_value, encode_value
+from env_server.catalog.actions import action_reader
+from env_server.gateway.journal_entries import (
+    About,
+    Arguments,
+    Head,
+    Opened,
+    SharedSession,
+    Step,
+    begun,
+    check,
+    stepped,
+    stepped_on,
+    whole,
+)
+from env_server.gateway.registry import Registration
+from env_server.gateway.upstream.node import Node
+from env_server.journal.journal import EndReason, Journal
+from env_server.sessions.replies import Reply
+from env_server.sessions.session import BaseSession
+
+if TYPE_CHECKING:
+    from env_server.catalog.catalog import CatalogEntry
+    from env_server.gateway.session_release import SessionRelease
+
+# What reading an answer of another form than the protocol's may raise.
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, DecodeError, EncodeError)
+_SAME_IN_BOTH = frozenset({str, int, bool, type(None)})
+
+
+class RelayedSession(BaseSession):
+    """A session at a node.
+
+    Its journal is what the gateway has seen go by, so that the node may be lost.
+
+    Attributes:
+        home: The registration whose session it is.
+        node: The node that has it.
+        upstream_id: Its id there.
+        process: The node's I/O process that owns it, where that is known.
+        shares_frames: Whether the node answers its steps at once.
+        journal: How to begin it anew.
+        incomplete: Whether others have used it, so that the journal lacks steps.
+        lock: Held while it is looked for.
+        in_flight: How many operations are on their way.
+        is_proven: Whether the copy that its node has is known to be the one that answered last.
+        generation: How often it was moved, as the journal knows that gateways share; 0 without one.
+        is_placed: Whether it is known to be where the session is said to be here.
+        end_is_known: Whether the journal that gateways share has its end already.
+    """
+
+    __slots__ = (
+        "_action_space",
+        "_described",
+        "_observation_space",
+        "_quiet",
+        "_session_release",
+        "end_is_known",
+        "generation",
+        "home",
+        "in_flight",
+        "incomplete",
+        "is_placed",
+        "is_proven",
+        "journal",
+        "lock",
+        "node",
+        "process",
+        "shares_frames",
+        "upstream_id",
+    )
+
+    def __init__(
+        self,
+        session_id: str,
+        *,
+        entry: "CatalogEntry",
+        owner: str,
+        idle_timeout_s: float,
+        now: float,
+        home: Registration,
+        node: Node,
+        upstream_id: str,
+        process: int | None,
+        journal: Journal,
+        release: "SessionRelease",
+    ) -> None:
+        super().__init__(session_id, entry=entry, owner=owner, idle_timeout_s=idle_timeout_s, now=now)
+        self.journal = journal
+        self.incomplete = False
+        self.generation = 0
+        self.is_placed = True
+        self.is_proven = True
+        self.end_is_known = False
+        self.lock: asyncio.Lock | None = None
+        self.in_flight = 0
+        self._quiet: asyncio.Future[None] | None = None
+        self._session_release = release
+        self._described: tuple[dict[str, Any], dict[str, Any]] | None = None
+        self._action_space: Space[Any] | None = None
+        self._observation_space: Space[Any] | None = None
+        self.live_at(home, node, upstream_id, process)
+
+    def live_at(self, home: Registration, node: Node, upstream_id: str, process: int | None) -> None:
+        """Note where it is from now on."""
+        self.home = home
+        self.node = node
+        self.upstream_id = upstream_id
+        self.process = process
+        self.shares_frames = home.spec.immediate
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an operation is on its way."""
+        return self.in_flight > 0
+
+    @property
+    def is_playing(self) -> bool:
+        """Whether an episode has begun and not ended."""
+        return self.episode >= 0 and not (self.terminated or self.truncated)
+
+    def let_go(self, reason: EndReason) -> Coroutine[Any, Any, None] | None:
+        """Have the node end it."""
+        return self._session_release.to(self, reason)
+
+    # -- operations on their way ---------------------------------------------------------------------------------
+
+    def landed(self) -> None:
+        """Note that an operation is answered."""
+        self.in_flight -= 1
+        if self._quiet is not None and self.in_flight <= 0:
+            self._quiet.set_result(None)
+            self._quiet = None
+
+    async def quiet(self) -> None:
+        """Wait until no operation is on its way."""
+        while self.in_flight > 0:
+            if self._quiet is None:
+                self._quiet = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._quiet)
+
+    # -- what goes by --------------------------------------------------------------------------------------------
+
+    def take_spaces(self, reply: Mapping[str, Any]) -> None:
+        """Learn the spaces from the answer to a make; kwargs may change them."""
+        described = reply["action_space"], reply["observation_space"]
+        if described != self.home.described_spaces:
+            self._described = described
+
+    def take_reset(self, fields: Mapping[str, Any], reply: Mapping[str, Any], binary: bool) -> None:
+        """Take down the beginning of an episode; one that is answered again is known already."""
+        episode = reply["episode"]
+        if episode <= self.episode:
+            return
+        observation = self._in_json(reply["observation"], binary)
+        self.journal.begin(reply["seed"], fields.get("options"), observation)
+        self.episode = episode
+        self.seed = reply["seed"]
+        self.step = 0
+        self.terminated = self.truncated = self.incomplete = False
+
+    def take_step(self, fields: Mapping[str, Any], reply: Mapping[str, Any], binary: bool) -> None:
+        """Take down a step; one that is answered again is known already."""
+        episode, step = reply["episode"], reply["step"]
+        if episode != self.episode or step != self.step + 1:
+            if (episode, step) > (self.episode, self.step):
+                self.incomplete = True
+            return
+        terminated, truncated = reply["terminated"], reply["truncated"]
+        self.journal.record(
+            self._action(fields["action"]),
+            self._in_json(reply["observation"], binary),
+            *(reply["reward"], terminated, truncated),
+        )
+        self.step = step
+        self.terminated = terminated
+        self.truncated = truncated
+        begun = reply.get("reset")
+        if begun is not None:
+            self.take_reset(fields.get("reset") or {}, begun, binary)
+
+    def lacks_steps_before(self, fields: Mapping[str, Any]) -> bool:
+        """Whether a step names a place that it has not come to, as far as has been seen here."""
+        step, episode = fields.get("step"), fields.get("episode", self.episode)
+        return type(step) is int and type(episode) is int and (episode, step) > (self.episode, self.step)
+
+    def take_episode(self, reply: Reply) -> None:
+        """Learn from the node what others have done with it."""
+        episode = PortableEpisode.model_validate({**reply, "env_id": self.entry.env_id})
+        self.journal = Journal.from_portable(episode)
+        self.incomplete = False
+        if episode.seed is not None:
+            self.episode, self.seed, self.step = episode.episode, episode.seed, len(episode.actions)
+
+    # -- what goes by, for a journal that gateways share ----------------------------------------------------------
+
+    def opened(self) -> Opened:
+        """What the journal is told of a new session."""
+        journal = self.journal
+        about = About(
+            self.entry.env_id, self.entry.version, journal.kwargs, self.idle_timeout_s, self._described
+        )
+        return Opened(
+            *(self.session_id, about, self.node.key, self.upstream_id, self.episode, _head(journal)),
+            over=(self.terminated, self.truncated),
+            steps=[Step(*step) for step in zip(journal.actions, journal.digests, strict=True)],
+        )
+
+    def note(
+        self, op: str, generation: int, fields: Mapping[str, Any], reply: Mapping[str, Any], binary: bool
+    ) -> Arguments:
+        """What the journal is told of an answer of its node's.
+
+        Args:
+            op: The operation.
+            generation: How often it had been moved when the node was asked.
+            fields: What the node was asked.
+            reply: What it answered.
+            binary: Whether both are in MessagePack's encoding.
+        """
+        if op == "step":
+            return self._note_step(generation, fields, reply, binary)
+        if op == "reset":
+            return begun(generation, reply["episode"], self._note_head(generation, fields, reply, binary))
+        return check(generation)
+
+    def note_episode(self, generation: int, reply: Reply) -> Arguments:
+        """What the journal is told where it lacks steps that the node has taken."""
+        episode = PortableEpisode.model_validate({**reply, "env_id": self.entry.env_id})
+        journal = Journal.from_portable(episode)
+        head = _head(journal)
+        if head is None:
+            return check(generation)
+        steps = [Step(*step) for step in zip(journal.actions, journal.digests, strict=True)]
+        return whole(generation, episode.episode, head, (False, False), steps)
+
+    def _note_step(
+        self, generation: int, fields: Mapping[str, Any], reply: Mapping[str, Any], binary: bool
+    ) -> Arguments:
+        episode, index = int(reply["episode"]), int(reply["step"]) - 1
+        over = bool(reply["terminated"]), bool(reply["truncated"])
+        self._move_to(generation, episode, index + 1, over)
+        following: Head | None = None
+        if reply.get("reset") is not None:
+            following = self._note_head(generation, fields.get("reset") or {}, reply["reset"], binary)
+        if not self.entry.deterministic:
+            # It is never rebuilt, so that only its episodes count.
+            return check(generation) if following is None else begun(generation, episode + 1, following)
+        digest = step_digest(self._in_json(reply["observation"], binary), float(reply["reward"]), *over)
+        step = Step(self._action(fields["action"]), digest)
+        if following is None:
+            return stepped(generation, episode, index, step, over)
+        return stepped_on(generation, episode, index, step, following)
+
+    def _note_head(
+        self, generation: int, fields: Mapping[str, Any], reply: Mapping[str, Any], binary: bool
+    ) -> Head:
+        self._move_to(generation, int(reply["episode"]), 0, (False, False))
+        self.seed = seed = int(reply["seed"])
+        options = fields.get("options")
+        if binary:
+            options = encode_value(None, decode_value(None, options), binary=False)
+        digest = step_digest(self._in_json(reply["observation"], binary), 0.0, False, False)
+        return Head(seed, options, digest, [])
+
+    def _move_to(self, generation: int, episode: int, step: int, over: tuple[bool, bool]) -> None:
+        """Note where it is; what a place answers that it has left does not count."""
+        if generation == self.generation:
+            self.episode, self.step = episode, step
+            self.terminated, self.truncated = over
+
+    def learn(self, found: SharedSession) -> None:
+        """Learn from the journal where it is and what has become of it."""
+        self.generation = found.generation
+        self._described = found.about.spaces
+        self._action_space = self._observation_space = None
+        self._move_to(found.generation, found.episode, found.steps, found.over)
+        self.seed = None if found.head is None else found.head.seed
+
+    def portable(self) -> dict[str, Any]:
+        """How another node can begin it anew."""
+        return self.journal.portable(max(0, self.episode)).model_dump(mode="json")
+
+    # -- spaces --------------------------------------------------------------------------------------------------
+
+    @property
+    def action_space(self) -> Space[Any]:
+        """Its action space."""
+        if self._described is None:
+            return self.home.spec.action_space
+        if self._action_space is None:
+            self._action_space = parse_space(self._described[0])
+        return self._action_space
+
+    @property
+    def observation_space(self) -> Space[Any]:
+        """Its observation space."""
+        if self._described is None:
+            return self.home.spec.observation_space
+        if self._observation_space is None:
+            self._observation_space = parse_space(self._described[1])
+        return self._observation_space
+
+    def _action(self, action: Any) -> Any:
+        """An action in JSON's encoding."""
+        return action if type(action) in _SAME_IN_BOTH else action_reader(self.action_space)(action)[1]
+
+    def _in_json(self, observation: Any, binary: bool) -> Any:
+        if not binary or type(observation) in _SAME_IN_BOTH:
+            return observation
+        space = self.observation_space
+        return encode_value(space, decode_value(space, observation), binary=False)
+
+
+def _head(journal: Journal) -> Head | None:
+    """How a journal's episode began; None before the first one."""
+    if journal.seed is None or journal.reset_digest is None:
+        return None
+    return Head(journal.seed, journal.options, journal.reset_digest, journal.reseeds)

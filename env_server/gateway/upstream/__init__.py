@@ -1,0 +1,1 @@
+"""Registered servers, whatever protocol they speak; the gateway enters, and what puts it together."""

@@ -1,0 +1,127 @@
+"""What a registered server is to a gateway, whatever protocol it speaks."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from gymnasium import Space
+
+from clients.protocol.errors import ProblemError
+from clients.protocol.spaces import UnicodeText
+from env_server.catalog.kwargs_rules import NO_KWARGS
+from env_server.workers.base import Spaces, StepOutcome, Verdict
+
+LATER = frozenset({429, 503})
+"""The statuses of HTTP that say that nothing was done, and may be at another time."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentSpec:
+    """What a registered server says of its environment; a server that says nothing has text in and text out.
+
+    Attributes:
+        version: Episodes of another version are not restored.
+        stateless: Whether it scores single responses.
+        description: For lists.
+        action_space: Of an environment made without kwargs.
+        observation_space: Likewise.
+        kwargs_schema: JSON Schema of what a client may set.
+        max_episode_steps: When it truncates.
+        deterministic: Whether seed and actions rebuild the state.
+        forkable: Whether a session may be copied.
+        immediate: Whether steps are answered at once, so that none has to wait for another.
+        metadata: Whatever else it says.
+    """
+
+    version: str = "0"
+    stateless: bool = False
+    description: str = ""
+    action_space: Space[Any] = field(default_factory=UnicodeText)
+    observation_space: Space[Any] = field(default_factory=UnicodeText)
+    kwargs_schema: Mapping[str, Any] = field(default_factory=lambda: NO_KWARGS)
+    max_episode_steps: int | None = None
+    deterministic: bool = False
+    forkable: bool = False
+    immediate: bool = False
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+class UpstreamError(Exception):
+    """A registered server failed: it cannot be reached, or answers too much or something else than it should.
+
+    Args:
+        message: What is wrong with it.
+        away: Whether it could not be reached.
+        unsent: Whether it certainly has not done what it was asked for.
+    """
+
+    def __init__(self, message: str, *, away: bool = False, unsent: bool = False) -> None:
+        super().__init__(message)
+        self.away = away
+        self.unsent = unsent
+
+
+class SessionUnknownError(UpstreamError):
+    """The server does not have the session any more."""
+
+
+class Upstream(ABC):
+    """A registered environment on another server. Sessions are under keys that the gateway chose.
+
+    Every call may raise `UpstreamError`; those that run the environment also `EnvironmentRaised`, where the server says
+    that it was the environment that failed, and `OperationTimeout`.
+
+    Attributes:
+        keeps_sessions: Whether the server has a session still after a call that it failed.
+        ends_with_its_calls: Whether a call that is given up leaves nothing at the server.
+    """
+
+    keeps_sessions: ClassVar[bool] = False
+    ends_with_its_calls: ClassVar[bool] = False
+
+    @abstractmethod
+    async def spec(self) -> EnvironmentSpec:
+        """What the server says of the environment."""
+
+    async def acquaint(self) -> str | None:
+        """What was found of the connections to the server, at the end of a probe; None if that is nothing."""
+        return None
+
+    @abstractmethod
+    async def make(self, key: str, kwargs: Mapping[str, Any], *, timeout: float | None) -> Spaces:
+        """Make a session; gives its spaces.
+
+        Raises:
+            ProblemError: `at_capacity`, where the server says that it has no room at present.
+        """
+
+    @abstractmethod
+    async def reset(
+        self, key: str, seed: int | None, options: dict[str, Any] | None, *, timeout: float | None
+    ) -> tuple[Any, Mapping[str, Any]]:
+        """Begin an episode; gives the observation and the info."""
+
+    @abstractmethod
+    async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
+        """Take a step."""
+
+    @abstractmethod
+    async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
+        """Draw the state."""
+
+    async def reseed(self, key: str, seed: int, *, timeout: float | None) -> None:
+        """Seed the environment's generator anew in the middle of an episode, where the protocol can say that."""
+        raise ProblemError("fork_unsupported", "copies of this environment cannot be seeded anew")
+
+    @abstractmethod
+    async def verify(self, items: Sequence[Mapping[str, Any]], *, timeout: float | None) -> list[Verdict]:
+        """Score responses, in their order."""
+
+    @abstractmethod
+    async def close(self, key: str) -> None:
+        """End a session; one that is not there is no error."""
+
+    @abstractmethod
+    async def shutdown(self) -> None:
+        """Let go of all connections."""

@@ -1,0 +1,195 @@
+"""Write-ahead: the journal that gateways share takes down what nodes answer before clients are told."""
+
+from collections.abc import Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from clients.protocol.errors import ProblemError
+from env_server.gateway.journal_entries import Arguments, JournalAway, SharedSession, Write, check
+from env_server.gateway.relayed_session import UNREADABLE
+from env_server.journal.journal import END_REASONS, EndReason
+from env_server.sessions.replies import Reply
+from env_server.sessions.sessions import Sessions, session_gone
+
+if TYPE_CHECKING:
+    from env_server.gateway.relay import InFlight
+    from env_server.gateway.shared_journal import SharedJournal
+
+# Other gateways may move a session each time that it is looked for here.
+_MOST_TRIES = 8
+_ENDED = "ended:"
+
+
+class Answering(Protocol):
+    """What answers clients, and asks nodes again."""
+
+    def finish(self, operation: "InFlight", answer: "Reply | ProblemError") -> None:
+        """Tell the client."""
+
+    def ask_again(self, operation: "InFlight", *, gone: bool, after_s: float = 0.0) -> None:
+        """Look for the session and ask its node again; `gone` where the node does not have it as it was."""
+
+    def spawn(self, operation: "InFlight", body: Coroutine[Any, Any, None]) -> None:
+        """Do what takes time and ends with an answer to an operation, or with the problem that is one."""
+
+
+class WriteAhead:
+    """Tells clients what nodes have answered once the journal has it and says that the node is the right one.
+
+    Args:
+        journal: The journal.
+        sessions: Where sessions that have ended are let go of.
+        answering: Tells clients, and asks nodes again.
+    """
+
+    def __init__(self, journal: "SharedJournal", sessions: Sessions, answering: Answering) -> None:
+        self._journal = journal
+        self._sessions = sessions
+        self._answering = answering
+
+    def require(self) -> None:
+        """Refuse what could not be written down.
+
+        Raises:
+            ProblemError: `draining`.
+        """
+        self._journal.require()
+
+    def confirm(
+        self, operation: "InFlight", answer: "Reply | ProblemError", arguments: Arguments | None = None
+    ) -> None:
+        """Tell a client what its operation was answered, as soon as the journal has it."""
+        session = operation.session
+        if arguments is None:
+            arguments = check(operation.generation)
+        done = partial(self._written, operation, answer, arguments)
+        self._journal.write(Write(session.session_id, arguments, done))
+
+    def refused(self, operation: "InFlight", problem: ProblemError) -> None:
+        """Tell a client which problem its operation ended in, if it is one of the node that has the session."""
+        if problem.code == "step_mismatch":
+            self._answering.spawn(operation, self._mismatched(operation, problem))
+        elif problem.code == "session_gone":
+            self._answering.spawn(operation, self._ended(operation, problem))
+        else:
+            self.confirm(operation, problem)
+
+    def number(self, operation: "InFlight") -> None:
+        """Send a step that names no place on its way with the place where the journal has the session."""
+        self._answering.spawn(operation, self._number(operation))
+
+    def _written(
+        self, operation: "InFlight", answer: "Reply | ProblemError", arguments: Arguments, status: str
+    ) -> None:
+        if status == "ok":
+            self._answering.finish(operation, answer)
+        elif status == "gap":
+            self._answering.spawn(operation, self._fill(operation, answer, arguments))
+        elif status in ("fenced", "moving", "behind"):
+            self._again(operation, gone=status == "behind")
+        else:
+            self._answering.finish(operation, self._refusal(operation, status))
+
+    def _again(self, operation: "InFlight", *, gone: bool) -> None:
+        operation.tries += 1
+        if operation.tries <= _MOST_TRIES:
+            self._answering.ask_again(operation, gone=gone)
+        else:
+            problem = ProblemError("draining", "the session is moved from node to node", retry_after=1)
+            self._answering.finish(operation, problem)
+
+    def _refusal(self, operation: "InFlight", status: str) -> ProblemError:
+        """The problem that what was answered could not be written down."""
+        session = operation.session
+        if status == "missing" or status.startswith(_ENDED):
+            reason = _reason(status.removeprefix(_ENDED))
+            session.end_is_known = True
+            self._sessions.end(session, reason)
+            return session_gone(session.session_id, reason)
+        away = JournalAway(status)
+        return away.not_known() if operation.is_numbered_here else away.problem()
+
+    async def _fill(
+        self, operation: "InFlight", answer: "Reply | ProblemError", arguments: Arguments
+    ) -> None:
+        """Write down the steps before this one, which a gateway took and did not live to write down."""
+        status = await self._take_whole(operation)
+        if status == "ok":
+            status = await self._journal.written(operation.session.session_id, arguments)
+        if status == "gap":
+            status = "behind"
+        self._written(operation, answer, arguments, status)
+
+    async def _take_whole(self, operation: "InFlight") -> str:
+        session, generation = operation.session, operation.generation
+        caller = session.node.link(False).caller
+        fields = {"op": "episode", "session_id": operation.fields["session_id"]}
+        try:
+            reply = await caller.call(fields, session.process, caller.deadline())
+            arguments = session.note_episode(generation, reply.payload)
+        except (ConnectionError, TimeoutError, ProblemError, *UNREADABLE):
+            return "behind"
+        return await self._journal.written(session.session_id, arguments)
+
+    async def _mismatched(self, operation: "InFlight", problem: ProblemError) -> None:
+        """Look what is behind a step that names another place than its node has the session at."""
+        found = await self._load(operation)
+        if found is None or found.ended is not None:
+            reason = None if found is None else found.ended
+            status = "missing" if reason is None else _ENDED + reason
+            self._answering.finish(operation, self._refusal(operation, status))
+            return
+        if found.generation != operation.generation or found.moving_s is not None:
+            self._again(operation, gone=False)
+            return
+        place, known = _place(problem), (found.episode, found.steps)
+        if place is not None and place < known:
+            self._again(operation, gone=True)
+        elif place is not None and place > known and operation.is_numbered_here:
+            # A step that was never answered: whoever names no place goes on from where the session is.
+            status = await self._take_whole(operation)
+            if status == "ok":
+                await self._number(operation)
+            else:
+                self._written(operation, problem, check(operation.generation), status)
+        else:
+            self._answering.finish(operation, problem)
+
+    async def _ended(self, operation: "InFlight", problem: ProblemError) -> None:
+        """Look whether a session has ended of which a node says so, or lives elsewhere."""
+        reason = _reason(problem.extra.get("reason"))
+        session_id = operation.session.session_id
+        try:
+            ((status, _, _),) = await self._journal.end([session_id], reason, operation.generation)
+        except JournalAway as away:
+            raise away.problem() from away
+        if status == "fenced":
+            self._again(operation, gone=False)
+        else:
+            known = _ENDED + reason if status == "ok" else status
+            self._answering.finish(operation, self._refusal(operation, known))
+
+    async def _load(self, operation: "InFlight") -> SharedSession | None:
+        try:
+            return await self._journal.load(operation.session.session_id)
+        except JournalAway as away:
+            raise away.problem() from away
+
+    async def _number(self, operation: "InFlight") -> None:
+        found = await self._load(operation)
+        if found is not None and found.ended is None and found.episode >= 0:
+            operation.fields.setdefault("episode", found.episode)
+            operation.fields["step"] = found.steps
+            operation.is_numbered_here = True
+        self._again(operation, gone=False)
+
+
+def _reason(text: Any) -> EndReason:
+    return next((reason for reason in END_REASONS if reason == text), "lost")
+
+
+def _place(problem: ProblemError) -> tuple[int, int] | None:
+    episode, step = problem.extra.get("episode"), problem.extra.get("step")
+    if type(step) is not int or type(episode) not in (int, type(None)):
+        return None
+    return (-1 if episode is None else episode), step

@@ -1,0 +1,240 @@
+"""Batches: many operations in one frame."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from time import perf_counter
+from typing import Any
+
+from clients.protocol.arrays import EncodeError
+from clients.protocol.frames import dumps
+from env_server.access.context import Context
+from env_server.common.event_loop import SLICE_S, Pending, Slices
+from env_server.messages.envelope import FrameId, as_problem
+from env_server.messages.negotiation import too_large_reply
+from env_server.messages.validation import invalid
+from env_server.operations.operations import SOCKET_OPS, Calls, unknown_op
+from env_server.sessions.replies import Reply
+
+Results = list[dict[str, Any]]
+_Chain = list[tuple[int, Mapping[str, Any], "Reply | Awaitable[Reply] | None"]]
+
+
+def read_batch(frame: Mapping[str, Any], limit: int) -> list[Any]:
+    """The operations of a batch.
+
+    Raises:
+        ProblemError: `invalid_request`.
+    """
+    ops = frame.get("ops")
+    if type(ops) is not list:
+        raise invalid("ops", "a batch needs a list of operations")
+    if len(ops) > limit:
+        raise invalid("ops", f"at most {limit}")
+    if len(frame) != 3:
+        name = next(name for name in frame if name not in ("id", "op", "ops"))
+        raise invalid(name, "a batch has no such field")
+    return ops
+
+
+class _Waiting(Pending):
+    """The results of a batch, some of which are still on their way."""
+
+    __slots__ = ("_left", "_results")
+
+    def __init__(self, results: Results) -> None:
+        super().__init__()
+        self._results = results
+        # One more than there are, until all are known.
+        self._left = 1
+
+    def wait_for(self, position: int, pending: Pending) -> None:
+        """Wait for one more result."""
+        self._left += 1
+        pending.listen(self._take, position)
+
+    def _take(self, position: int, answer: Any) -> None:
+        if type(answer) is dict:
+            self._results[position] = {"ok": answer}
+        else:
+            self._results[position] = {"error": answer.to_problem()}
+        self._one_less()
+
+    def begin(self) -> "_Waiting":
+        """Wait for no more results than those that are waited for now."""
+        self._one_less()
+        return self
+
+    def _one_less(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self.answer(self._results)
+
+
+class Unfinished:
+    """A batch that takes so long to begin that others have their turn before the rest of it.
+
+    Frames that come after it on its socket have to wait until all of it is begun: what is asked of one session is done
+    in order.
+    """
+
+    def __init__(self, batch: "_Batch") -> None:
+        self._batch = batch
+
+    async def begin(self) -> None:
+        """Begin the other operations, in slices."""
+        while not self._batch.is_begun:
+            await asyncio.sleep(0)
+            self._batch.begin()
+
+    async def results(self) -> Results:
+        """The results, once all is begun."""
+        outcome = self._batch.outcome()
+        return outcome if isinstance(outcome, list) else await outcome
+
+
+def run_batch(
+    operations: Calls, context: Context, ops: list[Any]
+) -> Results | Pending | Awaitable[Results] | Unfinished:
+    """Run the operations of a batch; each fails alone.
+
+    What is answered at once is done in order. What runs in workers runs side by side, but the operations on one
+    session run one after another. What other servers are asked goes to them in order.
+    """
+    shared = operations.share_out(context, ops)
+    if shared is not None:
+        return shared
+    batch = _Batch(operations, context, ops)
+    batch.begin()
+    return batch.outcome() if batch.is_begun else Unfinished(batch)
+
+
+class _Batch:
+    """A batch that is being run."""
+
+    def __init__(self, operations: Calls, context: Context, ops: list[Any]) -> None:
+        self._operations = operations
+        self._context = context
+        self._ops = ops
+        self._results: Results = []
+        self._waiting: _Waiting | None = None
+        self._chains: dict[str, _Chain] = {}
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether no operation is left to begin."""
+        return len(self._results) == len(self._ops)
+
+    def begin(self) -> None:
+        """Begin operations, for no longer than a slice."""
+        end = perf_counter() + SLICE_S
+        call, context, results, chains = self._operations.call, self._context, self._results, self._chains
+        for position in range(len(results), len(self._ops)):
+            fields = self._ops[position]
+            try:
+                op = fields["op"]
+                if op not in SOCKET_OPS:
+                    raise unknown_op(op)
+                chain = _chain_of(chains, fields) if chains else None
+                reply = None if chain is not None else call(context, op, fields)
+            except Exception as error:  # noqa: BLE001 - a defect of ours costs this operation, not the batch
+                results.append(_failed(fields, error))
+            else:
+                if type(reply) is dict:
+                    results.append({"ok": reply})
+                elif chain is not None:
+                    results.append({})
+                    chain.append((position, fields, None))
+                else:
+                    results.append({})
+                    self._wait_for(position, fields, reply)
+            if perf_counter() >= end:
+                return
+
+    def _wait_for(self, position: int, fields: Mapping[str, Any], reply: Any) -> None:
+        """Note an operation that is not answered at once."""
+        if isinstance(reply, Pending):
+            if self._waiting is None:
+                self._waiting = _Waiting(self._results)
+            self._waiting.wait_for(position, reply)
+            return
+        key = fields.get("session_id")
+        self._chains[key if type(key) is str else f"#{position}"] = [(position, fields, reply)]
+
+    def outcome(self) -> Results | Pending | Awaitable[Results]:
+        """The results, or what they are awaited by."""
+        if self._chains:
+            return self._finish()
+        return self._results if self._waiting is None else self._waiting.begin()
+
+    async def _finish(self) -> Results:
+        slices = Slices()
+        await asyncio.gather(*(self._follow(chain, slices) for chain in self._chains.values()))
+        if self._waiting is not None:
+            await self._waiting.begin()
+        return self._results
+
+    async def _follow(self, chain: _Chain, slices: Slices) -> None:
+        """Run the operations on one session one after another."""
+        for position, fields, reply in chain:
+            try:
+                if reply is None:
+                    await slices.turn()
+                    reply = self._operations.call(self._context, fields["op"], fields)
+                self._results[position] = {"ok": reply if isinstance(reply, dict) else await reply}
+            except Exception as error:  # noqa: BLE001 - a defect of ours costs this operation, not the batch
+                self._results[position] = _failed(fields, error)
+
+
+def _chain_of(chains: Mapping[str, _Chain], fields: Mapping[str, Any]) -> _Chain | None:
+    """The operations that an operation has to wait for: those on the same session."""
+    session_id = fields.get("session_id")
+    if type(session_id) is str:
+        return chains.get(session_id)
+    session_ids = fields.get("session_ids")
+    if type(session_ids) is list:
+        for session_id in session_ids:
+            if type(session_id) is str and session_id in chains:
+                return chains[session_id]
+    return None
+
+
+def _failed(fields: Any, error: Exception) -> dict[str, Any]:
+    if isinstance(error, KeyError | TypeError) and not (
+        isinstance(fields, dict) and type(fields.get("op")) is str
+    ):
+        error = invalid("op", "an operation of a batch is an object with an op, as text")
+    return {"error": as_problem(error).to_problem()}
+
+
+def encode_results(
+    number: FrameId, results: Results, limit: int, *, binary: bool, take_back: Callable[[Reply], int]
+) -> bytes:
+    """The answer to a batch; operations whose replies do not fit, or cannot be sent, are answered by a problem.
+
+    Args:
+        number: The id of the frame.
+        results: The results.
+        limit: Bytes that the answer may have.
+        binary: Whether it is MessagePack.
+        take_back: Closes the sessions that a reply which does not fit has opened, and counts them.
+    """
+    with contextlib.suppress(EncodeError):
+        content = dumps({"id": number, "results": results}, binary=binary)
+        if len(content) <= limit:
+            return content
+    room = limit
+    fitting = []
+    for result in results:
+        try:
+            size = len(dumps(result, binary=binary)) + 1
+        except EncodeError as error:
+            result = {"error": as_problem(error).to_problem()}
+            size = len(dumps(result, binary=binary)) + 1
+        if size > room:
+            closed = take_back(result["ok"]) if "ok" in result else 0
+            result = {"error": too_large_reply(size, limit, closed).to_problem()}
+            size = len(dumps(result, binary=binary)) + 1
+        room -= size
+        fitting.append(result)
+    return dumps({"id": number, "results": fitting}, binary=binary)

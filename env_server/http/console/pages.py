@@ -1,0 +1,97 @@
+"""Serving the console's files, under headers that leave a page nothing to run but these files."""
+
+from hashlib import blake2b
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from clients.protocol.errors import ProblemError
+from env_server.messages.negotiation import own_path
+
+CONSOLE_PATH = "/console"
+_PAGES = {CONSOLE_PATH: "index.html", "/docs": "calls.html"}
+_MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+_POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    # Observations are drawn from `data:` URLs of raster images.
+    "img-src": "'self' data:",
+    "connect-src": "'self'",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+    # No text becomes markup or code, not even by a mistake of ours.
+    "require-trusted-types-for": "'script'",
+    "trusted-types": "'none'",
+}
+HEADERS = {
+    "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in _POLICY.items()),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    # A browser asks each time, and is mostly told that nothing has changed.
+    "Cache-Control": "no-cache",
+}
+"""Headers of every file of the console."""
+
+
+class _File(NamedTuple):
+    content: bytes
+    media_type: str
+    tag: str
+
+
+class Console:
+    """The console's files, read once.
+
+    Attributes:
+        paths: The paths that it answers.
+    """
+
+    def __init__(self) -> None:
+        self._files = {
+            f"{CONSOLE_PATH}/{each.name}": _read(each)
+            for each in files(__package__).iterdir()
+            if PurePosixPath(each.name).suffix in _MEDIA_TYPES
+        }
+        for path, name in _PAGES.items():
+            self._files[path] = self._files.pop(f"{CONSOLE_PATH}/{name}")
+        self.paths = frozenset({"/", f"{CONSOLE_PATH}/", *self._files})
+
+    async def respond(self, request: Request) -> Response:
+        """Answer a GET of one of the paths.
+
+        Raises:
+            ProblemError: `not_found`, for a program at `/`.
+        """
+        path = own_path(request.scope)
+        if path == "/":
+            if "text/html" not in request.headers.get("accept", ""):
+                raise ProblemError("not_found", "there is no call GET /; the calls are in /openapi.json")
+            return RedirectResponse(CONSOLE_PATH.removeprefix("/"), headers=HEADERS)
+        if path == f"{CONSOLE_PATH}/":
+            return RedirectResponse(f"..{CONSOLE_PATH}", headers=HEADERS)
+        file = self._files[path]
+        headers = {**HEADERS, "ETag": file.tag}
+        if request.headers.get("if-none-match") == file.tag:
+            return Response(status_code=304, headers=headers)
+        return Response(file.content, headers=headers, media_type=file.media_type)
+
+
+def _read(source: Traversable) -> _File:
+    content = source.read_bytes()
+    tag = f'"{blake2b(content, digest_size=12).hexdigest()}"'
+    return _File(content, _MEDIA_TYPES[PurePosixPath(source.name).suffix], tag)

@@ -1,0 +1,355 @@
+"""The WebSocket: frames in, operations called, answers out."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Awaitable, Callable, MutableMapping
+from time import perf_counter
+from typing import Any
+
+from starlette.datastructures import Headers
+
+from clients.protocol.arrays import DecodeError
+from clients.protocol.errors import ProblemError
+from clients.protocol.frames import SUBPROTOCOLS, dumps, loads
+from env_server.access.context import Context
+from env_server.access.open_sockets import ConnectionSlot
+from env_server.common.event_loop import SLICE_S, Pending
+from env_server.common.io_process import ProcessRank
+from env_server.http.batch import Results, Unfinished, encode_results, read_batch, run_batch
+from env_server.http.transport.write_coalescing import MORE
+from env_server.messages.envelope import FrameId, as_problem, bad_frame, frame_id, sendable
+from env_server.messages.negotiation import PROBLEM_MEDIA_TYPE, too_large_reply, too_large_request
+from env_server.messages.validation import invalid
+from env_server.operations.operations import SOCKET_OPS, unknown_op
+from env_server.operations.services import Services
+from env_server.sessions.replies import Reply
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+POLICY_VIOLATION = 1008
+_names = itertools.count()
+
+
+async def serve_socket(
+    services: Services, scope: MutableMapping[str, Any], receive: Receive, send: Send
+) -> None:
+    """Accept one socket and serve it until it drops."""
+    await receive()
+    try:
+        caller = services.tokens.from_headers(Headers(scope=scope))
+        if caller is not None:
+            caller.require("play")
+        slot = services.sockets.enter(caller, scope["client"][0] if scope["client"] else "")
+    except ProblemError as problem:
+        await reject(services, send, problem)
+        return
+    traceparent = Headers(scope=scope).get("traceparent")
+    try:
+        await _serve_accepted(services, slot, scope, receive, send, traceparent)
+    finally:
+        services.sockets.leave(slot)
+
+
+async def _serve_accepted(
+    services: Services,
+    slot: ConnectionSlot,
+    scope: MutableMapping[str, Any],
+    receive: Receive,
+    send: Send,
+    traceparent: str | None,
+) -> None:
+    offered = scope["subprotocols"]
+    binary = next((offer == SUBPROTOCOLS[True] for offer in offered if offer in SUBPROTOCOLS.values()), False)
+    chosen = SUBPROTOCOLS[binary] if SUBPROTOCOLS[binary] in offered else None
+    await send({"type": "websocket.accept", "subprotocol": chosen})
+    services.metrics.sockets += 1
+    services.metrics.sockets_opened += 1
+    try:
+        if slot.caller is None:
+            await _identify(services, slot, receive, send, binary=binary)
+        if slot.caller is not None:
+            socket = Socket(services, slot, receive, send, binary=binary, traceparent=traceparent)
+            await socket.serve()
+    except OSError:
+        # uvicorn says in this way that the client went away while an answer was being sent.
+        pass
+    finally:
+        services.metrics.sockets -= 1
+
+
+def name_socket(rank: ProcessRank) -> str:
+    """A name for a new socket, which no other of this server has; it begins with the index of its process."""
+    return f"{rank.index}.{next(_names)}"
+
+
+async def reject(services: Services, send: Send, problem: ProblemError) -> None:
+    """Answer a handshake with a problem."""
+    services.metrics.problems[problem.code] += 1
+    body = dumps(problem.to_problem(), binary=False)
+    headers = [(b"content-type", PROBLEM_MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
+    if "retry_after" in problem.extra:
+        headers.append((b"retry-after", str(problem.extra["retry_after"]).encode()))
+    if problem.code == "unauthorized":
+        headers.append((b"www-authenticate", b'Bearer realm="rollgym"'))
+    await send({"type": "websocket.http.response.start", "status": problem.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": body})
+
+
+async def _identify(
+    services: Services, slot: ConnectionSlot, receive: Receive, send: Send, *, binary: bool
+) -> None:
+    """Note who the first frame says that this is; anything else than a good token ends the socket."""
+    frame: Any = None
+    try:
+        async with asyncio.timeout(services.settings.auth_timeout_s):
+            message = await receive()
+        if message["type"] != "websocket.receive":
+            return
+        frame = loads(message.get("text") or message.get("bytes") or b"", binary=binary)
+        if type(frame) is not dict or frame.get("op") != "auth":
+            raise ProblemError(
+                "unauthorized", "this server needs a token: a header, or a first frame with op 'auth'"
+            )
+        token = frame.get("token")
+        if type(token) is not str:
+            raise ProblemError("unauthorized", "the first frame holds no token")
+        caller = services.tokens.caller(token)
+        caller.require("play")
+        services.sockets.identify(slot, caller)
+    except (ProblemError, DecodeError, TimeoutError) as error:
+        problem = error if isinstance(error, ProblemError) else ProblemError("unauthorized", "no token came")
+        services.metrics.problems[problem.code] += 1
+        content = dumps({"id": frame_id(frame), "error": problem.to_problem()}, binary=binary)
+        await send(_message(content, binary))
+        await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": problem.code})
+        return
+    await send(_message(dumps({"id": frame_id(frame), "ok": {}}, binary=binary), binary))
+
+
+def _message(content: bytes, binary: bool) -> dict[str, Any]:
+    if binary:
+        return {"type": "websocket.send", "bytes": content}
+    return {"type": "websocket.send", "text": content.decode()}
+
+
+class Socket:
+    """One open socket of one caller."""
+
+    def __init__(
+        self,
+        services: Services,
+        slot: ConnectionSlot,
+        receive: Receive,
+        send: Send,
+        *,
+        binary: bool,
+        traceparent: str | None = None,
+    ) -> None:
+        assert slot.caller is not None
+        self._services = services
+        self._slot = slot
+        self._call = services.operations.call
+        self._metrics = services.metrics
+        self._problems = services.metrics.problems
+        self._receive = receive
+        self._send = send
+        self._binary = binary
+        self._request_limit = services.settings.max_request_bytes
+        self._reply_limit = services.settings.max_reply_bytes
+        self._max_batch = services.settings.max_batch
+        self._max_in_flight = services.settings.max_in_flight
+        name = name_socket(services.rank)
+        self._context = Context(slot.caller, binary=binary, socket=name, traceparent=traceparent)
+        self._in_flight: set[FrameId] = set()
+        self._dropped = False
+        self._room: asyncio.Future[None] | None = None
+        self._beginning: asyncio.Task[None] | None = None
+        self._answers: list[bytes] = []
+
+    async def serve(self) -> None:
+        """Answer frames until the socket drops. Operations that run then are finished all the same."""
+        receive, send, binary, slot = self._receive, self._send, self._binary, self._slot
+        slot.on_change = self._changed
+        worked = 0.0
+        try:
+            while True:
+                message = await receive()
+                if message["type"] != "websocket.receive" or slot.revoked:
+                    return
+                text = message.get("text")
+                taken = perf_counter()
+                content = self._take(message["bytes"] if text is None else text)
+                worked += perf_counter() - taken
+                if worked > SLICE_S:
+                    # Frames that are here already are received, and their answers sent, without the loop's going on.
+                    worked = 0.0
+                    await asyncio.sleep(0)
+                if self._beginning is not None:
+                    await asyncio.wait((self._beginning,))
+                    self._beginning = None
+                if content is not None:
+                    self._metrics.socket_sent += len(content)
+                    await send(_message(content, binary))
+                elif len(self._in_flight) >= self._max_in_flight:
+                    # Not reading on is what slows a client down that asks faster than it is answered.
+                    self._room = asyncio.get_running_loop().create_future()
+                    await self._room
+        finally:
+            slot.on_change = None
+            self._dropped = True
+            self._services.socket_dropped(self._context)
+
+    def _changed(self) -> None:
+        """Note what has become of the token."""
+        if not self._slot.revoked:
+            assert self._slot.caller is not None
+            self._context.caller = self._slot.caller
+            return
+        self._services.answering(asyncio.get_running_loop().create_task(self._end_revoked()))
+
+    async def _end_revoked(self) -> None:
+        with contextlib.suppress(OSError):
+            await self._send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "unauthorized"})
+
+    def _take(self, data: str | bytes) -> bytes | None:
+        """Handle one frame; the answer, if it is ready at once."""
+        number: FrameId = None
+        # A text's length is that of its bytes where it is ASCII, which costs nothing to ask.
+        self._metrics.socket_received += (
+            len(data) if isinstance(data, bytes) or data.isascii() else len(data.encode())
+        )
+        try:
+            frame = loads(data, binary=self._binary)
+            number = frame_id(frame)
+            if 4 * len(data) > self._request_limit:
+                self._check_size(data)
+            if number is None:
+                raise bad_frame(frame)
+            if number in self._in_flight:
+                raise invalid("id", f"the id {number!r} is in use")
+            op = frame.get("op")
+            reply: Reply | Results | Pending | Unfinished | Awaitable[Reply | Results]
+            if op == "batch":
+                reply = run_batch(
+                    self._services.operations, self._context, read_batch(frame, self._max_batch)
+                )
+            elif type(op) is str and op in SOCKET_OPS:
+                reply = self._call(self._context, op, frame)
+            elif op == "auth":
+                reply = self._authenticate_again(frame)
+            else:
+                raise unknown_op(op)
+            if isinstance(reply, (dict, list)):
+                return self._encode(number, reply)
+            self._in_flight.add(number)
+            if isinstance(reply, Pending):
+                reply.listen(self._take_answer, number)
+                return None
+            if isinstance(reply, Unfinished):
+                reply = self._begun(reply)
+            self._services.answering(asyncio.get_running_loop().create_task(self._finish(number, reply)))
+        except DecodeError as error:
+            return self._encode_problem(number, invalid("", str(error)))
+        except Exception as error:  # noqa: BLE001 - a defect of ours costs this frame, not the socket
+            return self._encode_problem(number, as_problem(error))
+        return None
+
+    def _begun(self, batch: Unfinished) -> Awaitable[Results]:
+        """The results of a batch that is begun in slices; no frame is read before that is done."""
+        beginning = asyncio.get_running_loop().create_task(batch.begin())
+        self._services.answering(beginning)
+        self._beginning = beginning
+
+        async def results() -> Results:
+            await beginning
+            return await batch.results()
+
+        return results()
+
+    def _authenticate_again(self, frame: dict[str, Any]) -> Reply:
+        """A token that is not needed any more; one that is wrong or somebody else's is told so."""
+        token = frame.get("token")
+        if type(token) is not str:
+            raise invalid("token", "a token is needed, as text")
+        if not self._services.tokens.required:
+            return {}
+        if self._services.tokens.caller(token).name != self._context.caller.name:
+            raise ProblemError("forbidden", "this socket is another token's; open one of your own")
+        return {}
+
+    def _check_size(self, data: str | bytes) -> None:
+        size = len(data.encode()) if isinstance(data, str) else len(data)
+        if size > self._request_limit:
+            raise too_large_request(size, self._request_limit)
+
+    async def _finish(self, number: FrameId, reply: Awaitable[Reply | Results]) -> None:
+        """Answer a frame when its operation is done."""
+        try:
+            content = self._encode(number, await reply)
+        except Exception as error:  # noqa: BLE001 - a defect of ours costs this frame, not the socket
+            content = self._encode_problem(number, as_problem(error))
+        self._metrics.socket_sent += len(content)
+        try:
+            await self._send(_message(content, self._binary))
+        except OSError:
+            # The client went away; it may ask again on another socket.
+            return
+        finally:
+            # Only now: an answer that a client does not read counts as one that it still waits for.
+            self._forget(number)
+
+    def _take_answer(self, number: FrameId, answer: Reply | Results | ProblemError) -> None:
+        """Answer a frame with what another server has answered; the answers of one turn of the loop share a task."""
+        try:
+            if isinstance(answer, ProblemError):
+                raise answer
+            content = self._encode(number, answer)
+        except Exception as error:  # noqa: BLE001 - a defect of ours costs this frame, not the socket
+            content = self._encode_problem(number, as_problem(error))
+        self._forget(number)
+        if not self._answers:
+            self._services.answering(asyncio.get_running_loop().create_task(self._send_answers()))
+        self._answers.append(content)
+
+    async def _send_answers(self) -> None:
+        answers, self._answers = self._answers, []
+        try:
+            for content in answers[:-1]:
+                await self._send({**_message(content, self._binary), MORE: True})
+            await self._send(_message(answers[-1], self._binary))
+        except OSError:
+            # The client went away; it may ask again on another socket.
+            return
+
+    def _forget(self, number: FrameId) -> None:
+        """Note that a frame is answered."""
+        self._in_flight.discard(number)
+        if self._dropped and not self._in_flight:
+            # What ran when the socket dropped may have made sessions, or used some, since.
+            self._services.socket_dropped(self._context)
+        if self._room is not None:
+            if not self._room.done():
+                self._room.set_result(None)
+            self._room = None
+
+    def _encode(self, number: FrameId, reply: Reply | Results) -> bytes:
+        if isinstance(reply, list):
+            for result in reply:
+                if "error" in result:
+                    self._problems[result["error"]["code"]] += 1
+            return encode_results(
+                number, reply, self._reply_limit, binary=self._binary, take_back=self._take_back
+            )
+        content = dumps({"id": number, "ok": reply}, binary=self._binary)
+        if len(content) > self._reply_limit:
+            raise too_large_reply(len(content), self._reply_limit, self._take_back(reply))
+        return content
+
+    def _take_back(self, reply: Reply) -> int:
+        return self._services.operations.take_back(self._context, reply)
+
+    def _encode_problem(self, number: FrameId, problem: ProblemError) -> bytes:
+        self._problems[problem.code] += 1
+        return dumps({"id": number, "error": sendable(problem, binary=self._binary)}, binary=self._binary)

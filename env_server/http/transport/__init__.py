@@ -1,0 +1,1 @@
+"""All that knows uvicorn: its protocols with bounds, and servers that end as ours do."""

@@ -1,0 +1,215 @@
+"""HTTP connections that cannot be held for nothing: bounds on heads, on the time of a request, and on connections.
+
+uvicorn leaves these to a proxy in front. A server that is reached directly would otherwise keep, for ever, each
+connection that sends half a request.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from http import HTTPStatus
+from typing import Any, NamedTuple, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from clients.protocol.errors import ProblemError
+from clients.protocol.frames import dumps
+from env_server.common.settings import Settings
+from env_server.messages.negotiation import PROBLEM_MEDIA_TYPE
+
+
+class _Refusal(NamedTuple):
+    """Why a request is not one that is answered."""
+
+    status: HTTPStatus
+    code: str
+    detail: str
+
+    def message(self) -> bytes:
+        """The answer after which the connection ends."""
+        problem = {**ProblemError(self.code, self.detail).to_problem(), "status": self.status.value}
+        body = dumps(problem, binary=False)
+        head = (
+            f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\nconnection: close\r\n"
+            f"content-type: {PROBLEM_MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        return head.encode() + body
+
+
+_NO_REQUEST = _Refusal(HTTPStatus.BAD_REQUEST, "invalid_request", "this is no request of HTTP/1.1")
+_TOO_SLOW = _Refusal(
+    HTTPStatus.REQUEST_TIMEOUT, "invalid_request", "the request did not come to its end in time"
+)
+
+
+# What is on its way when a request has its answer is read on for so long, as nginx does: a connection that is closed
+# over it is reset, which can take the answer away from a client that still sends.
+_LINGER_S = 5.0
+_LINGER_BYTES = 4 * 1024 * 1024
+
+
+class _Refused(Exception):  # noqa: N818 - never leaves the parser
+    """A request is refused for what its head says."""
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, with bounds.
+
+    Args:
+        settings: The bounds.
+        **uvicorn: What uvicorn gives its protocols.
+    """
+
+    def __init__(self, settings: Settings, **uvicorn: Any) -> None:
+        super().__init__(**uvicorn)
+        self._max_connections = settings.max_connections
+        self._max_head = settings.max_header_bytes
+        self._patience_s = settings.request_timeout_s
+        self._head = 0
+        self._in_head = True
+        self._unwanted = 0
+        self._refusal: _Refusal | None = None
+        self._ends = False
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a connection, or close it where there are too many."""
+        super().connection_made(cast(asyncio.Transport, transport))
+        if len(self.connections) > self._max_connections:
+            self.transport.close()
+            return
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of the connection."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take in a part of a request."""
+        if self._in_head:
+            # A part of a header that has not ended is kept by the parser, and shows in no callback.
+            self._head += len(data)
+            super().data_received(data)
+            if self._in_head and self._head > self._max_head and not self.transport.is_closing():
+                self.send_400_response("")
+            return
+        if self.cycle.response_complete:
+            self._unwanted += len(data)
+            if self._unwanted > _LINGER_BYTES:
+                self.transport.close()
+                return
+        super().data_received(data)
+
+    def handle_websocket_upgrade(self) -> None:
+        """Hand the connection on; the socket has time limits of its own."""
+        self._stop_waiting()
+        super().handle_websocket_upgrade()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no request, and a head that is too large; requests before it are answered first."""
+        if self._head > self._max_head:
+            limit = f"the head of a request may have {self._max_head} bytes"
+            self._refusal = _Refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "too_large", limit)
+        self._ends = True
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or cycle.more_body:
+            self._refuse(self._refusal or _NO_REQUEST)
+
+    def on_response_complete(self) -> None:
+        """A request is answered."""
+        super().on_response_complete()
+        if not self._in_head and self.cycle.response_complete:
+            # Nobody wants the rest of its body.
+            self._stop_waiting()
+            self._wait(min(_LINGER_S, self._patience_s))
+        if self._ends and (self.cycle is None or self.cycle.response_complete):
+            self._refuse(self._refusal or _NO_REQUEST)
+
+    def _refuse(self, refusal: _Refusal) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(refusal.message())
+            self.transport.close()
+
+    # -- what the parser tells -----------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._in_head = True
+        if self._deadline is None:
+            self._wait()
+
+    def on_headers_complete(self) -> None:
+        """A head is whole."""
+        self._head = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if self._head > self._max_head:
+            raise _Refused
+        self._refusal = _wrong_with(self.parser.get_http_version(), self.headers)
+        if self._refusal is None and self.parser.should_upgrade() and self._should_upgrade():
+            self._refusal = _wrong_with_upgrade(self.parser.get_method(), self.headers)
+        if self._refusal is not None:
+            raise _Refused
+        self._head = self._unwanted = 0
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """A request is whole."""
+        self._in_head = True
+        self._stop_waiting()
+        super().on_message_complete()
+
+    # -- the time ------------------------------------------------------------------------------------------------
+
+    def _wait(self, patience_s: float | None = None) -> None:
+        patience_s = self._patience_s if patience_s is None else patience_s
+        self._deadline = self.loop.call_later(patience_s, self._too_slow)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_slow(self) -> None:
+        self._deadline = None
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete and not cycle.more_body:
+            # A request before this one is still being answered, and this one would have to wait anyway.
+            self._wait()
+            return
+        if self._in_head or not cycle.response_started:
+            self._refuse(_TOO_SLOW)
+        self.transport.close()
+
+
+def _wrong_with(version: str, headers: Sequence[tuple[bytes, bytes]]) -> _Refusal | None:
+    """What is wrong with the head of a request that another HTTP parser could read otherwise, if anything is."""
+    hosts = 0
+    codings = []
+    for name, value in headers:
+        if name == b"host":
+            hosts += 1
+        elif name == b"transfer-encoding":
+            codings.append(value.strip().lower())
+    if hosts > 1 or (not hosts and version != "1.0"):
+        return _NO_REQUEST._replace(detail=f"a request has one Host header, and this one has {hosts}")
+    if codings and (codings != [b"chunked"] or version == "1.0"):
+        return _NO_REQUEST._replace(detail="the only Transfer-Encoding here is chunked, of HTTP/1.1")
+    return None
+
+
+def _wrong_with_upgrade(method: bytes, headers: Sequence[tuple[bytes, bytes]]) -> _Refusal | None:
+    """What is wrong with a handshake that the socket would answer in plain text, or never, if anything is."""
+    if method != b"GET":
+        return _NO_REQUEST._replace(detail="a WebSocket is opened with GET")
+    if [value.strip() for name, value in headers if name == b"sec-websocket-version"] != [b"13"]:
+        return _NO_REQUEST._replace(detail="a WebSocket is opened with Sec-WebSocket-Version: 13")
+    if sum(name == b"sec-websocket-key" for name, _ in headers) != 1:
+        return _NO_REQUEST._replace(detail="a WebSocket is opened with one Sec-WebSocket-Key")
+    return None
+
+
+def http_protocol(settings: Settings) -> type[asyncio.Protocol]:
+    """The protocol as uvicorn takes it."""
+    return cast(type[asyncio.Protocol], partial(BoundedHttpProtocol, settings))

@@ -1,0 +1,85 @@
+"""Serving an application with uvicorn: its settings, and how it ends."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from env_server.common.settings import Settings
+from env_server.http.transport.connection import http_protocol
+from env_server.http.transport.write_coalescing import CoalescingProtocol
+
+Message = MutableMapping[str, Any]
+Application = Callable[
+    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
+]
+
+HARD_LIMIT_FACTOR = 8
+"""A frame over the limit is answered `too_large`; one over this many times the limit ends the socket (code 1009)."""
+
+_KEEP_ALIVE_S = 75
+_CLOSE_GRACE_S = 5
+
+
+def http_config(app: Application, settings: Settings) -> uvicorn.Config:
+    """How HTTP and sockets are served, whatever the process is."""
+    return uvicorn.Config(
+        app,
+        http=http_protocol(settings),
+        ws=CoalescingProtocol,
+        lifespan="off",
+        ws_max_size=HARD_LIMIT_FACTOR * settings.max_request_bytes,
+        # A client that waits minutes for a language model answers no pings. TCP keepalive finds dead peers.
+        ws_ping_interval=None,
+        ws_ping_timeout=None,
+        ws_per_message_deflate=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_CLOSE_GRACE_S,
+        access_log=False,
+        server_header=False,
+        log_config=None,
+    )
+
+
+class EmbeddedServer(uvicorn.Server):
+    """A server that leaves signals to the program around it."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+class DrainingServer(uvicorn.Server):
+    """A server that finishes what runs before it closes its sockets.
+
+    Args:
+        config: How it serves.
+        drain: Lets what runs finish.
+    """
+
+    def __init__(self, config: uvicorn.Config, drain: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(config)
+        self._drain = drain
+        self._loop = asyncio.get_running_loop()
+        self._draining: asyncio.Task[None] | None = None
+        self.on_drain: Callable[[], Awaitable[None]] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain at the first signal, give up at the second."""
+        self._loop.call_soon_threadsafe(self._begin_to_end)
+
+    def _begin_to_end(self) -> None:
+        if self._draining is not None:
+            self.force_exit = self.should_exit = True
+            return
+        self._draining = asyncio.create_task(self._end())
+
+    async def _end(self) -> None:
+        if self.on_drain is not None:
+            await self.on_drain()
+        await self._drain()
+        self.should_exit = True

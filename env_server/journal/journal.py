@@ -1,0 +1,260 @@
+"""The journal of a session: all that is needed to rebuild its episode, and the proof that it is the same one."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import orjson
+
+from clients.protocol.episode import PortableEpisode, step_digest
+
+DIGEST_BYTES = 8
+
+EndReason = Literal["evicted", "closed", "lost", "replay_diverged"]
+"""Why a session is no more."""
+END_REASONS: tuple[EndReason, ...] = get_args(EndReason)
+
+# Digests are made when somebody looks, which for most episodes is never. Until then the observations are kept, so only
+# a few of them, and only small values that nobody can change; texts, all together, take no more than a session does.
+_MAX_PENDING = 32
+_MAX_PENDING_TEXT = 512
+_MAX_PENDING_TEXTS = 2048
+
+
+def _size(action: Any) -> int:
+    """About how many bytes an action has."""
+    if type(action) is int:
+        return 8
+    return len(action) if type(action) is str else len(orjson.dumps(action))
+
+
+class EndedStep(NamedTuple):
+    """The step that ended an episode and began the next one in the same call, as it was answered."""
+
+    episode: int
+    step: int
+    action: Any
+    observation: Any
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: Any
+
+
+class Journal:
+    """Seed, options and actions of a session's present episode, with a digest of what each step returned.
+
+    Observations, actions and infos are given in JSON's encoding.
+
+    Args:
+        env_id: The environment's id.
+        env_version: Its version.
+        kwargs: What the client set.
+
+    Attributes:
+        seed: Seed of the episode; None before the first one.
+        options: Options of its reset.
+        actions: The actions so far.
+        reseeds: After so many steps, the generator was seeded anew with this.
+        ended: Whether the last step terminated, and whether it truncated the episode.
+        before: The step that began this episode, if one did; it is the last one answered until another is taken.
+        request_id: The id of the request that began this episode, if it had one.
+        size: About how many bytes the actions have.
+    """
+
+    __slots__ = (
+        "_digests",
+        "_pending",
+        "_pending_text",
+        "_reset",
+        "actions",
+        "before",
+        "ended",
+        "env_id",
+        "env_version",
+        "kwargs",
+        "options",
+        "request_id",
+        "reseeds",
+        "seed",
+        "size",
+    )
+
+    def __init__(self, env_id: str, env_version: str, kwargs: dict[str, Any]) -> None:
+        self.env_id = env_id
+        self.env_version = env_version
+        self.kwargs = kwargs
+        self.seed: int | None = None
+        self.options: dict[str, Any] | None = None
+        self.actions: list[Any] = []
+        self.reseeds: list[tuple[int, int]] = []
+        self.ended = (False, False)
+        self.before: EndedStep | None = None
+        self.request_id: str | None = None
+        self.size = 0
+        self._reset: str | None = None
+        self._digests = bytearray()
+        self._pending: list[tuple[Any, float, bool, bool]] = []
+        self._pending_text = 0
+
+    @property
+    def steps(self) -> int:
+        """How many steps were taken."""
+        return len(self.actions)
+
+    @property
+    def reset_digest(self) -> str | None:
+        """The digest of what the reset returned; None before the first one."""
+        return self._reset
+
+    @property
+    def digests(self) -> list[str]:
+        """One digest for each action."""
+        self._settle()
+        text = self._digests.hex()
+        return [text[at : at + 2 * DIGEST_BYTES] for at in range(0, len(text), 2 * DIGEST_BYTES)]
+
+    @property
+    def pending_outcome(self) -> tuple[Any, float, bool, bool] | None:
+        """What the last step returned, if its digest was not made yet."""
+        return self._pending[-1] if self._pending else None
+
+    def packed_digests(self) -> bytes:
+        """The digests of all actions, end to end."""
+        self._settle()
+        return bytes(self._digests)
+
+    def last_digest(self) -> bytes:
+        """The digest of the last step."""
+        self._settle()
+        return bytes(self._digests[-DIGEST_BYTES:])
+
+    def begin(
+        self,
+        seed: int,
+        options: dict[str, Any] | None,
+        observation: Any,
+        *,
+        before: EndedStep | None = None,
+        request_id: str | None = None,
+    ) -> None:
+        """Begin anew with an episode."""
+        self._start(seed, options, step_digest(observation, 0.0, False, False), [], bytearray(), [])
+        self.before = before
+        self.request_id = request_id
+
+    def record(self, action: Any, observation: Any, reward: float, terminated: bool, truncated: bool) -> None:
+        """Take down a step."""
+        self.actions.append(action)
+        self.size += len(action) if type(action) is str else _size(action)
+        self.ended = (terminated, truncated)
+        pending = self._pending
+        pending.append((observation, reward, terminated, truncated))
+        kind = type(observation)
+        if kind is str:
+            size = len(observation)
+            self._pending_text += size
+            if size > _MAX_PENDING_TEXT or self._pending_text > _MAX_PENDING_TEXTS:
+                self._settle()
+                return
+        elif kind is not int:
+            self._settle()
+            return
+        if len(pending) >= _MAX_PENDING:
+            self._settle()
+
+    def recall(self, action: Any, digest: bytes, ended: tuple[bool, bool]) -> None:
+        """Take down a step of which only the digest is known."""
+        self._settle()
+        self.actions.append(action)
+        self.size += _size(action)
+        self._digests += digest
+        self.ended = ended
+
+    def reseed(self, seed: int) -> None:
+        """Take down that the generator was seeded anew."""
+        self.reseeds.append((self.steps, seed))
+
+    def portable(self, episode: int) -> PortableEpisode:
+        """The journal as others can use it.
+
+        Args:
+            episode: The index of the episode in its session.
+        """
+        return PortableEpisode(
+            env_id=self.env_id,
+            env_version=self.env_version,
+            kwargs=self.kwargs,
+            episode=episode,
+            seed=self.seed,
+            options=self.options,
+            reset_digest=self._reset,
+            actions=list(self.actions),
+            digests=self.digests,
+            reseeds=list(self.reseeds),
+        )
+
+    @classmethod
+    def from_portable(cls, episode: PortableEpisode) -> "Journal":
+        """A journal that goes on where a portable episode is.
+
+        Raises:
+            ValueError: A digest is not one.
+        """
+        journal = cls(episode.env_id, episode.env_version, episode.kwargs)
+        if episode.seed is not None and episode.reset_digest is not None:
+            journal.resume(
+                episode.seed,
+                episode.options,
+                episode.reset_digest,
+                episode.actions,
+                bytes.fromhex("".join(episode.digests)),
+                episode.reseeds,
+            )
+        return journal
+
+    def resume(
+        self,
+        seed: int,
+        options: dict[str, Any] | None,
+        reset_digest: str,
+        actions: Sequence[Any],
+        digests: bytes,
+        reseeds: Sequence[tuple[int, int]],
+    ) -> None:
+        """Go on in the middle of an episode.
+
+        Raises:
+            ValueError: There is not one digest for each action.
+        """
+        if len(digests) != DIGEST_BYTES * len(actions):
+            raise ValueError(f"{len(digests) / DIGEST_BYTES:g} digests came for {len(actions)} actions")
+        self._start(seed, options, reset_digest, list(actions), bytearray(digests), list(reseeds))
+
+    def _start(
+        self,
+        seed: int,
+        options: dict[str, Any] | None,
+        reset_digest: str,
+        actions: list[Any],
+        digests: bytearray,
+        reseeds: list[tuple[int, int]],
+    ) -> None:
+        self.seed = seed
+        self.options = options
+        self.actions = actions
+        self.size = sum(map(_size, actions))
+        self.reseeds = reseeds
+        self.ended = (False, False)
+        self.before = None
+        self.request_id = None
+        self._reset = reset_digest
+        self._digests = digests
+        self._pending = []
+        self._pending_text = 0
+
+    def _settle(self) -> None:
+        """Make the digests that were put off."""
+        for outcome in self._pending:
+            self._digests += bytes.fromhex(step_digest(*outcome))
+        self._pending.clear()
+        self._pending_text = 0

@@ -1,0 +1,121 @@
+"""Rebuilding an environment by replay, with proof that it is the same episode."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from gymnasium import Space
+
+from clients.protocol.episode import step_digest
+from clients.protocol.errors import ProblemError
+from clients.protocol.values import EncodeError, decode_value, encode_value
+from env_server.catalog.actions import action_reader
+from env_server.journal.journal import Journal
+from env_server.workers.base import EnvironmentRaised, EnvSource, StepOutcome, Worker
+
+# What runs in this process lets others run, too, after so many steps.
+_YIELD_EVERY = 64
+
+
+class ReplayDiverged(Exception):  # noqa: N818 - the name says what happened
+    """The environment did not do again what the journal says that it did."""
+
+
+class RebuiltPoint(NamedTuple):
+    """Where a replay has put an environment.
+
+    Attributes:
+        action_space: The environment's action space.
+        observation_space: Its observation space.
+        first: What the reset returned; None where there was none.
+        last: What the last step returned; None where no step was taken.
+    """
+
+    action_space: Space[Any]
+    observation_space: Space[Any]
+    first: tuple[Any, Mapping[str, Any]] | None
+    last: StepOutcome | None
+
+
+async def rebuild(
+    worker: Worker,
+    key: str,
+    source: EnvSource,
+    kwargs: Mapping[str, Any],
+    journal: Journal,
+    *,
+    timeout: float | None,
+) -> RebuiltPoint:
+    """Put an environment where a journal says: make it, reset it, and take all steps again.
+
+    Args:
+        worker: Where it is to live.
+        key: Its key there.
+        source: How it is built.
+        kwargs: What the client set.
+        journal: What was done; of an environment that is deterministic.
+        timeout: For each operation.
+
+    Raises:
+        ReplayDiverged: It did something else this time; nothing is left under the key.
+        EnvironmentRaised: Its constructor raised.
+        OperationTimeout: An operation took too long.
+        WorkerLost: The worker died.
+    """
+    action_space, observation_space = await worker.make(key, source, kwargs, timeout=timeout)
+    try:
+        first, last = await _replay(worker, key, action_space, observation_space, journal, timeout)
+    except ReplayDiverged:
+        await worker.close(key)
+        raise
+    if last is not None:
+        journal.ended = (bool(last.terminated), bool(last.truncated))
+    return RebuiltPoint(action_space, observation_space, first, last)
+
+
+async def _replay(
+    worker: Worker,
+    key: str,
+    action_space: Space[Any],
+    observation_space: Space[Any],
+    journal: Journal,
+    timeout: float | None,
+) -> tuple[tuple[Any, Mapping[str, Any]] | None, StepOutcome | None]:
+    if journal.seed is None:
+        return None, None
+    read_action = action_reader(action_space)
+    reseeds: defaultdict[int, list[int]] = defaultdict(list)
+    for steps, seed in journal.reseeds:
+        reseeds[steps].append(seed)
+    number = -1
+    last: StepOutcome | None = None
+    try:
+        observation, info = await worker.reset(
+            key, journal.seed, decode_value(None, journal.options), timeout=timeout
+        )
+        _compare(observation_space, StepOutcome(observation, 0.0, False, False, {}), journal.reset_digest)
+        for number, (action, digest) in enumerate(zip(journal.actions, journal.digests, strict=True)):
+            for seed in reseeds[number]:
+                await worker.reseed(key, seed, timeout=timeout)
+            last = await worker.step(key, read_action(action)[0], timeout=timeout)
+            _compare(observation_space, last, digest)
+            if number % _YIELD_EVERY == _YIELD_EVERY - 1:
+                await asyncio.sleep(0)
+        for seed in reseeds[journal.steps]:
+            await worker.reseed(key, seed, timeout=timeout)
+    except (EnvironmentRaised, EncodeError, ProblemError, _Differs) as error:
+        place = "the reset" if number < 0 else f"step {number}"
+        raise ReplayDiverged(f"{place} went another way than before: {error}") from error
+    return (observation, info), last
+
+
+class _Differs(Exception):  # noqa: N818 - never leaves this module
+    """What was returned has another digest."""
+
+
+def _compare(space: Space[Any], outcome: StepOutcome, expected: str | None) -> None:
+    seen = encode_value(space, outcome.observation, binary=False)
+    digest = step_digest(seen, outcome.reward, outcome.terminated, outcome.truncated)
+    if digest != expected:
+        raise _Differs(f"its digest is {digest}, not {expected}")

@@ -1,0 +1,1 @@
+"""Reading requests and encoding answers, with no transport and no state."""

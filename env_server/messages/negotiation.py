@@ -1,0 +1,165 @@
+"""HTTP bodies: which encoding, how large, and what they hold."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from clients.protocol.arrays import DecodeError
+from clients.protocol.errors import ProblemError
+from clients.protocol.frames import MEDIA_TYPES, dumps, loads
+from env_server.messages.envelope import sendable
+
+_JSON = frozenset({"application/json", "text/json"})
+_MSGPACK = frozenset({"application/msgpack", "application/x-msgpack", "application/vnd.msgpack"})
+PROBLEM_MEDIA_TYPE = "application/problem+json"
+
+
+def own_path(scope: Mapping[str, Any]) -> str:
+    """The path of a request or socket, without the prefix of what the server is mounted in."""
+    path: str = scope["path"]
+    prefix: str = scope.get("root_path") or ""
+    return path[len(prefix) :] if prefix and path.startswith(f"{prefix}/") else path
+
+
+def read_headers(request: Request) -> dict[str, str]:
+    """The headers of a request by their names in lower case; the values of one that came twice are joined by commas.
+
+    Once for each request: Starlette goes through all of them for every question.
+    """
+    found: dict[str, str] = {}
+    repeated: dict[str, list[str]] = {}
+    for raw_name, raw_value in request.scope["headers"]:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        if name in found:
+            repeated.setdefault(name, [found[name]]).append(value)
+        else:
+            found[name] = value
+    for name, values in repeated.items():
+        found[name] = ", ".join(values)
+    return found
+
+
+def wants_binary(headers: Mapping[str, str]) -> bool:
+    """Whether the answer is to be MessagePack: `Accept` says so, or says nothing and the request was."""
+    accept = headers.get("accept")
+    if accept is not None:
+        accepted = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
+        if any(kind in _MSGPACK for kind in accepted):
+            return True
+        if any(kind in _JSON for kind in accepted):
+            return False
+    return _media_type(headers) in _MSGPACK
+
+
+async def read_fields(request: Request, headers: Mapping[str, str], limit: int) -> dict[str, Any]:
+    """Read a body; an empty one has no fields.
+
+    Args:
+        request: The request.
+        headers: What `read_headers` has read of it.
+        limit: Bytes that the body may have.
+
+    Raises:
+        ProblemError: `too_large`, `unsupported_media_type` or `invalid_request`.
+    """
+    body = await _read(request, headers, limit)
+    coding = headers.get("content-encoding", "").strip().lower()
+    if coding not in ("", "identity"):
+        raise ProblemError(
+            "unsupported_media_type",
+            f"bodies are not unpacked here, and this one has Content-Encoding {coding[:100]}",
+        )
+    media_type = _media_type(headers)
+    if media_type and media_type not in _JSON and media_type not in _MSGPACK:
+        raise ProblemError(
+            "unsupported_media_type",
+            f"{media_type[:100]} is neither application/json nor application/msgpack",
+        )
+    if not body:
+        return {}
+    try:
+        fields = loads(body, binary=media_type in _MSGPACK)
+    except DecodeError as error:
+        raise ProblemError(
+            "invalid_request", str(error), errors=[{"field": "", "reason": str(error)}]
+        ) from error
+    if not isinstance(fields, dict) or not all(type(name) is str for name in fields):
+        reason = "the body must be an object"
+        raise ProblemError("invalid_request", reason, errors=[{"field": "", "reason": reason}])
+    return fields
+
+
+def answer(
+    content: Any,
+    *,
+    binary: bool,
+    limit: int,
+    status: int = 200,
+    take_back: Callable[[Any], int] = lambda content: 0,
+) -> Response:
+    """An HTTP answer.
+
+    Args:
+        content: What it holds.
+        binary: Whether it is MessagePack.
+        limit: Bytes that it may have.
+        status: Its status.
+        take_back: Closes the sessions that an answer which is too large has opened, and counts them.
+
+    Raises:
+        ProblemError: `too_large`.
+    """
+    body = dumps(content, binary=binary)
+    if len(body) > limit:
+        raise too_large_reply(len(body), limit, take_back(content))
+    return Response(body, status, media_type=MEDIA_TYPES[binary])
+
+
+def problem_answer(problem: ProblemError) -> Response:
+    """A problem as an HTTP answer; always JSON, whatever the request was."""
+    headers = {}
+    if "retry_after" in problem.extra:
+        headers["Retry-After"] = str(problem.extra["retry_after"])
+    if problem.code == "unauthorized":
+        headers["WWW-Authenticate"] = 'Bearer realm="rollgym"'
+    body = dumps(sendable(problem, binary=False), binary=False)
+    return Response(body, problem.status, headers=headers, media_type=PROBLEM_MEDIA_TYPE)
+
+
+def _media_type(headers: Mapping[str, str]) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def _read(request: Request, headers: Mapping[str, str], limit: int) -> bytes:
+    length = headers.get("content-length", "")
+    if length.isdigit() and int(length) > limit:
+        raise too_large_request(int(length), limit)
+    chunks = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise too_large_request(size, limit)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def too_large_request(size: int, limit: int) -> ProblemError:
+    """The problem that a request is over the limit."""
+    return ProblemError(
+        "too_large", f"the request has {size} bytes or more; the limit is {limit}", limit=limit
+    )
+
+
+def too_large_reply(size: int, limit: int, closed: int = 0) -> ProblemError:
+    """The problem that an answer is over the limit; what was asked for was done, but for the sessions it opened.
+
+    Args:
+        size: Bytes of the answer.
+        limit: Bytes that it may have.
+        closed: How many sessions it would have told of; nobody knows them, and so they are closed.
+    """
+    again = f"; the {closed} sessions that it opened are closed again: ask for fewer" if closed else ""
+    return ProblemError("too_large", f"the reply has {size} bytes; the limit is {limit}{again}", limit=limit)

@@ -1,0 +1,140 @@
+"""Requests that come again are answered as they were, also after a crash."""
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple
+
+from gymnasium import Space
+
+from env_server.access.context import Context
+from env_server.journal.journal_file import Opening
+from env_server.operations.failures import busy, step_mismatch
+from env_server.operations.runner import Runner
+from env_server.sessions.replies import Reply, reset_reply, session_reply
+from env_server.sessions.session import ResetRecord, Session
+from env_server.sessions.sessions import Sessions, session_gone
+
+_Key = tuple[str, str, str]
+
+
+class IdempotencyCache:
+    """The last answers to make, fork and restore, by caller, operation and request id.
+
+    A request id that is being answered is joined, one that was answered gets the same answer. A request that failed
+    is forgotten: it made nothing, and may be tried again.
+
+    Args:
+        limit: How many sessions the answers that are kept for one caller tell of, at least for the newest answer; one
+            caller's requests make nobody else's forgotten.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._answers: dict[str, OrderedDict[_Key, asyncio.Task[Any]]] = {}
+        self._weights: Counter[str] = Counter()
+        self._recalls: dict[_Key, Callable[[], Coroutine[Any, Any, Any]]] = {}
+
+    async def once(
+        self, caller: str, op: str, request_id: str | None, make: Callable[[], Coroutine[Any, Any, Any]]
+    ) -> Any:
+        """The answer to a request: the one that is known, or the one that `make` gives."""
+        if request_id is None:
+            return await make()
+        key = (caller, op, request_id)
+        answers = self._answers.setdefault(caller, OrderedDict())
+        task = answers.get(key)
+        if task is None:
+            give = self._recalls.pop(key, make)
+            task = asyncio.get_running_loop().create_task(give())
+            answers[key] = task
+            task.add_done_callback(lambda done: self._settle(key, done))
+        return await asyncio.shield(task)
+
+    def forget(self, caller: str, belongs: Callable[[Any], bool]) -> None:
+        """Forget the answers of a caller that a predicate says so of."""
+        answers = self._answers.get(caller, OrderedDict())
+        for key, task in list(answers.items()):
+            if task.done() and belongs(task.result()):
+                self._weights[caller] -= len(answers.pop(key).result())
+
+    def recall(
+        self, caller: str, op: str, request_id: str, give: Callable[[], Coroutine[Any, Any, Any]]
+    ) -> None:
+        """Note how the answer that a process before this one gave is given again."""
+        self._recalls[caller, op, request_id] = give
+
+    def _settle(self, key: _Key, task: asyncio.Task[Any]) -> None:
+        caller = key[0]
+        answers = self._answers[caller]
+        if task.cancelled() or task.exception() is not None:
+            answers.pop(key, None)
+            if not answers:
+                del self._answers[caller]
+            return
+        self._weights[caller] += len(task.result())
+        while self._weights[caller] > self._limit and len(answers) > 1:
+            oldest = next(iter(answers))
+            if not answers[oldest].done():
+                break
+            self._weights[caller] -= len(answers.pop(oldest).result())
+
+
+class OpenedSession(NamedTuple):
+    """What the answer to a call that opened a session holds; the session itself may end before it is asked again."""
+
+    reply: Reply
+    observation_space: Space[Any]
+    episode: int
+    step: int
+    reset: ResetRecord | None
+
+    @classmethod
+    def of(cls, session: Session, reset: ResetRecord | None) -> "OpenedSession":
+        """A session as it is now."""
+        return cls(session_reply(session), session.observation_space, session.episode, session.step, reset)
+
+    def answer(self, context: Context) -> Reply:
+        """The answer to the make of one session, in the caller's encoding.
+
+        Raises:
+            EncodeError: If the environment gave something that has no form on the wire.
+        """
+        if self.reset is None:
+            return self.reply
+        return {**self.reply, "reset": reset_reply(self.observation_space, self.reset, context)}
+
+
+async def open_again(
+    opening: Opening, opened: Sequence[Session], sessions: Sessions, runner: Runner
+) -> list[OpenedSession]:
+    """What a request answered in the process before this one: replay gives it again.
+
+    Raises:
+        ProblemError: `session_gone` or `step_mismatch`, if a session has ended or gone on since.
+    """
+    if opening.op == "fork":
+        # Its answer names the copies, and says no more of them.
+        return [OpenedSession.of(session, None) for session in opened]
+    return list(await asyncio.gather(*(_open_again(opening, each, sessions, runner) for each in opened)))
+
+
+async def _open_again(
+    opening: Opening, session: Session, sessions: Sessions, runner: Runner
+) -> OpenedSession:
+    ended = sessions.end_reason(session.session_id)
+    if ended is not None:
+        raise session_gone(session.session_id, ended)
+    if session.running is not None:
+        raise busy(session.running)
+    if (session.episode, session.step) != (opening.episode, opening.step):
+        raise step_mismatch(session, f"{session.session_id!r} has gone on since this {opening.op} opened it")
+
+    async def rebuilt() -> ResetRecord | None:
+        if session.attached:
+            await session.worker.close(session.session_id)
+            session.attached = False
+        return await runner.persist(session, lambda: runner.rebuild(session, session.journal))
+
+    began = await runner.result(runner.start(session, "recovery", rebuilt()))
+    return OpenedSession.of(session, began if opening.op == "make" else None)

@@ -1,0 +1,404 @@
+"""All operations, under the names that the socket uses; HTTP calls the same ones."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+from clients.protocol.errors import ProblemError
+from clients.protocol.messages import CloseRequest
+from env_server.access.context import Context
+from env_server.access.quotas import RateLimit
+from env_server.common.event_loop import Pending, is_given_up
+from env_server.common.io_process import Lifecycle
+from env_server.gateway.announcements import Announcements
+from env_server.gateway.registering import Registering
+from env_server.gateway.relay import Relay
+from env_server.gateway.relayed_session import RelayedSession
+from env_server.gateway.step_shares import StepShares
+from env_server.messages.fields import own_fields, refuse_fields
+from env_server.messages.validation import invalid, validate
+from env_server.operations.episodes import Rendering, Resetting
+from env_server.operations.information import Information
+from env_server.operations.making import Making
+from env_server.operations.sandbox import RunningCode
+from env_server.operations.stepping import Stepping
+from env_server.operations.verifying import Verifying
+from env_server.peers.peers import Peers
+from env_server.peers.request_affinity import RequestAffinity
+from env_server.sessions.replies import Reply, opened_sessions
+from env_server.sessions.session import BaseSession, Session
+from env_server.sessions.sessions import Sessions
+from env_server.telemetry.durations import TIMED_STEPS
+from env_server.telemetry.logs import log_fields
+from env_server.telemetry.metrics import Metrics
+
+SOCKET_OPS = frozenset(
+    {
+        *("make", "reset", "step", "render", "cancel", "fork", "episode", "restore", "close", "verify"),
+        *("envs", "info", "ping", "session"),
+    }
+)
+"""The operations that a frame may name, beside `batch` and `auth`, which are the socket's own."""
+
+MAX_CLOSE = 65536
+_MAX_SHOWN = 100
+
+_log = logging.getLogger(__name__)
+
+SessionHandler = Callable[[Context, Session, Mapping[str, Any]], "Reply | Awaitable[Reply]"]
+Handler = Callable[[Context, Mapping[str, Any]], "Reply | Awaitable[Reply]"]
+
+
+class Calls(Protocol):
+    """What operations are called through."""
+
+    def call(self, context: Context, op: str, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
+        """Run an operation."""
+
+    def share_out(self, context: Context, ops: list[Any]) -> Pending | None:
+        """Pass on a batch that holds nothing but steps of sessions at nodes; None if it is not one."""
+
+    def end(self, context: Context, session_id: str) -> None:
+        """Close a session that was made here for no longer than a call or a socket of another protocol."""
+
+    def take_back(self, context: Context, reply: Reply) -> int:
+        """Close the sessions that an answer has opened which cannot be sent, and count them."""
+
+
+class Operations:
+    """Finds the handler of an operation, and the session that it is about.
+
+    A handler that needs to wait for nothing answers at once; the others give an awaitable.
+    """
+
+    def __init__(
+        self,
+        *,
+        lifecycle: Lifecycle,
+        sessions: Sessions,
+        resetting: Resetting,
+        stepping: Stepping,
+        rendering: Rendering,
+        making: Making,
+        verifying: Verifying,
+        registering: Registering,
+        announcements: Announcements,
+        running_code: RunningCode | None,
+        relay: Relay,
+        shares: StepShares | None,
+        information: Information,
+        peers: Peers,
+        affinity: RequestAffinity,
+        metrics: Metrics,
+        rate: RateLimit,
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._sessions = sessions
+        self._by_id = sessions.by_id
+        self._making = making
+        self._relay = relay
+        self._shares = shares
+        self._peers = peers
+        self._affinity = affinity
+        self._metrics = metrics
+        self._calls = 0
+        self._closing: set[asyncio.Future[Reply]] = set()
+        self._answered = metrics.answered
+        self._seconds = metrics.seconds
+        self._rate = rate
+        self._time = asyncio.get_running_loop().time
+        self._on_session: dict[str, SessionHandler] = {
+            "step": stepping.step,
+            "reset": resetting.reset,
+            "render": rendering.render,
+            "cancel": _cancel,
+            "fork": self._fork,
+            "episode": self._episode,
+            "session": self._session,
+        }
+        self._general: dict[str, Handler] = {
+            "make": self._make,
+            "restore": self._restore,
+            "close": self._close,
+            "verify": verifying.verify,
+            "envs": information.environments,
+            "info": information.server,
+            "sessions": information.sessions,
+            "ping": _ping,
+            "announce": announcements.announce,
+            "register": registering.register,
+            "heartbeat": registering.heartbeat,
+            "unregister": registering.unregister,
+        }
+        if running_code is not None:
+            self._running_code = running_code
+            self._general |= {"run_code": self._run_code, "sandbox": running_code.sandbox}
+
+    def call(self, context: Context, op: str, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
+        """Run an operation, and count it.
+
+        Raises:
+            ProblemError: Any of the protocol's problems; the awaitable raises them, too.
+        """
+        self._calls += 1
+        timed = op != "step" or self._calls % TIMED_STEPS == 0
+        began = time.perf_counter() if timed else 0.0
+        try:
+            handler = self._on_session.get(op)
+            if handler is None:
+                reply = self._call_general(context, op, fields)
+            else:
+                session = self._find(context, op, fields)
+                if type(session) is Session:
+                    reply = handler(context, session, fields)
+                elif session is None:
+                    reply = self._absent(context, op, fields)
+                else:
+                    reply = self._pass_on(context, session, op, fields)
+        except ProblemError as problem:
+            self._count_problem(context, op, fields, problem)
+            raise
+        except Exception as error:
+            raise self._defect(context, op, fields, error) from error
+        if type(reply) is not dict:
+            if isinstance(reply, Pending):
+                # The relay counts what it has passed on.
+                return reply
+            return self._later(context, op, fields, began or time.perf_counter(), reply)
+        # The process that a forwarded call came to first counts it.
+        if not context.forwarded:
+            self._answered[op] += 1
+            if timed:
+                seconds = time.perf_counter() - began
+                self._seconds[op].add(seconds, TIMED_STEPS if op == "step" else 1)
+        return reply
+
+    def share_out(self, context: Context, ops: list[Any]) -> Pending | None:
+        """Pass on a batch that holds nothing but steps of sessions at nodes; None if it is not one."""
+        if self._shares is None or self._rate.of(context.caller) is not None:
+            return None
+        return self._shares.share_out(context, ops)
+
+    def _pass_on(
+        self, context: Context, session: BaseSession, op: str, fields: Mapping[str, Any]
+    ) -> Reply | Awaitable[Reply]:
+        assert isinstance(session, RelayedSession)
+        if op == "fork":
+            return self._fork(context, session, fields)
+        return self._relay.call(context, session, op, fields)
+
+    async def _later(
+        self, context: Context, op: str, fields: Mapping[str, Any], began: float, reply: Any
+    ) -> Reply:
+        try:
+            answer: Reply = await reply
+        except ProblemError as problem:
+            self._count_problem(context, op, fields, problem)
+            raise
+        except asyncio.CancelledError as error:
+            if is_given_up():
+                raise
+            raise self._defect(context, op, fields, error) from error
+        except Exception as error:
+            raise self._defect(context, op, fields, error) from error
+        if not context.forwarded:
+            self._answered[op] += 1
+            self._seconds[op].add(time.perf_counter() - began)
+        return answer
+
+    def _count_problem(
+        self, context: Context, op: str, fields: Mapping[str, Any], problem: ProblemError
+    ) -> None:
+        _log.debug("%s is answered %s", op, problem.code, extra=log_fields(fields))
+        # What is no operation must not become a label.
+        if not context.forwarded and problem.code != "unknown_op":
+            self._metrics.operation_failed(op, problem)
+
+    def _defect(
+        self, context: Context, op: str, fields: Mapping[str, Any], error: BaseException
+    ) -> ProblemError:
+        """The problem that a defect of the server's ends in; its log says what it was."""
+        _log.error("%s failed inside the server", op, exc_info=error, extra=log_fields(fields))
+        problem = ProblemError("internal", "the server failed; its log says more")
+        self._count_problem(context, op, fields, problem)
+        return problem
+
+    def _find(self, context: Context, op: str, fields: Mapping[str, Any]) -> BaseSession | None:
+        """The session that a call is on, if this process holds it and the caller may use it."""
+        if not context.forwarded:
+            self._rate.take(context.caller)
+        session_id = fields.get("session_id")
+        if type(session_id) is not str:
+            raise invalid("session_id", "a session id is needed, as text")
+        session = self._by_id.get(session_id)
+        if session is None or (session.owner != context.caller.name and not context.caller.is_admin):
+            return None
+        if op != "session":
+            # To look is not to use.
+            session.last_used = self._time()
+        socket = context.socket
+        if socket is not None and socket not in session.sockets:
+            session.use_from(socket)
+            context.sessions.add(session_id)
+        return session
+
+    def end(self, context: Context, session_id: str) -> None:
+        """Close a session that was made here for no longer than a call or a socket of another protocol.
+
+        The client has asked for no such operation, so none is counted and no rate limit stands in its way.
+        """
+        self._making.close(context, [session_id])
+
+    def take_back(self, context: Context, reply: Reply) -> int:
+        """Close the sessions that an answer has opened which cannot be sent, and count them: nobody knows them."""
+        session_ids = opened_sessions(reply)
+        if session_ids:
+            self._making.forget(context.caller.name, session_ids)
+            closing = self._close(context, {"session_ids": session_ids})
+            if not isinstance(closing, dict):
+                task = asyncio.ensure_future(closing)
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+        return len(session_ids)
+
+    def _call_general(self, context: Context, op: str, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
+        handler = self._general.get(op)
+        if handler is None:
+            raise unknown_op(op)
+        if op != "ping":
+            self._lifecycle.require_started()
+        if not context.forwarded:
+            self._rate.take(context.caller)
+        return handler(context, fields)
+
+    def _absent(self, context: Context, op: str, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
+        """A call on a session that this process does not hold."""
+        session_id = fields["session_id"]
+        if self._relay.may_adopt(session_id):
+            return self._adopted(context, op, session_id, fields)
+        owner = self._sessions.owner_of(session_id)
+        if self._peers.is_elsewhere(owner):
+            return self._peers.call(context, owner, op, fields)
+        # Those of the journal are not here yet.
+        self._lifecycle.require_started()
+        self._sessions.get(session_id, context.caller)
+        raise AssertionError("a session that is not held was found")
+
+    async def _adopted(self, context: Context, op: str, session_id: str, fields: Mapping[str, Any]) -> Reply:
+        """A call on a session at a node that this gateway has not passed calls on to yet."""
+        reason = self._sessions.end_reason(session_id)
+        if reason not in (None, "evicted"):
+            self._sessions.refuse_ended(session_id, context.caller)
+        try:
+            await self._relay.adopt(context.caller, session_id)
+        except ProblemError as problem:
+            if problem.code == "session_gone":
+                # Why it ended is better known here; one that was evicted here may live on through another gateway.
+                self._sessions.refuse_ended(session_id, context.caller)
+            raise
+        reply = self.call(context, op, fields)
+        return reply if isinstance(reply, dict) else await reply
+
+    # -- operations that are no one else's -----------------------------------------------------------------------
+
+    async def _make(self, context: Context, fields: Mapping[str, Any]) -> Reply:
+        self._lifecycle.require_open()
+        owner = self._first_asked(context, "make", fields)
+        if owner is not None:
+            return await self._peers.call(context, owner, "make", fields)
+        return await self._making.make(context, fields)
+
+    async def _restore(self, context: Context, fields: Mapping[str, Any]) -> Reply:
+        self._lifecycle.require_open()
+        owner = self._first_asked(context, "restore", fields)
+        if owner is not None:
+            return await self._peers.call(context, owner, "restore", fields)
+        return await self._making.restore(context, fields)
+
+    def _run_code(self, context: Context, fields: Mapping[str, Any]) -> Awaitable[Reply]:
+        self._lifecycle.require_open()
+        return self._running_code.run_code(context, fields)
+
+    def _first_asked(self, context: Context, op: str, fields: Mapping[str, Any]) -> int | None:
+        """The other process that a request for sessions came to first, over another connection."""
+        request_id = fields.get("request_id")
+        if type(request_id) is not str or context.forwarded:
+            return None
+        return self._affinity.elsewhere(context.caller.name, op, request_id)
+
+    def _fork(self, context: Context, session: BaseSession, fields: Mapping[str, Any]) -> Awaitable[Reply]:
+        self._lifecycle.require_open()
+        return self._making.fork(context, session, fields)
+
+    def _episode(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Reply:
+        refuse_fields(fields)
+        return session.journal.portable(max(0, session.episode)).model_dump(mode="json")
+
+    def _session(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Reply:
+        refuse_fields(fields)
+        return session.describe(self._time())
+
+    def _close(self, context: Context, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
+        """Close one session (`session_id`) or many (`session_ids`), wherever they are."""
+        if "session_id" in fields:
+            if "session_ids" in fields:
+                raise invalid("session_ids", "give session_id or session_ids, not both")
+            fields = {**fields, "session_ids": [fields["session_id"]]}
+            del fields["session_id"]
+        request = validate(CloseRequest, own_fields(fields))
+        if len(request.session_ids) > MAX_CLOSE:
+            raise invalid("session_ids", f"at most {MAX_CLOSE}")
+        elsewhere: dict[int, list[str]] = {}
+        here = []
+        for session_id in dict.fromkeys(request.session_ids):
+            owner = self._sessions.index_of(session_id)
+            if owner is not None and self._peers.is_elsewhere(owner):
+                elsewhere.setdefault(owner, []).append(session_id)
+            else:
+                here.append(session_id)
+        if self._relay.shares_a_journal:
+            return self._close_shared(context, here, elsewhere)
+        unseen = [each for each in here if each not in self._by_id and self._relay.may_adopt(each)]
+        closed = self._making.close(context, here) + self._relay.close_unseen(context.caller, unseen)
+        if not elsewhere:
+            return {"closed": closed}
+        return self._close_elsewhere(context, elsewhere, closed)
+
+    async def _close_shared(
+        self, context: Context, here: list[str], elsewhere: Mapping[int, list[str]]
+    ) -> Reply:
+        relayed = [each for each in here if self._relay.may_adopt(each)]
+        closed = await self._relay.close_shared(context.caller, relayed)
+        closed += self._making.close(context, set(here).difference(relayed))
+        return await self._close_elsewhere(context, elsewhere, closed)
+
+    async def _close_elsewhere(
+        self, context: Context, elsewhere: Mapping[int, list[str]], closed: int
+    ) -> Reply:
+        calls = (
+            self._peers.call(context, owner, "close", {"session_ids": session_ids})
+            for owner, session_ids in elsewhere.items()
+        )
+        replies = await asyncio.gather(*calls)
+        return {"closed": closed + sum(reply["closed"] for reply in replies)}
+
+
+def unknown_op(op: Any) -> ProblemError:
+    """The problem that there is no such operation, whatever stands in its place."""
+    shown = repr(op[:_MAX_SHOWN]) if type(op) is str else type(op).__name__
+    return ProblemError("unknown_op", f"there is no operation {shown}", known=sorted(SOCKET_OPS))
+
+
+def _cancel(context: Context, session: Session, fields: Mapping[str, Any]) -> Reply:
+    """Give the running operation up; the session can be reset or closed."""
+    refuse_fields(fields)
+    if session.running is not None:
+        session.running.task.cancel()
+    return {}
+
+
+def _ping(context: Context, fields: Mapping[str, Any]) -> Reply:
+    refuse_fields(fields)
+    return {}

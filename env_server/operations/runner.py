@@ -1,0 +1,264 @@
+"""Operations in workers: one task for each, its failures turned into problems, environments attached again."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+
+from clients.protocol.errors import ProblemError
+from clients.protocol.values import decode_value
+from env_server.common.settings import Settings
+from env_server.journal.journal import EndedStep, Journal
+from env_server.journal.replay import ReplayDiverged, rebuild
+from env_server.operations.failures import environment_error, not_reset, worker_died
+from env_server.sessions.session import ResetRecord, Running, Session, StepRecord
+from env_server.sessions.sessions import Sessions, session_gone
+from env_server.telemetry.metrics import Metrics, RebuildOutcome
+from env_server.workers.base import (
+    EnvironmentRaised,
+    OperationTimeout,
+    ServerFailed,
+    ServerLost,
+    StepOutcome,
+    WorkerLost,
+)
+
+_TRIES = 2
+_OF_THE_SERVER = (ServerFailed, ServerLost)
+_ENDINGS = (
+    *(EnvironmentRaised, OperationTimeout, WorkerLost, ServerFailed, ReplayDiverged),
+    asyncio.CancelledError,
+)
+_Result = TypeVar("_Result")
+_log = logging.getLogger(__name__)
+
+
+class Runner:
+    """Runs operations that are not answered at once.
+
+    Args:
+        settings: Time-outs.
+        metrics: Where times are counted.
+        sessions: Where sessions that cannot go on are ended.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics, sessions: Sessions) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._sessions = sessions
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(
+        self,
+        session: Session,
+        kind: str,
+        body: Coroutine[Any, Any, Any],
+        *,
+        episode: int = -1,
+        step: int = -1,
+        action: Any = None,
+    ) -> Running:
+        """Run an operation on a session that runs none.
+
+        Raises:
+            ProblemError: `session_gone`, if the session has ended.
+        """
+        try:
+            self._sessions.require_open(session)
+        except ProblemError:
+            body.close()
+            raise
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(body)
+        running = Running(kind, task, loop.create_future(), episode, step, action)
+        session.running = running
+        self._tasks.add(task)
+        # Not code within the task: one that is cancelled before its first turn runs none.
+        task.add_done_callback(partial(self._settle, session, running))
+        return running
+
+    async def result(self, running: Running) -> Any:
+        """Wait for an operation; whoever waits may go away without harm to it.
+
+        Raises:
+            ProblemError: What the operation ended in.
+        """
+        return await asyncio.shield(running.outcome)
+
+    async def recover(self, session: Session) -> None:
+        """Put a session's environment where its journal says, together with whoever asks for that now.
+
+        Raises:
+            ProblemError: What that ended in, or `session_gone` if the session has ended since.
+        """
+        running = session.running
+        if running is None:
+            running = self.start(session, "recovery", self.attach(session))
+        await self.result(running)
+        self._sessions.require_open(session)
+
+    async def idle(self, timeout_s: float) -> None:
+        """Wait until no operation runs, or the time is over."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+
+    async def make(self, session: Session) -> None:
+        """Make the session's environment anew, without an episode."""
+        spaces = await session.worker.make(
+            session.session_id, session.entry.source, session.kwargs, timeout=self._settings.make_timeout_s
+        )
+        session.take_spaces(*spaces)
+        session.attached = True
+
+    async def attach(self, session: Session) -> None:
+        """Make sure that the worker holds the environment, at the point where the session is.
+
+        Raises:
+            ProblemError: `not_reset` or `session_gone`.
+        """
+        if session.attached:
+            return
+        if not session.recoverable:
+            raise not_reset(session)
+        await self.rebuild(session, session.journal)
+
+    async def in_episode(self, session: Session, operation: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Do something with the session's environment where it is in its episode, rebuilt if need be."""
+
+        async def attached() -> _Result:
+            await self.attach(session)
+            return await operation()
+
+        return await self.persist(session, attached)
+
+    async def persist(self, session: Session, operation: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Do something in a worker that may die, and again where it did.
+
+        A crash that another session has caused is no reason to give up; what takes its own worker down is tried twice.
+
+        Raises:
+            WorkerLost: The operation took its worker down, or the session has ended.
+        """
+        faults = 0
+        while True:
+            try:
+                return await operation()
+            except WorkerLost as lost:
+                faults += lost.at_fault
+                if faults == _TRIES or self._sessions.end_reason(session.session_id) is not None:
+                    raise
+                if isinstance(lost, ServerLost):
+                    self._metrics.failovers[session.entry.label] += 1
+                session.attached = False
+                session.recoverable = session.episode >= 0
+
+    async def rebuild(self, session: Session, journal: Journal) -> ResetRecord | None:
+        """Put the session's environment where a journal says, by replay; gives how its episode began.
+
+        Raises:
+            ProblemError: `session_gone`, if the environment cannot be rebuilt.
+        """
+        episode = journal.portable(max(0, session.episode))
+        if episode.seed is None:
+            await self.make(session)
+            return None
+        if not session.entry.deterministic:
+            self._sessions.end(session, "lost")
+            raise session_gone(session.session_id, "lost")
+        outcome: RebuildOutcome = "failed"
+        try:
+            point = await rebuild(
+                session.worker,
+                session.session_id,
+                session.entry.source,
+                session.kwargs,
+                journal,
+                timeout=self._settings.make_timeout_s,
+            )
+            outcome = "ok"
+        except ReplayDiverged:
+            outcome = "diverged"
+            raise
+        finally:
+            self._metrics.rebuilds[session.entry.label, outcome] += 1
+        session.take_spaces(point.action_space, point.observation_space)
+        session.resume(episode, point.last)
+        if point.first is None:
+            return None
+        # What else was answered may be asked for again, and is not known where the session outlived its process.
+        began = ResetRecord(*point.first, session.episode, episode.seed)
+        if journal.request_id is not None:
+            session.remember_reset(journal.request_id, began)
+        if session.last is None and journal.before is not None:
+            session.last = _answered(session, journal.before, began)
+        return began
+
+    def _settle(self, session: Session, running: Running, task: "asyncio.Task[Any]") -> None:
+        """Take down how an operation ended, however it did, and tell those who wait for it."""
+        self._tasks.discard(task)
+        session.running = None
+        session.last_used = asyncio.get_running_loop().time()
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is None:
+            running.outcome.set_result(task.result())
+            return
+        if isinstance(error, _ENDINGS):
+            problem = self._problem(session, running.kind, error)
+            problem.__cause__ = error
+            if running.kind == "step" and not isinstance(error, _OF_THE_SERVER):
+                session.last = StepRecord(running.episode, running.step, running.action, problem)
+            error = problem
+        running.outcome.set_exception(error)
+        # Nobody may be waiting any more; the problem is kept by the session where it matters.
+        running.outcome.exception()
+
+    def _problem(self, session: Session, kind: str, error: BaseException) -> ProblemError:
+        """Turn a failure into a problem, and leave the session as that problem says."""
+        ended = self._sessions.end_reason(session.session_id)
+        if ended is not None:
+            return session_gone(session.session_id, ended)
+        if isinstance(error, ReplayDiverged):
+            self._sessions.end(session, "replay_diverged")
+            return session_gone(session.session_id, "replay_diverged")
+        if isinstance(error, _OF_THE_SERVER) and kind != "reset":
+            return _left_as_it_is(session, error)
+        if session.playing:
+            left = isinstance(error, asyncio.CancelledError)
+            self._metrics.episodes[session.entry.label, "abandoned" if left else "error"] += 1
+        session.playing = False
+        session.recoverable = False
+        if isinstance(error, EnvironmentRaised):
+            return environment_error(error)
+        session.attached = False
+        if isinstance(error, _OF_THE_SERVER):
+            return ProblemError("upstream_error", str(error))
+        if isinstance(error, WorkerLost):
+            return worker_died(session.entry.env_id)
+        if isinstance(error, OperationTimeout):
+            about = {"session_id": session.session_id, "env_id": session.entry.env_id}
+            _log.warning("%s of %s: %s", kind, session.entry.env_id, error, extra=about)
+            return ProblemError("step_timeout", f"the {kind} did not finish in time; reset the session")
+        return ProblemError("step_timeout", f"the {kind} was cancelled; reset the session", cancelled=True)
+
+
+def _left_as_it_is(session: Session, error: ServerFailed | ServerLost) -> ProblemError:
+    """The problem that a registered server failed an operation: the session stays where it is, and can go on."""
+    if isinstance(error, ServerLost):
+        session.attached = False
+        return ProblemError("upstream_error", f"{error}; the session is rebuilt at its next step")
+    return ProblemError(
+        "upstream_error", f"{error}; the session goes on where it was, but the step may have been taken"
+    )
+
+
+def _answered(session: Session, before: EndedStep, began: ResetRecord) -> StepRecord:
+    """The last step of a session whose present episode it began."""
+    outcome = StepOutcome(
+        decode_value(session.observation_space, before.observation),
+        before.reward,
+        before.terminated,
+        before.truncated,
+        decode_value(None, before.info),
+    )
+    return StepRecord(before.episode, before.step, before.action, outcome, before.observation, began)

@@ -1,0 +1,401 @@
+"""The parts of one I/O process, put together."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from clients.protocol.errors import ProblemError
+from env_server.access.context import Context
+from env_server.access.open_sockets import OpenSockets
+from env_server.access.quotas import QuotaCounters, RateLimit
+from env_server.access.tokens import Caller, Tokens
+from env_server.catalog.catalog import Catalog, CatalogEntry
+from env_server.common.io_process import Lifecycle, Phase, ProcessRank, Reason
+from env_server.common.settings import ConfigurationError, Isolation, Settings
+from env_server.gateway.announcements import Announcements
+from env_server.gateway.moves import Moves
+from env_server.gateway.registering import Lineage, Registering, catalog_entry
+from env_server.gateway.registry import Registration, Registry
+from env_server.gateway.relay import Relay
+from env_server.gateway.relayed_making import RelayedMaking
+from env_server.gateway.relocation import Relocation
+from env_server.gateway.remote_worker import RemoteWorker
+from env_server.gateway.roster import Roster
+from env_server.gateway.session_release import SessionRelease
+from env_server.gateway.shared_relocation import SharedRelocation
+from env_server.gateway.step_shares import StepShares
+from env_server.gateway.upstream.node import Nodes
+from env_server.journal.journal_file import JournalError, JournalFile
+from env_server.operations.episodes import Rendering, Resetting
+from env_server.operations.exposition import Exposition, aggregate
+from env_server.operations.information import Information
+from env_server.operations.making import Making
+from env_server.operations.operations import Calls, Operations
+from env_server.operations.readiness import Readiness
+from env_server.operations.runner import Runner
+from env_server.operations.sandbox import InteractiveSessions, RunningCode, ServedSandbox
+from env_server.operations.stepping import Stepping
+from env_server.operations.verifying import Verifying
+from env_server.operations.worker_pools import WorkerPools
+from env_server.peers.peers import Forwarder, Peers
+from env_server.peers.request_affinity import RequestAffinity
+from env_server.sessions.replies import Reply
+from env_server.sessions.session import BaseSession
+from env_server.sessions.session_restore import SessionRestore
+from env_server.sessions.sessions import Sessions
+from env_server.telemetry.loop_watch import LoopWatch
+from env_server.telemetry.metrics import EnvironmentLabels, Metrics
+from env_server.workers.base import EnvironmentRaised, OperationTimeout, Worker, WorkerLost
+
+if TYPE_CHECKING:
+    from env_server.gateway.shared_journal import SharedJournal
+    from env_server.operations.tracing import TracedOperations
+
+_log = logging.getLogger(__name__)
+
+_MOVES = "moves.jsonl"
+# Nodes register again within seconds.
+_REGISTRATION_PATIENCE_S = 120.0
+
+
+class Services:
+    """Everything that answers operations in one I/O process.
+
+    It is made, started, and in the end stopped, within a running event loop.
+
+    Args:
+        settings: What the operator set.
+        rank: Which process this is.
+        tokens: Who may call.
+        catalog: What is served.
+    """
+
+    def __init__(self, settings: Settings, rank: ProcessRank, tokens: Tokens, catalog: Catalog) -> None:
+        self.settings = settings
+        self.rank = rank
+        self.tokens = tokens
+        self.lifecycle = Lifecycle()
+        self.metrics = Metrics(EnvironmentLabels(settings.max_env_labels))
+        self._catalog = catalog
+        roster = Roster(None if rank.directory is None else rank.directory / "registrations.json")
+        catalog.absence = roster.absence
+        registry = Registry(self._appeared, catalog.remove, self.metrics, roster)
+        nodes = Nodes(settings.max_reply_bytes)
+        lineage = Lineage(registry)
+        self._registry = registry
+        self._worker_pools = WorkerPools(settings, RemoteWorker(registry, self.metrics))
+        self.loop_watch = LoopWatch(
+            self.metrics, {each: self._worker_pools.get(each).times for each in ("inline", "thread")}
+        )
+        self._quota_counters = QuotaCounters(rank)
+        self._affinity = RequestAffinity(rank)
+        self._journal_file = _journal_file(rank)
+        self._shared_journal = shared = _shared_journal(settings)
+        self._sessions = Sessions(settings, rank, self._quota_counters, self.metrics, self._journal_file)
+        self._session_restore: SessionRestore | None = None
+        self._forwarder: Forwarder | None = None
+        if rank.processes > 1 and rank.directory is not None:
+            self._forwarder = Forwarder(rank.directory, rank.index, rank.processes)
+        self._peers = Peers(rank, self._forwarder)
+        self._readiness = Readiness(
+            rank, self.lifecycle, self._worker_pools, self._journal_file, roster, shared
+        )
+        self._exposition = Exposition(
+            *(settings, rank, self.metrics, self._sessions.by_id),
+            *(self._worker_pools, registry, self._journal_file, shared),
+        )
+        self._runner = Runner(settings, self.metrics, self._sessions)
+        resetting = Resetting(settings, self.metrics, self._runner, self._journal_file)
+        self._moves = Moves(
+            rank.directory / _MOVES if settings.gateway and rank.directory is not None else None
+        )
+        release = SessionRelease(registry, self._moves, shared)
+        relocation = Relocation(
+            *(settings, tokens, catalog, self._sessions, registry, nodes, release, self.metrics),
+            self._moves,
+            None
+            if shared is None
+            else SharedRelocation(settings, self._sessions, registry, nodes, self.metrics, shared),
+        )
+        self._relay = Relay(self._sessions, relocation, self.metrics, shared, is_gateway=settings.gateway)
+        self._making = Making(
+            settings,
+            catalog,
+            self._sessions,
+            self._runner,
+            resetting,
+            RelayedMaking(
+                settings, tokens, self._sessions, registry, release, self.metrics, shared, relocation
+            ),
+            self._worker_pools.of,
+            self._journal_file,
+        )
+        self.sockets = OpenSockets(settings)
+        self._served_sandbox: ServedSandbox | None = None
+        self._running_code: RunningCode | None = None
+        self.interactive_sessions: InteractiveSessions | None = None
+        if settings.runs_code:
+            self._served_sandbox = ServedSandbox(settings)
+            self._running_code = RunningCode(settings, self._served_sandbox, self.metrics)
+            self.interactive_sessions = InteractiveSessions(settings, self._served_sandbox)
+        registering = Registering(settings, catalog, registry, nodes, lineage)
+        self._announcements = Announcements(registering, registry)
+        operations = Operations(
+            lifecycle=self.lifecycle,
+            sessions=self._sessions,
+            resetting=resetting,
+            stepping=Stepping(settings, self.metrics, self._runner, resetting, self._journal_file),
+            rendering=Rendering(self._runner),
+            making=self._making,
+            verifying=Verifying(settings, catalog, self.metrics, self._verifier),
+            registering=registering,
+            announcements=self._announcements,
+            running_code=self._running_code,
+            relay=self._relay,
+            shares=StepShares(self._relay, self._sessions.by_id)
+            if settings.gateway and shared is None
+            else None,
+            information=Information(settings, rank, catalog, self._sessions, self._peers, lineage),
+            peers=self._peers,
+            affinity=self._affinity,
+            metrics=self.metrics,
+            rate=RateLimit(settings.rate_limit),
+        )
+        self._tracing = _tracing(settings, rank, operations, self._sessions.by_id)
+        self.operations: Calls = operations if self._tracing is None else self._tracing
+        self.on_socket_dropped: Callable[[], None] | None = None
+        self._answering: set[asyncio.Task[Any]] = set()
+
+    def _verifier(self, entry: CatalogEntry) -> Worker:
+        if entry.source.kind == "registered":
+            return self._worker_pools.of(entry)
+        # What waits for a network would keep a child process from everything else.
+        return self._worker_pools.get("thread" if entry.isolation == "thread" else "process")
+
+    def _appeared(self, registration: Registration) -> None:
+        entry = catalog_entry(registration, self._registry, self.settings)
+        entry.label = self.metrics.labels.of(entry.env_id)
+        self._catalog.put(entry)
+        if self._session_restore is not None:
+            self._making.recall(self._session_restore.appeared(registration.env_id))
+
+    async def start(self) -> None:
+        """Start the workers and look at every environment once.
+
+        Raises:
+            ConfigurationError: If an environment cannot be made.
+        """
+        if self._shared_journal is not None:
+            await self._shared_journal.start()
+        needed: set[Isolation] = {entry.isolation for entry in self._catalog}
+        if any(entry.stateless and entry.isolation != "thread" for entry in self._catalog):
+            needed.add("process")
+        if self._served_sandbox is not None:
+            await self._served_sandbox.start()
+        await self._worker_pools.start(sorted(needed))
+        await asyncio.gather(*(self._probe(entry) for entry in self._catalog))
+        self.loop_watch.start()
+        if self._journal_file is not None:
+            self._session_restore = SessionRestore(
+                *(self._journal_file, self._catalog, self.tokens, self._sessions, self._worker_pools.of),
+                patience_s=_REGISTRATION_PATIENCE_S if self.settings.gateway else 0.0,
+            )
+            self._session_restore.begin()
+            self._making.recall(self._journal_file.sessions)
+        if self._forwarder is not None:
+            await self._forwarder.start(self._answer_peer, self._peer_lost)
+        self.lifecycle.phase = Phase.READY
+
+    def reload_tokens(self) -> None:
+        """Read the token file again; what a token that was revoked has here ends."""
+        try:
+            self.tokens.reload()
+        except ConfigurationError as error:
+            _log.error("the tokens stay as they are: %s", error)
+            return
+        self.sockets.look_again(self.tokens)
+        for session in list(self._sessions.by_id.values()):
+            if self.tokens.named(session.owner) is None:
+                self._sessions.end(session, "evicted")
+        for registration in list(self._registry):
+            if self.tokens.named(registration.owner) is None:
+                self._registry.remove(registration)
+        _log.warning("the token file was read again")
+
+    @property
+    def keeps_traces(self) -> bool:
+        """Whether operations are traced."""
+        return self._tracing is not None
+
+    def about(self, session_id: str | None) -> dict[str, str]:
+        """What a record of the log is about, if it is about a session of this process."""
+        session = None if session_id is None else self._sessions.by_id.get(session_id)
+        return {} if session is None else {"env_id": session.entry.env_id}
+
+    def load(self) -> float:
+        """How full the server is, from 0 to 1."""
+        return self._sessions.count() / self.settings.max_sessions
+
+    def capacity(self) -> dict[str, int]:
+        """How many sessions there are, and how many there may be."""
+        return {"active_sessions": self._sessions.count(), "max_sessions": self.settings.max_sessions}
+
+    def answering(self, task: asyncio.Task[Any]) -> None:
+        """Note a task that will answer a frame, so that a drain waits for it."""
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    def socket_dropped(self, context: Context) -> None:
+        """Note that a socket is no more: sessions made on sockets end some time after their last one."""
+        context.dropped = True
+        for session_id in context.sessions:
+            session = self._sessions.by_id.get(session_id)
+            if session is not None:
+                self._leave(session, context.socket or "")
+        if self.on_socket_dropped is not None:
+            self.on_socket_dropped()
+        if context.remote:
+            self.answering(asyncio.get_running_loop().create_task(self._peers.socket_dropped(context)))
+
+    def _leave(self, session: BaseSession, socket: str) -> None:
+        session.sockets.discard(socket)
+        if session.lingers and not session.sockets and session.orphaned_at is None:
+            self._sessions.orphan(session)
+
+    async def metrics_text(self, caller: Caller) -> bytes:
+        """The metrics of all processes."""
+        replies = await self._peers.gather(Context(caller, binary=False), "metrics", {})
+        # A process that does not answer adds no figures, but the server is not ready without it.
+        own = self._exposition.text(ready=not await self.readiness())
+        if not replies:
+            return own.encode()
+        return aggregate([own, *(reply["text"] for reply in replies)])
+
+    async def readiness(self) -> list[Reason]:
+        """Why the server cannot take new sessions; nothing where it can."""
+        own, others = await asyncio.gather(self._readiness.reasons(), self._peers.readiness())
+        return own + others
+
+    # -- the other processes -------------------------------------------------------------------------------------
+
+    async def _answer_peer(
+        self, identity: Mapping[str, Any], op: str, fields: dict[str, Any], binary: bool
+    ) -> Reply:
+        """Answer a call that reached another process first."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.answering(task)
+        if op == "metrics":
+            return {"text": self._exposition.text(ready=not await self._readiness.reasons())}
+        if op == "ready":
+            return {"process": self.rank.index, "reasons": await self._readiness.reasons()}
+        if op == "socket_dropped":
+            self._leave_all(lambda socket: socket == identity["socket"])
+            return {}
+        caller = self.tokens.named(identity["name"])
+        if caller is None:
+            raise ProblemError("unauthorized", "this token is not known")
+        context = Context(
+            caller,
+            binary=binary,
+            socket=identity["socket"],
+            forwarded=True,
+            traceparent=identity["traceparent"],
+        )
+        reply = self.operations.call(context, op, fields)
+        return reply if isinstance(reply, dict) else await reply
+
+    def _peer_lost(self, index: int) -> None:
+        """Note that another process has ended, and its sockets with it."""
+        prefix = f"{index}."
+        self._leave_all(lambda socket: socket.startswith(prefix))
+
+    def _leave_all(self, left: Callable[[str], bool]) -> None:
+        for session in list(self._sessions.by_id.values()):
+            for socket in [socket for socket in session.sockets if left(socket)]:
+                self._leave(session, socket)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Refuse new sessions and let running operations finish, within the grace."""
+        self.lifecycle.phase = Phase.DRAINING
+        deadline = asyncio.get_running_loop().time() + self.settings.drain_grace_s
+        await self._runner.idle(self.settings.drain_grace_s)
+        await self._relay.idle(max(0.0, deadline - asyncio.get_running_loop().time()))
+        if self._running_code is not None:
+            await self._running_code.idle(max(0.0, deadline - asyncio.get_running_loop().time()))
+        if self._answering:
+            left = max(0.0, deadline - asyncio.get_running_loop().time())
+            await asyncio.wait(self._answering, timeout=left)
+
+    async def stop(self) -> None:
+        """End the workers; the sessions stay in their journals."""
+        self.loop_watch.stop()
+        if self._forwarder is not None:
+            await self._forwarder.close()
+        for part in (self._running_code, self.interactive_sessions, self._served_sandbox):
+            if part is not None:
+                await part.close()
+        await self._sessions.shutdown()
+        await self._relay.shutdown()
+        self._moves.close()
+        await self._announcements.shutdown()
+        if self._shared_journal is not None:
+            await self._shared_journal.close()
+        await self._worker_pools.shutdown()
+        if self._journal_file is not None:
+            self._journal_file.close()
+        if self._tracing is not None:
+            await self._tracing.close()
+        self._quota_counters.close()
+        self._affinity.close()
+
+    async def _probe(self, entry: CatalogEntry) -> None:
+        # Children would import all that is built in before the first session.
+        worker = self._worker_pools.get("inline" if entry.built_in else entry.isolation)
+        key = f"probe-{entry.env_id}"
+        try:
+            spaces = await worker.make(key, entry.source, {}, timeout=self.settings.make_timeout_s)
+        except (EnvironmentRaised, OperationTimeout, WorkerLost) as error:
+            raise ConfigurationError(f"{entry.env_id} cannot be made without kwargs: {error}") from error
+        entry.take_spaces(*spaces)
+        await worker.close(key)
+
+
+def _tracing(
+    settings: Settings, rank: ProcessRank, operations: Operations, sessions: Mapping[str, BaseSession]
+) -> "TracedOperations | None":
+    if settings.trace_endpoint is None:
+        return None
+    try:
+        # Servers that keep no traces need none of it.
+        from env_server.operations.tracing import TracedOperations
+    except ImportError as error:
+        raise ConfigurationError(
+            f"trace_endpoint needs the extra otel (pip install 'rollgym[otel]'): {error}"
+        ) from error
+    return TracedOperations(operations, sessions, rank, settings.trace_endpoint, settings.trace_ratio)
+
+
+def _shared_journal(settings: Settings) -> "SharedJournal | None":
+    if settings.journal_url is None:
+        return None
+    try:
+        # Gateways that keep what they know to themselves need none of it.
+        from env_server.gateway.shared_journal import SharedJournal
+    except ImportError as error:
+        raise ConfigurationError(
+            f"journal_url needs the extra redis (pip install 'rollgym[redis]'): {error}"
+        ) from error
+    return SharedJournal(settings.journal_url.get_secret_value())
+
+
+def _journal_file(rank: ProcessRank) -> JournalFile | None:
+    if rank.directory is None:
+        return None
+    try:
+        return JournalFile(rank.directory / f"journal-{rank.index}.bin")
+    except JournalError as error:
+        raise ConfigurationError(str(error)) from error

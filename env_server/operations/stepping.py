@@ -1,0 +1,306 @@
+"""Taking steps.
+
+A step of an environment in this process (inline) is the hot path of the server: the handler gives the reply at once,
+without a model, a task or an await. A step elsewhere is one task, which the session names while it runs, so that a
+repeated request can join it; the handler gives an awaitable then.
+"""
+
+import math
+from collections.abc import Awaitable, Mapping
+from typing import Any, NamedTuple
+
+from clients.protocol.errors import ProblemError
+from clients.protocol.messages import StepRequest
+from clients.protocol.values import EncodeError
+from env_server.access.context import Context
+from env_server.common.settings import Settings
+from env_server.journal.journal_file import JournalFile
+from env_server.messages.fields import ENVELOPE, own_fields
+from env_server.messages.validation import validate
+from env_server.operations.episodes import Resetting
+from env_server.operations.failures import busy, environment_error, episode_over, not_reset, step_mismatch
+from env_server.operations.runner import Runner
+from env_server.sessions.replies import Reply, encode_observation, step_reply
+from env_server.sessions.session import Running, Session, StepRecord
+from env_server.telemetry.metrics import Metrics
+from env_server.workers.base import EnvironmentRaised, StepOutcome
+
+_PLAIN_FIELDS = ENVELOPE | {"action", "episode", "step", "autoreset", "reset"}
+_SEEDS = 2**53
+
+
+class NextEpisode(NamedTuple):
+    """How the episode begins that follows one that a step ends; it comes with every step of a vector client."""
+
+    seed: int | None = None
+    options: dict[str, Any] | None = None
+
+
+_NO_CHOICE = NextEpisode()
+
+
+class Stepping:
+    """The handler of step.
+
+    Args:
+        settings: How long an episode may get.
+        metrics: Where steps are counted.
+        runner: Runs what does not run inline.
+        resetting: Begins the next episode where a step asks for it.
+        journal_file: Where steps are written down, if anywhere.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        runner: Runner,
+        resetting: Resetting,
+        journal_file: JournalFile | None,
+    ) -> None:
+        self._max_episode_bytes = settings.max_episode_bytes
+        self._metrics = metrics
+        self._steps = metrics.steps
+        self._runner = runner
+        self._resetting = resetting
+        self._journal_file = journal_file
+
+    def step(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
+        """Take one step; one that is running is joined, the last one taken is answered again."""
+        episode, index = fields.get("episode"), fields.get("step")
+        if not (
+            "action" in fields
+            and fields.keys() <= _PLAIN_FIELDS
+            and (index is None or (type(index) is int and index >= 0))
+            and (episode is None or (type(episode) is int and episode >= 0))
+            and type(fields.get("autoreset", False)) is bool
+            and ("reset" not in fields or _only_seeds(fields["reset"]))
+        ):
+            request = validate(StepRequest, own_fields(fields))
+            then = None
+            if request.autoreset:
+                chosen = request.reset
+                then = _NO_CHOICE if chosen is None else NextEpisode(chosen.seed, chosen.options)
+                self._resetting.check_options(session.entry, then.options)
+            return self._step(context, session, request.action, episode, index, then, request.timeout_s)
+        then = None
+        if fields.get("autoreset"):
+            then = NextEpisode(fields["reset"]["seed"]) if "reset" in fields else _NO_CHOICE
+        return self._step(context, session, fields["action"], episode, index, then, None)
+
+    def _step(
+        self,
+        context: Context,
+        session: Session,
+        wire: Any,
+        episode: int | None,
+        index: int | None,
+        then: NextEpisode | None,
+        timeout_s: float | None,
+    ) -> Reply | Awaitable[Reply]:
+        if session.recoverable and not session.attached:
+            running = session.running
+            if running is None or running.kind == "recovery":
+                return self._recovered(context, session, wire, episode, index, then, timeout_s)
+        if (
+            not session.playing
+            or session.running is not None
+            or (index is not None and index != session.step)
+            or (episode is not None and episode != session.episode)
+        ):
+            return self._repeat(context, session, wire, episode, index, then)
+        if session.journal.size >= self._max_episode_bytes:
+            raise ProblemError(
+                "too_large",
+                f"the actions of this episode have {session.journal.size} bytes; reset the session",
+                limit=self._max_episode_bytes,
+            )
+        action, written = session.read_action(wire)
+        inline = session.inline
+        if inline is None or not session.attached:
+            limit = session.entry.step_timeout_s
+            timeout = limit if timeout_s is None else min(limit, timeout_s)
+            body = self._step_in_worker(session, action, written, then, timeout)
+            running = self._runner.start(
+                session, "step", body, episode=session.episode, step=session.step, action=written
+            )
+            return self._later(context, session, running)
+        try:
+            outcome = inline.step_now(session.session_id, action)
+        except EnvironmentRaised as error:
+            raise self._failed(session, written, error) from error
+        record = self._taken(session, written, outcome)
+        if then is not None and (session.terminated or session.truncated):
+            record = self._begin_next(session, record, then)
+        return self._encoded(context, session, record)
+
+    async def _step_in_worker(
+        self, session: Session, action: Any, written: Any, then: NextEpisode | None, timeout: float
+    ) -> StepRecord:
+        record = self._taken(session, written, await self._outcome(session, action, timeout))
+        if then is not None and not session.playing:
+            record = await self._begin_next_in_worker(session, record, then)
+        return record
+
+    async def _outcome(self, session: Session, action: Any, timeout: float) -> StepOutcome:
+        return await self._runner.in_episode(
+            session, lambda: session.worker.step(session.session_id, action, timeout=timeout)
+        )
+
+    async def _recovered(
+        self,
+        context: Context,
+        session: Session,
+        wire: Any,
+        episode: int | None,
+        index: int | None,
+        then: NextEpisode | None,
+        timeout_s: float | None,
+    ) -> Reply:
+        """A step of a session from the journal of a process that died: its environment and its last answer first."""
+        await self._runner.recover(session)
+        reply = self._step(context, session, wire, episode, index, then, timeout_s)
+        return reply if isinstance(reply, dict) else await reply
+
+    def _taken(self, session: Session, written: Any, outcome: StepOutcome) -> StepRecord:
+        """Move a session on by what its environment answered."""
+        try:
+            observation, reward, terminated, truncated, info = outcome
+            if (
+                type(reward) is not float
+                or type(terminated) is not bool
+                or type(truncated) is not bool
+                or not math.isfinite(reward)
+            ):
+                outcome = _plain_outcome(outcome)
+                observation, reward, terminated, truncated, info = outcome
+            seen = encode_observation(session.observation_space, observation, binary=False)
+        except EncodeError as error:
+            raise self._failed(session, written, error) from error
+        record = StepRecord(session.episode, session.step, written, outcome, seen)
+        session.take_step(record, terminated, truncated)
+        session.journal.record(written, seen, reward, terminated, truncated)
+        label = session.entry.label
+        self._steps[label] += 1
+        if terminated or truncated:
+            self._metrics.episode_finished(label, info, terminated=terminated)
+        if self._journal_file is not None:
+            self._journal_file.stepped(session.session_id)
+        return record
+
+    def _begin_next(self, session: Session, record: StepRecord, then: NextEpisode) -> StepRecord:
+        """Begin the episode after the one that a step has ended."""
+        reset = self._resetting.inline(session, then.seed, then.options, ending=record)
+        session.last = record._replace(reset=reset)
+        return session.last
+
+    async def _begin_next_in_worker(
+        self, session: Session, record: StepRecord, then: NextEpisode
+    ) -> StepRecord:
+        if session.inline is not None:
+            return self._begin_next(session, record, then)
+        reset = await self._resetting.in_worker(session, then.seed, then.options, ending=record)
+        session.last = record._replace(reset=reset)
+        return session.last
+
+    def _encoded(self, context: Context, session: Session, record: StepRecord) -> Reply:
+        if isinstance(record.outcome, ProblemError):
+            raise record.outcome
+        try:
+            return step_reply(session, record, record.outcome, context)
+        except EncodeError as error:
+            if session.last is not record:
+                # The session has gone on since; what is wrong with an answer given again is no harm to it.
+                raise environment_error(error) from error
+            problem = self._resetting.broken(session, error)
+            session.last = StepRecord(record.episode, record.step, record.action, problem)
+            raise problem from error
+
+    async def _later(self, context: Context, session: Session, running: Running) -> Reply:
+        record: StepRecord = await self._runner.result(running)
+        return self._encoded(context, session, record)
+
+    def _failed(self, session: Session, written: Any, error: EnvironmentRaised | EncodeError) -> ProblemError:
+        """Note a step that the environment failed: asked again, it is answered by the same problem."""
+        problem = self._resetting.broken(session, error)
+        session.last = StepRecord(session.episode, session.step, written, problem)
+        return problem
+
+    # -- steps that are not simply the next one ------------------------------------------------------------------
+
+    def _repeat(
+        self,
+        context: Context,
+        session: Session,
+        wire: Any,
+        episode: int | None,
+        index: int | None,
+        then: NextEpisode | None,
+    ) -> Reply | Awaitable[Reply]:
+        running = session.running
+        if running is not None:
+            if running.kind == "step" and index == running.step and episode in (None, running.episode):
+                if _same_action(session, wire, running.action):
+                    return self._later(context, session, running)
+                raise step_mismatch(session, f"step {index} is running with another action")
+            raise busy(running)
+        last = session.last
+        if index is not None and last is not None and index == last.step and episode in (None, last.episode):
+            if _same_action(session, wire, last.action):
+                if then is not None and _awaits_reset(session, last):
+                    # The process that took the step died before it began the next episode.
+                    body = self._begin_next_in_worker(session, last, then)
+                    running = self._runner.start(
+                        session, "step", body, episode=last.episode, step=last.step, action=last.action
+                    )
+                    return self._later(context, session, running)
+                return self._encoded(context, session, last)
+            raise step_mismatch(session, f"step {index} was taken with another action")
+        if episode is not None and episode != session.episode:
+            raise step_mismatch(session, f"the session is in episode {session.episode}, not {episode}")
+        if session.episode < 0:
+            raise not_reset(session)
+        if index is not None and index != session.step:
+            raise step_mismatch(session, f"the next step is {session.step}, not {index}")
+        if session.terminated or session.truncated:
+            raise episode_over(session)
+        raise not_reset(session)
+
+
+def _only_seeds(reset: Any) -> bool:
+    """Whether what a step says of the next episode is a seed and nothing else, as vector clients say with each step."""
+    if type(reset) is not dict or len(reset) != 1:
+        return False
+    seed = reset.get("seed")
+    return type(seed) is int and 0 <= seed < _SEEDS
+
+
+def _awaits_reset(session: Session, last: StepRecord) -> bool:
+    """Whether a session is where its last step has ended an episode."""
+    return (
+        last.reset is None
+        and (last.episode, last.step + 1) == (session.episode, session.step)
+        and (session.terminated or session.truncated)
+        and not isinstance(last.outcome, ProblemError)
+    )
+
+
+def _plain_outcome(outcome: StepOutcome) -> StepOutcome:
+    """An outcome with a float as its reward and plain flags."""
+    observation, reward, terminated, truncated, info = outcome
+    try:
+        reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise EncodeError(f"the reward or a flag is not a number: {error}") from error
+    if not math.isfinite(reward):
+        raise EncodeError(f"the reward is {reward}")
+    return StepOutcome(observation, reward, terminated, truncated, info)
+
+
+def _same_action(session: Session, wire: Any, written: Any) -> bool:
+    if wire is written or type(wire) is type(written) is str:
+        return bool(wire == written)
+    try:
+        return bool(session.read_action(wire)[1] == written)
+    except ProblemError:
+        return False

@@ -1,0 +1,89 @@
+"""Scoring responses without a session."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from clients.protocol.errors import ProblemError
+from clients.protocol.messages import VerifyRequest
+from clients.protocol.values import DecodeError, EncodeError, decode_value, encode_value
+from env_server.access.context import Context
+from env_server.catalog.catalog import Catalog, CatalogEntry
+from env_server.common.settings import Settings
+from env_server.messages.fields import own_fields
+from env_server.messages.validation import invalid, validate
+from env_server.operations.failures import environment_error
+from env_server.sessions.replies import Reply
+from env_server.telemetry.metrics import Metrics
+from env_server.workers.base import EnvironmentRaised, OperationTimeout, ServerLost, Worker, WorkerLost
+
+_OUTCOMES = frozenset({"correct", "wrong", "partial", "unparsable", "timeout", "error"})
+
+
+class Verifying:
+    """The handler of verify.
+
+    Args:
+        settings: Limits and time-outs.
+        catalog: The verifiers.
+        metrics: Where verdicts are counted.
+        worker: Gives the worker of a verifier: a scoring that hangs costs one child process, which is replaced.
+    """
+
+    def __init__(
+        self, settings: Settings, catalog: Catalog, metrics: Metrics, worker: Callable[[CatalogEntry], Worker]
+    ) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._metrics = metrics
+        self._worker = worker
+
+    def verify(self, context: Context, fields: Mapping[str, Any]) -> Awaitable[Reply]:
+        """Score items, each by itself, in their order."""
+        own = own_fields(fields)
+        env_id = own.pop("env_id", None)
+        if type(env_id) is not str:
+            raise invalid("env_id", "an environment id is needed, as text")
+        entry = self._catalog.get(env_id)
+        if not entry.stateless:
+            raise ProblemError("not_stateless", f"{env_id} needs a session; it scores no single responses")
+        request = validate(VerifyRequest, own)
+        if len(request.items) > self._settings.max_batch:
+            raise invalid("items", f"at most {self._settings.max_batch}")
+        for number, item in enumerate(request.items):
+            if type(item.get("response")) is not str:
+                raise invalid(f"items.{number}.response", "a response is needed, as text")
+        limit = self._settings.verify_timeout_s
+        timeout = limit if request.timeout_s is None else min(limit, request.timeout_s)
+        try:
+            items = [decode_value(None, item) for item in request.items]
+        except DecodeError as error:
+            raise invalid("items", str(error)) from error
+        return self._verify(context, entry, items, timeout)
+
+    async def _verify(
+        self, context: Context, entry: CatalogEntry, items: list[dict[str, Any]], timeout: float
+    ) -> Reply:
+        if not items:
+            return {"results": []}
+        try:
+            worker = self._worker(entry)
+            verdicts = await worker.verify(entry.source, items, timeout=timeout)
+        except EnvironmentRaised as error:
+            raise environment_error(error) from error
+        except OperationTimeout as error:
+            raise ProblemError("step_timeout", "the items were not scored in time") from error
+        except ServerLost as error:
+            raise ProblemError("upstream_error", str(error)) from error
+        except WorkerLost as error:
+            raise ProblemError(
+                "env_error", "the verifier died", error_class="WorkerLost", message="the verifier died"
+            ) from error
+        results = []
+        for verdict in verdicts:
+            outcome = str(verdict["outcome"])
+            self._metrics.verdicts[entry.label, outcome if outcome in _OUTCOMES else "other"] += 1
+            try:
+                results.append(encode_value(None, verdict, binary=context.binary))
+            except EncodeError as error:
+                results.append({"score": 0.0, "outcome": "error", "detail": str(error)})
+        return {"results": results}

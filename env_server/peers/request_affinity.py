@@ -1,0 +1,55 @@
+"""Which I/O process answers a request that may come again, wherever it comes again."""
+
+import mmap
+import struct
+from hashlib import blake2b
+
+from env_server.access.quotas import map_shared
+from env_server.common.io_process import ProcessRank
+
+_SLOT = struct.Struct("<Q")
+_SLOTS = 1 << 16
+_INDEX_BITS = 16
+_FILE = "affinity"
+
+
+class RequestAffinity:
+    """The process that each of the last requests was first sent to, by caller, operation and request id.
+
+    A client whose connection was lost sends its request again over a new one, which may end in another process. With
+    several processes, a table in a small file that all of them map says which one has the answer. A request has one
+    slot, and takes it from the request that had it before: what is forgotten is made anew. No lock is needed, because
+    a slot is one word. Two requests whose hashes are equal are answered by one process, which knows them apart.
+
+    Args:
+        rank: Which process this is.
+    """
+
+    def __init__(self, rank: ProcessRank) -> None:
+        self._rank = rank
+        self._slots: mmap.mmap | None = None
+        if rank.processes > 1:
+            if rank.directory is None:
+                raise ValueError("several processes need a directory where they meet")
+            self._slots = map_shared(rank.directory / _FILE, _SLOTS * _SLOT.size)
+
+    def elsewhere(self, caller: str, op: str, request_id: str) -> int | None:
+        """The other process that answers a request; None where this one does, as it does from now on if none did."""
+        if self._slots is None:
+            return None
+        digest = blake2b("\0".join((caller, op, request_id)).encode(), digest_size=_SLOT.size).digest()
+        (number,) = _SLOT.unpack(digest)
+        offset = number % _SLOTS * _SLOT.size
+        mark = number >> _INDEX_BITS
+        (held,) = _SLOT.unpack_from(self._slots, offset)
+        # An index counts from 1 here, so that an empty slot is nobody's.
+        index = held % (1 << _INDEX_BITS) - 1
+        if held >> _INDEX_BITS == mark and 0 <= index < self._rank.processes:
+            return None if index == self._rank.index else int(index)
+        _SLOT.pack_into(self._slots, offset, mark << _INDEX_BITS | self._rank.index + 1)
+        return None
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._slots is not None:
+            self._slots.close()

@@ -1,0 +1,57 @@
+"""A server within a program that has an event loop of its own: its environments' code is in reach of a debugger."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from env_server.access.tokens import Tokens
+from env_server.catalog.catalog import Catalog, named_class
+from env_server.common.io_process import ProcessRank
+from env_server.common.settings import ConfigurationError, Settings
+from env_server.http.transport.serving import EmbeddedServer, http_config
+from env_server.operations.services import Services
+from env_server.process.app import App
+from env_server.process.listening import bind, url_of
+
+__all__ = ["ConfigurationError", "serve_here"]
+
+_IDLE_S = 86400.0
+"""Who stands at a breakpoint for an hour finds the session as it was."""
+
+
+@asynccontextmanager
+async def serve_here(environments: Sequence[str], *, allow_expert: bool = False) -> AsyncIterator[str]:
+    """Serve on a free loopback port, in this process and its running event loop, while the context is open.
+
+    Nothing of the process is changed: no signal handlers, no logging, no other event loop.
+
+    Args:
+        environments: What is served beside the built-in ones, as `module:Class` or `name=module:Class`. They run in
+            the event loop's thread, whatever they declare.
+        allow_expert: Whether clients may ask environments for expert actions.
+
+    Yields:
+        The server's URL.
+
+    Raises:
+        ConfigurationError: If an environment cannot be imported or made.
+    """
+    settings = Settings(
+        port=0,
+        workers=1,
+        env=tuple(environments),
+        isolation={named_class(text)[0]: "inline" for text in environments},
+        allow_expert=allow_expert,
+        idle_timeout_s=_IDLE_S,
+    )
+    services = Services(settings, ProcessRank(), Tokens.load(None), Catalog.load(settings))
+    listening = bind(settings.host, settings.port)
+    server = EmbeddedServer(http_config(App(services), settings))
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        await services.start()
+        yield url_of(settings.host, listening)
+    finally:
+        server.should_exit = True
+        await serving
+        await services.stop()

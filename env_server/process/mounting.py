@@ -1,0 +1,121 @@
+"""A server as a part of another program's ASGI application."""
+
+import ipaddress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.routing import Router
+
+from clients.protocol.errors import ProblemError
+from env_server.access.tokens import Tokens
+from env_server.catalog.catalog import Catalog
+from env_server.common.io_process import ProcessRank
+from env_server.common.settings import ConfigurationError, Settings, check_settings
+from env_server.http.socket import Receive, Send
+from env_server.messages.negotiation import problem_answer
+from env_server.operations.services import Services
+from env_server.process.app import App, Scope
+
+# What a program around it says for itself: where it listens, how it logs, what its environment variables are.
+_OF_A_PROGRAM = (
+    *("host", "port", "processes", "log_level", "log_format", "register_with", "advertise"),
+    *("sandbox", "stop_at_end_of_input"),
+)
+
+
+def create_app(**settings: Any) -> "MountedServer":
+    """A server as an ASGI application: to be mounted in another one, also below a prefix, or served as it is.
+
+    An application that mounts another does not start it (Starlette's and FastAPI's do not pass lifespan on), so the
+    one around it enters `lifespan`:
+
+        environments = rollgym.create_app(env=["my_package.game:Game"], token_file="tokens.yaml")
+        app = FastAPI(lifespan=environments.lifespan)
+        app.mount("/environments", environments)
+
+    Args:
+        **settings: Settings of `roll-serve` by the names that they have in its configuration file, but for those of a
+            program: where it listens, its processes, its log, gateways to register with, and the sandbox. Mappings
+            such as `isolation` are dicts.
+
+    Raises:
+        ConfigurationError: If a setting is not one, cannot be used, or belongs to a program of its own.
+    """
+    for name in _OF_A_PROGRAM:
+        if name in settings:
+            raise ConfigurationError(f"{name} belongs to a server that is a program: use roll-serve for it")
+    return MountedServer(check_settings(settings))
+
+
+class MountedServer:
+    """A server that others mount.
+
+    Args:
+        settings: What it serves, to whom, and within which limits.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._tokens = Tokens.load(settings.token_file)
+        self._app: App | None = None
+        self._alone = Router(lifespan=self.lifespan)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request or one socket, or the lifespan where nothing is around it."""
+        if scope["type"] == "lifespan":
+            await self._alone(scope, receive, send)
+        elif self._app is None:
+            detail = "this server is not started: the application around it has to enter its lifespan"
+            await _refuse(scope, receive, send, ProblemError("draining", detail, retry_after=1))
+        elif not self._tokens.required and _is_far(scope):
+            detail = "this server has no tokens, so it answers to this machine only; the operator can set token_file"
+            await _refuse(scope, receive, send, ProblemError("forbidden", detail))
+        else:
+            await self._app(scope, receive, send)
+
+    @asynccontextmanager
+    async def lifespan(self, around: object = None) -> AsyncIterator[None]:
+        """Serve while the context is open; what runs then ends within `drain_grace_s`.
+
+        Args:
+            around: The application that it is mounted in, as Starlette gives it; it is not looked at.
+
+        Raises:
+            ConfigurationError: If an environment cannot be made, or the server is started already.
+        """
+        if self._app is not None:
+            raise ConfigurationError("this server is started already; create_app makes another one")
+        settings = self._settings
+        if settings.state_dir is not None:
+            settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        services = Services(
+            settings, ProcessRank(directory=settings.state_dir), self._tokens, Catalog.load(settings)
+        )
+        self._app = App(services)
+        try:
+            await services.start()
+            yield
+            await services.drain()
+        finally:
+            self._app = None
+            await services.stop()
+
+
+def _is_far(scope: Scope) -> bool:
+    """Whether a client has the address of another machine."""
+    client = scope.get("client")
+    try:
+        address = ipaddress.ip_address(client[0] if client else "")
+    except ValueError:
+        # A Unix socket, or a test's own client.
+        return False
+    return not (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send, problem: ProblemError) -> None:
+    if scope["type"] == "http":
+        await problem_answer(problem)(scope, receive, send)
+        return
+    await receive()
+    await send({"type": "websocket.close", "code": 1008, "reason": problem.code})

@@ -1,0 +1,174 @@
+"""Several I/O processes on one port, and the process that keeps them alive (`--processes`)."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from env_server.access.quotas import start_quota_counters
+from env_server.common.settings import Settings
+from env_server.process.listening import reserve, url_of
+from env_server.process.supervised import READY_LINE
+from env_server.telemetry.logs import configure_logs
+
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from env_server.process.supervised import main; sys.exit(main())"
+)
+_FIRST_BACKOFF_S = 0.1
+_MAX_BACKOFF_S = 10.0
+# A process that served for so long did not die of what it was started with.
+_SETTLED_S = 30.0
+# Beyond the grace for running operations, for closing environments and sockets.
+_STOP_MARGIN_S = 20.0
+
+_log = logging.getLogger(__name__)
+
+
+def supervise(settings: Settings, announce: Callable[[str], None]) -> int:
+    """Run `settings.processes` I/O processes until SIGTERM or SIGINT.
+
+    Args:
+        settings: What the operator set.
+        announce: Called with the server's URL once all processes serve.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ConfigurationError: If the address cannot be used.
+    """
+    configure_logs(settings.log_level, settings.log_format, "supervisor")
+    with contextlib.ExitStack() as stack:
+        # Bound, but not listening: it gets no connections, and keeps the port while a process is away.
+        reserved = stack.enter_context(reserve(settings.host, settings.port, shared=True))
+        directory = settings.state_dir
+        if directory is None:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollgym-")))
+        start_quota_counters(directory)
+        given = settings.model_copy(update={"port": reserved.getsockname()[1]})
+        supervisor = Supervisor(given, directory, lambda: announce(url_of(settings.host, reserved)))
+        return asyncio.run(supervisor.run())
+
+
+class Supervisor:
+    """Starts I/O processes, starts those that die again, and ends all.
+
+    Args:
+        settings: What the processes are told; the port is the real one.
+        directory: Where they meet.
+        announce: Called once all of them serve.
+    """
+
+    def __init__(self, settings: Settings, directory: Path, announce: Callable[[], None]) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._announce = announce
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._restarts = [-1] * settings.processes
+        self._stopping = asyncio.Event()
+        self._serving: set[int] = set()
+        self._exit_code = 0
+
+    async def run(self) -> int:
+        """Keep the processes alive until told to stop; gives the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        if self._settings.token_file is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
+        await asyncio.gather(*(self._keep(index) for index in range(self._settings.processes)))
+        return self._exit_code
+
+    def _stop(self) -> None:
+        """Let all processes drain; told again, they give up."""
+        self._stopping.set()
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+
+    def _reload(self) -> None:
+        """Let all processes read the token file again."""
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGHUP)
+
+    async def _keep(self, index: int) -> None:
+        """Keep one process alive."""
+        loop = asyncio.get_running_loop()
+        backoff = 0.0
+        while not self._stopping.is_set():
+            started = loop.time()
+            process = await self._start(index)
+            served = await self._await_ready(index, process)
+            code = await self._await_end(process)
+            del self._processes[index]
+            if self._stopping.is_set():
+                return
+            if not served and len(self._serving) < self._settings.processes:
+                # The server as a whole has not begun to serve: what is wrong is for the operator to see.
+                self._exit_code = code if code > 0 else 1
+                self._stop()
+                return
+            if loop.time() - started > _SETTLED_S:
+                backoff = 0.0
+            _log.error("I/O process %d ended with code %d; next start in %g s", index, code, backoff)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), backoff)
+            backoff = min(_MAX_BACKOFF_S, max(_FIRST_BACKOFF_S, 2 * backoff))
+
+    async def _start(self, index: int) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _BOOT, json.dumps(sys.path)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            # Ctrl-C reaches the supervisor alone, which then tells the processes once.
+            start_new_session=True,
+        )
+        self._processes[index] = process
+        self._restarts[index] += 1
+        if self._stopping.is_set():
+            process.terminate()
+        assert process.stdin is not None
+        orders = {
+            "settings": self._settings.model_dump(mode="json"),
+            "index": index,
+            "restarts": self._restarts[index],
+            "directory": os.fspath(self._directory),
+        }
+        with contextlib.suppress(ConnectionError):
+            process.stdin.write(json.dumps(orders).encode() + b"\n")
+            await process.stdin.drain()
+        return process
+
+    async def _await_ready(self, index: int, process: asyncio.subprocess.Process) -> bool:
+        """Wait until a process serves; whether it did."""
+        assert process.stdout is not None
+        if await process.stdout.readline() != READY_LINE:
+            return False
+        if index not in self._serving:
+            self._serving.add(index)
+            if len(self._serving) == self._settings.processes:
+                self._announce()
+        return True
+
+    async def _await_end(self, process: asyncio.subprocess.Process) -> int:
+        """Wait for a process's end; one that does not stop in time is killed."""
+        ending = asyncio.ensure_future(process.wait())
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        await asyncio.wait({ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not ending.done():
+            grace_s = self._settings.drain_grace_s + _STOP_MARGIN_S
+            await asyncio.wait({ending}, timeout=grace_s)
+            if not ending.done():
+                _log.error("I/O process %d did not stop in %g s", process.pid, grace_s)
+                self._exit_code = 1
+                process.kill()
+        return await ending

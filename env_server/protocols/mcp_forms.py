@@ -1,0 +1,219 @@
+"""The messages of the Model Context Protocol: read into requests of ours and built from answers of ours; no I/O."""
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from clients.protocol.errors import ProblemError
+from clients.protocol.frames import dumps
+from clients.protocol.messages import Seed
+from env_server.protocols.openenv_forms import value_schema
+from env_server.sessions.replies import Reply
+from envs.tools.calls import ToolCall
+from envs.tools.formats.table import FORMATS
+
+VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26")
+"""The revisions of the protocol that are spoken, the newest first; all have sessions that `initialize` begins."""
+
+RESET, STEP = "reset", "step"
+"""The tools that every environment has."""
+
+META = "rollgym/answer"
+"""Where the whole answer of our protocol is in the result of a tool."""
+
+PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
+UNSUPPORTED_VERSION = -32022
+_OUR_ERROR = -32050
+
+# What is wrong with one call, and may be right with the next: the agent is told, not its client.
+_FOR_THE_AGENT = frozenset(
+    {"not_reset", "episode_over", "busy", "env_error", "step_timeout", "invalid_action", "invalid_request"}
+)
+
+
+class McpToolCall(BaseModel):
+    """The parameters of `tools/call`."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class McpReset(BaseModel):
+    """The arguments of the tool `reset`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    seed: Seed | None = None
+    options: dict[str, Any] | None = None
+
+
+class McpStep(BaseModel):
+    """The arguments of the tool `step`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    action: Any
+
+
+def result_message(message_id: Any, result: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to a request."""
+    return {"jsonrpc": "2.0", "id": message_id, "result": dict(result)}
+
+
+def error_message(message_id: Any, code: int, text: str, data: Any = None) -> dict[str, Any]:
+    """The answer to a request that failed."""
+    error = {"code": code, "message": text} if data is None else {"code": code, "message": text, "data": data}
+    return {"jsonrpc": "2.0", "id": message_id, "error": error}
+
+
+def problem_message(message_id: Any, problem: ProblemError) -> dict[str, Any]:
+    """A problem of our protocol, which is in the answer as it is."""
+    code = INVALID_PARAMS if problem.status == 422 else _OUR_ERROR
+    return error_message(message_id, code, problem.detail, problem.to_problem())
+
+
+def version_message(message_id: Any, asked: str) -> dict[str, Any]:
+    """The answer to a request of a revision that is not spoken."""
+    data = {"supported": list(VERSIONS), "requested": asked[:40]}
+    return error_message(message_id, UNSUPPORTED_VERSION, "this revision of MCP is not spoken here", data)
+
+
+def initialize_result(params: Mapping[str, Any], env_id: str, reply: Reply) -> dict[str, Any]:
+    """The answer to `initialize`, which has begun an episode.
+
+    Args:
+        params: Of the request.
+        env_id: The environment.
+        reply: The answer to the reset.
+    """
+    asked = params.get("protocolVersion")
+    return {
+        "protocolVersion": asked if asked in VERSIONS else VERSIONS[0],
+        "capabilities": {"tools": {"listChanged": False}},
+        "serverInfo": {"name": "rollgym", "title": env_id, "version": version("rollgym")},
+        "instructions": begun_text(reply),
+    }
+
+
+def begun_text(reply: Reply) -> str:
+    """What an agent is told when an episode begins: what it is about, and what it sees.
+
+    Environments with tools say in `info["rules"]` the part of the instruction that is not about writing calls.
+    """
+    info = reply["info"]
+    instruction = info.get("rules", info.get("instruction"))
+    parts = [instruction] if isinstance(instruction, str) and instruction else []
+    return "\n\n".join([*parts, _text(reply["observation"])])
+
+
+def listed_tools(info: Mapping[str, Any], described: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All tools of an episode: `reset`, `step`, and the environment's own.
+
+    Args:
+        info: Of the reset.
+        described: The environment's `EnvInfo`.
+    """
+    own = own_tools(info)
+    action = value_schema(described["action_space"])
+    meaning = "Take an action in the environment."
+    if own:
+        meaning = (
+            "Reply in words, or in any way that the environment understands and that is no call of a tool."
+        )
+    return [
+        {
+            "name": RESET,
+            "description": "Begin a new episode; equal seeds are equal episodes.",
+            "inputSchema": {
+                "type": "object",
+                "properties": {
+                    "seed": {"type": "integer", "minimum": 0, "maximum": 2**53 - 1},
+                    "options": {"type": "object", "description": "What this environment's reset takes."},
+                },
+                "additionalProperties": False,
+            },
+        },
+        {
+            "name": STEP,
+            "description": meaning,
+            "inputSchema": {
+                "type": "object",
+                "properties": {"action": action},
+                "required": ["action"],
+                "additionalProperties": False,
+            },
+        },
+        *own.values(),
+    ]
+
+
+def own_tools(info: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The tools that an environment declares in `info["tools"]`, by name; those called as ours are left out."""
+    declared = info.get("tools")
+    found: dict[str, dict[str, Any]] = {}
+    for tool in declared if isinstance(declared, list) else ():
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            continue
+        name, schema = function["name"], function.get("parameters")
+        if name in (RESET, STEP):
+            continue
+        found[name] = {
+            "name": name,
+            "description": str(function.get("description", "")),
+            "inputSchema": dict(schema) if isinstance(schema, Mapping) else {"type": "object"},
+        }
+    return found
+
+
+def call_as_action(info: Mapping[str, Any], name: str, arguments: Mapping[str, Any]) -> str:
+    """A call as the environment reads calls: in the format that its `info["call_format"]` names, or in Hermes."""
+    form = FORMATS.get(str(info.get("call_format")), FORMATS["hermes"])
+    return form.write([ToolCall(name, arguments)])
+
+
+def begun_result(reply: Reply) -> dict[str, Any]:
+    """The result of the tool `reset`."""
+    return _tool_result(begun_text(reply), reply, is_error=False)
+
+
+def step_result(reply: Reply) -> dict[str, Any]:
+    """The result of a step, whichever tool has taken it."""
+    text = _seen(reply)
+    if reply["terminated"] or reply["truncated"]:
+        text += f"\n\n[The episode has ended, with a last reward of {reply['reward']}. Call {RESET} to begin another.]"
+    return _tool_result(text, reply, is_error=reply["info"].get("action_is_valid") is False)
+
+
+def failed_result(problem: ProblemError) -> dict[str, Any] | None:
+    """The result of a call that went wrong, for the agent; None where its client has to be told."""
+    if problem.code not in _FOR_THE_AGENT:
+        return None
+    return _tool_result(problem.detail, {"problem": problem.to_problem()}, is_error=True)
+
+
+def _seen(reply: Reply) -> str:
+    """What an agent sees of a step: results of tools without the marks that a format puts around them."""
+    messages = reply["info"].get("messages")
+    if isinstance(messages, list) and messages:
+        texts = [message.get("content") for message in messages if message.get("role") == "tool"]
+        if len(texts) == len(messages) and all(isinstance(text, str) for text in texts):
+            return "\n".join(texts)
+    return _text(reply["observation"])
+
+
+def _tool_result(text: str, reply: Mapping[str, Any], *, is_error: bool) -> dict[str, Any]:
+    # The state and the like are for programs: agents are not shown what is in `_meta`.
+    return {
+        "content": [{"type": "text", "text": text}],
+        "isError": is_error,
+        "_meta": {META: dict(reply)},
+    }
+
+
+def _text(observation: Any) -> str:
+    return observation if isinstance(observation, str) else dumps(observation, binary=False).decode()

@@ -1,0 +1,1 @@
+"""The sessions of one I/O process: whose they are, when they end; `gateway`, `operations` and above enter."""

@@ -1,0 +1,132 @@
+"""What one I/O process counts, as plain numbers; `exposition` makes Prometheus' text of them."""
+
+from collections import Counter, defaultdict
+from typing import Any, Literal
+
+import numpy as np
+
+from clients.protocol.errors import ProblemError
+from env_server.telemetry.durations import Durations
+
+OTHER = "other"
+"""The label of all environments that have none of their own."""
+EpisodeOutcome = Literal["success", "terminated", "truncated", "error", "abandoned"]
+"""How an episode ended. One that was reset or closed before its end is abandoned."""
+
+RebuildOutcome = Literal["ok", "diverged", "failed"]
+_REFUSALS = frozenset(
+    {"rate_limited", "draining", "max_sessions", "max_sessions_per_token", "max_runs", "max_runs_per_token"}
+)
+
+
+class EnvironmentLabels:
+    """Gives environments that other servers register a label, the first ones one of their own.
+
+    Counters live as long as the process. Whoever may register could otherwise fill its memory, and that of the
+    database that collects them, with environments that come and go.
+
+    Args:
+        most: How many environments get a label of their own.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: set[str] = set()
+        self._others = False
+
+    @property
+    def given(self) -> set[str]:
+        """The labels that environments were given so far."""
+        return self._known | ({OTHER} if self._others else set())
+
+    def of(self, env_id: str) -> str:
+        """The label of an environment that is registered."""
+        if env_id not in self._known:
+            if len(self._known) >= self._most:
+                self._others = True
+                return OTHER
+            self._known.add(env_id)
+        return env_id
+
+
+class Metrics:
+    """Counters of one I/O process.
+
+    What is counted at every step is a plain number in a dictionary or an attribute, and becomes a metric when somebody
+    looks: a locked counter object would cost as much as the rest of a step's handling. Counters by environment are
+    under its label, which is its id unless there are too many (`EnvironmentLabels`).
+
+    Args:
+        labels: Gives registered environments their labels.
+
+    Attributes:
+        answered: Operations that were answered well.
+        failed: Operations that were answered by a problem, by operation and code.
+        problems: Answers that were problems, by code; those to what was no operation are among them.
+        refusals: What was refused for want of capacity, by reason.
+        seconds: How long operations took from the call to the answer, by operation.
+        steps: Steps by environment.
+        resets: Episodes begun by environment.
+        expert_resets: Those among them with expert actions.
+        episodes: Episodes ended, by environment and outcome.
+        verdicts: Verdicts by environment and outcome.
+        runs: Programs of `run_code` by how they ended.
+        rebuilds: Environments rebuilt by replay, by environment and outcome.
+        sessions_ended: Sessions that ended, by reason.
+        sockets: Open sockets.
+        sockets_opened: Sockets that were opened.
+        http_received: Bytes of request bodies.
+        http_sent: Bytes of response bodies.
+        socket_received: Bytes of frames that came in.
+        socket_sent: Bytes of frames that went out.
+        loop_lag: How late the event loop came to what it should have done.
+        loop_holds: Operations that kept it, by environment, operation and isolation.
+        upstream_seconds: How long registered servers took, by operation and protocol.
+        upstream_errors: Calls that they failed, by environment and protocol.
+        failovers: Operations tried again on another registered server, by environment.
+        registrations_ended: Registrations that ended, by environment and reason.
+    """
+
+    def __init__(self, labels: EnvironmentLabels) -> None:
+        self.labels = labels
+        self.answered: defaultdict[str, int] = defaultdict(int)
+        self.failed: Counter[tuple[str, str]] = Counter()
+        self.problems: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
+        self.seconds: defaultdict[str, Durations] = defaultdict(Durations)
+        self.steps: defaultdict[str, int] = defaultdict(int)
+        self.resets: Counter[str] = Counter()
+        self.expert_resets: Counter[str] = Counter()
+        self.episodes: Counter[tuple[str, EpisodeOutcome]] = Counter()
+        self.verdicts: Counter[tuple[str, str]] = Counter()
+        self.runs: Counter[str] = Counter()
+        self.rebuilds: Counter[tuple[str, RebuildOutcome]] = Counter()
+        self.sessions_ended: Counter[str] = Counter()
+        self.sockets = 0
+        self.sockets_opened = 0
+        self.http_received = 0
+        self.http_sent = 0
+        self.socket_received = 0
+        self.socket_sent = 0
+        self.loop_lag = Durations()
+        self.loop_holds: Counter[tuple[str, str, str]] = Counter()
+        self.upstream_seconds: defaultdict[tuple[str, str], Durations] = defaultdict(Durations)
+        self.upstream_errors: Counter[tuple[str, str]] = Counter()
+        self.failovers: Counter[str] = Counter()
+        self.registrations_ended: Counter[tuple[str, str]] = Counter()
+
+    def operation_failed(self, op: str, problem: ProblemError) -> None:
+        """Count an operation that is answered by a problem."""
+        self.failed[op, problem.code] += 1
+        reason = problem.extra.get("limit") if problem.code == "at_capacity" else problem.code
+        if reason in _REFUSALS:
+            self.refusals[str(reason)] += 1
+
+    def episode_finished(self, label: str, info: Any, *, terminated: bool) -> None:
+        """Count an episode that came to its end, by what its last step said of it."""
+        success = info.get("success")
+        if isinstance(success, bool | np.bool_) and success:
+            outcome: EpisodeOutcome = "success"
+        else:
+            outcome = "terminated" if terminated else "truncated"
+        self.episodes[label, outcome] += 1

@@ -1,0 +1,1 @@
+"""Environments in actors of a Ray cluster; imported where `workers: ray` asks for it, and nowhere else."""

@@ -1,0 +1,130 @@
+"""What runs in a Ray actor: the child processes of one node, and the calls that reach them.
+
+Code of environments runs in the children and never in the actor itself. So one that hangs with the interpreter's lock,
+exits or eats its memory leaves the actor able to say which operation that was; and nothing that an environment makes
+is ever read by Ray, whose way of reading objects runs code. The children end when the actor does, however it dies.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from clients.protocol.spaces import describe_space
+from env_server.workers.base import EnvironmentRaised, EnvSource, OperationTimeout, WorkerLost
+from env_server.workers.process import ProcessWorker
+from env_server.workers.ray.wire import UNANSWERED, Request, dump_answer, dump_failure, load_requests
+
+# A call costs as much as dozens of steps, so that answers wait this long for others that may come at once.
+_GATHER_S = 0.001
+# Calls that wait for answers here. One more lets the oldest return, so that there is always room for requests.
+_PARKED_CALLS = 2
+
+
+class Host:
+    """Runs operations in child processes of this node, for one I/O process.
+
+    An I/O process keeps at least one call of `exchange` waiting here, which returns when there is something to tell.
+
+    Args:
+        processes: How many child processes.
+        path: The import path of the I/O process; what of it is found here, and is not on the path yet, is appended.
+    """
+
+    def __init__(self, processes: int, path: Sequence[str]) -> None:
+        # What environments print goes to the server's log, and its own standard output is for its ready line.
+        os.dup2(2, 1)
+        sys.path.extend(each for each in path if each not in sys.path and os.path.exists(each))
+        self._worker = ProcessWorker(processes, "text")
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._untold: set[asyncio.Task[None]] = set()
+        self._answers: list[bytes] = []
+        self._parked: deque[asyncio.Future[bytes]] = deque()
+        self._gathering: asyncio.TimerHandle | None = None
+        self._operations: dict[str, Callable[..., Awaitable[Any]]] = {
+            "make": self._make,
+            "reset": self._worker.reset,
+            "step": self._worker.step,
+            "render": self._worker.render,
+            "reseed": self._worker.reseed,
+            "verify": self._worker.verify,
+            "close": self._close,
+        }
+
+    async def hello(self) -> str:
+        """Say that the actor has started, and where."""
+        return f"{socket.gethostname()} (process {os.getpid()})"
+
+    async def exchange(self, requests: bytes) -> bytes:
+        """Begin operations, and wait for answers to these or to earlier ones."""
+        for request in load_requests(requests):
+            self._begin(request)
+        if len(self._parked) == _PARKED_CALLS:
+            self._reply()
+        waiting: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._parked.append(waiting)
+        self._reply_soon()
+        return await waiting
+
+    async def stop(self) -> None:
+        """Close the environments, and end the child processes."""
+        await self._worker.shutdown()
+
+    # -- operations ----------------------------------------------------------------------------------------------
+
+    def _begin(self, request: Request) -> None:
+        loop = asyncio.get_running_loop()
+        if request.op == "cancel":
+            if (task := self._running.get(*request.arguments)) is not None:
+                task.cancel()
+            return
+        task = loop.create_task(self._run(request))
+        if request.number == UNANSWERED:
+            self._untold.add(task)
+            task.add_done_callback(self._untold.discard)
+        else:
+            self._running[request.number] = task
+
+    async def _run(self, request: Request) -> None:
+        number = request.number
+        try:
+            operation = self._operations[request.op]
+            answer = dump_answer(number, await operation(*request.arguments, timeout=request.timeout))
+        except (EnvironmentRaised, OperationTimeout, WorkerLost) as failure:
+            answer = dump_failure(number, failure)
+        finally:
+            self._running.pop(number, None)
+        if number != UNANSWERED:
+            self._answers.append(answer)
+            self._reply_soon()
+
+    async def _make(
+        self, key: str, source: EnvSource, kwargs: Mapping[str, Any], *, timeout: float | None
+    ) -> tuple[Any, Any]:
+        action, observation = await self._worker.make(key, source, kwargs, timeout=timeout)
+        return describe_space(action), describe_space(observation)
+
+    async def _close(self, key: str, *, timeout: float | None) -> None:
+        await self._worker.close(key)
+
+    # -- answers -------------------------------------------------------------------------------------------------
+
+    def _reply_soon(self) -> None:
+        if not self._answers or not self._parked or self._gathering is not None:
+            return
+        if self._running:
+            self._gathering = asyncio.get_running_loop().call_later(_GATHER_S, self._reply)
+        else:
+            self._reply()
+
+    def _reply(self) -> None:
+        """Let the oldest call return, with all answers that there are."""
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        if self._parked:
+            self._parked.popleft().set_result(b"".join(self._answers))
+            self._answers.clear()

@@ -1,0 +1,74 @@
+"""What every sandbox can do: run a program once, or hold one that is spoken to."""
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from sandbox.core.limits import DEFAULT_LIMITS, Limits
+from sandbox.core.program import Program
+from sandbox.core.result import Guarantees, RunResult
+
+
+class SandboxSession(Protocol):
+    """A process in a sandbox that is spoken to over its two streams until it is closed or ends."""
+
+    def write(self, data: bytes) -> None:
+        """Write to the program's standard input.
+
+        Raises:
+            BrokenPipeError: If it has ended.
+        """
+
+    def read(self, timeout_seconds: float) -> bytes:
+        """Return what it has written since, as soon as there is something; nothing at the end or at the time-out."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the program runs."""
+
+    def close(self) -> RunResult:
+        """End the program, and everything that it started; return what became of it."""
+
+
+class Sandbox(Protocol):
+    """A back-end. Any thread may call it at any time; runs know nothing of each other."""
+
+    name: str
+
+    def probe(self) -> Guarantees:
+        """Run a control program and an attempt to escape, and return what is kept.
+
+        Raises:
+            SandboxUnavailableError: If it does not work on this machine, with the reason and the remedy.
+        """
+
+    def run(
+        self,
+        program: Program,
+        *,
+        files: Mapping[str, bytes] = {},
+        stdin: bytes = b"",
+        limits: Limits = DEFAULT_LIMITS,
+        collect: Iterable[str] = (),
+    ) -> RunResult:
+        """Run a program to its end.
+
+        Args:
+            program: What to run.
+            files: Laid into its working directory, by relative path.
+            stdin: What it can read.
+            limits: What it may use.
+            collect: Relative paths of files to bring back. Links, pipes and what is larger than the limit
+                of the output are left where they are.
+        """
+
+    def open_session(
+        self, program: Program, *, files: Mapping[str, bytes] = {}, limits: Limits = DEFAULT_LIMITS
+    ) -> SandboxSession:
+        """Start a program that is spoken to; `wall_seconds` bounds the whole session."""
+
+    def close(self) -> None:
+        """End what is kept warm."""
+
+
+class SandboxUnavailableError(RuntimeError):
+    """A back-end does not work here, and nothing weaker takes its place."""

@@ -1,0 +1,71 @@
+"""What a run is given to begin with, under the limits of what it writes itself; without room, it never begins."""
+
+from collections.abc import Mapping
+
+from sandbox.core.limits import Limits
+from sandbox.core.program import Program
+from sandbox.core.result import Outcome, RunResult
+
+_PAGE = 4096
+_MIB = 1 << 20
+
+
+def refused(program: Program, files: Mapping[str, bytes], limits: Limits) -> RunResult | None:
+    """Return the outcome of a run whose files have no room in its working directory; None if there is room.
+
+    Every back-end asks this before anything is started, so that the answer is the same everywhere.
+
+    Args:
+        program: Its source is a file like the others.
+        files: By relative path.
+        limits: `disk_mb` and `inodes` bound them.
+    """
+    sizes = [len(program.source.encode(errors="surrogateescape")), *map(len, files.values())]
+    # A file takes whole pages.
+    used = sum(-(-size // _PAGE) * _PAGE for size in sizes)
+    folders = {name[:place] for name in files for place, sign in enumerate(name) if sign == "/"}
+    if used <= limits.disk_mb * _MIB and len(sizes) + len(folders) <= limits.inodes:
+        return None
+    return too_large(
+        f"{len(sizes) + len(folders)} files and directories with {used / _MIB:.1f} MiB in all, and there is room for "
+        f"{limits.inodes} with {limits.disk_mb} MiB"
+    )
+
+
+def too_large(reason: str) -> RunResult:
+    """Return the outcome of a run that was given more than there is room for."""
+    return RunResult(
+        outcome=Outcome.DISK_LIMIT, detail=f"what it was given to begin with is too large: {reason}"
+    )
+
+
+class EndedSession:
+    """See `SandboxSession`: there is nobody to write to, and nothing to read.
+
+    Args:
+        result: Why.
+    """
+
+    def __init__(self, result: RunResult) -> None:
+        self._result = result
+
+    def write(self, data: bytes) -> None:
+        """Find nobody to write to.
+
+        Raises:
+            BrokenPipeError: Always.
+        """
+        raise BrokenPipeError(f"the program did not begin: {self._result.detail}")
+
+    def read(self, timeout_seconds: float) -> bytes:
+        """Return nothing."""
+        return b""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the program runs: it does not."""
+        return False
+
+    def close(self) -> RunResult:
+        """Return what became of it."""
+        return self._result

@@ -1,0 +1,224 @@
+"""Another machine's sandbox: a server that answers `POST /run_code`."""
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from sandbox.core.base import SandboxSession, SandboxUnavailableError
+from sandbox.core.limits import DEFAULT_LIMITS, Limits
+from sandbox.core.probe import probe_sandbox
+from sandbox.core.program import Program
+from sandbox.core.result import Guarantees, Outcome, RunResult
+from sandbox.core.uploads import EndedSession, refused, too_large
+from sandbox.remote.run_code import SandboxReply, build_request, read_guarantees, read_reply
+from sandbox.remote.session import open_remote_session
+from sandbox.supervisor.files import plain_names
+
+_CONNECT_S = 10.0
+# A run waits for its turn at the server, and its answer for the network.
+_MARGIN_S = 60.0
+_NOT_BEGUN = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_TOO_LARGE = 413
+_READ_AT_ONCE = 2**16
+"""Bytes that have left here before a server can refuse them: its answer is never lost over a smaller request."""
+_JSON = {"Content-Type": "application/json"}
+_BUSY = frozenset({429, 503})
+_RETRY_S = 1.0
+_LONGEST_RETRY_S = 10.0
+_REMEDIES: Mapping[int, str] = {
+    401: "give a token of that server (remote:URL?token_file=PATH)",
+    403: "the token needs the role play",
+    404: "that server runs no programs: start it with --sandbox",
+    413: "its settings max_request_bytes and max_reply_bytes bound what is sent and answered",
+}
+
+
+class RemoteSandbox:
+    """A back-end; see `Sandbox`.
+
+    What was not begun is tried again, and what a server refuses for want of room is asked for again when it says. A
+    connection that breaks while a program runs is answered by one more attempt: a run leaves nothing behind.
+
+    Args:
+        url: Of the server.
+        token: That it knows.
+        token_file: Holds the token, instead.
+        patience_s: How long a run waits for a server that is away or has no room.
+    """
+
+    name = "remote"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        token_file: str | Path | None = None,
+        patience_s: float = 60.0,
+    ) -> None:
+        if token_file is not None:
+            try:
+                token = Path(token_file).read_text(encoding="utf-8").strip()
+            except OSError as error:
+                raise SandboxUnavailableError(f"the token of {url} cannot be read: {error}") from error
+        self._url = url.rstrip("/")
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._patience_s = patience_s
+        # As many at once as there are threads that ask; the server says how many it takes.
+        self._limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
+        self._client = self._connect()
+        self._seen: Guarantees | None = None
+        self.claims: Guarantees
+
+    def run(
+        self,
+        program: Program,
+        *,
+        files: Mapping[str, bytes] = {},
+        stdin: bytes = b"",
+        limits: Limits = DEFAULT_LIMITS,
+        collect: Iterable[str] = (),
+    ) -> RunResult:
+        """Run a program to its end; see `Sandbox`."""
+        if (result := refused(program, files, limits)) is not None:
+            return result
+        body = build_request(program, files, stdin, limits, plain_names(collect))
+        seconds = limits.wall_seconds + limits.compile_seconds + self._patience_s + _MARGIN_S
+        try:
+            answer = self._ask("POST", "/run_code", body, seconds)
+            return read_reply(answer)
+        except _UploadTooLargeError as error:
+            return too_large(f"the sandbox at {self._url}: {error}")
+        except (_NotAnsweredError, ValueError) as error:
+            return RunResult(outcome=Outcome.SANDBOX_ERROR, detail=f"the sandbox at {self._url}: {error}")
+
+    def open_session(
+        self, program: Program, *, files: Mapping[str, bytes] = {}, limits: Limits = DEFAULT_LIMITS
+    ) -> SandboxSession:
+        """Start a program that is spoken to; see `Sandbox`.
+
+        Raises:
+            SandboxUnavailableError: If it cannot be started.
+        """
+        if (result := refused(program, files, limits)) is not None:
+            return EndedSession(result)
+        body = build_request(program, files, b"", limits, ())
+        return open_remote_session(self._url, self._headers, body, limits.wall_seconds, self._largest_request)
+
+    def probe(self) -> Guarantees:
+        """Ask what the server's own probe has seen, and run a control program; see `Sandbox`."""
+        if self._seen is None:
+            try:
+                told = SandboxReply.model_validate(self._ask("GET", "/v1/sandbox", None, _MARGIN_S))
+                self.claims = read_guarantees(told.guarantees)
+            except (_NotAnsweredError, ValueError) as error:
+                raise SandboxUnavailableError(f"remote does not work here: {self._url}: {error}") from error
+            self._seen = probe_sandbox(self)
+        return self._seen
+
+    def remedy(self, reason: str) -> str:
+        """Return what an operator can do where it does not work for this reason."""
+        return f"Look at the log of the server at {self._url}"
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+        self._client = self._connect()
+
+    def _connect(self) -> httpx.Client:
+        return httpx.Client(headers=self._headers, limits=self._limits)
+
+    def _ask(self, method: str, path: str, body: Any, seconds: float) -> Any:
+        """Ask, and ask again where that is safe.
+
+        Raises:
+            _NotAnsweredError: If there is no good answer.
+        """
+        content = None if body is None else json.dumps(body).encode()
+        give_up_at = time.monotonic() + self._patience_s
+        attempts_left = 2
+        timeout = httpx.Timeout(seconds, connect=_CONNECT_S)
+        while True:
+            pause = _RETRY_S
+            try:
+                answer = self._client.request(
+                    method, self._url + path, content=content, headers=_JSON, timeout=timeout
+                )
+            except _NOT_BEGUN as error:
+                reason = f"it cannot be reached: {error}"
+            except httpx.TimeoutException as error:
+                raise _NotAnsweredError("it did not answer in time") from error
+            except httpx.TransportError as error:
+                attempts_left -= 1
+                reason = f"the connection broke: {error}"
+                size = len(content or b"")
+                if size > _READ_AT_ONCE and size > (largest := self._largest_request()):
+                    # It was refused while it was on its way, and the answer lost on that.
+                    raise _UploadTooLargeError(
+                        f"{size} bytes; {largest:.0f} are allowed; {_REMEDIES[_TOO_LARGE]}"
+                    ) from error
+                if attempts_left == 0:
+                    raise _NotAnsweredError(reason) from error
+                # What ended the server may have been this program: it is not tried on and on.
+                continue
+            else:
+                if answer.status_code == 200:
+                    return _content(answer)
+                reason = _explain(answer)
+                if answer.status_code == _TOO_LARGE and _limit(answer) < len(content or b""):
+                    raise _UploadTooLargeError(reason)
+                if answer.status_code not in _BUSY:
+                    raise _NotAnsweredError(reason)
+                with contextlib.suppress(ValueError):
+                    pause = float(answer.headers.get("retry-after", pause))
+            pause = min(pause, _LONGEST_RETRY_S)
+            if time.monotonic() + pause > give_up_at:
+                raise _NotAnsweredError(reason)
+            time.sleep(pause)
+
+    def _largest_request(self) -> float:
+        """How many bytes the server takes at once; without end where it does not say."""
+        try:
+            answer = self._client.get(f"{self._url}/v1/info", timeout=_CONNECT_S)
+            return float(answer.json()["limits"]["max_request_bytes"])
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            return math.inf
+
+
+class _NotAnsweredError(Exception):
+    """There is no good answer; the text says why."""
+
+
+class _UploadTooLargeError(_NotAnsweredError):
+    """The server takes no request as large."""
+
+
+def _content(answer: httpx.Response) -> Any:
+    try:
+        return answer.json()
+    except ValueError as error:
+        raise _NotAnsweredError("it answered something that is no JSON") from error
+
+
+def _limit(answer: httpx.Response) -> float:
+    """Return how large a request may be, as a refusal says; where it does not say, it was this one."""
+    try:
+        return float(answer.json().get("limit", 0))
+    except (ValueError, TypeError, AttributeError):
+        return 0.0
+
+
+def _explain(answer: httpx.Response) -> str:
+    try:
+        told = answer.json()
+        detail = str(told["detail"])
+    except (ValueError, KeyError, TypeError):
+        detail = "no reason was given"
+    remedy = _REMEDIES.get(answer.status_code)
+    return f"HTTP {answer.status_code}: {detail}" + (f"; {remedy}" if remedy else "")

@@ -1,0 +1,250 @@
+"""Warm sandboxes with an interpreter in each: many runs of Python a second, for less isolation between them."""
+
+import json
+import queue
+import struct
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sandbox.core.base import Sandbox, SandboxSession, SandboxUnavailableError
+from sandbox.core.limits import DEFAULT_LIMITS, Limits
+from sandbox.core.program import Program
+from sandbox.core.result import Guarantees, Outcome, RunResult
+from sandbox.core.uploads import refused
+from sandbox.local.supervised import result_of_stage
+from sandbox.supervisor.monitor import HARD_OUTPUT_BYTES
+
+_MIB = 1 << 20
+_SOURCE = "main.py"
+_SERVER_MEMORY_MB = 64
+_GRACE_SECONDS = 2.0
+_LIFETIME_SECONDS = 3600.0
+_PREFIX = struct.Struct("<I")
+
+
+class WarmPool:
+    """Runs Python programs by forking inside sandboxes that are kept; all else goes to fresh ones.
+
+    Runs of one sandbox follow each other: each has a directory of its own, and nothing that it started or wrote is left
+    when the next begins. They share a process namespace with the interpreter that forks them, which is the lower
+    level that `fresh` declares. A sandbox is replaced after `runs_each` runs, and after any run that did not end by
+    itself, left something behind, or wrote outside of its directory.
+
+    Args:
+        inner: What the sandboxes are made of. The pool closes it.
+        workers: How many there are; so many runs go on at a time.
+        runs_each: After how many runs one is replaced.
+        limits: What a run may use at most. One that asks for more gets a fresh sandbox.
+    """
+
+    def __init__(
+        self, inner: Sandbox, *, workers: int = 2, runs_each: int = 200, limits: Limits = DEFAULT_LIMITS
+    ) -> None:
+        self.name = f"warm {inner.name}"
+        self._inner, self._limits, self._runs_each = inner, limits, runs_each
+        self._free: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        for _ in range(workers):
+            self._free.put(None)  # A place without a sandbox, which its first run makes.
+        self._closed = threading.Event()
+
+    def probe(self) -> Guarantees:
+        """Probe the sandboxes that it is made of."""
+        return replace(self._inner.probe(), fresh=False)
+
+    def run(
+        self,
+        program: Program,
+        *,
+        files: Mapping[str, bytes] = {},
+        stdin: bytes = b"",
+        limits: Limits = DEFAULT_LIMITS,
+        collect: Iterable[str] = (),
+    ) -> RunResult:
+        """Run a program to its end; its guarantees say whether it got a fresh sandbox."""
+        if program.language != "python" or not self._fits(limits) or _SOURCE in _places(files):
+            return self._inner.run(program, files=files, stdin=stdin, limits=limits, collect=collect)
+        if (too_large := refused(program, files, limits)) is not None:
+            return too_large
+        laid = {**files, _SOURCE: program.source.encode(errors="surrogateescape")}
+        with self._place() as place:
+            try:
+                worker = place.worker or _Worker(self._inner, self._limits)
+            except SandboxUnavailableError as error:
+                return RunResult(outcome=Outcome.SANDBOX_ERROR, detail=str(error))
+            place.worker = None
+            result, spotless = worker.run(program, laid, stdin, limits, list(collect))
+            if spotless and worker.runs < self._runs_each:
+                place.worker = worker
+            elif worker.close().outcome is Outcome.MEMORY_LIMIT:
+                # Only the whole sandbox knows that its processes together had too much.
+                result = replace(
+                    result,
+                    outcome=Outcome.MEMORY_LIMIT,
+                    detail=f"it needed more than {limits.memory_mb} MiB of memory",
+                )
+        return replace(result, guarantees=replace(result.guarantees or self.probe(), fresh=False))
+
+    def open_session(
+        self, program: Program, *, files: Mapping[str, bytes] = {}, limits: Limits = DEFAULT_LIMITS
+    ) -> SandboxSession:
+        """Start a program that is spoken to, in a fresh sandbox."""
+        return self._inner.open_session(program, files=files, limits=limits)
+
+    def close(self) -> None:
+        """End what is kept warm, once the runs that go on have ended."""
+        self._closed.set()
+        for _ in range(self._free.qsize()):
+            worker = self._free.get()
+            if worker is not None:
+                worker.close()
+        self._inner.close()
+
+    def _fits(self, limits: Limits) -> bool:
+        ours = self._limits
+        return (
+            limits.memory_mb <= ours.memory_mb
+            and limits.disk_mb >= ours.disk_mb
+            and limits.inodes >= ours.inodes
+            and limits.pids >= ours.pids
+        )
+
+    @contextmanager
+    def _place(self) -> "Iterator[_Place]":
+        place = _Place(self._free.get())
+        try:
+            yield place
+        finally:
+            if self._closed.is_set() and place.worker is not None:
+                place.worker.close()
+                place.worker = None
+            self._free.put(place.worker)
+
+
+class _Place:
+    """Where a sandbox is kept between runs."""
+
+    def __init__(self, worker: "_Worker | None") -> None:
+        self.worker = worker
+
+
+class _Worker:
+    """One warm sandbox."""
+
+    def __init__(self, inner: Sandbox, limits: Limits) -> None:
+        self.runs = 0
+        self._limits = limits
+        session_limits = replace(
+            limits,
+            wall_seconds=_LIFETIME_SECONDS,
+            cpu_seconds=_LIFETIME_SECONDS,
+            memory_mb=limits.memory_mb + _SERVER_MEMORY_MB,
+            pids=limits.pids + 1,
+        )
+        self._session = inner.open_session(Program("python", _server_source()), limits=session_limits)
+        self._received = bytearray()
+
+    def run(
+        self, program: Program, files: Mapping[str, bytes], stdin: bytes, limits: Limits, collect: list[str]
+    ) -> tuple[RunResult, bool]:
+        """Run a program; tell whether the sandbox is as it was before."""
+        self.runs += 1
+        cpu_seconds = limits.cpu_seconds or limits.wall_seconds + 1
+        head = {
+            "names": list(files),
+            "arguments": list(program.arguments),
+            "collect": collect,
+            "most_bytes": limits.output_kb << 10,
+            "wall_seconds": limits.wall_seconds,
+            "keep_bytes": limits.output_kb << 10,
+            "hard_bytes": HARD_OUTPUT_BYTES,
+            "limits": {
+                "RLIMIT_CPU": max(1, int(-(-cpu_seconds // 1))),
+                "RLIMIT_AS": limits.memory_mb * _MIB,
+                "RLIMIT_NOFILE": limits.open_files,
+            },
+        }
+        began = time.monotonic()
+        try:
+            self._session.write(
+                _message(head, [program.source.encode(errors="surrogateescape"), stdin, *files.values()])
+            )
+            answer = self._answer(began + limits.wall_seconds + _GRACE_SECONDS)
+        except BrokenPipeError:
+            answer = None
+        if answer is None:
+            return self._lost(limits, time.monotonic() - began), False
+        facts, blobs = answer
+        result = result_of_stage(
+            {"memory_exhausted": False, "pids_refused": False, **facts},
+            blobs[:2],
+            limits,
+            None,
+        )
+        return replace(result, files=dict(zip(facts["names"], blobs[2:], strict=True))), bool(
+            facts["spotless"]
+        )
+
+    def close(self) -> RunResult:
+        """End the sandbox, and return what became of it."""
+        return self._session.close()
+
+    def _lost(self, limits: Limits, seconds: float) -> RunResult:
+        """Say what became of a program that took the sandbox down, or stopped it."""
+        ended = self._session.close()
+        if ended.outcome in (Outcome.MEMORY_LIMIT, Outcome.SANDBOX_ERROR):
+            return replace(ended, wall_seconds=seconds)
+        if seconds >= limits.wall_seconds:
+            return replace(
+                ended,
+                outcome=Outcome.TIME_LIMIT,
+                wall_seconds=seconds,
+                detail=f"it ran longer than {limits.wall_seconds:g} s",
+            )
+        return replace(
+            ended, outcome=Outcome.NON_ZERO_EXIT, wall_seconds=seconds, detail="it ended its warm sandbox"
+        )
+
+    def _answer(self, deadline: float) -> tuple[dict[str, Any], list[bytes]] | None:
+        """Wait for the answer; None if it does not come."""
+        prefix = self._exactly(_PREFIX.size, deadline)
+        text = None if prefix is None else self._exactly(_PREFIX.unpack(prefix)[0], deadline)
+        if text is None:
+            return None
+        head = json.loads(text)
+        blobs = []
+        for size in head["sizes"]:
+            blob = self._exactly(size, deadline)
+            if blob is None:
+                return None
+            blobs.append(blob)
+        return head, blobs
+
+    def _exactly(self, count: int, deadline: float) -> bytes | None:
+        while len(self._received) < count:
+            data = self._session.read(max(0.0, deadline - time.monotonic()))
+            if not data:
+                return None
+            self._received += data
+        data = bytes(self._received[:count])
+        del self._received[:count]
+        return data
+
+
+def _places(files: Iterable[str]) -> set[str]:
+    return {name.partition("/")[0] for name in files}
+
+
+def _message(head: Mapping[str, Any], blobs: list[bytes]) -> bytes:
+    text = json.dumps({**head, "sizes": [len(blob) for blob in blobs]}).encode()
+    return _PREFIX.pack(len(text)) + text + b"".join(blobs)
+
+
+@cache
+def _server_source() -> str:
+    return Path(__file__).with_name("warm_server.py").read_text()

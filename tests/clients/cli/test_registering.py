@@ -1,0 +1,165 @@
+"""`roll-env register`, `unregister` and `probe` against a real gateway."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from tests.support.client_server import ServerProcess
+from tests.support.foreign_gem import Gem
+from tests.support.foreign_servers import ForeignServer, plain, scripted
+from tests.support.processes import ROOT, running
+from tests.support.scripted_openenv import refusing, scripted_openenv
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[ServerProcess]:
+    with ServerProcess(("--gateway", "--allow-network", "loopback", "--log-level", "error")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def foreign() -> Iterator[ForeignServer]:
+    with ForeignServer("python") as server:
+        yield server
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "clients.cli.main", *arguments]
+
+
+def roll_env(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def offered(gateway: ServerProcess, env_id: str) -> bool:
+    return httpx.get(f"{gateway.url}/v1/envs/{env_id}").status_code == 200
+
+
+def test_an_environment_comes_and_goes(gateway: ServerProcess, foreign: ForeignServer) -> None:
+    done = roll_env("register", "Guess", foreign.url, "--protocol", "http", "--gateway", gateway.url)
+    assert done.returncode == 0, done.stderr
+    registration_id, told = done.stdout.splitlines()
+    assert "Guess is offered" in told
+    assert offered(gateway, "Guess")
+    done = roll_env("unregister", registration_id, "--gateway", gateway.url)
+    assert done.returncode == 0, done.stderr
+    assert not offered(gateway, "Guess")
+    again = roll_env("unregister", registration_id, "--gateway", gateway.url)
+    assert (again.returncode, "register again" in again.stderr) == (1, True)
+
+
+class ForgetfulGateway:
+    """A gateway whose registrations are over at once, and which may forget them, or be full."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, dict[str, str], bytes]] = []
+        self.calls: list[str] = []
+        self.registered = 0
+
+    def __call__(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        self.calls.append(path)
+        if path == "/v1/envs":
+            self.registered += 1
+            registration_id = f"r{self.registered}"
+            return plain(
+                {"registration_id": registration_id, "env_id": body["env_id"], "expires_at": 0.0}, 201
+            )
+        if path.endswith("/heartbeat"):
+            return self.answers.pop(0) if self.answers else plain({"expires_at": 0.0})
+        return 204, {}, b""
+
+    async def until(self, path: str) -> None:
+        async with asyncio.timeout(60):
+            while path not in self.calls:
+                await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+async def test_a_registration_is_kept_until_the_command_is_stopped(stop: signal.Signals) -> None:
+    gateway = ForgetfulGateway()
+    gateway.answers = [
+        plain({"expires_at": 0.0}),
+        plain({"code": "draining", "detail": "the gateway is starting"}, 503),
+        plain({"code": "unknown_registration", "detail": "there is no registration: register again"}, 404),
+    ]
+    async with scripted(gateway) as url:
+        keeping = command(
+            *("register", "Kept", "http://127.0.0.1:9", "--protocol", "http", "--gateway", url, "--keep")
+        )
+        # As a container starts it, or a shell in its background: SIGINT is ignored.
+        process = subprocess.Popen(  # noqa: ASYNC220
+            keeping,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        )
+        with running(process):
+            await gateway.until("/v1/registrations/r2/heartbeat")
+            process.send_signal(stop)
+            out, error = await asyncio.to_thread(process.communicate, timeout=60)
+    assert process.returncode == 0, error
+    assert gateway.calls[-1] == "/v1/registrations/r2"
+    assert out.splitlines() == ["r1", "r2", "Kept takes no new sessions any more"]
+    assert error.count("the gateway is starting; trying on") == 1
+    assert "Traceback" not in error
+
+
+def test_a_probe_needs_no_gateway(foreign: ForeignServer) -> None:
+    done = roll_env("probe", "Guess", foreign.url, "--protocol", "http", "--json")
+    assert done.returncode == 0, done.stderr
+    report = orjson.loads(done.stdout)
+    assert report["ok"]
+    assert {"spec", "reset", "step", "close"} <= {finding["check"] for finding in report["findings"]}
+    lost = roll_env("probe", "Guess", "http://127.0.0.1:1", "--protocol", "http")
+    assert lost.returncode == 1
+    assert "cannot be reached" in lost.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("register", "A", "http://127.0.0.1:1", "--gateway", "http://127.0.0.1:1"), 1, "cannot be reached"),
+        (("register", "A", "http://127.0.0.1:1", "--gateway", "here"), 1, "cannot be reached"),
+        (("register", "A", "http://127.0.0.1:1"), 2, "--gateway"),
+        (("register", "A", "http://127.0.0.1:1", "--protocol", "smoke"), 2, "invalid choice"),
+    ],
+)
+def test_mistakes_are_told(arguments: tuple[str, ...], code: int, message: str) -> None:
+    done = roll_env(*arguments)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+async def test_a_probe_of_an_openenv_server() -> None:
+    async with scripted_openenv() as server:
+        probe = ("probe", "Scripted", server.url, "--protocol", "openenv")
+        done = await asyncio.to_thread(roll_env, *probe, "--action-field", "move", "--json")
+        assert done.returncode == 0, done.stderr
+        assert orjson.loads(done.stdout)["findings"][-1]["check"] == "two resets with one seed agree"
+        server.scripts["reset"] = refusing("EXECUTION_ERROR", "out of levels")
+        done = await asyncio.to_thread(roll_env, *probe)
+        assert (done.returncode, "out of levels" in done.stdout) == (1, True)
+
+
+async def test_a_gem_server_is_registered(gateway: ServerProcess) -> None:
+    answer = Gem()
+    async with scripted(answer) as url:
+        arguments = ("--protocol", "gem", "--upstream-env-id", "game:Box-v0", "--gateway", gateway.url)
+        done = await asyncio.to_thread(roll_env, "register", "Box", url, *arguments)
+        assert done.returncode == 0, done.stderr
+        assert answer.named("make")[0] == {"env_id": "game:Box-v0"}
+        assert offered(gateway, "Box")
+        registration_id = done.stdout.splitlines()[0]
+        await asyncio.to_thread(roll_env, "unregister", registration_id, "--gateway", gateway.url)

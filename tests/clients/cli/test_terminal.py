@@ -1,0 +1,94 @@
+"""What a person sees who follows the README in a terminal of 80 columns."""
+
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clients.process.terminal import wrapped
+from tests.support.client_server import ServerProcess
+from tests.support.processes import ROOT
+
+QUIET = ("--log-level", "error")
+
+
+def run(
+    module: str, *arguments: str, stdin: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        input=stdin,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"COLUMNS": "80"} | environment,
+    )
+
+
+@pytest.mark.parametrize("module", ["clients.cli.main", "env_server", "trainer.cli"])
+def test_every_command_says_which_version_it_is_of(module: str) -> None:
+    done = run(module, "--version")
+    assert (done.returncode, done.stdout) == (0, f"rollgym {version('rollgym')}\n"), done.stderr
+
+
+def test_an_empty_fleet_is_told_from_an_empty_server() -> None:
+    with ServerProcess(("--gateway", "--allow-network", "loopback", *QUIET)) as gateway:
+        done = run("clients.cli.main", "list", "--url", gateway.url)
+        assert done.returncode == 0, done.stderr
+        assert "no environments yet" in done.stdout
+        assert f"--register {gateway.url}\n" in done.stdout
+        assert "starting" in done.stdout
+        assert run("clients.cli.main", "list", "--url", gateway.url, "--json").stdout == "[]\n"
+    with ServerProcess(("--no-builtin", *QUIET)) as server:
+        assert "no environments yet" not in run("clients.cli.main", "list", "--url", server.url).stdout
+
+
+def test_who_has_no_token_is_told_where_it_goes(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.yaml"
+    made = run("env_server", "token", "--file", str(tokens), "--name", "me", "--role", "play")
+    assert made.returncode == 0, made.stderr
+    with ServerProcess(("--token-file", str(tokens), "--no-builtin", *QUIET)) as server:
+        for given in ({}, {"ROLLGYM_TOKEN": "wrong"}):
+            done = run("clients.cli.main", "list", "--url", server.url, **given)
+            assert done.returncode == 1
+            assert "--token" in done.stderr
+            assert "ROLLGYM_TOKEN" in done.stderr
+            assert done.stderr.count("\n") == 1
+        token = made.stdout.strip().splitlines()[-1]
+        done = run("clients.cli.main", "list", "--url", server.url, ROLLGYM_TOKEN=token)
+        assert done.returncode == 0, done.stderr
+
+
+def test_an_episode_by_hand_stays_within_the_terminal(server: ServerProcess) -> None:
+    done = run("clients.cli.main", "play", "FrozenLake-v0", "--seed", "1", stdin="Right\n:quit\n")
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert done.stdout.startswith("Type an action")
+
+
+@given(st.text(alphabet=st.sampled_from("ab \n\t-"), max_size=300), st.integers(20, 100))
+def test_words_are_wrapped_and_none_is_lost(text: str, width: int) -> None:
+    lines = wrapped(text, width)
+    assert lines.split() == text.split()
+    for line in lines.split("\n"):
+        assert len(line.expandtabs()) <= width or len(line.split()) <= 1 or line in text.split("\n")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "#####\n#  @#\n#####", "a" * 200, "   indented and short", "one\n\n\nfour"]
+)
+def test_what_needs_no_wrapping_stays_as_it_is(text: str) -> None:
+    assert wrapped(text, 80) == text
+
+
+def test_the_width_is_the_terminals() -> None:
+    with mock.patch.dict(os.environ, {"COLUMNS": "40", "LINES": "10"}):
+        assert [len(line) for line in wrapped("word " * 20).split("\n")] == [39, 39, 19]

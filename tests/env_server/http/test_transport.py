@@ -1,0 +1,118 @@
+"""What `env_server.http.transport` needs of uvicorn: when a new version has it otherwise, it is said here, by name."""
+
+import asyncio
+import inspect
+import tomllib
+from typing import Any
+
+import pytest
+import uvicorn
+from packaging.requirements import Requirement
+from uvicorn.server import ServerState
+
+from env_server.common.settings import Settings
+from env_server.http.transport.connection import BoundedHttpProtocol
+from env_server.http.transport.serving import DrainingServer, EmbeddedServer, http_config
+from env_server.http.transport.write_coalescing import CoalescingProtocol
+from tests.support.processes import ROOT
+
+
+class Wire(asyncio.Transport):
+    """A transport that keeps what was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.closed = False
+
+    def write(self, data: Any) -> None:
+        self.written += bytes(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+async def _app(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body"})
+
+
+def _config() -> uvicorn.Config:
+    config = http_config(_app, Settings())
+    config.load()
+    return config
+
+
+@pytest.mark.parametrize(
+    ("ours", "overridden"),
+    [
+        (
+            BoundedHttpProtocol,
+            (
+                *("connection_made", "connection_lost", "data_received", "handle_websocket_upgrade"),
+                *("send_400_response", "on_response_complete", "on_message_begin", "on_headers_complete"),
+                "on_message_complete",
+            ),
+        ),
+        (CoalescingProtocol, ("send", "receive", "pause_writing", "resume_writing")),
+        (EmbeddedServer, ("capture_signals",)),
+        (DrainingServer, ("handle_exit",)),
+    ],
+)
+def test_what_is_overridden_is_there_and_takes_the_same(ours: type[Any], overridden: tuple[str, ...]) -> None:
+    base = ours.__mro__[1]
+    for name in overridden:
+        # Raises TypeError where they differ; packages for other servers wrap some of them, in whatever they take.
+        inspect.signature(getattr(base, name)).bind(*inspect.signature(getattr(ours, name)).parameters)
+
+
+async def test_http_connections_have_what_the_bounds_look_at() -> None:
+    connection = BoundedHttpProtocol(Settings(), config=_config(), server_state=ServerState(), app_state={})
+    wire = Wire()
+    connection.connection_made(wire)
+    assert connection in connection.connections
+    assert connection.cycle is None
+    connection.data_received(b"POST /there HTTP/1.1\r\nHost: here\r\nContent-Length: 2\r\n\r\n")
+    assert connection.url == b"/there"
+    assert connection.headers == [(b"host", b"here"), (b"content-length", b"2")]
+    assert (connection.parser.get_method(), connection.parser.get_http_version()) == (b"POST", "1.1")
+    assert (connection.parser.should_upgrade(), connection._should_upgrade()) == (False, False)
+    assert (connection.cycle.response_started, connection.cycle.response_complete) == (False, False)
+    assert connection.cycle.more_body
+    connection.data_received(b"{}")
+    assert not connection.cycle.more_body
+    async with asyncio.timeout(5):
+        while not connection.cycle.response_complete:
+            await asyncio.sleep(0)
+    assert wire.written.startswith(b"HTTP/1.1 204")
+    connection.connection_lost(None)
+    assert connection not in connection.connections
+
+
+async def test_sockets_have_what_coalescing_looks_at() -> None:
+    socket = CoalescingProtocol(config=_config(), server_state=ServerState(), app_state={})
+    socket.connection_made(Wire())
+    assert (socket.close_sent, socket.disconnected, socket.handshake_complete) == (False, False, False)
+    assert (socket.read_paused, socket.queue.empty(), socket.writable.is_set()) == (False, True, True)
+    assert socket.conn.data_to_send() == []
+    assert socket.loop is asyncio.get_running_loop()
+    assert {"send_text", "send_binary", "state"} <= set(dir(socket.conn))
+
+
+def test_servers_end_by_what_uvicorn_looks_at() -> None:
+    server = uvicorn.Server(_config())
+    assert (server.should_exit, server.force_exit) == (False, False)
+
+
+def test_a_version_that_was_not_looked_at_is_not_installed() -> None:
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    (uvicorn_range,) = (each.specifier for each in map(Requirement, needed) if each.name == "uvicorn")
+    assert any(each.operator == "<" for each in uvicorn_range)
+    assert uvicorn_range.contains(uvicorn.__version__)

@@ -1,0 +1,399 @@
+"""Journals: what is written is read again, whatever happens to the file's end; and what is over makes room."""
+
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from clients.protocol.episode import step_digest
+from env_server.journal import journal_file
+from env_server.journal.journal import EndedStep, Journal
+from env_server.journal.journal_file import JournalError, JournalFile
+from tests.support.journals import HEAD, MAGIC, Writer, look, look_at, offsets, opened, read, writing
+from tests.support.processes import ROOT, running
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.just("long " * 200)
+NUMBER = st.integers(-(2**53) + 1, 2**53 - 1)
+FLOAT = st.floats(allow_nan=False, allow_infinity=False)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | NUMBER | FLOAT | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+STEP = st.tuples(PLAIN, PLAIN, FLOAT, st.booleans(), st.booleans())
+SEED = st.integers(0, 2**53 - 1)
+OPTIONS = st.none() | st.dictionaries(TEXT, PLAIN, max_size=2)
+WHICH = st.integers(0, 5)
+BEFORE = st.none() | st.builds(
+    EndedStep, NUMBER, NUMBER, PLAIN, PLAIN, FLOAT, st.booleans(), st.booleans(), PLAIN
+)
+HAPPENING = st.one_of(
+    st.tuples(st.just("opened"), WHICH, OPTIONS, st.lists(STEP, max_size=3)),
+    st.tuples(st.just("began"), WHICH, SEED, OPTIONS, PLAIN, BEFORE, st.none() | TEXT),
+    st.tuples(st.just("stepped"), WHICH, STEP),
+    st.tuples(st.just("stepped"), WHICH, STEP),
+    st.tuples(st.just("closed"), WHICH),
+)
+
+
+# -- the file ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is mapped anew and compacted all the time."""
+    monkeypatch.setattr(journal_file, "_GROWTH", 1)
+    monkeypatch.setattr(journal_file, "_SLACK", 0)
+
+
+COMMON = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@COMMON
+@given(happenings=st.lists(HAPPENING, max_size=25))
+def test_what_is_written_is_read(happenings: list[Any]) -> None:
+    with writing() as writer:
+        for happening in happenings:
+            writer.happen(*happening)
+        assert read(writer.content) == writer.history[-1]
+        size = writer.file.size
+        assert writer.content[size:].strip(b"\0") == b""
+        assert offsets(writer.content)[-1] == size
+        writer.file.close()
+        assert len(writer.content) == size, "what is let go of is as long as its records"
+        writer.file = JournalFile(writer.path)
+        assert look_at(writer.file) == writer.history[-1]
+
+
+@COMMON
+@given(happenings=st.lists(HAPPENING, max_size=25))
+def test_compaction_changes_nothing_that_matters(small: None, happenings: list[Any]) -> None:
+    with writing() as writer:
+        for happening in happenings:
+            writer.happen(*happening)
+            assert read(writer.content) == writer.history[-1]
+        for session_id in list(writer.journals):
+            writer.close(session_id)
+        assert writer.file.size == MAGIC, "nothing is left of what is over"
+
+
+LAST: dict[str, Callable[[Writer, str], Any]] = {
+    "opened": lambda writer, session_id: writer.open({"a": 1}),
+    "began": lambda writer, session_id: writer.begin(session_id, 9, {"b": 2}, "anew"),
+    "returned": lambda writer, session_id: writer.step(session_id),
+    "stepped": lambda writer, session_id: writer.step(session_id, ([1], {"x": [0.5]}, 1.0, True, False)),
+    "closed": lambda writer, session_id: writer.close(session_id),
+}
+
+
+@pytest.mark.parametrize("kind", LAST)
+def test_a_last_record_that_is_not_whole_did_not_happen(kind: str) -> None:
+    with writing() as writer:
+        session_id, other = writer.open(), writer.open({"other": True})
+        writer.begin(session_id)
+        writer.begin(other)
+        writer.step(session_id)
+        writer.step(other)
+        start = writer.file.size
+        before = writer.history[-1]
+        LAST[kind](writer, session_id)
+        after, content, end = writer.history[-1], writer.content, writer.file.size
+        assert end > start
+        assert before != after
+        for cut in range(start, end):
+            assert read(content[:cut]) == before, cut
+            # In the mapping, what was not copied yet is zero; the last bytes may be.
+            if content[cut:end].strip(b"\0"):
+                assert read(content[:cut] + bytes(len(content) - cut)) == before, cut
+        assert read(content[:end]) == read(content) == after
+
+
+@COMMON
+@given(happenings=st.lists(HAPPENING, min_size=1, max_size=12), data=st.data())
+def test_bytes_that_changed_cost_what_came_after_them(happenings: list[Any], data: st.DataObject) -> None:
+    with writing() as writer:
+        for happening in happenings:
+            writer.happen(*happening)
+        content = writer.content[: writer.file.size]
+        ends = offsets(content)
+        at = data.draw(st.integers(MAGIC, max(MAGIC, len(content) - 1)))
+        junk = data.draw(st.binary(min_size=1, max_size=6))
+        changed = content[:at] + junk + content[at + len(junk) :]
+        found = read(changed)
+        if changed[: len(content)] == content:
+            assert found == writer.history[-1]
+        else:
+            whole = sum(end <= at for end in ends)
+            kept = read(content[: ends[whole - 1]])
+            assert found == kept
+            assert kept in writer.history, "it is what was true at some time"
+
+
+@pytest.mark.parametrize("junk", [b"\xff" * 64, b"\0\0\0\0\0\0\0\0x", HEAD.pack(2**32 - 1, 0), b"\x01"])
+def test_what_follows_the_records_is_not_read(junk: bytes) -> None:
+    with writing() as writer:
+        writer.begin(writer.open())
+        assert read(writer.content[: writer.file.size] + junk) == writer.history[-1]
+
+
+def test_a_file_grows_over_its_mapping() -> None:
+    with writing() as writer:
+        session_id = writer.open()
+        writer.begin(session_id)
+        for number in range(30):
+            writer.step(session_id, (f"{number} " * 50_000, number, 0.5, False, False))
+        assert writer.file.size > 3_000_000
+        assert read(writer.content) == writer.history[-1]
+
+
+def test_a_compacted_file_is_small_and_goes_on() -> None:
+    large = "x" * 100_000
+    with writing() as writer:
+        kept, resetting = writer.open({"kept": True}), writer.open()
+        writer.begin(kept, 3)
+        writer.step(kept)
+        for _ in range(30):
+            closed = writer.open()
+            writer.begin(closed, options={"large": large})
+            writer.step(kept)
+            writer.begin(resetting, options={"large": large})
+            writer.close(closed)
+        assert writer.file.size < 3_000_000, "of six million bytes"
+        writer.step(kept, ("after", "that", 0.0, True, False))
+        found = read(writer.content)
+        assert found == writer.history[-1]
+        assert set(found) == {kept, resetting}
+        assert len(found[kept]["actions"]) == 32
+        assert found[kept]["ended"] == (True, False)
+        assert found[resetting]["session"][-1] == 29
+
+
+def test_a_compaction_that_did_not_finish_is_not_noticed() -> None:
+    with writing() as writer:
+        writer.begin(writer.open())
+        writer.file.close()
+        writer.path.with_suffix(".new").write_bytes(b"RGJRNL02 and then the process was killed")
+        writer.file = JournalFile(writer.path)
+        assert look_at(writer.file) == writer.history[-1]
+        assert not writer.path.with_suffix(".new").exists()
+
+
+def test_a_compaction_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    with writing() as writer:
+        kept, changing = writer.open({"kept": True}), writer.open()
+        writer.close(writer.open())
+        writer.begin(kept)
+        in_the_way = writer.path.with_suffix(".new")
+        in_the_way.mkdir()
+        while writer.file.size < 5_000_000:
+            writer.step(kept)
+            writer.begin(changing, options={"large": "x" * 100_000})
+            writer.step(changing)
+        assert "cannot be made smaller" in caplog.text
+        assert read(writer.content) == writer.history[-1], "it is as good as before"
+        in_the_way.rmdir()
+        while writer.file.size > 2_500_000:
+            writer.step(kept)
+            writer.begin(changing, options={"large": "x" * 100_000})
+            assert writer.file.size < 20_000_000
+        writer.step(kept)
+        assert read(writer.content) == writer.history[-1]
+
+
+def test_sessions_that_are_not_known_are_no_matter() -> None:
+    with writing() as writer:
+        writer.file.began("0.other", 0)
+        writer.file.stepped("0.other")
+        writer.file.closed("0.other", "closed")
+        assert read(writer.content) == {}
+
+
+def test_a_file_is_one_process_and_one_users() -> None:
+    with writing() as writer:
+        assert writer.path.stat().st_mode & 0o777 == 0o600
+        assert writer.path.with_suffix(".lock").stat().st_mode & 0o777 == 0o600
+        writer.begin(writer.open())
+        with pytest.raises(JournalError, match="another server uses"):
+            JournalFile(writer.path)
+        assert read(writer.content) == writer.history[-1]
+        writer.file.close()
+        writer.file = JournalFile(writer.path)
+
+
+@pytest.mark.parametrize("content", [b"x", b"something else", b"RGJRNL99", b"RGJRNL0"])
+def test_what_is_no_journal_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "journal-0.bin"
+    path.write_bytes(content)
+    for _ in range(2):
+        with pytest.raises(JournalError, match="is not a journal"):
+            JournalFile(path)
+    assert path.read_bytes() == content
+
+
+def test_an_empty_file_is_an_empty_journal(tmp_path: Path) -> None:
+    (tmp_path / "journal-0.bin").touch()
+    with opened(tmp_path / "journal-0.bin") as file:
+        assert file.sessions == []
+
+
+def test_a_place_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="cannot use the journal"):
+        JournalFile(tmp_path / "nowhere" / "journal-0.bin")
+    (tmp_path / "journal-1.bin").mkdir()
+    with pytest.raises(JournalError, match="cannot use the journal"):
+        JournalFile(tmp_path / "journal-1.bin")
+
+
+# -- other processes ---------------------------------------------------------------------------------------------
+
+WRITER = """
+import sys
+from pathlib import Path
+from tests.support.journals import Writer
+
+writer = Writer(Path(sys.argv[1]))
+kept, changing = writer.open(), writer.open()
+writer.begin(kept)
+"""
+STEPS = """
+number = 0
+while True:
+    writer.step(kept, (f"action {number}", number, 0.5, False, False))
+    number += 1
+    print(number, flush=True)
+"""
+FULL = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, 4_000_000))
+for number in range(100):
+    writer.step(kept, ("x" * 100_000, "", 0.0, False, False))
+assert not writer.path.exists(), "what cannot be kept up to date is not kept"
+writer.begin(changing)
+writer.step(kept)
+writer.close(kept)
+writer.file.close()
+assert not writer.path.exists()
+"""
+
+
+def start(code: str, path: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER + code, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+
+
+def test_what_was_written_outlives_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "journal-0.bin"
+    with running(start(STEPS, path)) as process:
+        assert process.stdout is not None
+        for _ in range(200):
+            written = int(process.stdout.readline())
+        with pytest.raises(JournalError):
+            JournalFile(path)
+        process.kill()
+    with opened(path) as file:
+        actions = next(look(session)["actions"] for session in file.sessions if session.episode == 0)
+    assert len(actions) >= written == 200
+    assert actions == [f"action {number}" for number in range(len(actions))]
+
+
+def test_a_full_disk_costs_the_journal_and_not_the_server(tmp_path: Path) -> None:
+    path = tmp_path / "journal-0.bin"
+    with running(start(FULL, path)) as process:
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "no journals from here on" in errors
+    with opened(path) as file:
+        assert file.sessions == []
+
+
+# -- the journal of one session ----------------------------------------------------------------------------------
+
+
+@COMMON
+@given(
+    seed=SEED,
+    options=OPTIONS,
+    first=PLAIN,
+    steps=st.lists(STEP, max_size=70),
+    looks=st.sets(st.integers(0, 70)),
+)
+def test_digests_are_those_of_the_steps(
+    seed: int, options: Any, first: Any, steps: list[Any], looks: set[int]
+) -> None:
+    journal = Journal("Env", "1", {"a": 1})
+    journal.begin(seed, options, first)
+    expected = []
+    for number, (action, *outcome) in enumerate(steps):
+        journal.record(action, *outcome)
+        expected.append(step_digest(*outcome))
+        if number in looks:
+            assert journal.digests == expected
+            assert journal.last_digest().hex() == expected[-1]
+        assert journal.ended == tuple(outcome[2:])
+    assert journal.reset_digest == step_digest(first, 0.0, False, False)
+    assert journal.packed_digests().hex() == "".join(expected)
+    portable = journal.portable(4)
+    assert (portable.episode, portable.seed, portable.options) == (4, seed, options)
+    assert portable.digests == expected
+    assert portable.actions == [step[0] for step in steps]
+    again = Journal.from_portable(portable)
+    assert again.portable(4) == portable
+    # It goes on, and what it was made from does not.
+    again.record("on", "", 0.0, False, False)
+    again.reseed(3)
+    assert (again.steps, journal.steps, again.reseeds) == (len(steps) + 1, len(steps), [(len(steps) + 1, 3)])
+    assert portable.actions == journal.actions
+
+
+@pytest.mark.parametrize("length", [20, 300, 500, 4096])
+@pytest.mark.parametrize("steps", [7, 8, 30])
+def test_observations_are_not_kept_in_number(length: int, steps: int) -> None:
+    journal = Journal("Env-v0", "1", {})
+    journal.begin(1, None, "")
+    tracemalloc.start()
+    try:
+        for number in range(steps):
+            journal.record("a", str(number).rjust(length), 0.0, False, False)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 6 * 1024
+
+
+def test_a_new_episode_leaves_nothing_of_the_old_one() -> None:
+    journal = Journal("Env", "1", {})
+    assert (journal.seed, journal.reset_digest, journal.digests, journal.portable(0).seed) == (
+        None,
+        None,
+        [],
+        None,
+    )
+    before = EndedStep(0, 3, "a", "b", 1.0, True, False, {})
+    journal.begin(1, {"x": 1}, "a", before=before, request_id="r")
+    journal.record("go", "there", 1.0, True, False)
+    journal.reseed(8)
+    journal.begin(2, None, "b")
+    assert (journal.steps, journal.digests, journal.reseeds, journal.ended) == (0, [], [], (False, False))
+    assert (journal.before, journal.request_id, journal.pending_outcome) == (None, None, None)
+    assert (journal.seed, journal.options) == (2, None)
+
+
+def test_digests_and_actions_have_to_fit() -> None:
+    journal = Journal("Env", "1", {})
+    with pytest.raises(ValueError, match="1 digests came for 2 actions"):
+        journal.resume(1, None, "0" * 16, ["a", "b"], bytes(8), [])
+    assert journal.seed is None
+    journal.resume(1, None, "0" * 16, ["a", "b"], bytes(16), [(1, 2)])
+    journal.recall("c", b"\1" * 8, (False, True))
+    assert (journal.steps, journal.digests[2], journal.ended) == (3, "01" * 8, (False, True))

@@ -1,0 +1,44 @@
+"""How an operator names a sandbox."""
+
+import pytest
+
+from sandbox.core.naming import VARIABLE, parse_name
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("namespaces", ("namespaces", {})),
+        ("docker", ("docker", {})),
+        ("docker:registry:5000/image:tag", ("docker", {"image": "registry:5000/image:tag"})),
+        ("remote:http://sandbox:8000", ("remote", {"url": "http://sandbox:8000"})),
+        (
+            "remote:https://a.example/b?token_file=/t",
+            ("remote", {"url": "https://a.example/b", "token_file": "/t"}),
+        ),
+    ],
+)
+def test_a_name_and_what_belongs_to_it(text: str, expected: tuple[str, dict[str, str]]) -> None:
+    assert parse_name(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("remote", "address of a server"),
+        ("remote:sandbox:8000", "address of a server"),
+        ("remote:http://a?token=1", "no option 'token'"),
+        ("namespaces:4", "nothing after a colon"),
+    ],
+)
+def test_what_is_none_is_refused_with_the_reason(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_name(text)
+
+
+def test_without_a_name_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert parse_name(None) == ("auto", {})
+    monkeypatch.setenv(VARIABLE, "remote:http://sandbox:8000")
+    assert parse_name(None)[0] == "remote"
+    assert parse_name("landlock")[0] == "landlock"

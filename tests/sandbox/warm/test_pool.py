@@ -1,0 +1,143 @@
+"""Warm sandboxes: quick, and clean for the next run."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from sandbox.core.base import SandboxUnavailableError
+from sandbox.core.limits import Limits
+from sandbox.core.program import Program
+from sandbox.core.result import Outcome, RunResult
+from sandbox.selection import open_sandbox
+from sandbox.warm.pool import WarmPool
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WarmPool]:
+    try:
+        inner = open_sandbox("namespaces")
+    except SandboxUnavailableError as error:
+        pytest.skip(str(error))
+    opened = WarmPool(inner, workers=1, limits=Limits(memory_mb=256))
+    yield opened
+    opened.close()
+
+
+_LIMITS = Limits(memory_mb=256, wall_seconds=30)
+
+
+def run(pool: WarmPool, source: str, stdin: bytes = b"", limits: Limits = _LIMITS) -> RunResult:
+    return pool.run(Program("python", source), stdin=stdin, limits=limits)
+
+
+def server_of(pool: WarmPool) -> bytes:
+    """Return something that changes when the warm sandbox is replaced."""
+    return run(pool, "import os; print(os.stat('/work/main.py').st_mtime_ns)").stdout
+
+
+def test_a_program_behaves_as_in_an_interpreter_of_its_own(pool: WarmPool) -> None:
+    source = """
+import atexit, sys, threading
+atexit.register(print, "last")
+threading.Timer(0.05, print, ["timer"]).start()
+print(__name__, sys.argv[1:], input())
+"""
+    result = pool.run(Program("python", source, ("word",)), stdin=b"line\n", limits=_LIMITS)
+    assert result.stdout == b"__main__ ['word'] line\ntimer\nlast\n"
+    assert result.guarantees is not None
+    assert not result.guarantees.fresh
+    assert not pool.probe().fresh
+    failed = run(pool, "def f():\n    return 1 / 0\nf()")
+    assert (failed.outcome, failed.exit_code) == (Outcome.NON_ZERO_EXIT, 1)
+    assert failed.stderr.count(b"File ") == 2
+    assert b"ZeroDivisionError" in failed.stderr
+    assert run(pool, "raise SystemExit(7)").exit_code == 7
+    assert run(pool, "import sys; sys.exit('no')").stderr == b"no\n"
+
+
+def test_files_come_and_go(pool: WarmPool) -> None:
+    source = "import os; open('out', 'w').write(open('in').read()); os.symlink('/etc/passwd', 'link')"
+    result = pool.run(
+        Program("python", source), files={"in": b"x"}, collect=["out", "link", "in"], limits=_LIMITS
+    )
+    assert result.files == {"out": b"x", "in": b"x"}
+
+
+def test_a_well_behaved_run_keeps_the_sandbox_and_leaves_nothing(pool: WarmPool) -> None:
+    before = server_of(pool)
+    run(pool, "import builtins, json; builtins.print = None; json.loads = None; open('f', 'w').write('x')")
+    look = "import json, os; print(json.loads('1'), os.listdir('.'), len(os.listdir('/work')))"
+    assert run(pool, look).stdout == b"1 ['main.py', 'tmp'] 2\n"
+    assert server_of(pool) == before
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os\nif os.fork() == 0: os.setsid(); os.execv('/bin/sleep', ['sleep', '1000'])",
+        "open('/tmp/planted', 'w')",
+        "import os; os.kill(os.getpid(), 9)",
+        "while True: pass",
+        "import os; os.kill(os.getppid(), 9); __import__('time').sleep(9)",
+        "import os; os.kill(os.getppid(), 19); __import__('time').sleep(9)",
+        "import os\nwhile True: os.write(1, bytes(65536))",
+    ],
+    ids=["leaves a process", "leaves a file", "dies", "spins", "kills", "stops", "floods"],
+)
+def test_a_misbehaving_run_costs_the_sandbox_and_nobody_else(pool: WarmPool, source: str) -> None:
+    before = server_of(pool)
+    run(pool, source, limits=Limits(memory_mb=256, wall_seconds=0.7))
+    assert server_of(pool) != before
+    assert run(pool, "import os; print(os.path.exists('/tmp/planted'))").stdout == b"False\n"
+
+
+def test_outcomes_are_told_apart(pool: WarmPool) -> None:
+    brief = Limits(memory_mb=256, wall_seconds=1)
+    assert run(pool, "while True: pass", limits=brief).outcome is Outcome.TIME_LIMIT
+    assert run(pool, "bytearray(1 << 30)").outcome is Outcome.MEMORY_LIMIT
+    assert run(pool, "import os\nwhile True: os.write(1, bytes(65536))").outcome is Outcome.OUTPUT_LIMIT
+    children = """
+import os, time
+for _ in range(4):
+    if os.fork() == 0:
+        data = bytearray(os.urandom(1 << 20)) * 120
+        time.sleep(30)
+        os._exit(0)
+for _ in range(4):
+    if os.wait()[1]: os.kill(os.getpid(), 9)
+"""
+    assert run(pool, children, limits=Limits(memory_mb=256, wall_seconds=25)).outcome is Outcome.MEMORY_LIMIT
+    fill = "file = open('f', 'wb', buffering=0)\nwhile file.write(bytes(1 << 20)) == 1 << 20: pass\nraise OSError"
+    assert run(pool, fill).outcome is Outcome.DISK_LIMIT
+    assert run(pool, "print('ok')").stdout == b"ok\n"
+
+
+def test_the_interpreter_that_forks_is_closed_to_programs(pool: WarmPool) -> None:
+    source = """
+import glob, os
+parent = os.getppid()
+for path in (f"/proc/{parent}/mem", f"/proc/{parent}/environ", f"/proc/{parent}/fd/1"):
+    try: open(path, "rb").read(1); print("read", path)
+    except OSError: pass
+def own(d):
+    try: return not os.readlink(f"/proc/self/fd/{d}").startswith("/proc")
+    except OSError: return False
+found = [d for d in range(3, 256) if own(d)]
+print(found)
+"""
+    assert run(pool, source).stdout == b"[]\n"
+
+
+def test_runs_of_many_threads_get_their_own_answers(pool: WarmPool) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(lambda number: run(pool, f"print({number} ** 2)").stdout, range(20)))
+    assert results == [b"%d\n" % number**2 for number in range(20)]
+
+
+def test_what_does_not_fit_gets_a_fresh_sandbox(pool: WarmPool) -> None:
+    shell = pool.run(Program("bash", "echo $PPID"), limits=_LIMITS)
+    large = run(pool, "print(1)", limits=Limits(memory_mb=512))
+    for result in (shell, large):
+        assert result.guarantees is not None
+        assert result.guarantees.fresh

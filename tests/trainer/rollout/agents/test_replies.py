@@ -1,0 +1,134 @@
+"""Replies taken apart: thinking, content, calls of tools, in each family's own way of writing them."""
+
+import json
+import time
+
+import pytest
+
+from trainer.rollout.agents.replies import FORMATS, Reply, ToolCall, format_of_template, read_reply
+
+
+def calls(text, tool_format):
+    return [(call.name, json.loads(call.arguments)) for call in read_reply(text, tool_format).calls]
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "text"),
+    [
+        (
+            "hermes",
+            '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n'
+            '<tool_call>{"name": "sub", "arguments": {}}</tool_call>',
+        ),
+        (
+            "qwen_xml",
+            "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+            "<tool_call><function=sub></function></tool_call>",
+        ),
+        ("llama", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}; {"name": "sub", "parameters": {}}'),
+        ("llama", '{"name": "add", "parameters": {"a": 1}}\n{"name": "sub", "arguments": {}}'),
+        ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}, {"name": "sub", "arguments": {}}]'),
+        ("mistral", '[{"name": "add", "arguments": {"a": 1}}, {"name": "sub", "arguments": {}}]'),
+        ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]sub[CALL_ID]x1[ARGS]{}'),
+    ],
+)
+def test_each_family_writes_calls_in_its_own_way(tool_format, text):
+    assert calls(text, tool_format) == [("add", {"a": 1}), ("sub", {})]
+    assert read_reply(text, tool_format).content == ""
+
+
+def test_what_is_said_beside_calls_is_content():
+    reply = read_reply('I add.\n<tool_call>{"name": "add", "arguments": {}}</tool_call>', "hermes")
+    assert reply == Reply("I add.", None, (ToolCall("add", "{}"),))
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "text"),
+    [
+        ("hermes", "<tool_call>{not json}</tool_call>"),
+        ("hermes", '<tool_call>{"name": 3, "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "add", "arguments": NaN}</tool_call>'),
+        ("hermes", "<tool_call>" * 3),
+        ("qwen_xml", "<tool_call><function=></tool_call>"),
+        ("llama", '{"answer": 42}'),
+        ("llama", "{"),
+        ("mistral", "[TOOL_CALLS] nothing"),
+        ("mistral", "[TOOL_CALLS]add[ARGS]"),
+        ("mistral", '[{"answer": 42}]'),
+    ],
+)
+def test_what_is_no_call_stays_content(tool_format, text):
+    assert read_reply(text, tool_format) == Reply(text)
+
+
+def test_no_calls_are_read_where_no_tools_were_offered():
+    text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    assert read_reply(text) == Reply(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "begun", "expected"),
+    [
+        ("<think>\nhm\n</think>\n\nYes", False, Reply("Yes", "hm")),
+        ("hm\n</think>\n\nYes", True, Reply("Yes", "hm")),
+        ("<think>cut off", False, Reply("", "cut off")),
+        ("cut off", True, Reply("", "cut off")),
+        ("Yes</think>", False, Reply("Yes</think>")),
+        ("Yes <think>x</think>", False, Reply("Yes <think>x</think>")),
+        ("<think></think>Yes", False, Reply("Yes", "")),
+    ],
+)
+def test_thinking_is_kept_apart(text, begun, expected):
+    assert read_reply(text, begun=begun) == expected
+
+
+def test_calls_in_thinking_are_only_thought():
+    call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    assert read_reply(f"<think>{call}</think>no", "hermes") == Reply("no", call)
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "<tool_call>",
+        "<tool_call><function=a>",
+        "<parameter=",
+        "[",
+        "{",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "<think>",
+        '{"name":',
+    ],
+)
+def test_a_megabyte_of_one_thing_costs_time_in_proportion(tool_format, unit):
+    def seconds(length):
+        text = unit * (length // len(unit))
+        begin = time.process_time()
+        for _ in range(3):
+            read_reply(text, tool_format)
+        return time.process_time() - begin
+
+    seconds(1000)
+    small, large = seconds(250_000), seconds(1_000_000)
+    assert large < 0.05 or large < 12 * small
+
+
+def test_a_nest_of_ten_thousand_is_content():
+    text = '<tool_call>{"name": "a", "arguments": ' + '{"a":' * 10_000 + "1" + "}" * 10_001 + "</tool_call>"
+    assert read_reply(text, "hermes").calls == ()
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("... <tool_call> ...", "hermes"),
+        ("<tool_call><function=", "qwen_xml"),
+        ("[TOOL_CALLS]", "mistral"),
+        ("<|start_header_id|>", "llama"),
+        ("{{ messages }}", "hermes"),
+    ],
+)
+def test_the_family_is_read_off_the_template(template, expected):
+    assert format_of_template(template) == expected

@@ -1,0 +1,99 @@
+"""Whole runs whose episodes are played by an agent's program, beside the built-in player."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.commands.train import train
+from trainer.config.checks import check_settings
+from trainer.config.load import load_settings
+from trainer.core.ending import Ending
+from trainer.core.errors import ConfigError
+
+AGENT = Path(__file__).parents[3] / "support" / "black_box_agents.py"
+MAP = "{map: [SF, FG], max_episode_steps: 3}"
+
+
+def settings(directory, *words):
+    return load_settings(
+        None,
+        [
+            f"output_dir={directory}",
+            "steps=1",
+            "seed=5",
+            "deterministic=true",
+            f"tasks=[{{env_id: FrozenLake-v0, kwargs: {MAP}}}]",
+            "model={hidden_size: 16, layers: 1, heads: 2, max_length: 96}",
+            "prompt={context: single_turn, instruction: none}",
+            "rollout={groups_per_step: 1, group_size: 2, max_turns: 3, max_new_tokens: 3}",
+            "evaluation.every=0",
+            "tracking={tensorboard: false, console: false, digests: true}",
+            *words,
+        ],
+    )
+
+
+def episodes(directory):
+    return [json.loads(line) for line in (directory / "episodes.jsonl").read_text().splitlines()]
+
+
+async def _trained(directory, *words):
+    async with asyncio.timeout(120):
+        assert await train(settings(directory, *words), Ending()) == 0
+    return episodes(directory)
+
+
+PANEL = "evaluation.panels={lake: {env_id: FrozenLake-v0, kwargs: %s, episodes: 3, distinct: false, baselines: false}}"
+
+
+def evaluated(directory):
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    return [
+        {name: value for name, value in row.items() if name.startswith("evaluate/")}
+        for row in map(json.loads, lines)
+        if any(name.startswith("evaluate/") for name in row)
+    ]
+
+
+async def test_a_program_that_asks_the_same_trains_and_measures_the_same(tmp_path):
+    together = [PANEL % MAP, "rollout.max_concurrent_sequences=2"]
+    built_in = await _trained(tmp_path / "built_in", *together)
+    # Its own temperature is passed over, in greedy panels, too.
+    variables = f"agents.environment={{PLAYED: {tmp_path / 'played'}, ASK_MORE: '{{\"temperature\": 0.3}}'}}"
+    program = f"rollout.agent={sys.executable} {AGENT} just-play"
+    agents = await _trained(tmp_path / "agents", program, "agents.concurrency=2", variables, *together)
+    assert [each["segments"] for each in agents] == [each["segments"] for each in built_in]
+    assert [each["reward"] for each in agents] == [each["reward"] for each in built_in]
+    digests = [
+        [json.loads(line) for line in (tmp_path / name / "digests.jsonl").read_text().splitlines()]
+        for name in ("built_in", "agents")
+    ]
+    assert digests[0] == digests[1]
+    assert evaluated(tmp_path / "agents") == evaluated(tmp_path / "built_in")
+    assert len(evaluated(tmp_path / "agents")) == 2, "at the beginning and at the end"
+    # A group of 2, and a panel of 3 in two modes, twice.
+    assert len((tmp_path / "played").read_text()) == 2 + 3 * 2 * 2
+
+
+async def test_agents_that_wait_for_a_place_keep_no_batch_waiting(tmp_path):
+    program = f"rollout.agent={sys.executable} {AGENT} just-play"
+    played = await _trained(tmp_path, program, "agents.concurrency=1")
+    assert len(played) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rollout.agent=no-such-program-here --x"], "rollout.agent: 'no-such-program-here' is no program"),
+        (["rollout.agent=python 'x"], "rollout.agent: No closing quotation"),
+        (["rollout.agent=no_such_module:play"], "rollout.agent: cannot import"),
+        (["agents.port=8000"], "agents: is read where rollout.agent is a command line"),
+    ],
+)
+def test_agents_that_cannot_be_are_refused_before_the_run(tmp_path, words, message):
+    with pytest.raises(ConfigError) as caught:
+        check_settings(settings(tmp_path, *words))
+    assert message in str(caught.value)

@@ -1,0 +1,106 @@
+"""Learning by settings, whoever asks for it: the command line, or a program by `rollgym.train`."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from trainer.config.load import load_settings, settings_from
+from trainer.config.pipelines import check_command
+from trainer.config.run import RunSettings
+from trainer.core.ending import Ending
+from trainer.core.errors import ConfigError
+
+Command = Literal["train", "sft", "dpo", "distill", "reward"]
+Settings = RunSettings | Mapping[str, Any] | Path | str | None
+
+
+def train(settings: Settings = None, /, *, command: Command = "train", **overrides: Any) -> Path:
+    """Train as `roll-train` does, and return the directory that the run leaves behind.
+
+        rollgym.train("frozen_lake.yaml", steps=40, rollout={"group_size": 8, "reward": my_reward})
+
+    What is trained lies in its folder `model`, in Hugging Face layout. A directory that holds a run of the same
+    settings is taken up where it stopped. In a notebook, where an event loop runs already, `await train_async(...)`.
+
+    Args:
+        settings: A YAML file, a mapping of settings, or settings that were read; None for the defaults.
+        command: What is learnt: by playing, or one of the pipelines over examples.
+        overrides: Settings that are laid over these; sections are mappings. A function of a module stands for its name.
+
+    Raises:
+        TrainerError: If the settings make no sense (`ConfigError`), or the run cannot go on.
+        RuntimeError: If an event loop runs in this thread.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(train_async(settings, command=command, **overrides))
+    raise RuntimeError("an event loop runs here, as in a notebook: await rollgym.train_async(...)")
+
+
+async def train_async(settings: Settings = None, /, *, command: Command = "train", **overrides: Any) -> Path:
+    """Train as `train` does, in the event loop that runs."""
+    resolved = _resolved(settings, overrides, command)
+    check_command(resolved, command)
+    ending = Ending()
+    with ending.watching():
+        await learn(resolved, ending, command)
+    return Path(resolved.output_dir)
+
+
+async def learn(settings: RunSettings, ending: Ending, command: str) -> int:
+    """Carry out a command that learns; what it needs of torch is imported now."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # the run has a console of its own
+    if command != "train" and not settings.plays:
+        from trainer.commands.examples import learn_from_examples
+
+        return await learn_from_examples(settings, command, ending)
+    from trainer.commands.train import train as play_and_train
+
+    return await play_and_train(settings, ending, command)
+
+
+def _resolved(settings: Settings, overrides: Mapping[str, Any], command: str) -> RunSettings:
+    if isinstance(settings, RunSettings):
+        if not overrides:
+            return settings
+        settings = settings.model_dump(mode="json")
+    laid = _named(overrides, "")
+    if isinstance(settings, Mapping):
+        return settings_from(_named(settings, ""), laid, command)
+    return load_settings(None if settings is None else Path(settings), laid, command)
+
+
+def _named(values: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return settings as plain data: mappings, lists, and the names of functions."""
+    return {str(key): _plain(value, f"{place}{key}") for key, value in values.items()}
+
+
+def _plain(value: Any, place: str) -> Any:
+    match value:
+        case Mapping():
+            return _named(value, f"{place}.")
+        case list() | tuple():
+            return [_plain(each, f"{place}.{index}") for index, each in enumerate(value)]
+        case Path():
+            return str(value)
+        case _ if callable(value):
+            return _name_of(value, place)
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{place}: a {type(value).__name__} is no value of a setting") from error
+    return value
+
+
+def _name_of(function: Any, place: str) -> str:
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if not module or not name or "." in name or "<" in name:
+        raise ConfigError(
+            f"{place}: {name or function!r} has no name in a module by which others could import it"
+        )
+    return f"{module}:{name}"

@@ -1,0 +1,103 @@
+"""The page of a run over HTTP on loopback, which follows the run: made anew whenever its files have grown."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from trainer.core.run_files import CONFIG_FILE
+from trainer.evaluation.reporting.page import render_page
+from trainer.evaluation.reporting.run_folder import NoRunError, read_run
+from trainer.learn.tracking import EPISODES_FILE, METRICS_FILE
+from trainer.records.ledger import LEDGER_FILE
+
+_FILES = (CONFIG_FILE, METRICS_FILE, EPISODES_FILE, LEDGER_FILE, "model")
+_LOCAL = frozenset({"127.0.0.1", "localhost", "[::1]"})
+
+_REST = 10
+"""How many times as long as the page took to make nothing new is looked for."""
+
+Stamp = tuple[tuple[int, int], ...]
+
+
+class LivePage:
+    """Serves one run.
+
+    Args:
+        directory: The run's directory.
+        look_s: How often its files are looked at. Another process writes them, and nothing else tells of it.
+    """
+
+    def __init__(self, directory: Path, look_s: float = 1.0) -> None:
+        self._directory = directory
+        self._look_s = look_s
+        self._made: tuple[Stamp, bytes] | None = None
+        self._took_s = 0.0
+        self._making = asyncio.Lock()
+
+    def application(self) -> Starlette:
+        """Return the ASGI application."""
+        return Starlette(routes=[Route("/", self.page), Route("/events", self.events)])
+
+    async def page(self, request: Request) -> Response:
+        """Answer with the page as the files are now."""
+        if (refusal := _refused(request)) is not None:
+            return refusal
+        async with self._making:
+            stamp = await asyncio.to_thread(self._stamp)
+            if self._made is None or self._made[0] != stamp:
+                try:
+                    began = time.monotonic()
+                    made = await asyncio.to_thread(self._render)
+                    self._took_s = time.monotonic() - began
+                except NoRunError as error:
+                    return PlainTextResponse(str(error), status_code=404)
+                self._made = stamp, made
+            content = self._made[1]
+        return HTMLResponse(
+            content, headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        )
+
+    async def events(self, request: Request) -> Response:
+        """Answer with a stream that has an event whenever the files have changed."""
+        if (refusal := _refused(request)) is not None:
+            return refusal
+        return StreamingResponse(
+            self._changes(request), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+        )
+
+    async def _changes(self, request: Request) -> AsyncIterator[str]:
+        seen = await asyncio.to_thread(self._stamp)
+        yield ": following\n\n"
+        while not await request.is_disconnected():
+            # A page that takes long to make must not take the machine from the run.
+            await asyncio.sleep(max(self._look_s, _REST * self._took_s))
+            if (stamp := await asyncio.to_thread(self._stamp)) != seen:
+                seen = stamp
+                yield "data: changed\n\n"
+
+    def _stamp(self) -> Stamp:
+        return tuple(_size_and_time(self._directory / name) for name in _FILES)
+
+    def _render(self) -> bytes:
+        return render_page(read_run(self._directory), live=True).encode("utf-8", "backslashreplace")
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return (-1, -1)
+    return status.st_size, status.st_mtime_ns
+
+
+def _refused(request: Request) -> Response | None:
+    """Refuse names that are not this machine's: a page of the web could have given itself ours (DNS rebinding)."""
+    host = request.headers.get("host", "").rsplit(":", 1)
+    name = host[0] if len(host) == 2 and host[1].isdecimal() else ":".join(host)
+    return None if name in _LOCAL else PlainTextResponse("only by the address that the command names", 421)

@@ -1,0 +1,348 @@
+"""The page of a run: one HTML file that needs no network, made from what the run's directory says."""
+
+import base64
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from trainer.core.statistics import Interval, rate_difference
+from trainer.evaluation.reporting.charts import Line, Point, line_chart, short, stacked_chart
+from trainer.evaluation.reporting.episodes import episode_views
+from trainer.evaluation.reporting.run_folder import Row, RunFolder, number
+from trainer.evaluation.reporting.tokens import token_text
+
+_MOST_OTHERS = 60
+_MOST_PANELS = 12
+_MOST_DOMAINS = 40
+_RECENT = 10
+_LONGEST_SETTINGS = 60_000
+
+_PARTS = ("generate", "environment", "verify", "wait", "train", "sync", "record")
+"""What the time of a step is divided into."""
+
+_CURVES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    ("Success and reward while training", (("rollout/success", "success"), ("rollout/reward", "reward"))),
+    ("Entropy per token (nats)", (("policy/entropy", "entropy"),)),
+    ("Divergence", (("policy/kl_reference", "from the reference"), ("policy/kl_old", "of an update"))),
+    ("Clipped part", (("policy/clip_fraction", "policy"), ("critic/clip_fraction", "critic"))),
+    ("Gradient norm", (("policy/gradient_norm", "policy"), ("critic/gradient_norm", "critic"))),
+    ("Loss", (("loss/policy", "policy"), ("loss/critic", "critic"))),
+    ("Response length (tokens)", (("response/tokens_mean", "mean"), ("response/tokens_p95", "95 % within"))),
+    ("Replies", (("rollout/valid_replies", "readable"), ("response/clipped", "cut at the longest length"))),
+    ("Turns in an episode", (("rollout/turns", "turns"),)),
+    ("Staleness (versions)", (("rollout/lag_mean", "mean"), ("rollout/lag_max", "largest"))),
+    ("Engine and trainer apart (KL)", (("mismatch/k1", "k1"), ("mismatch/k3", "k3"))),
+    ("Tokens by second", (("time/tokens_per_s", "generated"), ("time/trained_tokens_per_s", "trained"))),
+    ("Seconds of an episode", (("episode/seconds_mean", "mean"), ("episode/seconds_p95", "95 % within"))),
+    ("Learning rate", (("policy/learning_rate", "policy"),)),
+    (
+        "Memory (GiB)",
+        (
+            ("memory/rss_gib", "process"),
+            ("memory/rss_peak_gib", "its peak"),
+            ("memory/accelerator_gib", "accelerator"),
+            ("memory/accelerator_peak_gib", "its peak"),
+        ),
+    ),
+)
+_OUTCOMES = {
+    "solved": 2,
+    "failed": 5,
+    "truncated": 1,
+    "context_overflow": 4,
+    "timeout": 3,
+    "environment_error": 7,
+    "invalid_number": 6,
+    "agent_error": 0,
+}
+"""Outcomes, each with its colour."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A picture with its title."""
+
+    title: str
+    chart: Markup
+
+
+@dataclass(frozen=True, slots=True)
+class PanelRow:
+    """What a panel came to in one mode of play."""
+
+    panel: str
+    mode: str
+    first: str
+    last: str
+    gain: str
+    episodes: str
+
+
+def render_page(run: RunFolder, *, live: bool = False, now: float | None = None) -> str:
+    """Return the page.
+
+    Args:
+        run: What was read of the run.
+        live: Whether the page asks the server that it came from for what is new.
+        now: The time in seconds since 1970; the machine's if None.
+    """
+    now = time.time() if now is None else now
+    views = episode_views(run.episodes, token_text(run.directory))
+    script = _asset("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            title=str(run.settings.get("name") or run.directory.resolve().name),
+            directory=str(run.directory),
+            state=_state(run, now),
+            running=run.state == "running",
+            live=live,
+            made=time.strftime("%Y-%m-%d %H:%M", time.localtime(now)),
+            style=Markup(_asset("page.css")),
+            script=Markup(script),
+            script_digest=digest,
+            cards=_cards(run),
+            notes=run.notes,
+            panels=_panel_figures(run.panels),
+            panel_rows=_panel_rows(run.panels),
+            figures=_figures(run.training),
+            others=_others(run.training),
+            time_figure=_time_figure(run.training),
+            time_rows=_time_rows(run),
+            outcomes=_outcomes(run.training),
+            domains=_domains(run.training),
+            domain_figure=_domain_figure(run.training),
+            tasks=[
+                (name.replace("dropped/", "dropped: "), f"{count:,}") for name, count in run.tasks.items()
+            ],
+            episodes=views,
+            settings=yaml.safe_dump(run.settings, sort_keys=False, allow_unicode=True)[:_LONGEST_SETTINGS]
+            if run.settings
+            else "",
+        )
+    )
+
+
+def points(rows: Sequence[Row], name: str) -> list[Point]:
+    """Return the steps at which a number was recorded, with it."""
+    found = ((row["step"], number(row, name)) for row in rows)
+    return [(step, value) for step, value in found if value is not None]
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=FunctionLoader(_asset),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _asset(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _state(run: RunFolder, now: float) -> str:
+    if run.changed is None:
+        return run.state
+    quiet = duration(max(0.0, now - run.changed))
+    said = {"running": f"running, wrote {quiet} ago", "stopped": f"stopped {quiet} ago"}
+    return said.get(run.state, f"finished {quiet} ago")
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the unit that people would say it in."""
+    for limit, size, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:.0f} days"
+
+
+def _cards(run: RunFolder) -> list[tuple[str, str, str]]:
+    """The numbers at the top: (name, value, a word on it)."""
+    cards: list[tuple[str, str, str]] = []
+    steps = run.settings.get("steps")
+    if run.training:
+        last = run.training[-1]
+        cards.append(("step", f"{last['step']:,}", f"of {steps:,}" if isinstance(steps, int) else ""))
+        if (success := number(last, "rollout/success")) is not None:
+            cards.append(("success", f"{success:.3f}", "in the last step's episodes"))
+    for row in _panel_rows(run.panels)[:1]:
+        cards.append(
+            (
+                f"{row.panel}, {row.mode}",
+                row.last.split(" ")[0],
+                f"{row.last.partition(' ')[2]}, at first {row.first.split(' ')[0]}",
+            )
+        )
+    if seconds := run.sums.get("time/step_s", 0.0) + run.sums.get("time/outside_s", 0.0):
+        cards.append(("time", duration(seconds), f"{seconds / run.steps:.2f} s a step"))
+        tokens = run.sums.get("tokens", 0.0)
+        cards.append(("tokens sampled", short(tokens), f"{tokens / seconds:,.0f} a second"))
+    if peaks := points(run.training, "memory/rss_peak_gib"):
+        cards.append(("memory", f"{max(value for _, value in peaks):.2f} GiB", "most that the process had"))
+    return cards
+
+
+def _panel_names(rows: Sequence[Row]) -> list[str]:
+    names = {
+        name.split("/")[1]
+        for row in rows
+        for name in row
+        if name.startswith("evaluate/") and name.count("/") >= 3
+    }
+    return sorted(names)[:_MOST_PANELS]
+
+
+def _panel_figures(rows: Sequence[Row]) -> list[Figure]:
+    return [Figure(panel, chart) for panel in _panel_names(rows) if (chart := _panel_chart(rows, panel))]
+
+
+def _panel_chart(rows: Sequence[Row], panel: str) -> Markup:
+    lines = []
+    for colour, (mode, style) in enumerate((("sampled", "dots"), ("greedy", "dashed"))):
+        key = f"evaluate/{panel}/{mode}/success"
+        measured = [row for row in rows if number(row, key) is not None]
+        band = [(number(row, f"{key}_low") or 0.0, number(row, f"{key}_high") or 0.0) for row in measured]
+        lines.append(Line(mode, points(measured, key), band, style, colour))
+    for colour, mode in ((3, "random"), (4, "blind")):
+        if level := points(rows, f"evaluate/{panel}/{mode}/success"):
+            lines.append(Line(f"{mode} baseline", level[-1:], None, "level", colour))
+    return line_chart(lines, low=0.0, high=1.0, wide=True)
+
+
+def _panel_rows(rows: Sequence[Row]) -> list[PanelRow]:
+    found = []
+    for panel in _panel_names(rows):
+        for mode in ("sampled", "greedy", "random", "blind"):
+            key = f"evaluate/{panel}/{mode}"
+            measured = [row for row in rows if number(row, f"{key}/success") is not None]
+            if not measured:
+                continue
+            first, last = _interval(measured[0], key), _interval(measured[-1], key)
+            gain = "" if len(measured) == 1 else str(rate_difference(first, last))
+            episodes = number(measured[-1], f"{key}/episodes")
+            found.append(
+                PanelRow(
+                    panel, mode, str(first), str(last), gain, "" if episodes is None else f"{episodes:,.0f}"
+                )
+            )
+    return found
+
+
+def _interval(row: Row, key: str) -> Interval:
+    value = number(row, f"{key}/success") or 0.0
+    low, high = number(row, f"{key}/success_low"), number(row, f"{key}/success_high")
+    return Interval(value, value if low is None else low, value if high is None else high)
+
+
+def _figures(rows: Sequence[Row]) -> list[Figure]:
+    figures = []
+    for title, names in _CURVES:
+        lines = [Line(label, points(rows, name), colour=colour) for colour, (name, label) in enumerate(names)]
+        if chart := line_chart(lines):
+            figures.append(Figure(title, chart))
+    return figures
+
+
+def _others(rows: Sequence[Row]) -> list[Figure]:
+    """All numbers that have no place of their own on the page."""
+    placed = {name for _, names in _CURVES for name, _ in names} | {"step"}
+    names = sorted(
+        {
+            name
+            for row in rows
+            for name in row
+            if name not in placed and not name.startswith(("domain/", "time/", "outcome/"))
+        }
+    )
+    figures = [Figure(name, line_chart([Line(name, points(rows, name))])) for name in names[:_MOST_OTHERS]]
+    return [figure for figure in figures if figure.chart]
+
+
+def _time_figure(rows: Sequence[Row]) -> Markup:
+    timed = [row for row in rows if all(number(row, f"time/{part}_s") is not None for part in _PARTS)]
+    values = [[max(0.0, number(row, f"time/{part}_s") or 0.0) for row in timed] for part in _PARTS]
+    return stacked_chart(_PARTS, [float(row["step"]) for row in timed], values)
+
+
+def _time_rows(run: RunFolder) -> list[tuple[str, str, float]]:
+    """Where the time of the whole run went: (part, seconds, share)."""
+    spent = {part: run.sums.get(f"time/{part}_s", 0.0) for part in (*_PARTS, "outside")}
+    whole = sum(spent.values())
+    return [
+        (part, duration(seconds) if seconds >= 120 else f"{seconds:.1f} s", seconds / whole)
+        for part, seconds in spent.items()
+        if whole > 0
+    ]
+
+
+def _outcomes(rows: Sequence[Row]) -> Markup:
+    told = [row for row in rows if number(row, "outcome/solved") is not None]
+    values = [[number(row, f"outcome/{name}") or 0.0 for row in told] for name in _OUTCOMES]
+    names = [name.replace("_", " ") for name in _OUTCOMES]
+    return stacked_chart(names, [float(row["step"]) for row in told], values, list(_OUTCOMES.values()))
+
+
+def _domain_names(rows: Sequence[Row]) -> list[str]:
+    ends = "/outcome/solved"
+    names = {
+        name[len("domain/") : -len(ends)]
+        for row in rows
+        for name in row
+        if name.startswith("domain/") and name.endswith(ends)
+    }
+    return sorted(names)[:_MOST_DOMAINS]
+
+
+_DOMAIN_COLUMNS = (
+    ("success", "success"),
+    ("reward", "reward"),
+    ("response/tokens_mean", "response tokens"),
+    ("response/tokens_p95", "95 % within"),
+    ("response/clipped", "cut"),
+    ("episode/seconds_mean", "seconds"),
+    ("episode/generate_s", "generate"),
+    ("episode/environment_s", "environment"),
+    ("episode/verify_s", "verify"),
+    ("episode/queue_s", "queue"),
+    ("mismatch/k3", "mismatch k3"),
+)
+
+
+def _domains(rows: Sequence[Row]) -> dict[str, Any] | None:
+    """Means of each domain over the last steps."""
+    recent = rows[-_RECENT:]
+    table = []
+    for domain in _domain_names(rows):
+        cells = []
+        for name, _ in _DOMAIN_COLUMNS:
+            values = [value for _, value in points(recent, f"domain/{domain}/{name}")]
+            cells.append(short(sum(values) / len(values)) if values else "")
+        table.append((domain, cells))
+    if not table:
+        return None
+    return {"columns": [label for _, label in _DOMAIN_COLUMNS], "rows": table, "steps": len(recent)}
+
+
+def _domain_figure(rows: Sequence[Row]) -> Markup:
+    names = _domain_names(rows)
+    if len(names) < 2:
+        return Markup("")
+    lines = [
+        Line(name, points(rows, f"domain/{name}/success"), colour=place % 8)
+        for place, name in enumerate(names[:8])
+    ]
+    return line_chart(lines, low=0.0, high=1.0, wide=True)

@@ -1,0 +1,50 @@
+"""Distillation on examples: at each of their tokens the student's distribution comes nearer to the teacher's."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from trainer.algorithms.aggregation import Denominators
+from trainer.backends.base import TrainBackend, TrainRow
+from trainer.backends.skipping import SkippedSteps
+from trainer.learn.distilling import mean_loss
+from trainer.learn.pipelines.sft import mean_output, step_metrics
+
+
+class Distillation:
+    """Minimises the mean of what a head gives as the loss of each learnt token.
+
+    Args:
+        student: The policy, whose head computes the teachers beside it.
+        rows: What is learnt from.
+        held_out: What is measured only.
+        max_skipped_steps: Steps in a row that may be left out because loss or gradient is not finite.
+    """
+
+    def __init__(
+        self,
+        student: TrainBackend,
+        rows: Sequence[TrainRow],
+        held_out: Sequence[TrainRow],
+        *,
+        max_skipped_steps: int,
+    ) -> None:
+        self._student = student
+        self._rows = rows
+        self._held_out = held_out
+        self._skipped = SkippedSteps("student", max_skipped_steps)
+
+    def update(self, places: Sequence[int]) -> dict[str, float]:
+        """Take an optimizer step on the rows at some places, and return its metrics.
+
+        Raises:
+            RunError: If too many steps in a row were left out.
+        """
+        chosen = [self._rows[place] for place in places]
+        counts = Denominators.from_lengths(int(row.mask.sum()) for row in chosen)
+        taken = self._student.step(chosen, partial(mean_loss, counts=counts), entropy="metric")
+        self._skipped.note(applied=taken.applied)
+        return step_metrics(taken) | {"distill/tokens": float(counts.tokens)}
+
+    def measure(self) -> dict[str, float]:
+        """Return the loss of the held-out rows; nothing where there are none."""
+        return {"loss": mean_output(self._student, self._held_out)} if self._held_out else {}

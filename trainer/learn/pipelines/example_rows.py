@@ -1,0 +1,178 @@
+"""Examples of data sets as the rows that pipelines learn from, none of them longer than the model reads."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import TypeVar
+
+import torch
+
+from trainer.backends.base import TrainRow
+from trainer.config.data import ExamplesSettings
+from trainer.config.supervised import LearningFromExamples
+from trainer.core.errors import ConfigError
+from trainer.learn.conversations import ASSISTANT, conversation_rows, reply_row
+from trainer.learn.distilling import with_teacher
+from trainer.learn.pipelines.preferences import PreferenceRows
+from trainer.rollout.rendering import ChatRenderer
+from trainer.tasks.examples import (
+    Conversation,
+    Judged,
+    read_conversations,
+    read_judged,
+    read_pairs,
+)
+
+Say = Callable[[str], None]
+_Part = TypeVar("_Part")
+
+
+class ExampleRows:
+    """Renders examples for a policy.
+
+    Args:
+        renderer: The policy's.
+        settings: What becomes of examples that are too long.
+        longest: Tokens of the longest row.
+        say: Told of how many are left out.
+    """
+
+    def __init__(
+        self, renderer: ChatRenderer, settings: LearningFromExamples, longest: int, say: Say
+    ) -> None:
+        self._renderer = renderer
+        self._settings = settings
+        self._longest = longest
+        self._say = say
+
+    def conversations(
+        self,
+        data: Sequence[ExamplesSettings],
+        roles: Iterable[str] = ASSISTANT,
+        teacher_of: Callable[[str], int] | None = None,
+    ) -> list[TrainRow]:
+        """Return the rows of conversations.
+
+        Args:
+            data: Where they are read.
+            roles: Whose messages are learnt.
+            teacher_of: Gives the number of a domain's teacher; None where there are no teachers.
+
+        Raises:
+            ConfigError: If a row of the data cannot be learnt from; the message has its place.
+        """
+        chosen = frozenset(roles)
+
+        def rendered(conversation: Conversation) -> list[TrainRow]:
+            rows = conversation_rows(self._renderer, conversation, chosen)
+            if teacher_of is None:
+                return rows
+            return [with_teacher(row, teacher_of(conversation.domain)) for row in rows]
+
+        made = ((each.place, rendered(each)) for each in read_conversations(data))
+        return [row for rows in self._fitting(made, lambda rows: rows) for row in rows]
+
+    def pairs(self, data: Sequence[ExamplesSettings], *, rewarded: bool = False) -> PreferenceRows:
+        """Return the rows of pairs.
+
+        Args:
+            data: Where they are read.
+            rewarded: Whether a text's reward is read at its end, and not its tokens' log-probabilities.
+
+        Raises:
+            ConfigError: If a row of the data is no pair.
+        """
+
+        def rendered(conversation: Conversation) -> TrainRow:
+            row = reply_row(self._renderer, conversation)
+            return whole_text(row) if rewarded else row
+
+        made = (
+            (pair.chosen.place, (rendered(pair.chosen), rendered(pair.rejected), pair.margin))
+            for pair in read_pairs(data)
+        )
+        kept = list(self._fitting(made, lambda part: part[:2]))
+        return PreferenceRows(
+            [(chosen, rejected) for chosen, rejected, _ in kept], margins=[margin for *_, margin in kept]
+        )
+
+    def judged(self, data: Sequence[ExamplesSettings]) -> PreferenceRows:
+        """Return the rows of judged replies, each with its prompt before the next other example's reply.
+
+        Raises:
+            ConfigError: If a row of the data is no judged reply, or there is only one.
+        """
+        found = list(read_judged(data))
+        if len(found) == 1:
+            raise ConfigError(
+                f"data set {found[0].reply.place}: there is no second example, whose reply would show how far the "
+                "policy is from its reference: give at least two"
+            )
+        made = (
+            (
+                each.reply.place,
+                (
+                    reply_row(self._renderer, each.reply),
+                    reply_row(self._renderer, _answered_by(each, other)),
+                    each.good,
+                ),
+            )
+            for each, other in pairwise([*found, *found[:1]])
+        )
+        kept = list(self._fitting(made, lambda part: part[:2]))
+        return PreferenceRows([(own, other) for own, other, _ in kept], good=[good for *_, good in kept])
+
+    def _fitting(
+        self, made: Iterable[tuple[str, _Part]], rows_of: Callable[[_Part], Iterable[TrainRow]]
+    ) -> Iterator[_Part]:
+        """Yield the examples whose rows are all short enough.
+
+        Raises:
+            ConfigError: If one is too long and that is refused, or none is left.
+        """
+        kept = longer = 0
+        for place, part in made:
+            length = max(len(row.ids) for row in rows_of(part))
+            if length <= self._longest:
+                kept += 1
+                yield part
+                continue
+            longer += 1
+            if self._settings.longer == "refuse":
+                raise ConfigError(
+                    f"data set {place}: {length} tokens, and model.max_length is {self._longest}: raise it, or set "
+                    "longer to leave_out"
+                )
+        if longer and kept:
+            self._say(
+                f"{longer} of {kept + longer} examples are longer than model.max_length and are left out"
+            )
+        elif longer:
+            raise ConfigError(
+                f"all {longer} examples are longer than model.max_length {self._longest}: raise it"
+            )
+
+
+def _answered_by(question: Judged, other: Judged) -> Conversation:
+    """Return a prompt with the reply of another example."""
+    prompt, answer = question.reply, other.reply
+    messages = (*prompt.messages[: prompt.learnt_from], *answer.messages[answer.learnt_from :])
+    return Conversation(prompt.place, messages, prompt.learnt_from, prompt.tools, prompt.domain)
+
+
+def whole_text(row: TrainRow) -> TrainRow:
+    """Return a row whose one output is read off the state behind its last token."""
+    ids = torch.cat([row.ids, row.ids[-1:]])  # the id behind the end is never read
+    mask = torch.zeros(len(ids), dtype=torch.bool)
+    mask[-1] = True
+    return TrainRow(ids, mask)
+
+
+def rows_digest(rows: Iterable[TrainRow]) -> str:
+    """Return a digest of what is learnt from, in its order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for row in rows:
+        for part in (row.ids, row.mask, *row.fields.values()):
+            digest.update(part.contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(b"\n")
+    return digest.hexdigest()

@@ -1,0 +1,139 @@
+"""Learning from examples: step by step through batches of them, measured on others that are held out."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+from trainer.core.console import RunConsole
+from trainer.core.ending import Ending
+from trainer.learn.example_batches import ExampleBatches
+from trainer.learn.learner import Models
+from trainer.learn.pipelines.saving import Saver
+from trainer.learn.step_metrics import memory_metrics
+from trainer.learn.tracking import EVALUATION_PREFIX, Tracker
+from trainer.records.checkpoint import RunState
+
+HELD_OUT = f"{EVALUATION_PREFIX}held_out/"
+"""Begins the names of what is measured on held-out examples."""
+
+
+class Objective(Protocol):
+    """What examples are learnt for."""
+
+    def update(self, places: Sequence[int]) -> dict[str, float]:
+        """Take an optimizer step on the examples at some places, and return its metrics.
+
+        Raises:
+            RunError: If too many steps in a row were left out.
+        """
+        ...
+
+    def measure(self) -> dict[str, float]:
+        """Return metrics of the held-out examples; none where there are none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Offline:
+    """What the loop drives.
+
+    Attributes:
+        objective: What is learnt.
+        batches: From what, step by step.
+        resident: Entered for as long as models are used, which may be elsewhere meanwhile.
+    """
+
+    objective: Objective
+    batches: ExampleBatches
+    models: Models
+    tracker: Tracker
+    console: RunConsole
+    saver: Saver
+    resident: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+
+
+async def train_on_examples(
+    parts: Offline,
+    state: RunState,
+    steps: int,
+    checkpoint_every: int,
+    measure_every: int,
+    ending: Ending,
+) -> RunState:
+    """Train until `steps` and return where the run stands; whatever ends it before, the last whole step is saved.
+
+    Args:
+        parts: What is driven.
+        state: Where the run stands.
+        steps: Steps in all.
+        checkpoint_every: Steps between checkpoints; 0 keeps only the last.
+        measure_every: Steps between measurements on held-out examples; 0 measures at the ends only.
+        ending: Ends the run before its time, in order.
+    """
+    saved, whole = state.step, True
+    if not parts.tracker.evaluated(state.step) and _is_due(state.step, steps, measure_every):
+        await _measure(parts, state.step)
+    try:
+        for step in range(state.step, steps):
+            with ending.deferred():
+                whole = False
+                await _step(parts, step)
+                state = RunState(step + 1, step + 1, step + 1, ())
+                whole = True
+            if checkpoint_every and state.step % checkpoint_every == 0:
+                with ending.deferred():
+                    await parts.saver.save(state)
+                    saved = state.step
+            if _is_due(state.step, steps, measure_every):
+                await _measure(parts, state.step)
+            parts.saver.raise_if_failed()
+            await asyncio.sleep(0)  # a signal that came meanwhile
+    finally:
+        if whole and state.step > saved:
+            await parts.saver.save(state)
+        await parts.saver.settled()
+    return state
+
+
+def _is_due(step: int, steps: int, every: int) -> bool:
+    return step in (0, steps) or bool(every and step % every == 0)
+
+
+async def _step(parts: Offline, step: int) -> None:
+    began = time.monotonic()
+    batch = parts.batches.batch(step)
+    async with parts.resident():
+        metrics = await asyncio.to_thread(parts.objective.update, batch.places)
+        if parts.tracker.wants_digests:
+            parts.tracker.digest(step, {"weights": await asyncio.to_thread(weights_digest, parts.models)})
+    metrics |= memory_metrics()
+    metrics |= {"time/step_s": time.monotonic() - began, "data/epoch": float(batch.epoch)}
+    metrics["policy/learning_rate"] = parts.models.policy.learning_rate
+    parts.tracker.metrics(step + 1, metrics)
+    parts.console.step(step, metrics)
+
+
+async def _measure(parts: Offline, step: int) -> None:
+    async with parts.resident():
+        metrics = await asyncio.to_thread(parts.objective.measure)
+    if metrics:
+        parts.tracker.metrics(step, {f"{HELD_OUT}{name}": value for name, value in metrics.items()})
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        parts.console.say(f"held out, after {step} steps: {shown}")
+
+
+def weights_digest(models: Models) -> str:
+    """Return a digest of all that is trained, bit by bit."""
+    digest = hashlib.blake2b(digest_size=16)
+    models.digest(digest)
+    return digest.hexdigest()
+
+
+def in_parts(places: range, size: int) -> Iterator[range]:
+    """Yield places in runs of at most `size`."""
+    for start in range(places.start, places.stop, size):
+        yield range(start, min(start + size, places.stop))

@@ -1,0 +1,204 @@
+"""Learning from preferences: of two replies the better one becomes likelier, or is given the higher reward."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from trainer.algorithms.preference import (
+    PreferenceResult,
+    Replies,
+    bradley_terry_loss,
+    paired_loss,
+    unpaired_loss,
+)
+from trainer.algorithms.preference_settings import PreferenceLossSettings
+from trainer.backends.base import Scorer, TrainBackend, TrainRow
+from trainer.backends.skipping import SkippedSteps
+from trainer.learn.pipelines.offline import in_parts
+from trainer.learn.pipelines.sft import step_metrics
+from trainer.learn.sequence_steps import CoupledLoss, Sums, coupled_step, row_sums, token_counts
+
+_AT_ONCE = 256
+"""Rows whose outputs are held at one time where nothing is trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreferenceRows:
+    """Examples as rows.
+
+    Attributes:
+        rows: Rows of each example. Of pairs: the chosen reply, the rejected one. Of judged replies: the reply, and its
+            prompt with another example's reply, which measures the distance to the reference.
+        good: Of judged replies, whether each is good.
+        margins: Of pairs, by how much they differ; read by reward models.
+    """
+
+    rows: Sequence[tuple[TrainRow, TrainRow]]
+    good: Sequence[bool] = ()
+    margins: Sequence[float] = ()
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each example."""
+        return [len(first.ids) + len(second.ids) for first, second in self.rows]
+
+    def flat(self, places: Sequence[int]) -> list[TrainRow]:
+        """Return the rows of some examples: the first ones of all, then the second ones."""
+        return [self.rows[place][0] for place in places] + [self.rows[place][1] for place in places]
+
+
+def reference_sums(
+    scorer: Scorer, examples: PreferenceRows, done: Callable[[int], object] = lambda _: None
+) -> Tensor:
+    """Return the log-probabilities of all rows under the reference, float64 `[examples, 2]`.
+
+    Args:
+        scorer: The reference.
+        examples: The rows.
+        done: Told how many examples are computed.
+    """
+    parts = []
+    for part in in_parts(range(len(examples.rows)), _AT_ONCE // 2):
+        parts.append(row_sums(scorer, examples.flat(part)).reshape(2, len(part)).T)
+        done(part.stop)
+    return torch.cat(parts) if parts else torch.zeros(0, 2, dtype=torch.float64)
+
+
+class Preference:
+    """Minimises a loss of preferences.
+
+    Args:
+        backend: The policy.
+        loss: Which loss.
+        examples: What is learnt from.
+        reference: The log-probabilities of their rows under the reference, `[examples, 2]`; zeros without one.
+        held_out: What is measured only.
+        held_out_reference: Their log-probabilities.
+        max_skipped_steps: Steps in a row that may be left out because loss or gradient is not finite.
+    """
+
+    def __init__(
+        self,
+        backend: TrainBackend,
+        loss: PreferenceLossSettings,
+        examples: PreferenceRows,
+        reference: Tensor,
+        held_out: PreferenceRows,
+        held_out_reference: Tensor,
+        max_skipped_steps: int,
+    ) -> None:
+        self._backend = backend
+        self._loss = loss
+        self._examples, self._reference = examples, reference
+        self._held_out, self._held_out_reference = held_out, held_out_reference
+        self._skipped = SkippedSteps("policy", max_skipped_steps)
+
+    def update(self, places: Sequence[int]) -> dict[str, float]:
+        """Take an optimizer step on the examples at some places, and return its metrics.
+
+        Raises:
+            RunError: If too many steps in a row were left out.
+        """
+        rows = self._examples.flat(places)
+        taken, metrics = coupled_step(
+            self._backend, rows, self._coupled(self._examples, self._reference, places)
+        )
+        self._skipped.note(applied=taken.applied)
+        return step_metrics(taken) | {f"preference/{name}": value for name, value in metrics.items()}
+
+    def measure(self) -> dict[str, float]:
+        """Return loss and accuracy of the held-out examples; nothing where there are none."""
+        if not self._held_out.rows:
+            return {}
+        places = range(len(self._held_out.rows))
+        sums = reference_sums(self._backend, self._held_out).T.reshape(-1)
+        loss = self._coupled(self._held_out, self._held_out_reference, places)
+        value, metrics = loss(Sums(sums, token_counts(self._held_out.flat(places))))
+        return {"loss": float(value)} | metrics
+
+    def _coupled(self, examples: PreferenceRows, reference: Tensor, places: Sequence[int]) -> CoupledLoss:
+        good = torch.tensor([examples.good[place] for place in places]) if examples.good else None
+        return partial(_loss, settings=self._loss, reference=reference[list(places)], good=good)
+
+
+class Ranking:
+    """Trains a reward model: the better reply of a pair is given the higher number.
+
+    Args:
+        backend: The model, whose one output of a row is its reward.
+        centre: Weight of the pull of rewards towards zero.
+        examples: Pairs.
+        held_out: Pairs that are measured only.
+        max_skipped_steps: Steps in a row that may be left out because loss or gradient is not finite.
+    """
+
+    def __init__(
+        self,
+        backend: TrainBackend,
+        centre: float,
+        examples: PreferenceRows,
+        held_out: PreferenceRows,
+        max_skipped_steps: int,
+    ) -> None:
+        self._backend = backend
+        self._centre = centre
+        self._examples, self._held_out = examples, held_out
+        self._skipped = SkippedSteps("reward model", max_skipped_steps)
+
+    def update(self, places: Sequence[int]) -> dict[str, float]:
+        """Take an optimizer step on the pairs at some places, and return its metrics.
+
+        Raises:
+            RunError: If too many steps in a row were left out.
+        """
+        margins = torch.tensor([self._examples.margins[place] for place in places], dtype=torch.float64)
+        loss = partial(_ranking_loss, margins=margins, centre=self._centre)
+        taken, metrics = coupled_step(self._backend, self._examples.flat(places), loss)
+        self._skipped.note(applied=taken.applied)
+        return step_metrics(taken) | {f"reward/{name}": value for name, value in metrics.items()}
+
+    def measure(self) -> dict[str, float]:
+        """Return loss and accuracy of the held-out pairs; nothing where there are none."""
+        if not self._held_out.rows:
+            return {}
+        rewards = reference_sums(self._backend, self._held_out)
+        margins = torch.tensor(self._held_out.margins, dtype=torch.float64)
+        value, metrics = _ranking_loss(
+            Sums(rewards.T.reshape(-1), torch.ones(2 * len(rewards))), margins, self._centre
+        )
+        return {"loss": float(value)} | metrics
+
+
+def _loss(
+    sums: Sums, settings: PreferenceLossSettings, reference: Tensor, good: Tensor | None
+) -> tuple[Tensor, dict[str, float]]:
+    count = len(reference)
+    first = Replies(sums.outputs[:count], sums.tokens[:count], reference[:, 0])
+    second = Replies(sums.outputs[count:], sums.tokens[count:], reference[:, 1])
+    if good is None:
+        result = paired_loss(settings, first, second)
+        return result.loss, _metrics(result) | {
+            "accuracy": float((result.chosen > result.rejected).double().mean()),
+            "margin": float((result.chosen - result.rejected).mean()),
+        }
+    result = unpaired_loss(settings, first, good, second)
+    return result.loss, _metrics(result)
+
+
+def _metrics(result: PreferenceResult) -> dict[str, float]:
+    parts = {"reward_chosen": result.chosen, "reward_rejected": result.rejected}
+    return {name: float(part.mean()) for name, part in parts.items() if len(part)}
+
+
+def _ranking_loss(sums: Sums, margins: Tensor, centre: float) -> tuple[Tensor, dict[str, float]]:
+    chosen, rejected = sums.outputs.chunk(2)
+    loss = bradley_terry_loss(chosen, rejected, margins, centre)
+    difference = (chosen - rejected).detach()
+    return loss, {
+        "accuracy": float((difference > 0).double().mean()),
+        "margin": float(difference.mean()),
+        "mean": float(sums.outputs.detach().mean()),
+    }

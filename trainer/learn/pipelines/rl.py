@@ -1,0 +1,251 @@
+"""Reinforcement learning from served environments. Agentic and verifiable-reward training are this one loop."""
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+from trainer.algorithms.credit import select_groups
+from trainer.algorithms.filters import refills
+from trainer.algorithms.settings import AlgorithmSettings
+from trainer.core.console import RunConsole
+from trainer.core.ending import Ending
+from trainer.inference.base import InferenceClient
+from trainer.learn.batches import EpisodeBatch, episode_batch, turns_of
+from trainer.learn.learner import Models
+from trainer.learn.pipelines.saving import Saver
+from trainer.learn.rows import RowBuilder
+from trainer.learn.step_metrics import (
+    StepTimes,
+    domain_metrics,
+    episode_times,
+    memory_metrics,
+    outcome_metrics,
+    response_metrics,
+    rollout_metrics,
+    step_times,
+    token_rates,
+)
+from trainer.learn.tracking import Tracker
+from trainer.learn.utilisation import TrainingWork
+from trainer.learn.weights.publisher import WeightPublisher
+from trainer.records.checkpoint import RunState
+from trainer.records.group import KEPT, Group
+from trainer.records.ledger import Ledger
+from trainer.rollout.groups import StepGroups
+from trainer.rollout.recall import Recall
+from trainer.rollout.scheduler import LeaveOut, RolloutScheduler
+from trainer.tasks.curriculum import CurriculumTaskSource
+
+Evaluate = Callable[[int], Awaitable[None]]
+"""Measures the policy after so many steps, if it is time to."""
+
+
+class Updater(Protocol):
+    """Learns from batches of episodes: by reward, or from a teacher."""
+
+    async def update(self, batch: EpisodeBatch, step: int, version: int | None = None) -> dict[str, float]:
+        """Take the optimizer steps of one batch and return their metrics, while the event loop goes on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the loop drives.
+
+    Attributes:
+        updating: Entered for as long as weights change: who samples with these very weights stands still.
+        recall: The rollout log, whose counters are metrics.
+        resident: Entered for as long as models are used, which may be elsewhere meanwhile.
+        curriculum: Told of each step's successes, where the shares of domains follow them.
+        work: What an update computes, for the numbers of a step; None where that is not known.
+    """
+
+    algorithm: AlgorithmSettings
+    scheduler: RolloutScheduler
+    learner: Updater
+    models: Models
+    publisher: WeightPublisher
+    client: InferenceClient
+    build_rows: RowBuilder
+    ledger: Ledger
+    tracker: Tracker
+    console: RunConsole
+    saver: Saver
+    updating: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    recall: Recall | None = None
+    resident: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    work: TrainingWork | None = None
+    curriculum: CurriculumTaskSource | None = None
+
+
+async def train(
+    parts: Parts, state: RunState, steps: int, checkpoint_every: int, evaluate: Evaluate, ending: Ending
+) -> RunState:
+    """Train until `steps` and return where the run stands.
+
+    Each step: take finished groups, choose among them, update, publish the weights, let new groups start. Whatever
+    ends the loop before its time, the last whole step is saved.
+    """
+    saved, whole = state.step, True
+    last_ended: float | None = None
+    try:
+        for step in range(state.step, steps):
+            clock = _StepClock(last_ended, parts.client.counters.tokens_generated)
+            groups = await parts.scheduler.next_groups(state.version)
+            clock.waited = time.monotonic()
+            with ending.deferred():
+                whole = False
+                metrics = await _update(parts, groups, step, state.version, clock)
+                last_ended = await _record(parts, groups, step, metrics, clock)
+                window = parts.scheduler.window
+                state = RunState(
+                    step + 1,
+                    state.version + 1,
+                    window.next_index,
+                    window.untrained,
+                    window.aside,
+                    window.long_round,
+                )
+                whole = True
+            if checkpoint_every and state.step % checkpoint_every == 0:
+                with ending.deferred():
+                    await parts.saver.save(state)
+                    saved = state.step
+            await evaluate(state.step)
+            parts.saver.raise_if_failed()
+    finally:
+        if whole and state.step > saved:
+            await parts.saver.save(state)
+        await parts.saver.settled()
+    return state
+
+
+class _StepClock:
+    """Reads the clock where one part of a step ends and the next begins.
+
+    Args:
+        last_ended: When the step before ended.
+        tokens_before: Tokens that were ever sampled when this one began.
+    """
+
+    def __init__(self, last_ended: float | None, tokens_before: int) -> None:
+        self.last_ended = last_ended
+        self.tokens_before = tokens_before
+        self.began = self.waited = self.trained = self.synced = time.monotonic()
+        self.rows: list[tuple[int, int]] = []
+
+    def ended(self) -> StepTimes:
+        """Read it for the last time."""
+        return StepTimes(
+            self.began, self.waited, self.trained, self.synced, time.monotonic(), self.last_ended
+        )
+
+
+async def _update(
+    parts: Parts, groups: StepGroups, step: int, version: int, clock: _StepClock
+) -> dict[str, float]:
+    """Train on groups, publish the weights, let new groups start, and return the step's metrics."""
+    kept = choose_groups(parts, groups.kept)
+    batch = episode_batch(kept, parts.build_rows)
+
+    # Episodes of later steps, if any are allowed, go on meanwhile.
+    async with parts.updating(), parts.resident():
+        updated = await parts.learner.update(batch, step, version)
+        clock.trained = time.monotonic()
+        clock.rows = list(
+            zip([len(row.ids) for row in batch.rows], batch.mask.sum(dim=1).tolist(), strict=True)
+        )
+        sent = await parts.publisher.publish(parts.models.policy, version + 1)
+    clock.synced = time.monotonic()
+
+    account_for(parts.ledger, kept, updated, step)
+    for group in groups.kept:
+        parts.scheduler.release(group)
+    parts.ledger.flush()
+    return rollout_metrics(groups.played, kept, version) | updated | sent
+
+
+async def _record(
+    parts: Parts, step_groups: StepGroups, step: int, metrics: dict[str, float], clock: _StepClock
+) -> float:
+    """Write down what happened in a step, and return when it ended."""
+    groups = step_groups.played
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    dropped = parts.scheduler.take_dropped()
+    metrics |= {f"rollout/{name}": float(count) for name, count in parts.scheduler.counters.items()}
+    if parts.recall is not None:
+        metrics |= {f"rollout_log/{name}": float(count) for name, count in parts.recall.counters.items()}
+    metrics |= response_metrics(trajectories) | outcome_metrics([*groups, *dropped])
+    if parts.curriculum is not None:
+        solved: dict[str, list[bool]] = {}
+        for trajectory in trajectories:
+            solved.setdefault(trajectory.task.domain, []).append(trajectory.success)
+        metrics |= parts.curriculum.follow(step, solved, parts.scheduler.window.next_index)
+    metrics |= episode_times(trajectories) | domain_metrics(groups, dropped) | memory_metrics()
+    parts.tracker.episodes(step, groups)
+    if parts.tracker.wants_digests:
+        async with parts.resident():
+            digest = await asyncio.to_thread(digests, groups, parts.models)
+        parts.tracker.digest(step, digest)
+    generated = parts.client.counters.tokens_generated - clock.tokens_before
+    times = clock.ended()
+    metrics |= step_times(times, [trajectory.timeline for trajectory in trajectories])
+    metrics |= token_rates(generated, sum(sampled for _, sampled in clock.rows), times)
+    if parts.work is not None:
+        metrics |= parts.work.metrics(clock.rows, times.train_s)
+    parts.tracker.metrics(step + 1, metrics)
+    parts.console.step(step, metrics)
+    return times.ended
+
+
+def leave_out(algorithm: AlgorithmSettings) -> LeaveOut:
+    """Return the algorithm's filter for one group, for those that judge each by itself."""
+
+    def reason(group: Group) -> str | None:
+        dropped = select_groups(algorithm, turns_of([group])).dropped.get(group.index)
+        return None if dropped is None else f"filter:{dropped}"
+
+    return reason
+
+
+def choose_groups(parts: Parts, groups: Sequence[Group]) -> list[Group]:
+    """Apply the algorithm's filter to the groups of a step; those that it drops are accounted for with the reason.
+
+    A filter that refills has judged each group already, when it ended.
+    """
+    judged = refills(parts.algorithm.filter)
+    dropped = {} if judged else select_groups(parts.algorithm, turns_of(groups)).dropped
+    for group in groups:
+        reason = dropped.get(group.index)
+        group.decision = KEPT if reason is None else f"filter:{reason}"
+        if reason is not None:
+            parts.ledger.dropped(group.index, group.decision)
+    return [group for group in groups if group.decision == KEPT]
+
+
+def account_for(ledger: Ledger, groups: Sequence[Group], updated: Mapping[str, float], step: int) -> None:
+    """Say of groups that they were trained, or that the update left all its steps out."""
+    if updated.get("policy/skipped_steps") and not updated.get("policy/optimizer_steps"):
+        for group in groups:
+            ledger.dropped(group.index, "update:not_finite")
+    else:
+        ledger.trained([group.index for group in groups], step)
+
+
+def digests(groups: Sequence[Group], models: Models) -> dict[str, str]:
+    """Return digests of a step's token ids, rewards and resulting weights, for comparing two runs bit by bit."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    ids = [[segment.ids for segment in trajectory.segments] for trajectory in trajectories]
+    rewards = [[turn.reward for turn in trajectory.turns] for trajectory in trajectories]
+    weights = hashlib.blake2b(digest_size=16)
+    models.digest(weights)
+    return {"ids": _digest(ids), "rewards": _digest(rewards), "weights": weights.hexdigest()}
+
+
+def _digest(value: object) -> str:
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,122 @@
+"""A backend's weights as inference clients take them."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from trainer.backends.base import TrainBackend
+from trainer.backends.ranked import RankedBackend
+from trainer.core.errors import RunError
+from trainer.learn.weights.folders import WeightFolders
+from trainer.learn.weights.shared_reading import SharedReading
+from trainer.models.weights import hub_tensors, parameters_of
+
+
+class ModelWeights:
+    """The weights of a model of this process that nobody trains at the moment, for a client that has such a model.
+
+    Args:
+        model: Whose they are.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the model's own tensors by their names on the Hugging Face hub."""
+        return hub_tensors(self._model)
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield them by the names of the model's modules."""
+        return parameters_of(self._model)
+
+    async def folder(self) -> Path:
+        """Refuse: nothing writes one."""
+        raise RunError("a server asks for a folder of weights, and nothing writes one")
+
+
+class BackendWeights:
+    """The weights of one version, which a backend holds until training goes on.
+
+    Args:
+        backend: Whose they are.
+        version: Their version.
+        folders: Where they are written for servers that read them from disk.
+    """
+
+    def __init__(self, backend: TrainBackend, version: int = 0, folders: WeightFolders | None = None) -> None:
+        self._backend = backend
+        self._version = version
+        self._folders = folders
+        self._writing = asyncio.Lock()
+        self._folder: Path | None = None
+        self._adapter_folder: Path | None = None
+        self._held = True
+        # What is in this process is read as it is.
+        self._is_gathered = isinstance(backend, RankedBackend)
+        self._gathered = SharedReading(backend.export)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the backend's own tensors by name.
+
+        Raises:
+            RunError: If training has gone on, so that they are of another version.
+        """
+        self._require_held()
+        return self._gathered.reader() if self._is_gathered else self._backend.export()
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield them by the names of the backend's modules.
+
+        Raises:
+            RunError: As `tensors` does.
+        """
+        self._require_held()
+        return self._backend.parameters()
+
+    async def folder(self) -> Path:
+        """Return a directory with these weights, written once however many ask.
+
+        Raises:
+            WeightFolderError: If it cannot be written.
+            RunError: If training has gone on and nobody asked before, or no directory is there to write to.
+        """
+        async with self._writing:
+            if self._folder is None:
+                self._require_held()
+                self._folder = await asyncio.to_thread(
+                    self._required_folders().write, self._version, self._backend.export()
+                )
+        return self._folder
+
+    async def adapter_folder(self) -> Path:
+        """Return a directory with the adapters alone, in peft's layout, written once however many ask.
+
+        Raises:
+            WeightFolderError: If it cannot be written.
+            RunError: As `folder` does.
+        """
+        async with self._writing:
+            if self._adapter_folder is None:
+                self._require_held()
+                self._adapter_folder = await asyncio.to_thread(
+                    self._required_folders().write_adapter, self._version, self._backend.save_adapter
+                )
+        return self._adapter_folder
+
+    def release(self) -> None:
+        """Training goes on: a folder that was written stays, and the tensors are of this version no more."""
+        self._held = False
+        self._gathered.drop()
+
+    def _required_folders(self) -> WeightFolders:
+        if self._folders is None:
+            raise RunError("a server asks for a folder of weights, and nothing writes one")
+        return self._folders
+
+    def _require_held(self) -> None:
+        if not self._held:
+            raise RunError(f"the weights of version {self._version} are the trainer's no more")

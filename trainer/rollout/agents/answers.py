@@ -1,0 +1,89 @@
+"""What a request is answered with, whole or as it comes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from trainer.rollout.agents.replies import Reply
+from trainer.rollout.agents.splicing import SampledReply
+from trainer.rollout.agents.streaming import Delta, ReplyStream
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One reply to a request.
+
+    Attributes:
+        sampled: What was sampled, and what of it the agent is given.
+        logprobs: Of each token.
+        finish_reason: As the engine says it: "stop" or "length".
+    """
+
+    sampled: SampledReply
+    logprobs: Sequence[float]
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request was answered with.
+
+    Attributes:
+        number: Which request of its session it was.
+        identifier: Unique in the session, and equal between equal runs.
+        created: Unix time in seconds.
+        prompt_ids: What the policy read.
+        choices: The replies.
+        ignored: Wishes that were passed over.
+    """
+
+    number: int
+    identifier: str
+    created: int
+    prompt_ids: Sequence[int]
+    choices: Sequence[Choice]
+    ignored: tuple[str, ...]
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens that were sampled."""
+        return sum(len(choice.sampled.token_ids) for choice in self.choices)
+
+
+class AnswerListener(Protocol):
+    """Told of an answer while it is sampled."""
+
+    def begins(self, answer: Answer) -> None:
+        """Its prompt is there, and none of its choices."""
+        ...
+
+    def says(self, choice: int, deltas: Sequence[Delta]) -> None:
+        """More of a choice can be handed over."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceStream:
+    """Hands one choice to a listener.
+
+    Attributes:
+        choice: Its number.
+        stream: Takes it apart.
+        listener: Who is told.
+        told: Ids that were handed over, or are waiting for those behind them.
+    """
+
+    choice: int
+    stream: ReplyStream
+    listener: AnswerListener
+    told: list[int] = field(default_factory=list)
+
+    def add(self, ids: Sequence[int]) -> None:
+        """Take tokens that were sampled."""
+        self.told.extend(ids)
+        if deltas := self.stream.add(ids):
+            self.listener.says(self.choice, deltas)
+
+    def end(self, reply: Reply) -> None:
+        """Hand over what is left of it."""
+        self.listener.says(self.choice, self.stream.end(reply))

@@ -1,0 +1,186 @@
+"""An episode that an agent of somebody else's plays: it gets an address, and whatever it does has an outcome."""
+
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clients.client.session import EnvSession
+from clients.protocol.arrays import DecodeError
+from clients.protocol.errors import ProblemError
+from trainer.core.errors import InvalidNumberError
+from trainer.core.numbers import LARGEST, finite_number
+from trainer.records.trajectory import Outcome, Trajectory
+from trainer.rollout.agent import note_failure
+from trainer.rollout.agents.endpoint import agents_app
+from trainer.rollout.agents.environment import EpisodeEnvironment
+from trainer.rollout.agents.runners import AgentEnd, AgentRunner, AgentTask
+from trainer.rollout.agents.serving import serve_app
+from trainer.rollout.agents.session import AgentSession, PolicyService
+from trainer.rollout.agents.table import SessionTable
+from trainer.rollout.recall import EpisodeLostError
+from trainer.tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class BlackBoxPlayer:
+    """Plays episodes with an agent that speaks OpenAI's API.
+
+    Attributes:
+        table: The endpoint's sessions.
+        url: The endpoint's address, as the agent reaches it.
+        service: What answers the agent.
+        runner: Sets the agent to work.
+        clock: Unix time.
+    """
+
+    table: SessionTable
+    url: str
+    service: PolicyService
+    runner: AgentRunner
+    clock: Callable[[], float]
+
+    async def play(
+        self, session: EnvSession, task: Task, member: int, attempt: int, max_turns: int
+    ) -> Trajectory:
+        """Play one episode.
+
+        Raises:
+            ProblemError: If the server refuses what the run asks for.
+            EpisodeLostError: If the environment cannot be brought to where the rollout log ends.
+        """
+        trajectory = Trajectory(task, member, attempt)
+        agent = AgentSession(self.service, trajectory, max_turns, self.clock)
+        environment = EpisodeEnvironment(session, trajectory, failed=agent.end)
+        try:
+            await environment.reset()
+        except (ProblemError, DecodeError, InvalidNumberError) as error:
+            note_failure(trajectory, error)
+            return trajectory
+        key = self.table.add(agent, environment)
+        try:
+            told = AgentTask(f"{self.url}/s/{key}", key, self.service.model, _told(environment, trajectory))
+            end = await self.runner.run(told, agent)
+        finally:
+            self.table.remove(key)
+        conclude(trajectory, agent, environment, end, max_turns)
+        return trajectory
+
+
+@asynccontextmanager
+async def open_black_box(
+    service: PolicyService,
+    runner: AgentRunner,
+    clock: Callable[[], float],
+    *,
+    host: str,
+    port: int,
+    public_url: str | None,
+    max_body_bytes: int,
+    unix: Path | None = None,
+) -> AsyncIterator[BlackBoxPlayer]:
+    """Serve the endpoint while the context is open, and give who plays through it; see `serve_app`."""
+    table = SessionTable(service.model)
+    try:
+        async with serve_app(agents_app(table, max_body_bytes), host, port, unix) as url:
+            yield BlackBoxPlayer(table, (public_url or url).rstrip("/"), service, runner, clock)
+    finally:
+        await runner.close()
+
+
+def _told(environment: EpisodeEnvironment, trajectory: Trajectory) -> dict[str, Any]:
+    """What an agent is told of its task. What the task is made of may hold its answer, and stays here."""
+    seen = environment.seen
+    return {
+        "env_id": environment.env_id,
+        "index": trajectory.task.index,
+        "member": trajectory.member,
+        "attempt": trajectory.attempt,
+        "instruction": environment.instruction,
+        "observation": seen.text,
+        "messages": [dict(message) for message in seen.messages],
+        "tools": [dict(tool) for tool in environment.tools],
+    }
+
+
+def conclude(
+    trajectory: Trajectory,
+    agent: AgentSession,
+    environment: EpisodeEnvironment,
+    end: AgentEnd,
+    max_turns: int,
+) -> None:
+    """Give an episode its rewards and its outcome, once the agent is done.
+
+    What the environment has decided stands, whatever the agent did afterwards; then what the agent has posted; and only
+    then how the agent ended.
+
+    Raises:
+        EpisodeLostError: If the environment cannot be brought to where the rollout log ends.
+        Exception: What the inference client raised: no episode could be played.
+    """
+    counts = agent.counts
+    trajectory.metrics = trajectory.metrics | {
+        "agent_calls": float(counts.calls),
+        "agent_refused": float(counts.refused),
+        "agent_abandoned": float(counts.abandoned),
+        "agent_rewritten": float(counts.rewritten),
+    }
+    failure = environment.failure
+    if isinstance(failure, EpisodeLostError):
+        raise failure
+    if agent.model_failure is not None:
+        if not isinstance(agent.model_failure, InvalidNumberError):
+            raise agent.model_failure
+        failure = agent.model_failure
+    try:
+        if failure is None:
+            give_posted(trajectory, agent, end)
+    except InvalidNumberError as error:
+        failure = error
+    if failure is not None:
+        note_failure(trajectory, failure)
+    elif not trajectory.turns:
+        why = end.failure or "the agent ended without an answer of the policy"
+        trajectory.outcome, trajectory.detail = Outcome.AGENT_ERROR, why
+    elif not environment.seen.over:
+        trajectory.outcome, trajectory.detail = unfinished(agent, end, max_turns)
+
+
+def give_posted(trajectory: Trajectory, agent: AgentSession, end: AgentEnd) -> None:
+    """Give an episode the rewards that its agent has posted, or answered at its end.
+
+    Raises:
+        InvalidNumberError: If one of them is none that can be computed with.
+    """
+    posted = agent.posted
+    if end.posted:
+        if end.posted.get("reward") is not None:
+            posted.reward = finite_number(end.posted["reward"], "the reward that the agent answered")
+            posted.faults.discard(None)
+        if isinstance(end.posted.get("success"), bool):
+            posted.success = end.posted["success"]
+    if posted.faults:
+        raise InvalidNumberError("the agent posted a reward that is no number to compute with")
+    for call, reward in posted.turns.items():
+        agent.turns_of[call][-1].reward = reward
+    if posted.reward is not None and trajectory.turns:
+        trajectory.turns[-1].reward += posted.reward
+    if not math.isfinite(total := trajectory.total_reward) or abs(total) > LARGEST:
+        raise InvalidNumberError(f"the episode's rewards add up to {total:g}")
+
+
+def unfinished(agent: AgentSession, end: AgentEnd, max_turns: int | None) -> tuple[Outcome, str]:
+    """Return the outcome of an episode that no environment has ended, and a word on it."""
+    posted = agent.posted
+    if posted.reward is not None or posted.success is not None or posted.turns:
+        return (Outcome.SOLVED if posted.success else Outcome.FAILED), "as the agent posted"
+    if agent.counts.overflows:
+        return Outcome.CONTEXT_OVERFLOW, "a prompt of the agent left no room for a reply"
+    if max_turns is not None and agent.counts.calls >= max_turns:
+        return Outcome.TRUNCATED, f"max_turns {max_turns} reached"
+    if end.failure:
+        return Outcome.AGENT_ERROR, end.failure
+    return Outcome.TRUNCATED, "the agent ended before its environment's episode did, and posted no reward"

@@ -1,0 +1,314 @@
+"""What an agent asks for, whichever of the two APIs it speaks: a conversation, tools, and wishes for the sampling."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.rollout.agents.errors import invalid, unsupported
+
+Message = dict[str, Any]
+"""A message as chat templates take it: `role`, `content` (text), of assistants `tool_calls` and `reasoning_content`."""
+
+MOST_CHOICES = 8
+"""Replies to one request (`n`)."""
+_MOST_STOPS = 16
+_ROLES = {"developer": "system", "function": "tool"}
+_KNOWN_ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How an agent would like its reply to be sampled; None where it does not say.
+
+    Attributes:
+        max_tokens: Longest reply.
+        stop: Texts that end a reply and are no part of it.
+        choices: How many replies are wanted.
+        temperature: Divides the logits.
+        top_p: Smallest set of most likely tokens with this mass.
+        top_k: Number of most likely tokens; 0 or less is off.
+        others: Names of further wishes that change the distribution.
+    """
+
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    choices: int = 1
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AgentCall:
+    """One request of an agent.
+
+    Attributes:
+        messages: The whole conversation.
+        tools: Declarations that the chat template writes into the prompt.
+        wishes: How the reply should be sampled.
+        reads_tools: Whether calls of tools are looked for in the reply.
+        parallel_tools: Whether more than the first of them is handed over.
+        stream: Whether the answer is a stream of events.
+        usage_in_stream: Whether its last chunk tells the usage.
+        logprobs: Whether log-probabilities are handed over.
+        token_ids: Whether ids are handed over (as vLLM has it: `return_token_ids`).
+        not_enforced: Fields that are passed over, because nothing here can force a policy to heed them.
+        echoed: What the answer repeats of the request.
+    """
+
+    messages: list[Message]
+    tools: list[Mapping[str, Any]] = field(default_factory=list)
+    wishes: Wishes = Wishes()
+    reads_tools: bool = False
+    parallel_tools: bool = True
+    stream: bool = False
+    usage_in_stream: bool = False
+    logprobs: bool = False
+    token_ids: bool = False
+    not_enforced: tuple[str, ...] = ()
+    echoed: Mapping[str, Any] = field(default_factory=dict)
+
+
+# -- fields ----------------------------------------------------------------------------------------------------------
+
+
+def flag(body: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    """Return a truth value of a request; null is its default."""
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise invalid(f"{name} must be true or false", name)
+    return value
+
+
+def number(body: Mapping[str, Any], name: str, low: float, high: float) -> float | None:
+    """Return a number of a request, or None."""
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise invalid(f"{name} must be a number from {low:g} to {high:g}", name)
+    return float(value)
+
+
+def whole(body: Mapping[str, Any], name: str, low: int, high: int = 1 << 31) -> int | None:
+    """Return a whole number of a request, or None."""
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise invalid(f"{name} must be a whole number from {low} to {high}", name)
+    return value
+
+
+def stops(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the texts that end a reply."""
+    value = body.get("stop")
+    texts = [value] if isinstance(value, str) else value or []
+    if not isinstance(texts, list) or len(texts) > _MOST_STOPS or not all(_is_stop(text) for text in texts):
+        raise invalid(
+            f"stop must be a text, or a list of at most {_MOST_STOPS} texts, none of them empty", "stop"
+        )
+    return tuple(texts)
+
+
+def _is_stop(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= 1024
+
+
+def sampling_wishes(body: Mapping[str, Any], max_tokens: int | None, choices: int = 1) -> Wishes:
+    """Return the wishes that both APIs have in common."""
+    neutral = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "min_p": 0}
+    others = [name for name, off in neutral.items() if number(body, name, -1e3, 1e3) not in (None, off)]
+    others += [name for name in ("logit_bias", "bad_words", "min_tokens") if body.get(name)]
+    if whole(body, "seed", -(1 << 63), 1 << 64) is not None:
+        others.append("seed")
+    return Wishes(
+        max_tokens=max_tokens,
+        stop=stops(body),
+        choices=choices,
+        temperature=number(body, "temperature", 0.0, 100.0),
+        top_p=number(body, "top_p", 0.0, 1.0),
+        top_k=whole(body, "top_k", -1),
+        others=tuple(others),
+    )
+
+
+def tool_choice(body: Mapping[str, Any]) -> tuple[bool, tuple[str, ...]]:
+    """Return whether calls of tools are read, and the name of the field where it asks for more than can be done.
+
+    A policy that is trained writes what it writes: `required`, or a tool by name, cannot be forced without changing
+    the distribution that is trained.
+    """
+    value = body.get("tool_choice")
+    if value is None or value == "auto":
+        return True, ()
+    if value == "none":
+        return False, ()
+    if value in ("required", "any") or isinstance(value, Mapping):
+        return True, ("tool_choice",)
+    raise invalid("tool_choice must be none, auto, required, or name a tool", "tool_choice")
+
+
+def refuse_format(value: object, param: str) -> None:
+    """Refuse replies in a forced format: nothing here constrains what a policy samples."""
+    if value is None or (isinstance(value, Mapping) and value.get("type") in (None, "text")):
+        return
+    kind = value.get("type") if isinstance(value, Mapping) else value
+    raise unsupported(
+        f"{param} {kind!r} is not supported: it would change the distribution that is sampled. Say in the prompt what "
+        "the reply must look like, or offer a tool with that schema",
+        param,
+    )
+
+
+# -- messages --------------------------------------------------------------------------------------------------------
+
+
+def chat_messages(value: object) -> list[Message]:
+    """Return the messages of a chat completion as chat templates take them."""
+    if not isinstance(value, list) or not value:
+        raise invalid("messages must be a list with at least one message", "messages")
+    return [_message(each, f"messages[{place}]") for place, each in enumerate(value)]
+
+
+def _message(value: object, param: str) -> Message:
+    if not isinstance(value, Mapping):
+        raise invalid(f"{param} must be an object with role and content", param)
+    role = value.get("role")
+    role = _ROLES.get(role, role) if isinstance(role, str) else role
+    if role not in _KNOWN_ROLES:
+        raise invalid(f"{param}.role must be one of developer, {', '.join(_KNOWN_ROLES)}", f"{param}.role")
+    message: Message = {"role": role, "content": text_of(value.get("content"), f"{param}.content")}
+    if role == "tool":
+        message |= {
+            name: value[name] for name in ("tool_call_id", "name") if isinstance(value.get(name), str)
+        }
+    if role == "assistant":
+        message |= assistant_parts(value.get("tool_calls"), reasoning_of(value), f"{param}.tool_calls")
+    return message
+
+
+def reasoning_of(value: Mapping[str, Any]) -> str | None:
+    """Return an assistant's thinking, under either of the names that servers have for it."""
+    for name in ("reasoning_content", "reasoning"):
+        if isinstance(value.get(name), str):
+            return str(value[name])
+    return None
+
+
+def assistant_parts(calls: object, reasoning: str | None, param: str) -> Message:
+    """Return what an assistant's message has beside its content."""
+    parts: Message = {}
+    if reasoning:
+        parts["reasoning_content"] = reasoning
+    if calls:
+        if not isinstance(calls, list):
+            raise invalid(f"{param} must be a list", param)
+        parts["tool_calls"] = [_call(each, param) for each in calls]
+    return parts
+
+
+def _call(value: object, param: str) -> dict[str, Any]:
+    function = value.get("function") if isinstance(value, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise invalid(f"{param}: each needs a function with a name and arguments", param)
+    assert isinstance(value, Mapping)
+    return made_call(str(value.get("id") or ""), function["name"], function.get("arguments"))
+
+
+def made_call(call_id: str, name: str, arguments: object) -> dict[str, Any]:
+    """Return a call of a tool as chat templates take it: its arguments are an object where they can be."""
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name, "arguments": parsed_arguments(arguments)},
+    }
+
+
+def parsed_arguments(value: object) -> Any:
+    """Return arguments as the object that their text stands for, or as they are."""
+    if value is None or value == "":
+        return {}
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
+def text_of(content: object, param: str) -> str:
+    """Return a message's content as one text.
+
+    Raises:
+        ApiError: It has parts that are no text, such as images.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise invalid(f"{param} must be text or a list of parts", param)
+    return "".join(_part(each, param) for each in content)
+
+
+def _part(value: object, param: str) -> str:
+    if isinstance(value, str):
+        return value
+    part = value if isinstance(value, Mapping) else {}
+    kind = part.get("type")
+    if kind in ("text", "input_text", "output_text") and isinstance(part.get("text"), str):
+        return str(part["text"])
+    if kind == "refusal":
+        return str(part.get("refusal") or "")
+    raise unsupported(f"{param}: parts of the type {str(kind)[:40]!r} are not supported, only text is", param)
+
+
+# -- tools -----------------------------------------------------------------------------------------------------------
+
+
+def declared_tools(value: object) -> list[Mapping[str, Any]]:
+    """Return declarations of tools as chat templates take them."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise invalid("tools must be a list", "tools")
+    return [_tool(each, f"tools[{place}]") for place, each in enumerate(value)]
+
+
+def _tool(value: object, param: str) -> Mapping[str, Any]:
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if kind != "function" or not isinstance(value, Mapping):
+        raise unsupported(
+            f"{param}: only tools of the type function are supported, not {str(kind)[:40]!r}", param
+        )
+    function = value.get("function", value)
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise invalid(f"{param} needs a function with a name", param)
+    kept = {
+        name: function[name]
+        for name in ("name", "description", "parameters")
+        if function.get(name) is not None
+    }
+    return {"type": "function", "function": kept}
+
+
+def finite(value: object) -> float | None:
+    """Return a number of JSON, or None where it is none that can be computed with."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def last_text(messages: Sequence[Message]) -> str:
+    """Return what the policy was shown last, for people."""
+    return str(messages[-1]["content"]) if messages else ""

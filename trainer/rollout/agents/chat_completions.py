@@ -1,0 +1,184 @@
+"""`/v1/chat/completions`: its requests read, its answers and chunks built. Nothing here does I/O."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from trainer.rollout.agents.answers import Answer, Choice
+from trainer.rollout.agents.calls import (
+    MOST_CHOICES,
+    AgentCall,
+    chat_messages,
+    declared_tools,
+    flag,
+    refuse_format,
+    sampling_wishes,
+    tool_choice,
+    whole,
+)
+from trainer.rollout.agents.errors import ApiError, invalid, unsupported
+from trainer.rollout.agents.streaming import Delta
+
+_REFUSED = ("functions", "function_call", "audio", "prediction", "web_search_options")
+
+
+def parse_chat(body: object) -> AgentCall:
+    """Return what a request asks for.
+
+    Raises:
+        ApiError: If it is malformed, or asks for what is not done here.
+    """
+    if not isinstance(body, Mapping):
+        raise invalid("the body must be a JSON object")
+    for name in _REFUSED:
+        if body.get(name) is not None:
+            raise unsupported(f"{name} is not supported", name)
+    if body.get("modalities") not in (None, ["text"]):
+        raise unsupported("modalities: only text is supported", "modalities")
+    refuse_format(body.get("response_format"), "response_format")
+    if whole(body, "top_logprobs", 0, 20):
+        raise unsupported(
+            "top_logprobs is not supported: of each token only its own log-probability is known (logprobs: true)",
+            "top_logprobs",
+        )
+    choices = whole(body, "n", 1)
+    if choices is not None and choices > MOST_CHOICES:
+        raise unsupported(f"n is at most {MOST_CHOICES} here", "n")
+    longest = whole(body, "max_completion_tokens", 1)
+    tools = declared_tools(body.get("tools"))
+    reads_tools, not_enforced = tool_choice(body)
+    options = body.get("stream_options")
+    return AgentCall(
+        messages=chat_messages(body.get("messages")),
+        tools=tools if reads_tools else [],
+        wishes=sampling_wishes(body, longest or whole(body, "max_tokens", 1), choices or 1),
+        reads_tools=reads_tools and bool(tools),
+        parallel_tools=flag(body, "parallel_tool_calls", default=True),
+        stream=flag(body, "stream"),
+        usage_in_stream=flag(options, "include_usage") if isinstance(options, Mapping) else False,
+        logprobs=flag(body, "logprobs"),
+        token_ids=flag(body, "return_token_ids"),
+        not_enforced=not_enforced if tools else (),
+    )
+
+
+def chat_body(call: AgentCall, answer: Answer, model: str, token_text: Mapping[int, str]) -> dict[str, Any]:
+    """Return the answer.
+
+    Args:
+        call: What was asked for.
+        answer: What was sampled.
+        model: The policy's name.
+        token_text: Tokens as text, where log-probabilities are handed over.
+    """
+    choices = []
+    for index, choice in enumerate(answer.choices):
+        one = {"index": index, "message": _message(choice), "finish_reason": finish_reason(choice)}
+        choices.append(one | _details(call, choice, token_text))
+    body = _head(answer, model, "chat.completion") | {"choices": choices, "usage": usage(answer)}
+    return body | {"prompt_token_ids": list(answer.prompt_ids)} if call.token_ids else body
+
+
+class ChatChunks:
+    """An answer as the chunks of a stream: of each choice its role, what comes of it, its calls of tools, its end.
+
+    Args:
+        call: What was asked for.
+        answer: The answer, as far as it is known when it begins.
+        model: The policy's name.
+    """
+
+    def __init__(self, call: AgentCall, answer: Answer, model: str) -> None:
+        self._call = call
+        self._head = _head(answer, model, "chat.completion.chunk")
+        if call.usage_in_stream:
+            self._head["usage"] = None
+        self._begun: set[int] = set()
+
+    def says(self, choice: int, deltas: Sequence[Delta]) -> Iterator[dict[str, Any]]:
+        """Yield the chunks of what can be handed over."""
+        if choice not in self._begun:
+            self._begun.add(choice)
+            yield self._chunk(choice, {"role": "assistant", "content": ""})
+        for delta in deltas:
+            name = "reasoning_content" if delta.kind == "reasoning" else "content"
+            yield self._chunk(choice, {name: delta.text})
+
+    def ends(self, answer: Answer, token_text: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+        """Yield what comes when all of it is there."""
+        for index, choice in enumerate(answer.choices):
+            yield from self.says(index, ())
+            for place, item in enumerate(_tool_calls(choice)):
+                # As OpenAI sends them: the name first, its arguments behind.
+                function = {"name": item["function"]["name"], "arguments": ""}
+                yield self._chunk(index, {"tool_calls": [{"index": place, **item, "function": function}]})
+                arguments = {"arguments": item["function"]["arguments"]}
+                yield self._chunk(index, {"tool_calls": [{"index": place, "function": arguments}]})
+            end = {"index": index, "delta": {}, "finish_reason": finish_reason(choice)}
+            yield self._head | {"choices": [end | _details(self._call, choice, token_text)]}
+        if self._call.usage_in_stream:
+            last = self._head | {"choices": [], "usage": usage(answer)}
+            yield last | {"prompt_token_ids": list(answer.prompt_ids)} if self._call.token_ids else last
+
+    def fails(self, error: ApiError) -> Iterator[dict[str, Any]]:
+        """Yield what ends a stream that cannot go on."""
+        yield error.as_body()
+
+    def _chunk(self, choice: int, delta: dict[str, Any]) -> dict[str, Any]:
+        return self._head | {"choices": [{"index": choice, "delta": delta, "finish_reason": None}]}
+
+
+def finish_reason(choice: Choice) -> str:
+    """Return why a reply ended, as the API has it."""
+    if choice.finish_reason == "length":
+        return "length"
+    return "tool_calls" if choice.sampled.reply.calls else "stop"
+
+
+def usage(answer: Answer) -> dict[str, int]:
+    """Return how many tokens were read and sampled."""
+    prompt, completion = len(answer.prompt_ids), answer.completion_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def _head(answer: Answer, model: str, kind: str) -> dict[str, Any]:
+    identifier = f"chatcmpl-{answer.identifier}"
+    return {"id": identifier, "object": kind, "created": answer.created, "model": model}
+
+
+def _message(choice: Choice) -> dict[str, Any]:
+    reply = choice.sampled.reply
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content}
+    if reply.reasoning is not None:
+        message["reasoning_content"] = reply.reasoning
+    if reply.calls:
+        message["content"] = reply.content or None
+        message["tool_calls"] = _tool_calls(choice)
+    return message
+
+
+def _tool_calls(choice: Choice) -> list[dict[str, Any]]:
+    sampled = choice.sampled
+    return [
+        {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call, call_id in zip(sampled.reply.calls, sampled.call_ids, strict=True)
+    ]
+
+
+def _details(call: AgentCall, choice: Choice, token_text: Mapping[int, str]) -> dict[str, Any]:
+    ids = choice.sampled.token_ids
+    details: dict[str, Any] = {}
+    if call.logprobs:
+        details["logprobs"] = {"content": token_logprobs(choice, token_text), "refusal": None}
+    if call.token_ids:
+        details["token_ids"] = list(ids)
+    return details
+
+
+def token_logprobs(choice: Choice, token_text: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Return the log-probability of each token, as both APIs have it."""
+    return [
+        {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+        for text, logprob in zip(
+            (token_text[each] for each in choice.sampled.token_ids), choice.logprobs, strict=True
+        )
+    ]

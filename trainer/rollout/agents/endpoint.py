@@ -1,0 +1,444 @@
+"""The endpoint that agents speak to: OpenAI's routes, and what ties an agent's requests to its episode.
+
+/v1/...                the session is named by the API key
+/s/KEY/v1/...          the session is named in the URL
+/s/KEY/reward, /end    what an agent says of its episode
+/s/KEY/env, /env/step  the episode's environment, over plain HTTP
+/s/KEY/mcp             the same as tools of the Model Context Protocol
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import orjson
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from trainer.core.errors import ConfigError, TrainerError
+from trainer.core.numbers import LARGEST
+from trainer.rollout.agents.answers import Answer
+from trainer.rollout.agents.calls import AgentCall, finite, whole
+from trainer.rollout.agents.chat_completions import ChatChunks, chat_body, parse_chat
+from trainer.rollout.agents.environment import EpisodeEnvironment
+from trainer.rollout.agents.errors import ApiError, invalid
+from trainer.rollout.agents.event_stream import Event, EventStream, LiveAnswer
+from trainer.rollout.agents.mcp import mcp_answer
+from trainer.rollout.agents.responses import ResponseEvents, parse_responses, response_body
+from trainer.rollout.agents.session import AgentSession
+from trainer.rollout.agents.splicing import message_of
+from trainer.rollout.agents.unread_bodies import UnreadBodies
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_CALL_HEADER = "x-rollgym-call"
+_IGNORED_HEADER = "x-rollgym-ignored"
+
+
+class Sessions(Protocol):
+    """Finds sessions by their keys."""
+
+    model: str
+
+    def session(self, key: str) -> AgentSession:
+        """Return a session.
+
+        Raises:
+            ApiError: There is none of that key, or it has ended.
+        """
+        ...
+
+    def environment(self, key: str) -> EpisodeEnvironment | None:
+        """Return the environment of a session; None where it has none."""
+        ...
+
+    def posted(self, key: str) -> None:
+        """A session's agent has said that it is done."""
+        ...
+
+
+def agents_app(sessions: Sessions, max_body_bytes: int, further: Iterable[Route] = ()) -> Starlette:
+    """Return the endpoint as an application.
+
+    Args:
+        sessions: Whom requests belong to.
+        max_body_bytes: The largest body that is read; no more than twice as much is taken from who sends on.
+        further: Routes beside those of every endpoint.
+    """
+    endpoint = _Endpoint(sessions, max_body_bytes)
+    routes = [*further, Route("/healthz", _healthy, methods=["GET"])]
+    for prefix in ("", "/s/{key}"):
+        routes += [
+            Route(f"{prefix}/v1/chat/completions", endpoint.guarded(endpoint.chat), methods=["POST"]),
+            Route(f"{prefix}/v1/responses", endpoint.guarded(endpoint.responses), methods=["POST"]),
+            Route(f"{prefix}/v1/models", endpoint.guarded(endpoint.models), methods=["GET"]),
+            Route(f"{prefix}/v1/models/{{model:path}}", endpoint.guarded(endpoint.model), methods=["GET"]),
+        ]
+    routes += [
+        Route("/s/{key}/reward", endpoint.guarded(endpoint.reward), methods=["POST"]),
+        Route("/s/{key}/end", endpoint.guarded(endpoint.end), methods=["POST"]),
+        Route("/s/{key}/env", endpoint.guarded(endpoint.env), methods=["GET"]),
+        Route("/s/{key}/env/step", endpoint.guarded(endpoint.step), methods=["POST"]),
+        Route("/s/{key}/mcp", endpoint.guarded(endpoint.mcp), methods=["POST", "GET", "DELETE"]),
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(UnreadBodies, largest=max_body_bytes)],
+        exception_handlers={404: _not_found, 405: _not_allowed},
+    )
+
+
+async def _healthy(request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    return refusal(ApiError(404, f"there is no {request.url.path[:200]} here", "not_found"))
+
+
+async def _not_allowed(request: Request, error: Exception) -> Response:
+    return refusal(ApiError(405, f"{request.method} is not what this address takes", "method_not_allowed"))
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """Return what an agent is told of a failure; the run hears of it through the session."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(
+        error, ConfigError
+    ):  # what is asked for cannot be had of this server, and is not tried again
+        return ApiError(400, str(error), "unsupported_value")
+    if isinstance(error, TrainerError):
+        # Our own errors say what is wrong, such as an inference server that is gone.
+        return ApiError(502, str(error), "inference_failed")
+    _log.error("an agent's request failed", exc_info=error)
+    return ApiError(500, "the request failed; the run has the reason", "internal_error")
+
+
+def refusal(error: ApiError) -> Response:
+    """Return a refusal as an answer."""
+    return JSONResponse(error.as_body(), error.status)
+
+
+class _Endpoint:
+    """Answers requests; see `agents_app`."""
+
+    def __init__(self, sessions: Sessions, max_body_bytes: int) -> None:
+        self._sessions = sessions
+        self._max_body_bytes = max_body_bytes
+        self._token_text: dict[int, str] = {}
+
+    def guarded(
+        self, answer: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Return a handler whose every failure is an answer in the shape of the API."""
+
+        async def handle(request: Request) -> Response:
+            try:
+                refuse_web_pages(request)
+                return await answer(request)
+            except ApiError as error:
+                with suppress(ApiError):
+                    self._session(request).counts.refused += 1
+                return refusal(error)
+            except ClientDisconnect:
+                return Response(status_code=499)
+            except Exception as error:  # noqa: BLE001 - the end of a request: every failure is told
+                return refusal(as_api_error(error))
+
+        return handle
+
+    # -- the policy
+
+    async def chat(self, request: Request) -> Response:
+        """`POST /v1/chat/completions`."""
+        session = self._session(request)
+        call = parse_chat(await self._json(request))
+        if call.stream:
+            return await self._streamed(request, session, call, _CHAT)
+        answer = await _while_connected(request, session.answer(call))
+        body = chat_body(call, answer, self._sessions.model, self._texts(session, call, answer))
+        return _json_answer(body, _headers(answer))
+
+    async def responses(self, request: Request) -> Response:
+        """`POST /v1/responses`."""
+        session = self._session(request)
+        call = parse_responses(await self._json(request), session.conversations.get)
+        if call.stream:
+            return await self._streamed(request, session, call, _RESPONSES)
+        answer = await _while_connected(request, session.answer(call))
+        _keep_conversation(session, call, answer)
+        body = response_body(call, answer, self._sessions.model, self._texts(session, call, answer))
+        return _json_answer(body, _headers(answer))
+
+    async def _streamed(
+        self, request: Request, session: AgentSession, call: AgentCall, api: "_StreamApi"
+    ) -> Response:
+        """Answer with a stream that begins with the reply's first words; what fails before has a status of its own."""
+        live = LiveAnswer()
+        working = asyncio.create_task(session.answer(call, live))
+        working.add_done_callback(live.close)
+        try:
+            await _while_connected(request, live.started())
+            if working.done():
+                working.result()
+        except BaseException:
+            working.cancel()
+            raise
+        assert live.answer is not None
+        events = api.events(call, live.answer, self._sessions.model)
+
+        def ended(answer: Answer) -> Iterable[Event]:
+            api.keep(session, call, answer)
+            return events.ends(answer, self._texts(session, call, answer))
+
+        headers = _headers(live.answer) | {"cache-control": "no-cache"}
+        return EventStream(
+            working,
+            live,
+            events,
+            ended=ended,
+            failed=as_api_error,
+            write=api.write,
+            last=api.last,
+            headers=headers,
+        )
+
+    async def models(self, request: Request) -> Response:
+        """`GET /v1/models`."""
+        self._session(request)
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        """`GET /v1/models/NAME`: whatever it is called, it is the policy."""
+        self._session(request)
+        return JSONResponse(self._model())
+
+    def _model(self) -> dict[str, Any]:
+        return {"id": self._sessions.model, "object": "model", "created": 0, "owned_by": "rollgym"}
+
+    def _texts(self, session: AgentSession, call: AgentCall, answer: Answer) -> Mapping[int, str]:
+        if call.logprobs:
+            text = session.service.renderer.renderer.token_text
+            for token in {each for choice in answer.choices for each in choice.sampled.token_ids}:
+                if token not in self._token_text:
+                    self._token_text[token] = text(token)
+        return self._token_text
+
+    # -- the episode
+
+    async def reward(self, request: Request) -> Response:
+        """`POST /s/KEY/reward`: of the episode, or of one request (`call`). What is posted last counts."""
+        session = self._session(request)
+        body = await self._json(request, numbers_of_python=True)
+        posted = session.posted
+        call = whole(body, "call", 0)
+        if call is not None and call not in session.turns_of:
+            raise ApiError(404, f"there was no call {call} in this session", "unknown_call", "call")
+        value = finite(body.get("reward"))
+        if value is None or abs(value) > LARGEST:
+            posted.faults.add(call)
+            raise ApiError(
+                400, f"reward must be a finite number of at most {LARGEST:g}", "invalid_number", "reward"
+            )
+        if not isinstance(body.get("success"), bool | None):
+            raise invalid("success must be true or false", "success")
+        posted.faults.discard(call)
+        if call is not None:
+            posted.turns[call] = value
+        else:
+            posted.reward = value
+        if body.get("success") is not None:
+            posted.success = body["success"]
+        return JSONResponse({"reward": value})
+
+    async def end(self, request: Request) -> Response:
+        """`POST /s/KEY/end`: the agent is done; a reward may come with it."""
+        session = self._session(request)
+        if await read_body(request, self._max_body_bytes):
+            await self.reward(request)
+        session.end()
+        self._sessions.posted(request.path_params["key"])
+        return JSONResponse({"ended": True})
+
+    async def env(self, request: Request) -> Response:
+        """`GET /s/KEY/env`: what the environment tells and shows now."""
+        environment = self._environment(request)
+        shown = {
+            "env_id": environment.env_id,
+            "instruction": environment.instruction,
+            "tools": [dict(tool) for tool in environment.tools],
+        }
+        return _json_answer(shown | environment.seen.as_body())
+
+    async def step(self, request: Request) -> Response:
+        """`POST /s/KEY/env/step`: take an action."""
+        environment = self._environment(request)
+        action = (await self._json(request)).get("action")
+        if not isinstance(action, str):
+            raise invalid("action must be text", "action")
+        seen = await asyncio.shield(asyncio.ensure_future(environment.step(action)))
+        return _json_answer(seen.as_body())
+
+    async def mcp(self, request: Request) -> Response:
+        """`POST /s/KEY/mcp`."""
+        environment = self._environment(request)
+        if request.method == "DELETE":
+            return Response(status_code=204)
+        if request.method == "GET":  # a stream of what is said unasked, which is nothing
+            return Response(status_code=405, headers={"Allow": "POST, DELETE"})
+        answer = await mcp_answer(environment, await self._json(request))
+        return Response(status_code=202) if answer is None else _json_answer(answer)
+
+    # -- requests
+
+    def _session(self, request: Request) -> AgentSession:
+        key = request.path_params.get("key")
+        if key is None:
+            scheme, _, key = request.headers.get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not key:
+                raise ApiError(
+                    401,
+                    "no session: give its key as the API key, or its address (/s/KEY/v1) as the base URL",
+                    "invalid_api_key",
+                )
+            try:
+                return self._sessions.session(key)
+            except ApiError as error:
+                if error.status == 404:
+                    raise ApiError(401, "the API key is that of no session", "invalid_api_key") from error
+                raise
+        return self._sessions.session(key)
+
+    def _environment(self, request: Request) -> EpisodeEnvironment:
+        self._session(request).require_open()
+        environment = self._sessions.environment(request.path_params["key"])
+        if environment is None:
+            raise ApiError(404, "this session has no environment", "no_environment")
+        return environment
+
+    async def _json(self, request: Request, *, numbers_of_python: bool = False) -> dict[str, Any]:
+        body = await read_body(request, self._max_body_bytes)
+        try:
+            # Python's reader knows NaN, so that it can be refused by name.
+            value = json.loads(body) if numbers_of_python else orjson.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise ApiError(400, f"the body is no JSON: {str(error)[:200]}", "invalid_json") from error
+        if not isinstance(value, dict):
+            raise invalid("the body must be a JSON object")
+        return value
+
+
+async def read_body(request: Request, largest: int) -> bytes:
+    """Read a body, and no more of it than is allowed; a second reader gets it again.
+
+    Raises:
+        ApiError: If it is larger.
+    """
+    if hasattr(request, "_body"):
+        return bytes(request._body)
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > largest:
+            raise ApiError(413, f"the body has more than {largest} bytes (max_body_bytes)", "body_too_large")
+        chunks.append(chunk)
+    body = b"".join(chunks)
+    request._body = body
+    return body
+
+
+def refuse_web_pages(request: Request) -> None:
+    """Refuse what a page in somebody's browser sends to loopback: agents have no origin."""
+    if "origin" in request.headers:
+        raise ApiError(403, "requests of web pages are refused", "origin_refused")
+
+
+async def _while_connected(request: Request, work: Awaitable[_T]) -> _T:
+    """Wait for work, and give it up once the one who asked for it has gone.
+
+    Raises:
+        ClientDisconnect: Nobody waits for the answer any more.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _headers(answer: Answer) -> dict[str, str]:
+    headers = {_CALL_HEADER: str(answer.number)}
+    if answer.ignored:
+        headers[_IGNORED_HEADER] = ", ".join(answer.ignored)
+    return headers
+
+
+def _json_answer(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+    return Response(_packed(body), media_type="application/json", headers=dict(headers or {}))
+
+
+def _packed(body: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except orjson.JSONEncodeError:  # half a pair of surrogates, or a number beyond 64 bits
+        return json.dumps(body, default=str).encode()
+
+
+def _chunk(event: Event) -> bytes:
+    return b"data: " + _packed(event) + b"\n\n"
+
+
+def _named_event(event: Event) -> bytes:
+    return f"event: {event['type']}\n".encode() + _chunk(event)
+
+
+def _keep_conversation(session: AgentSession, call: AgentCall, answer: Answer) -> None:
+    said = message_of(answer.choices[0].sampled)
+    # Instructions are those of one request, not of the conversation.
+    own = call.messages[1:] if call.echoed.get("instructions") is not None else call.messages
+    session.conversations[answer.identifier] = [*own, said]
+
+
+def _keep_nothing(session: AgentSession, call: AgentCall, answer: Answer) -> None:
+    """Who speaks this API sends its whole conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamApi:
+    """How one of the two APIs streams.
+
+    Attributes:
+        events: Makes the events of an answer.
+        write: Writes one.
+        last: What is written behind them all.
+        keep: Keeps what a later request may name.
+    """
+
+    events: Callable[[AgentCall, Answer, str], ChatChunks | ResponseEvents]
+    write: Callable[[Event], bytes]
+    last: bytes
+    keep: Callable[[AgentSession, AgentCall, Answer], None]
+
+
+_CHAT = _StreamApi(ChatChunks, _chunk, b"data: [DONE]\n\n", _keep_nothing)
+_RESPONSES = _StreamApi(ResponseEvents, _named_event, b"", _keep_conversation)

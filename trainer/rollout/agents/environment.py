@@ -1,0 +1,179 @@
+"""The environment of an agent's episode, in the agent's hands: it steps when it likes, and rewards go to its turns."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clients.client.session import EnvSession
+from clients.protocol.arrays import DecodeError, EncodeError
+from clients.protocol.errors import ProblemError
+from trainer.core.errors import ConfigError, InvalidNumberError
+from trainer.records.timeline import Phase
+from trainer.records.trajectory import Outcome, Trajectory, Turn
+from trainer.rollout.agent import note_result, outcome_of_end, step_phase, view_of
+from trainer.rollout.agents.errors import ApiError
+from trainer.rollout.context import pictures_of
+from trainer.rollout.episode_metrics import EpisodeMetrics
+from trainer.rollout.recall import EpisodeLostError
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What an agent sees of its environment.
+
+    Attributes:
+        text: The observation as text.
+        messages: The observation as messages.
+        reward: Of the step; 0.0 after the reset.
+        terminated: Whether the episode has come to its end.
+        truncated: Whether it was ended from outside.
+        valid: Whether the environment could read the action.
+    """
+
+    text: str
+    messages: Sequence[Mapping[str, Any]]
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    valid: bool = True
+
+    @property
+    def over(self) -> bool:
+        """Whether no more steps are taken."""
+        return self.terminated or self.truncated
+
+    def as_body(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {
+            "observation": self.text,
+            "messages": [dict(message) for message in self.messages],
+            "reward": self.reward,
+            "terminated": self.terminated,
+            "truncated": self.truncated,
+            "action_is_valid": self.valid,
+        }
+
+
+class EpisodeEnvironment:
+    """One episode of an environment that an agent acts in, beside its calls of the policy.
+
+    Args:
+        session: The environment's session, which nobody else uses meanwhile.
+        trajectory: Where rewards and the end are noted.
+        failed: Told when the episode can have no result any more.
+
+    Attributes:
+        info: What the environment said last.
+        seen: What it showed last.
+        steps: Steps that were taken.
+        failure: What ended the episode without a result, if something did.
+    """
+
+    def __init__(
+        self, session: EnvSession, trajectory: Trajectory, failed: Callable[[], None] = lambda: None
+    ) -> None:
+        self._session = session
+        self._trajectory = trajectory
+        self._failed = failed
+        self._metrics = EpisodeMetrics(session.env.metadata.get("metrics", {}))
+        self._stepping = asyncio.Lock()
+        self.begun: Mapping[str, Any] = {}
+        self.info: Mapping[str, Any] = {}
+        self.seen = Observed("", ())
+        self.steps = 0
+        self.failure: ProblemError | DecodeError | InvalidNumberError | EpisodeLostError | None = None
+
+    async def reset(self) -> None:
+        """Begin the episode.
+
+        Raises:
+            ProblemError: The server or the environment refuses.
+            ConfigError: It shows pictures.
+        """
+        task = self._trajectory.task
+        options = dict(task.options) if task.options is not None else None
+        with self._trajectory.timeline.during(Phase.ENVIRONMENT):
+            observation, info = await self._session.reset(seed=task.seed, options=options)
+        view = view_of(0, observation, info)
+        if pictures_of(view.messages):
+            raise ConfigError(
+                f"{self.env_id} shows pictures, and the agents' endpoint takes text only: have it show text, or take "
+                "an agent of ours, or a coroutine"
+            )
+        self.begun = self.info = info
+        self.seen = Observed(view.text, view.messages)
+
+    @property
+    def env_id(self) -> str:
+        """What it is called."""
+        return self._trajectory.task.env_id
+
+    @property
+    def instruction(self) -> str:
+        """What the environment tells players; of one with tools, the part that is not about writing calls."""
+        told = self.begun.get("rules", self.begun.get("instruction"))
+        return told if isinstance(told, str) else ""
+
+    @property
+    def tools(self) -> list[Mapping[str, Any]]:
+        """What the environment declares as tools."""
+        declared = self.begun.get("tools")
+        return (
+            [each for each in declared if isinstance(each, Mapping)]
+            if isinstance(declared, list | tuple)
+            else []
+        )
+
+    async def step(self, action: str) -> Observed:
+        """Take an action. Its reward goes to the last turn of the policy before it.
+
+        Raises:
+            ApiError: The episode is over, or failed.
+        """
+        async with self._stepping:
+            if self.failure is not None:
+                raise _failed(self.failure)
+            if self.seen.over:
+                raise ApiError(409, "the environment's episode is over", "episode_over")
+            turn, anchor = self._last_turn(), self.info.get("anchor")
+            try:
+                self.seen = await self._stepped(action, turn, anchor)
+            except (ProblemError, DecodeError, InvalidNumberError, EpisodeLostError) as error:
+                self.failure = error
+                self._failed()
+                raise _failed(error) from error
+            except EncodeError as error:
+                raise ApiError(400, str(error), "invalid_action", "action") from error
+            return self.seen
+
+    async def _stepped(self, action: str, turn: Turn, anchor: Any) -> Observed:
+        with self._trajectory.timeline.during(step_phase(self._session)):
+            observation, reward, terminated, truncated, self.info = await self._session.step(action)
+        self.steps += 1
+        before = turn.reward, turn.format_penalty
+        note_result(turn, anchor, reward, self.info)
+        view = view_of(self.steps, observation, self.info)
+        seen = Observed(view.text, view.messages, turn.reward, terminated, truncated, turn.action_is_valid)
+        # Several steps may follow one turn.
+        turn.reward += before[0]
+        turn.format_penalty += before[1]
+        self._metrics.add(self.info)
+        self._trajectory.metrics = self._metrics.totals()
+        if seen.over:
+            outcome_of_end(self._trajectory, self._session, self.info, terminated=terminated)
+        return seen
+
+    def _last_turn(self) -> Turn:
+        if not self._trajectory.turns:
+            # What an agent does by itself is nothing that the policy could learn from.
+            raise ApiError(409, "ask the policy first: a step's reward goes to its last reply", "no_turn_yet")
+        return self._trajectory.turns[-1]
+
+    def ended(self) -> bool:
+        """Whether the environment's episode has its outcome."""
+        return self.seen.over and self._trajectory.outcome is not Outcome.ENVIRONMENT_ERROR
+
+
+def _failed(error: Exception) -> ApiError:
+    return ApiError(502, f"the environment failed: {error}", "environment_failed")

@@ -1,0 +1,175 @@
+"""An episode's environment as tools of the Model Context Protocol, over streamable HTTP without streams.
+
+The agent's session is in the URL, so the protocol's own session ids are not needed, and its episode has begun: there is
+no tool that begins another one. Messages are read and built here; nothing here does I/O.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from typing import Any
+
+from trainer.rollout.agents.environment import EpisodeEnvironment, Observed
+from trainer.rollout.agents.errors import ApiError
+
+VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26")
+"""The revisions that are spoken, the newest first."""
+STEP = "step"
+_INVALID_REQUEST, _METHOD_NOT_FOUND, _INVALID_PARAMS, _INTERNAL = -32600, -32601, -32602, -32603
+_ACTION = {
+    "type": "object",
+    "properties": {"action": {"type": "string"}},
+    "required": ["action"],
+    "additionalProperties": False,
+}
+
+
+class McpError(Exception):
+    """A request that is refused, with the code that JSON-RPC has for it."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+async def mcp_answer(environment: EpisodeEnvironment, message: object) -> dict[str, Any] | None:
+    """Answer one message; None where no answer is expected."""
+    if not isinstance(message, Mapping) or message.get("jsonrpc") != "2.0":
+        return _error(None, _INVALID_REQUEST, "a message is a JSON-RPC 2.0 object")
+    identifier = message.get("id")
+    if identifier is None or "method" not in message:
+        return None
+    if isinstance(identifier, bool) or not isinstance(identifier, str | int):
+        return _error(None, _INVALID_REQUEST, "the id of a request is text or a whole number")
+    params = message.get("params")
+    try:
+        result = await _result(environment, message["method"], params if isinstance(params, Mapping) else {})
+    except McpError as error:
+        return _error(identifier, error.code, str(error))
+    except ApiError as error:
+        if error.status >= 500:
+            return _error(identifier, _INTERNAL, error.message)
+        result = _said(error.message, failed=True)  # the agent can do otherwise
+    return {"jsonrpc": "2.0", "id": identifier, "result": result}
+
+
+def _error(identifier: str | int | None, code: int, text: str) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": identifier, "error": {"code": code, "message": text}}
+
+
+async def _result(
+    environment: EpisodeEnvironment, method: object, params: Mapping[str, Any]
+) -> dict[str, Any]:
+    match method:
+        case "initialize":
+            return _initialized(environment, params)
+        case "ping":
+            return {}
+        case "tools/list":
+            return {"tools": listed_tools(environment)}
+        case "tools/call":
+            return await _called(environment, params)
+    raise McpError(_METHOD_NOT_FOUND, "there is no such method here")
+
+
+def _initialized(environment: EpisodeEnvironment, params: Mapping[str, Any]) -> dict[str, Any]:
+    asked = params.get("protocolVersion")
+    told = [environment.instruction, environment.seen.text]
+    return {
+        "protocolVersion": asked if asked in VERSIONS else VERSIONS[0],
+        "capabilities": {"tools": {"listChanged": False}},
+        "serverInfo": {"name": "rollgym", "title": environment.env_id, "version": version("rollgym")},
+        "instructions": "\n\n".join(filter(None, told)),
+    }
+
+
+def listed_tools(environment: EpisodeEnvironment) -> list[dict[str, Any]]:
+    """Return `step`, and the environment's own tools where calls of them can be written as it reads them."""
+    own = [tool for name, tool in _own_tools(environment).items() if name != STEP]
+    meaning = "Say something to the environment that is no call of a tool." if own else "Take an action."
+    return [{"name": STEP, "description": meaning, "inputSchema": _ACTION}, *own]
+
+
+def _own_tools(environment: EpisodeEnvironment) -> dict[str, dict[str, Any]]:
+    if str(environment.begun.get("call_format", "hermes")) not in CALL_WRITERS:
+        return {}
+    found = {}
+    for tool in environment.tools:
+        function = tool.get("function", tool)
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+            found[function["name"]] = {
+                "name": function["name"],
+                "description": str(function.get("description") or ""),
+                "inputSchema": function.get("parameters") or {"type": "object", "properties": {}},
+            }
+    return found
+
+
+async def _called(environment: EpisodeEnvironment, params: Mapping[str, Any]) -> dict[str, Any]:
+    name, arguments = params.get("name"), params.get("arguments") or {}
+    if not isinstance(name, str) or not isinstance(arguments, Mapping):
+        raise McpError(_INVALID_PARAMS, "tools/call takes a name and an object of arguments")
+    if name == STEP:
+        if not isinstance(arguments.get("action"), str):
+            raise McpError(_INVALID_PARAMS, "step takes an action, which is text")
+        return _shown(await environment.step(arguments["action"]))
+    if name not in _own_tools(environment):
+        raise McpError(_INVALID_PARAMS, f"there is no tool {name[:100]!r}")
+    write = CALL_WRITERS[str(environment.begun.get("call_format", "hermes"))]
+    return _shown(await environment.step(write(name, arguments)))
+
+
+def _shown(seen: Observed) -> dict[str, Any]:
+    texts = [message.get("content") for message in seen.messages if message.get("role") == "tool"]
+    # Results of tools without the marks that a format puts around them.
+    bare = len(texts) == len(seen.messages) > 0 and all(isinstance(text, str) for text in texts)
+    text = "\n".join(map(str, texts)) if bare else seen.text
+    if seen.over:
+        text += "\n\n[The episode has ended.]"
+    return _said(text, failed=not seen.valid)
+
+
+def _said(text: str, *, failed: bool) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": text}], "isError": failed}
+
+
+# -- calls as environments read them -----------------------------------------------------------------------------------
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _hermes(name: str, arguments: Mapping[str, Any]) -> str:
+    return f"<tool_call>\n{_json({'name': name, 'arguments': dict(arguments)})}\n</tool_call>"
+
+
+def _qwen_xml(name: str, arguments: Mapping[str, Any]) -> str:
+    lines = ["<tool_call>", f"<function={name}>"]
+    for key, value in arguments.items():
+        lines += [f"<parameter={key}>", value if isinstance(value, str) else _json(value), "</parameter>"]
+    return "\n".join([*lines, "</function>", "</tool_call>"])
+
+
+def _llama(name: str, arguments: Mapping[str, Any]) -> str:
+    return "<|python_tag|>" + _json({"name": name, "parameters": dict(arguments)})
+
+
+def _mistral(name: str, arguments: Mapping[str, Any]) -> str:
+    return "[TOOL_CALLS]" + _json([{"name": name, "arguments": dict(arguments), "id": "000000000"}])
+
+
+def _openai(name: str, arguments: Mapping[str, Any]) -> str:
+    function = {"name": name, "arguments": _json(dict(arguments))}
+    call = {"id": "call_0", "type": "function", "function": function}
+    return _json({"role": "assistant", "content": None, "tool_calls": [call]})
+
+
+CALL_WRITERS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
+    "hermes": _hermes,
+    "qwen-xml": _qwen_xml,
+    "llama": _llama,
+    "mistral": _mistral,
+    "openai": _openai,
+}
+"""Writes a call of a tool in the format that an environment names in `info["call_format"]`."""

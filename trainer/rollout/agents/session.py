@@ -1,0 +1,481 @@
+"""An agent's session: its requests become prompts, replies are sampled and recorded, and handed over as text."""
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
+
+from trainer.core.seeding import derive_seed
+from trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient, SamplingParams
+from trainer.records.timeline import Phase
+from trainer.records.trajectory import Trajectory, Turn
+from trainer.rollout.agents.answers import Answer, AnswerListener, Choice, ChoiceStream
+from trainer.rollout.agents.calls import AgentCall, Message, Wishes, last_text
+from trainer.rollout.agents.errors import ApiError, unsupported
+from trainer.rollout.agents.replies import Reply, ToolFormat, read_reply
+from trainer.rollout.agents.splicing import (
+    Conversation,
+    Found,
+    Prompt,
+    ReplyBook,
+    SampledReply,
+    SplicingRenderer,
+)
+from trainer.rollout.agents.streaming import ReplyStream
+from trainer.rollout.recall import session_key
+from trainer.rollout.recorder import Recorder
+
+SamplingPolicy = Literal["run", "refuse", "agent"]
+"""What becomes of an agent's own wishes for the sampling: passed over, refused, or heeded.
+
+A run trains the distribution that it samples from, which is one for all replies; only where nothing is trained may an
+agent choose.
+"""
+
+_LARGE = 1 << 16
+"""Bytes of a conversation from which on it is rendered in a thread: others wait for the event loop."""
+_T = TypeVar("_T")
+_Told = Callable[[Sequence[int]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyService:
+    """What answers, and how: the same for all sessions.
+
+    Attributes:
+        client: Where replies are sampled.
+        renderer: Makes prompts of conversations.
+        sampling: How replies are drawn.
+        max_length: Longest row in tokens.
+        model: The name that the policy has in the API.
+        tool_format: How the policy's family writes calls of tools.
+        wishes: What becomes of an agent's own wishes for the sampling.
+        seed: The run's seed.
+        purpose: Name of the family of random streams, such as "train".
+    """
+
+    client: InferenceClient
+    renderer: SplicingRenderer
+    sampling: SamplingParams
+    max_length: int
+    model: str
+    tool_format: ToolFormat
+    wishes: SamplingPolicy
+    seed: int
+    purpose: str
+
+
+@dataclass(slots=True)
+class SessionCounts:
+    """What happened in a session, for the metrics.
+
+    Attributes:
+        calls: Requests that were answered.
+        refused: Requests that were refused.
+        abandoned: Replies that nobody waited for in the end.
+        wishes_ignored: Requests some of whose wishes were passed over.
+        overflows: Requests whose prompt left no room for a reply.
+        rewritten: Requests that went on with a conversation whose earlier turns the chat template wrote otherwise.
+    """
+
+    calls: int = 0
+    refused: int = 0
+    abandoned: int = 0
+    wishes_ignored: int = 0
+    overflows: int = 0
+    rewritten: int = 0
+
+
+@dataclass(slots=True)
+class Posted:
+    """What an agent said of its episode.
+
+    Attributes:
+        reward: Of the whole episode, beside what its environment gave.
+        turns: Rewards of single requests, by their numbers.
+        success: Whether the task was solved; None where it did not say.
+        faults: Requests whose reward, as posted last, is no number to compute with; None stands for the episode.
+    """
+
+    reward: float | None = None
+    turns: dict[int, float] = field(default_factory=dict)
+    success: bool | None = None
+    faults: set[int | None] = field(default_factory=set)
+
+
+class AgentSession:
+    """One episode of one agent. Any number of its requests may be under way at one time.
+
+    Args:
+        service: What answers.
+        trajectory: Where everything is recorded.
+        max_calls: Requests that are answered at most; None is no limit.
+        clock: Unix time.
+
+    Attributes:
+        conversations: Conversations up to and with a reply, by its identifier, for those who name the last one only.
+        counts: What happened.
+        posted: What the agent said of its episode.
+        ended: Set once no more requests are answered.
+        model_failure: What the inference client raised, if it did: the run has to hear of it.
+    """
+
+    def __init__(
+        self,
+        service: PolicyService,
+        trajectory: Trajectory,
+        max_calls: int | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.service = service
+        self.trajectory = trajectory
+        self.conversations: dict[str, list[Message]] = {}
+        self.counts = SessionCounts()
+        self.posted = Posted()
+        self.ended = asyncio.Event()
+        self.model_failure: BaseException | None = None
+        self._recorder = Recorder(trajectory)
+        self._book = ReplyBook()
+        self._max_calls = max_calls
+        self._clock = clock
+        self._numbers = 0
+        self._under_way: set[asyncio.Task[Any]] = set()
+        self.turns_of: dict[int, list[Turn]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are under way."""
+        return bool(self._under_way)
+
+    def end(self) -> None:
+        """Answer no more requests, and give up those that are under way."""
+        self.ended.set()
+        for task in self._under_way:
+            task.cancel()
+
+    async def answer(self, call: AgentCall, listener: AnswerListener | None = None) -> Answer:
+        """Sample what an agent asks for, and record it.
+
+        Args:
+            call: What is asked for.
+            listener: Told of the answer as it comes; what it was told adds up to the answer.
+
+        Raises:
+            ApiError: If it is refused; nothing is sampled then.
+        """
+        self.require_open()
+        if self._max_calls is not None and self._numbers >= self._max_calls:
+            raise ApiError(
+                403,
+                f"the episode has had its {self._max_calls} turns (rollout.max_turns)",
+                "max_turns_reached",
+            )
+        ignored = self._ignored(call)
+        sampling = self._sampling(call.wishes)
+        conversation = Conversation.of(call.messages, call.tools)
+        # Of requests that come together the first has the lower number, whichever is rendered first.
+        number, self._numbers = self._numbers, self._numbers + 1
+        prompt = await self._prompt(conversation)
+        sampling = self._fitting(sampling, len(prompt.ids), call.wishes.max_tokens)
+        answer = Answer(number, self._name(number, "answer", 24), int(self._clock()), prompt.ids, (), ignored)
+        streams = self._streams(call, listener, answer, thinks=prompt.thinks)
+        places = [self._recorder.place(prompt.ids) for _ in range(call.wishes.choices)]
+        try:
+            told: list[_Told | None] = [stream.add for stream in streams]
+            told = told or [None] * call.wishes.choices
+            results = await self._owned(self._generate(number, prompt.ids, sampling, told))
+            self.require_open()
+            _require_told(streams, results)
+            choices = [
+                self._record(call, conversation, number, index, place, result, thinks=prompt.thinks)
+                for index, (place, result) in enumerate(zip(places, results, strict=True))
+            ]
+        except BaseException as error:
+            self._give_up(places, error)
+            raise
+        self.counts.calls += 1
+        self.counts.wishes_ignored += bool(ignored)
+        for stream, choice in zip(streams, choices, strict=False):
+            stream.end(choice.sampled.reply)
+        return replace(answer, choices=choices)
+
+    async def _prompt(self, conversation: Conversation) -> Prompt:
+        """Return what the policy reads; where the template writes what it read before otherwise, that is counted."""
+        found = self._book.found(conversation)
+        stored = self._stored(found)
+        if conversation.size > _LARGE:
+            prompt = await asyncio.to_thread(self.service.renderer.prompt, conversation, found, stored)
+        else:
+            prompt = self.service.renderer.prompt(conversation, found, stored)
+        if prompt.ids[: len(stored)] != stored:
+            self.counts.rewritten += 1
+            self.service.renderer.renderer.template.note(
+                "it writes earlier turns of agents' conversations in another way than they were sampled, which costs "
+                "segments; prompt.chat_template can take one that does not"
+            )
+        return prompt
+
+    def _stored(self, found: Found) -> list[int]:
+        """Return the ids of a conversation up to and with the latest reply that stands in it where it was given."""
+        if found.latest is None or (place := found.replies[found.latest].place) is None:
+            return []
+        segment, end = place
+        return self.trajectory.segments[segment].ids[:end]
+
+    def require_open(self) -> None:
+        """Make sure that the episode goes on.
+
+        Raises:
+            ApiError: If it has ended.
+        """
+        if self.ended.is_set():
+            raise ApiError(410, "the episode of this session has ended", "session_ended")
+
+    # -- what is asked for
+
+    def _ignored(self, call: AgentCall) -> tuple[str, ...]:
+        """Return the wishes that are passed over.
+
+        Raises:
+            ApiError: If they must not be.
+        """
+        policy = self.service.wishes
+        unheeded = _unheeded(call.wishes, self.service.sampling, heeded=policy == "agent")
+        if unheeded and policy == "agent":
+            raise unsupported(f"{', '.join(unheeded)}: not supported here", unheeded[0])
+        if unheeded and policy == "refuse":
+            raise ApiError(
+                400,
+                f"{', '.join(unheeded)}: how replies are sampled is the run's own, since that distribution is trained "
+                "(agents.sampling is 'refuse'; 'run' passes over such fields)",
+                "sampling_is_the_runs",
+                unheeded[0],
+            )
+        return (*unheeded, *call.not_enforced)
+
+    def _sampling(self, wishes: Wishes) -> SamplingParams:
+        own = self.service.sampling
+        if self.service.wishes != "agent":
+            return own
+        return replace(
+            own,
+            temperature=own.temperature if wishes.temperature is None else wishes.temperature,
+            top_p=own.top_p if not wishes.top_p else wishes.top_p,
+            top_k=own.top_k if wishes.top_k is None else max(0, wishes.top_k),
+        )
+
+    def _fitting(self, sampling: SamplingParams, prompt: int, wanted: int | None) -> SamplingParams:
+        """Return the sampling with the length that a reply may have."""
+        longest = sampling.max_new_tokens if wanted is None else min(wanted, sampling.max_new_tokens)
+        room = self.service.max_length - prompt
+        if self.service.wishes == "agent" and wanted is None:
+            longest = min(longest, room)
+        if longest < 1 or longest > room:
+            self.counts.overflows += 1
+            raise ApiError(
+                400,
+                f"the prompt has {prompt} tokens; with a reply of up to {max(1, longest)} it passes the longest row of "
+                f"{self.service.max_length} (model.max_length)",
+                "context_length_exceeded",
+                "messages",
+            )
+        return replace(sampling, max_new_tokens=longest)
+
+    # -- sampling
+
+    async def _owned(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Wait for work that ends with the session."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._under_way.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            task.cancel()
+            # The agent's episode is over, and the one who asked is told so; else it is the asker who left.
+            if self.ended.is_set() and not _is_cancelled():
+                raise ApiError(410, "the episode of this session has ended", "session_ended") from None
+            raise
+        finally:
+            self._under_way.discard(task)
+
+    def _streams(
+        self, call: AgentCall, listener: AnswerListener | None, answer: Answer, *, thinks: bool
+    ) -> list[ChoiceStream]:
+        """Return what hands the choices to a listener; nothing where nobody listens."""
+        if listener is None:
+            return []
+        listener.begins(answer)
+        renderer = self.service.renderer.renderer
+        tool_format = self.service.tool_format if call.reads_tools else None
+        stops, special = call.wishes.stop, renderer.special_ids
+        return [
+            ChoiceStream(
+                choice, ReplyStream(renderer.text, special, stops, tool_format, begun=thinks), listener
+            )
+            for choice in range(call.wishes.choices)
+        ]
+
+    async def _generate(
+        self,
+        number: int,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        told: Sequence[_Told | None],
+    ) -> list[GenerationResult]:
+        requests = [
+            self._request(number, choice, prompt_ids, sampling, each) for choice, each in enumerate(told)
+        ]
+        with self.trajectory.timeline.during(Phase.GENERATE):
+            if len(requests) == 1:
+                return [await self.service.client.generate(requests[0])]
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(self.service.client.generate(request)) for request in requests]
+            except BaseExceptionGroup as failures:
+                raise failures.exceptions[0] from None
+            return [task.result() for task in tasks]
+
+    def _request(
+        self,
+        number: int,
+        choice: int,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        told: _Told | None,
+    ) -> GenerationRequest:
+        task, purpose = self.trajectory.task, self.service.purpose
+        member, attempt = self.trajectory.member, self.trajectory.attempt
+        # The streams are those of the built-in player: an agent that asks the same draws the same.
+        streams: tuple[int, ...] = (task.index, member, number)
+        further = (choice,) if choice else ()
+        names = [purpose, "reply", *streams, attempt, *further]
+        return GenerationRequest(
+            request_id=f"{purpose}-{'-'.join(map(str, [*streams, attempt, *further]))}",
+            prompt_ids=list(prompt_ids),
+            sampling=sampling,
+            seed=derive_seed(self.service.seed, *names),
+            order=(*streams, *further),
+            session_key=session_key(purpose, task.index, member, attempt),
+            on_tokens=told,
+        )
+
+    def _give_up(self, places: Sequence[int], error: BaseException) -> None:
+        for place in reversed(places):
+            self._recorder.withdraw(place)
+        if isinstance(error, asyncio.CancelledError | ApiError):
+            self.counts.abandoned += 1
+        else:
+            self.model_failure = error
+
+    # -- recording
+
+    def _record(
+        self,
+        call: AgentCall,
+        conversation: Conversation,
+        number: int,
+        index: int,
+        place: int,
+        result: GenerationResult,
+        *,
+        thinks: bool,
+    ) -> Choice:
+        renderer = self.service.renderer.renderer
+        result, plain, marked = _stopped(result, call.wishes.stop, renderer.text, renderer.marked_text)
+        tool_format = self.service.tool_format if call.reads_tools else None
+        text = marked if tool_format and _is_marked(marked) else plain
+        reply = read_reply(text, tool_format, begun=thinks)
+        if not call.parallel_tools:
+            reply = Reply(reply.content, reply.reasoning, reply.calls[:1])
+        # Nine letters and digits: some templates take nothing else.
+        call_ids = tuple(self._name(number, f"{index}-{each}", 9) for each in range(len(reply.calls)))
+        turn_number = len(self.trajectory.turns)
+        start, end = self._recorder.record(place, result, turn_number)
+        sampled = SampledReply(tuple(result.token_ids), text, reply, call_ids, (place, end))
+        turn = Turn(
+            segment=place,
+            start=start,
+            end=end,
+            observation=last_text(call.messages),
+            reply=plain,
+            finish_reason=result.finish_reason,
+        )
+        self.trajectory.turns.append(turn)
+        self.turns_of.setdefault(number, []).append(turn)
+        self._book.note(conversation, sampled)
+        return Choice(sampled, result.logprobs, result.finish_reason)
+
+    def _name(self, number: int, what: str, length: int) -> str:
+        """A name that nobody else has, and that is the same in an equal run: templates may write it into prompts."""
+        episode = self.trajectory
+        place = (episode.task.index, episode.member, episode.attempt, number)
+        path = "/".join([self.service.purpose, *map(str, place), what])
+        digest = hashlib.blake2b(path.encode(), digest_size=32).digest()
+        letters = base64.b32encode(digest).decode().lower().rstrip("=")
+        return letters[:length]
+
+
+def _require_told(streams: Sequence[ChoiceStream], results: Sequence[GenerationResult]) -> None:
+    """Make sure that replies are what was handed over of them.
+
+    Raises:
+        ApiError: One was drawn again after its server was lost: the agent has the beginning of another one.
+    """
+    for stream, result in zip(streams, results, strict=False):
+        if result.token_ids[: len(stream.told)] != stream.told:
+            raise ApiError(502, "the reply was lost while it was sampled: ask again", "reply_lost")
+
+
+def _unheeded(wishes: Wishes, sampling: SamplingParams, *, heeded: bool) -> tuple[str, ...]:
+    """Name the wishes that are not what is done anyway; `heeded` is whether those that can be are."""
+    if heeded:
+        return tuple(name for name in wishes.others if name != "seed")
+    asked = {
+        "temperature": (wishes.temperature, sampling.temperature),
+        "top_p": (wishes.top_p, sampling.top_p),
+        "top_k": (None if wishes.top_k is None else max(0, wishes.top_k), sampling.top_k),
+    }
+    unlike = [name for name, (wish, done) in asked.items() if wish is not None and wish != done]
+    return (*unlike, *wishes.others)
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _is_marked(text: str) -> bool:
+    return "[TOOL_CALLS]" in text or "<|python_tag|>" in text or "<tool_call>" in text
+
+
+def _stopped(
+    result: GenerationResult,
+    stops: Sequence[str],
+    plain_text: Callable[[Sequence[int]], str],
+    marked_text: Callable[[Sequence[int]], str],
+) -> tuple[GenerationResult, str, str]:
+    """End a reply where the first of the texts that end one is complete; return it as text, without and with marks.
+
+    Whether a text is complete depends on the tokens up to it alone, so what was sampled until then has the
+    distribution of a reply that was stopped there; what was sampled behind it is no part of the reply.
+    """
+    plain, marked = plain_text(result.token_ids), marked_text(result.token_ids)
+    if not any(stop in plain for stop in stops):
+        return result, plain, marked
+    low, high = 0, len(result.token_ids)
+    while high - low > 1:  # the first `low` tokens hold none of them, the first `high` do
+        middle = (low + high) // 2
+        text = plain_text(result.token_ids[:middle])
+        low, high = (low, middle) if any(stop in text for stop in stops) else (middle, high)
+    ended = GenerationResult(
+        result.token_ids[:high], result.logprobs[:high], result.policy_versions[:high], "stop", result.experts
+    )
+    plain, marked = plain_text(ended.token_ids), marked_text(ended.token_ids)
+    return ended, _cut(plain, stops), _cut(marked, stops)
+
+
+def _cut(text: str, stops: Sequence[str]) -> str:
+    places = [text.find(stop) for stop in stops]
+    return text[: min((place for place in places if place >= 0), default=len(text))]

@@ -1,0 +1,390 @@
+"""Prompts of conversations that agents keep: what the policy sampled stands in them as the ids that it sampled.
+
+An agent sends its whole conversation with every request, as text. Each assistant's message that equals one that was
+handed out before stands for ids that are known, so it is rendered as a mark, and the ids are put in the mark's place;
+all other text is tokenised piece by piece. Nothing that was sampled is ever tokenised again. So a conversation that
+goes on renders to the stored ids and a tail, and one that was edited to other ids, from the edited place on.
+
+A template may rewrite the past: most that know thinking drop that of earlier turns. Marks show that, too: where the
+thinking's mark is gone, what is left of the reply stands as text, as the template wants it.
+"""
+
+import hashlib
+import json
+import re
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from trainer.core.errors import ConfigError
+from trainer.rollout.agents.calls import Message, parsed_arguments
+from trainer.rollout.agents.errors import ApiError
+from trainer.rollout.agents.replies import Reply
+from trainer.rollout.chat_template import Tool
+from trainer.rollout.rendering import ChatRenderer
+
+_OPENING = "<think>"
+_KEPT_CHARACTERS = 1 << 22
+"""Characters whose ids are kept: some hundred bytes each at the most."""
+_NUMBER = re.compile(r"(\d+)z")
+
+
+@dataclass(frozen=True, slots=True)
+class SampledReply:
+    """A reply that was handed to the agent.
+
+    Attributes:
+        token_ids: What was sampled.
+        text: The same as text, with the marks of its family and without the closing of the turn.
+        reply: What the agent was given.
+        call_ids: Ids of its calls of tools.
+        place: Segment of the record in which it stands, and where it ends there.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    reply: Reply
+    call_ids: tuple[str, ...] = ()
+    place: tuple[int, int] | None = None
+
+    @property
+    def spoken(self) -> str:
+        """What it says behind its thinking, calls of tools included."""
+        return (
+            self.text.rpartition("</think>")[2].lstrip("\n")
+            if self.reply.reasoning is not None
+            else self.text
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The replies in a conversation that were handed out before.
+
+    Attributes:
+        replies: By their places in it.
+        latest: Place of the last one that stands behind the very conversation that led to it.
+    """
+
+    replies: Mapping[int, SampledReply]
+    latest: int | None = None
+
+
+NOTHING = Found({})
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What an agent sends, with what it is known by.
+
+    Attributes:
+        messages: The messages.
+        tools: Declarations that the template writes into it.
+        histories: A digest of the conversation up to and with each message.
+        size: Bytes of all of it.
+        digest: Takes further messages.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool]
+    histories: Sequence[bytes]
+    size: int
+    digest: "hashlib.blake2b"
+
+    @classmethod
+    def of(cls, messages: Sequence[Message], tools: Sequence[Tool]) -> "Conversation":
+        """Take its digests.
+
+        Raises:
+            ApiError: If it is nested too deep to be written as JSON.
+        """
+        declared = _packed(list(tools))
+        running = hashlib.blake2b(declared, digest_size=16)
+        histories, size = [], len(declared)
+        for message in messages:
+            packed = _packed(_plain(message))
+            running.update(packed)
+            histories.append(running.digest())
+            size += len(packed) + len(message.get("reasoning_content") or "")
+        return cls(messages, tools, histories, size, running)
+
+    def answered(self, message: Message) -> bytes:
+        """Return the digest of the conversation with one message more."""
+        digest = self.digest.copy()
+        digest.update(_packed(_plain(message)))
+        return digest.digest()
+
+
+class ReplyBook:
+    """The replies of one episode, found again in the conversations that the agent sends."""
+
+    def __init__(self) -> None:
+        self._by_history: dict[bytes, list[SampledReply]] = {}
+        self._by_message: dict[bytes, list[SampledReply]] = {}
+
+    def note(self, conversation: Conversation, sampled: SampledReply) -> None:
+        """Remember a reply, and the conversation that it ended."""
+        message = message_of(sampled)
+        try:
+            history, digest = conversation.answered(message), _digest(message)
+        except ApiError:
+            return  # arguments in a nest that no JSON holds: it is not found again, which costs a segment
+        self._by_history.setdefault(history, []).append(sampled)
+        self._by_message.setdefault(digest, []).append(sampled)
+
+    def found(self, conversation: Conversation) -> Found:
+        """Return which messages are replies that were handed out.
+
+        A reply is looked for behind the very conversation that led to it, and failing that by what it says alone.
+        """
+        if not self._by_history:
+            return NOTHING
+        found, latest = {}, None
+        for place, (message, history) in enumerate(
+            zip(conversation.messages, conversation.histories, strict=True)
+        ):
+            if message["role"] != "assistant":
+                continue
+            sampled = _meant(message, self._by_history.get(history, ()))
+            if sampled is not None:
+                latest = place
+            else:
+                sampled = _meant(message, self._by_message.get(_digest(message), ()))
+            if sampled is not None:
+                found[place] = sampled
+        return Found(found, latest)
+
+
+def message_of(sampled: SampledReply) -> Message:
+    """Return a reply as the message that it is in a conversation."""
+    message: Message = {"role": "assistant", "content": sampled.reply.content}
+    if sampled.reply.reasoning:
+        message["reasoning_content"] = sampled.reply.reasoning
+    if sampled.reply.calls:
+        message["tool_calls"] = [
+            {
+                "id": call_id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": parsed_arguments(call.arguments)},
+            }
+            for call, call_id in zip(sampled.reply.calls, sampled.call_ids, strict=True)
+        ]
+    return message
+
+
+def _meant(message: Message, candidates: Sequence[SampledReply]) -> SampledReply | None:
+    """Choose among replies that say the same: by the ids of their calls, and the last one where nothing tells."""
+    thought = message.get("reasoning_content")
+    fitting = [each for each in candidates if thought is None or thought == each.reply.reasoning]
+    ids = tuple(str(call["id"]) for call in message.get("tool_calls", ()))
+    return next(
+        (each for each in reversed(fitting) if each.call_ids == ids), fitting[-1] if fitting else None
+    )
+
+
+def _plain(message: Message) -> Any:
+    """What two messages must have in common to be one: thinking may be left out, and ids may be given anew."""
+    calls = [
+        (call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())
+    ]
+    return [message["role"], message["content"], calls]
+
+
+def _packed(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
+    except (orjson.JSONEncodeError, RecursionError):
+        pass  # numbers beyond 64 bits, half a pair of surrogates, a nest that is deep and not too deep
+    try:
+        return json.dumps(value, sort_keys=True, default=str).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ApiError(
+            400, f"the conversation cannot be written as JSON: {error}", "invalid_value"
+        ) from error
+
+
+def _digest(message: Message) -> bytes:
+    return hashlib.blake2b(_packed(_plain(message)), digest_size=16).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the policy reads.
+
+    Attributes:
+        ids: As ids.
+        thinks: Whether it ends with the opening of thinking, so that the reply begins within it.
+    """
+
+    ids: list[int]
+    thinks: bool
+
+
+class _Pieces:
+    """Ids of long pieces of conversations that go on, those that were not used for longest forgotten first.
+
+    Args:
+        tokenize: Makes the ids of a text.
+    """
+
+    def __init__(self, tokenize: Callable[[str], list[int]]) -> None:
+        self._tokenize = tokenize
+        self._ids: OrderedDict[str, list[int]] = OrderedDict()
+        self._size = 0
+        # Large conversations are rendered in threads.
+        self._lock = threading.Lock()
+
+    def ids(self, text: str) -> list[int]:
+        """Return the ids of a piece."""
+        with self._lock:
+            found = self._ids.get(text)
+            if found is not None:
+                self._ids.move_to_end(text)
+                return found
+        ids = self._tokenize(text)
+        with self._lock:
+            if text not in self._ids and len(text) <= _KEPT_CHARACTERS:
+                self._ids[text] = ids
+                self._size += len(text)
+            while self._size > _KEPT_CHARACTERS:
+                self._size -= len(self._ids.popitem(last=False)[0])
+        return ids
+
+
+class SplicingRenderer:
+    """Renders conversations with sampled ids in them.
+
+    Args:
+        renderer: The policy's chat template.
+    """
+
+    def __init__(self, renderer: ChatRenderer) -> None:
+        self.renderer = renderer
+        self._pieces_of = _Pieces(renderer.ids_of)
+        # No conversation holds it by chance, and nobody learns it.
+        self._mark = f"x{secrets.token_hex(12)}"
+
+    def prompt(
+        self, conversation: Conversation, found: Found = NOTHING, stored: Sequence[int] = ()
+    ) -> Prompt:
+        """Return the prompt of a conversation.
+
+        Args:
+            conversation: The conversation.
+            found: Which messages are replies that were sampled.
+            stored: Ids of the conversation up to and with the latest of those.
+
+        Raises:
+            ApiError: If the template refuses it.
+        """
+        messages, tools = conversation.messages, conversation.tools
+        try:
+            text = self._text(messages, tools, found.replies)
+            pieces = self._pieces(text, found.replies)
+        except ConfigError:
+            # Some templates want calls of tools as such, in the form that they write themselves.
+            text = self._text(messages, tools, {})
+            tail = None
+            if found.latest is not None and stored:
+                tail = self._tail(messages, tools, text, found.latest, stored[-1])
+            if tail is not None:
+                return Prompt([*stored, *self._pieces_of.ids(tail)], tail.rstrip().endswith(_OPENING))
+            pieces = [text]
+        end = pieces[-1]
+        return Prompt(self._ids(pieces), isinstance(end, str) and end.rstrip().endswith(_OPENING))
+
+    def _tail(
+        self, messages: Sequence[Message], tools: Sequence[Tool], text: str, latest: int, last_id: int
+    ) -> str | None:
+        """Return what the template writes behind a reply, if it writes everything before as it wrote it then.
+
+        Args:
+            messages: The conversation.
+            tools: Declarations of tools.
+            text: The conversation as the template writes it.
+            latest: Place of the reply.
+            last_id: Last id of the reply. If the policy closed its turn itself, that is not repeated.
+        """
+        template, closing = self.renderer.template, self.renderer.token_text(self.renderer.end_of_turn_id)
+        try:
+            asked = template.text(messages[:latest], generation_prompt=True, tools=tools)
+            answered = template.text(messages[: latest + 1], generation_prompt=False, tools=tools)
+        except ConfigError:
+            return None
+        reply = answered[len(asked) :]
+        if not (answered.startswith(asked) and text.startswith(answered) and closing in reply):
+            return None
+        behind = reply.rpartition(closing)[2] + text[len(answered) :]
+        return behind if last_id == self.renderer.end_of_turn_id else closing + behind
+
+    def _text(
+        self, messages: Sequence[Message], tools: Sequence[Tool], sampled: Mapping[int, SampledReply]
+    ) -> str:
+        written = [
+            self._marked(place, sampled[place]) if place in sampled else message
+            for place, message in enumerate(messages)
+        ]
+        try:
+            return self.renderer.template.text(written, generation_prompt=True, tools=tools)
+        except ConfigError as error:
+            if sampled:
+                raise
+            raise ApiError(400, str(error), "template_error", "messages") from error
+        except RecursionError as error:
+            raise ApiError(400, "the conversation is nested too deep", "invalid_value", "messages") from error
+
+    def _marked(self, place: int, sampled: SampledReply) -> Message:
+        content = f"{self._mark}c{place}z"
+        if sampled.reply.reasoning is not None:
+            content = f"{_OPENING}\n{self._mark}t{place}z\n</think>\n\n{content}"
+        return {"role": "assistant", "content": content}
+
+    def _pieces(self, text: str, sampled: Mapping[int, SampledReply]) -> list[str | SampledReply]:
+        """Cut a rendered conversation at its marks."""
+        before, *parts = text.split(self._mark)
+        pieces: list[str | SampledReply] = []
+        kept = -1
+        for part in parts:
+            found = _NUMBER.match(part, 1)
+            assert found is not None
+            place, behind = int(found[1]), part[found.end() :]
+            reply = sampled[place]
+            if part[0] == "t":
+                if behind.strip() == "</think>":
+                    kept = place
+                    before = _before_thinking(before, reply)
+                else:
+                    before += str(reply.reply.reasoning) + behind
+            elif reply.reply.reasoning is None or kept == place:
+                pieces += [before, reply]
+                before = behind
+            else:
+                before += reply.spoken + behind
+        return [*pieces, before]
+
+    def _ids(self, pieces: Sequence[str | SampledReply]) -> list[int]:
+        ids: list[int] = []
+        closed = False
+        for piece in pieces:
+            if isinstance(piece, SampledReply):
+                ids += piece.token_ids
+                closed = ids[-1:] == [self.renderer.end_of_turn_id]
+            else:
+                tokens = self._pieces_of.ids(piece)
+                # The policy has closed its turn itself.
+                ids += tokens[1:] if closed and tokens[:1] == [self.renderer.end_of_turn_id] else tokens
+                closed = False
+        return ids
+
+
+def _before_thinking(text: str, sampled: SampledReply) -> str:
+    """Return what stands before a reply that begins with its thinking; the prompt may have opened that."""
+    if not sampled.text.lstrip().startswith(_OPENING):
+        return text
+    plain = text.rstrip()
+    return plain.removesuffix(_OPENING) if plain.endswith(_OPENING) else text

@@ -1,0 +1,274 @@
+"""Replies as they come: what of a reply that is still being sampled can be handed over already.
+
+Nothing is handed over that could turn out otherwise: bytes that are no whole character yet, what may be the beginning
+of a text that ends the reply or of a call of a tool, blanks that a call would swallow. All of it comes with the reply's
+end, so that what was handed over adds up to the reply as `read_reply` takes it apart.
+"""
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from trainer.rollout.agents.replies import CLOSING, OPENING, Reply, ToolFormat
+
+_BROKEN = "\ufffd"
+_PATIENCE = 8
+"""Tokens that give no whole character, beyond which the next attempt waits for twice as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is handed over next.
+
+    Attributes:
+        kind: Whether it is thought or said.
+        text: It.
+    """
+
+    kind: Literal["reasoning", "content"]
+    text: str
+
+
+class TextStream:
+    """Tokens as text, whole characters at a time.
+
+    Args:
+        decode: Makes text of ids.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._ids: list[int] = []
+        # What is decoded begins one piece early: some tokens are written in another way at the beginning of a text.
+        self._begin = self._read = 0
+        self._next_attempt = 0
+
+    def add(self, ids: Sequence[int]) -> str:
+        """Take further tokens, and return the text that is certain now."""
+        self._ids += ids
+        if len(self._ids) < self._next_attempt:
+            return ""
+        before = self._decode(self._ids[self._begin : self._read])
+        now = self._decode(self._ids[self._begin :])
+        if now.endswith(_BROKEN) or not now.startswith(before):
+            waiting = len(self._ids) - self._read
+            self._next_attempt = len(self._ids) + (waiting if waiting > _PATIENCE else 1)
+            return ""
+        self._begin, self._read = self._read, len(self._ids)
+        return now[len(before) :]
+
+
+class ReplyStream:
+    """Takes a reply apart while it is sampled; see `read_reply`.
+
+    Args:
+        decode: Makes text of ids, without special tokens.
+        special: Ids whose text may or may not be part of the reply; nothing behind one is handed over before the end.
+        stops: Texts that end the reply, and are no part of it.
+        tool_format: How calls of tools are written; None where none are looked for.
+        begun: Whether the prompt has opened the thinking already.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        special: Container[int],
+        stops: Sequence[str],
+        tool_format: ToolFormat | None,
+        *,
+        begun: bool,
+    ) -> None:
+        self._text = TextStream(decode)
+        self._special = special
+        self._stops = _Stops(stops)
+        self._thinking = _Thinking(begun=begun)
+        self._said = _Said(tool_format)
+        self._held = False
+        self._given: dict[str, list[str]] = {"reasoning": [], "content": []}
+
+    def add(self, ids: Sequence[int]) -> list[Delta]:
+        """Take further tokens, and return what can be handed over now."""
+        if self._held:
+            return []
+        plain = next((place for place, each in enumerate(ids) if each in self._special), len(ids))
+        self._held = plain < len(ids)
+        text = self._stops.passed(self._text.add(ids[:plain]))
+        thought, said = self._thinking.parted(text)
+        deltas = []
+        if thought or (self._thinking.thinks and not self._given["reasoning"]):
+            deltas.append(Delta("reasoning", thought))
+        if said := self._said.certain(said):
+            deltas.append(Delta("content", said))
+        for delta in deltas:
+            self._given[delta.kind].append(delta.text)
+        return deltas
+
+    def end(self, reply: Reply) -> list[Delta]:
+        """Return what is left of a reply that has ended."""
+        self._held = True
+        deltas = []
+        if reply.reasoning is not None:
+            thought = _rest(reply.reasoning, self._given["reasoning"])
+            if thought or not self._given["reasoning"]:
+                deltas.append(Delta("reasoning", thought))
+        if said := _rest(reply.content, self._given["content"]):
+            deltas.append(Delta("content", said))
+        return deltas
+
+
+def _rest(whole: str, parts: Sequence[str]) -> str:
+    given = "".join(parts)
+    return whole[len(given) :] if whole.startswith(given) else ""
+
+
+class _Stops:
+    """Lets text pass up to the first text that ends a reply."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._longest = max(map(len, stops), default=0)
+        self._waiting = ""
+        self._ended = False
+
+    def passed(self, text: str) -> str:
+        if not self._longest or self._ended:
+            return "" if self._ended else text
+        self._waiting += text
+        places = [place for stop in self._stops if (place := self._waiting.find(stop)) >= 0]
+        self._ended = bool(places)
+        end = min(places) if places else max(0, len(self._waiting) - self._longest + 1)
+        passed, self._waiting = self._waiting[:end], self._waiting[end:]
+        return passed
+
+
+class _Thinking:
+    """Parts what is thought from what is said.
+
+    Attributes:
+        thinks: Whether the reply is known to begin with its thinking.
+    """
+
+    def __init__(self, *, begun: bool) -> None:
+        self.thinks = begun
+        self._waiting = _Waiting()
+        self._state: Literal["unknown", "opening", "thinking", "closed", "said"] = (
+            "opening" if begun else "unknown"
+        )
+
+    def parted(self, text: str) -> tuple[str, str]:
+        """Return what of it is thought, and what is said."""
+        if self._state == "said":
+            return "", text
+        if not self._waiting.add(text):
+            return "", ""
+        if self._state == "unknown" and not self._known():
+            return "", ""
+        thought = self._thought() if self._state in ("opening", "thinking") else ""
+        if self._state == "closed":
+            self._waiting.text = self._waiting.text.lstrip("\n")
+            self._state = "said" if self._waiting.text else "closed"
+        return thought, self._waiting.take_all() if self._state == "said" else ""
+
+    def _known(self) -> bool:
+        """Find out whether the reply begins with its thinking; False while that is open."""
+        begin = self._waiting.text.lstrip()
+        self.thinks = begin.startswith(OPENING)
+        if not self.thinks and OPENING.startswith(begin):
+            return False
+        self._state = "opening" if self.thinks else "said"
+        return True
+
+    def _thought(self) -> str:
+        if self._state == "opening" and not self._opened():
+            return ""
+        text = self._waiting.text
+        place = text.find(CLOSING)
+        if place >= 0:
+            self._state, self._waiting.text = "closed", text[place + len(CLOSING) :]
+            return text[:place].rstrip("\n")
+        return self._waiting.take(len(_before_partial(text, CLOSING).rstrip("\n")))
+
+    def _opened(self) -> bool:
+        """Pass the opening over; False while it may still go on."""
+        begin = self._waiting.text.lstrip()
+        if begin != OPENING and OPENING.startswith(begin):
+            return False
+        begin = begin.removeprefix(OPENING).lstrip("\n")
+        if not begin:
+            return False
+        self._state, self._waiting.text = "thinking", begin
+        return True
+
+
+class _Waiting:
+    """Text that is kept back. Blanks that follow each other are not looked at one by one."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._blanks: list[str] = []
+
+    def add(self, text: str) -> bool:
+        """Append; False where nothing new can be said of it."""
+        if not text or text.isspace():
+            self._blanks.append(text)
+            return False
+        self.text = "".join([self.text, *self._blanks, text])
+        self._blanks = []
+        return True
+
+    def take(self, end: int) -> str:
+        """Remove the beginning."""
+        taken, self.text = self.text[:end], self.text[end:]
+        return taken
+
+    def take_all(self) -> str:
+        """Remove all of it."""
+        return self.take(len(self.text))
+
+
+_MARKS: Mapping[ToolFormat, str] = {
+    "hermes": "<tool_call>",
+    "qwen_xml": "<tool_call>",
+    "llama": "<|python_tag|>",
+    "mistral": "[TOOL_CALLS]",
+}
+_BARE: Mapping[ToolFormat, str] = {"llama": "{", "mistral": "[{"}
+"""How a reply begins that is a call without its mark."""
+
+
+class _Said:
+    """Keeps back what may be a call of a tool, and the blanks before it."""
+
+    def __init__(self, tool_format: ToolFormat | None) -> None:
+        self._mark = _MARKS[tool_format] if tool_format else ""
+        self._bare = _BARE.get(tool_format, "") if tool_format else ""
+        self._waiting = _Waiting()
+        self._begun = False
+        self._held = False
+
+    def certain(self, text: str) -> str:
+        """Return what can be handed over."""
+        if not self._mark:
+            return text
+        if self._held or not self._waiting.add(text) or not (self._begun or self._begins()):
+            return ""
+        waiting = self._waiting.text
+        place = waiting.find(self._mark)
+        self._held = place >= 0
+        certain = waiting[:place] if self._held else _before_partial(waiting, self._mark)
+        return self._waiting.take(len(certain.rstrip()))
+
+    def _begins(self) -> bool:
+        """Find out whether the reply is nothing but a call; False where it may be, or is."""
+        begin = self._waiting.text.lstrip()
+        self._held = bool(self._bare) and begin.startswith(self._bare)
+        self._begun = not self._held and not (self._bare and self._bare.startswith(begin))
+        return self._begun
+
+
+def _before_partial(text: str, mark: str) -> str:
+    """Return a text without an end that may be the beginning of a mark."""
+    for length in range(min(len(mark) - 1, len(text)), 0, -1):
+        if text.endswith(mark[:length]):
+            return text[:-length]
+    return text

@@ -1,0 +1,90 @@
+"""Rewards that several verifiers have a part in: each is asked over the wire once the response is there."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from clients.protocol.errors import ProblemError
+from clients.protocol.messages import Verdict
+from trainer.core.errors import InvalidNumberError
+from trainer.core.numbers import finite_number
+from trainer.records.timeline import Phase
+from trainer.records.trajectory import Trajectory
+from trainer.rollout.agent import FAULTS, note_failure
+from trainer.rollout.environments import EnvironmentPool
+from trainer.tasks.task import RewardMixture, RewardPart, Task
+
+
+async def mix_reward(pool: EnvironmentPool, trajectory: Trajectory) -> None:
+    """Give the last turn of an episode the weighted sum of all scores, with each part by its name.
+
+    A verifier that cannot tell, such as a judge that is gone, makes the episode a failure that is played again, never
+    a score of 0. A response that does not pass a gate earns nothing, and nobody else is asked.
+
+    Args:
+        pool: Where the verifiers are.
+        trajectory: The episode; nothing where its task has no mixture, or it is no result.
+
+    Raises:
+        ProblemError: If a server refuses what is asked for (no such verifier, fields that it does not understand).
+    """
+    mixture = trajectory.task.mixture
+    if mixture is None or not trajectory.outcome.is_result or not trajectory.turns:
+        return
+    try:
+        with trajectory.timeline.during(Phase.VERIFY):
+            verdicts = await _verdicts(pool, mixture, trajectory)
+        _pay(trajectory, mixture, verdicts)
+    except (ProblemError, InvalidNumberError) as error:
+        note_failure(trajectory, error)
+
+
+async def _verdicts(
+    pool: EnvironmentPool, mixture: RewardMixture, trajectory: Trajectory
+) -> dict[str, Verdict]:
+    """Ask the gates one after the other, and then all others at once; nobody behind a gate that is shut."""
+    found: dict[str, Verdict] = {}
+    for part in mixture.parts:
+        if part.gate is None:
+            continue
+        verdict = found[part.name] = await _ask(pool, part, trajectory)
+        if verdict.outcome in FAULTS or verdict.score < part.gate - 1e-9:
+            return found
+    others = [part for part in mixture.parts if part.gate is None]
+    asked = await asyncio.gather(*(_ask(pool, part, trajectory) for part in others))
+    return found | {part.name: verdict for part, verdict in zip(others, asked, strict=True)}
+
+
+async def _ask(pool: EnvironmentPool, part: RewardPart, trajectory: Trajectory) -> Verdict:
+    client = await pool.client(part.url)
+    item = item_of(part, trajectory.task, trajectory.turns[-1].reply)
+    (verdict,) = await client.verify(part.verifier, [item])
+    return verdict
+
+
+def item_of(part: RewardPart, task: Task, response: str) -> Mapping[str, Any]:
+    """Return what a verifier is asked: the task's fields, those that it calls otherwise, and the response."""
+    fields = dict(task.options or {})
+    renamed = {name: fields[source] for name, source in part.fields.items() if source in fields}
+    return {**fields, **renamed, **part.task, "response": response}
+
+
+def _pay(trajectory: Trajectory, mixture: RewardMixture, verdicts: Mapping[str, Verdict]) -> None:
+    turn, own = trajectory.turns[-1], trajectory.task.env_id
+    for name, verdict in verdicts.items():
+        if verdict.outcome in FAULTS:
+            trajectory.outcome = FAULTS[verdict.outcome]
+            trajectory.detail = f"the verifier {name} could not tell: {verdict.detail}"
+            return
+    shares = {own: mixture.own * turn.reward}
+    for part in mixture.parts:
+        if part.name in verdicts:
+            score = finite_number(verdicts[part.name].score, f"a score of {part.verifier}")
+            shares[part.name] = shares.get(part.name, 0.0) + part.weight * score
+    if len(verdicts) < len(mixture.parts) or any(
+        part.gate is not None and verdicts[part.name].score < part.gate - 1e-9 for part in mixture.parts
+    ):
+        shares = {own: 0.0} | {part.name: 0.0 for part in mixture.parts}
+    turn.reward, turn.reward_parts = sum(shares.values()), shares
+    for name, share in shares.items():
+        trajectory.metrics[f"reward/{name}"] = share
