@@ -41,13 +41,13 @@ PRESETS: dict[str, tuple[str, ...]] = {
         "aggregation: {mode: seq-mean-token-mean}",
     ),
     "remax": (f"{BY_EPISODE}, minibatches: 1", *IN_QUARTERS),
-    "reinforce_pp": ("advantage: {token_discount: 0.97}", *ALONE),
+    "reinforce_pp": ("advantage: {gamma: 0.97}", *ALONE),
     "reinforce_pp_baseline": (BY_EPISODE,),
     "agentic_reinforce": (NEAR_THE_START, *ALONE),
     "gigpo": (NEAR_THE_START,),
-    "ppo": (f"advantage: {{token_discount: 0.97, trace: 0.95}}, {NEAR_THE_START}", *ALONE),
+    "ppo": (f"advantage: {{gamma: 0.97, gae_lambda: 0.95}}, {NEAR_THE_START}", *ALONE),
     "starpo_s": (
-        f"advantage: {{token_discount: 0.97, trace: 0.95}}, filter: {{fraction: 0.5}}, {NEAR_THE_START}",
+        f"advantage: {{gamma: 0.97, gae_lambda: 0.95}}, filter: {{fraction: 0.5}}, {NEAR_THE_START}",
     ),
 }
 
@@ -82,7 +82,9 @@ def entry(preset: str, seed: int, run: Path) -> dict[str, object]:
     rows = read_lines(run / "metrics.jsonl")
     attempts = read_lines(run.with_suffix(".attempts.jsonl"))
     found: dict[str, object] = {"preset": preset, "seed": seed, "commit": attempts[-1]["commit"]}
-    found["cpu_s"] = round(sum(attempt["cpu_s"] for attempt in attempts))
+    # Nobody noted the time of an attempt that was killed together with this script.
+    spent = [attempt["cpu_s"] for attempt in attempts]
+    found["cpu_s"] = None if None in spent else round(sum(spent))
     found["steps"] = max(row["step"] for row in rows)
     found["episodes"] = max(row.get("rollout/episodes_finished", 0) for row in rows)
     for panel in ("valid", "test"):
