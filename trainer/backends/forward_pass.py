@@ -105,7 +105,9 @@ class ForwardPass:
             raise ValueError("the first token of a row cannot be trained on: nothing predicts it")
         device = self.device
         ids = pad_rows([each.ids for each in chosen])
-        images = image_tensors(self._head.body, ids, [each.images for each in chosen])
+        placed = [each.images for each in chosen]
+        # A model that is divided over ranks has no body to ask, and sees none.
+        images = image_tensors(self._head.body, ids, placed) if any(placed) else None
         ids = ids.to(device)
         row, column, mask = row.to(device), column.to(device), mask.to(device)
         fields = _fields(chosen, device)

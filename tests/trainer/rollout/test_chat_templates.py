@@ -17,7 +17,7 @@ from trainer.records.trajectory import Fork, Trajectory
 from trainer.rollout.context import context_policy
 from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.recorder import Recorder
-from trainer.rollout.rendering import ChatRenderer
+from trainer.rollout.rendering import ChatRenderer, Prompt
 from trainer.tasks.task import Task
 
 STRICT = ("gemma", "mistral")
@@ -193,9 +193,9 @@ def test_parts_of_a_message_stay_parts():
         append_only = False
         template = SimpleNamespace(note=lambda text: None)
 
-        def prompt(self, messages, tools):
+        def read(self, messages, tools):
             seen.extend(messages)
-            return [1]
+            return Prompt([1])
 
     builder = PromptBuilder(Listening(), context_policy(settings), settings)
     builder.begin({"instruction": "Look."})

@@ -21,6 +21,7 @@ from trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
 from trainer.rollout.actors import ModelActor, ScriptedActor
 from trainer.rollout.episodes import EpisodePlayer
 from trainer.rollout.prompts import PromptBuilder
+from trainer.rollout.rendering import Prompt
 from trainer.tasks.task import Task
 
 TASK = Task(0, "Any-v0", seed=0)
@@ -336,7 +337,7 @@ class Prompts:
         pass
 
     def prompt(self, trajectory, messages):
-        return [1, 2]
+        return Prompt([1, 2])
 
 
 @pytest.mark.parametrize("logprob", [math.nan, math.inf, -math.inf, 0.5])
