@@ -191,7 +191,7 @@ def test_a_shop_is_played_by_the_names_of_its_products(page: Page) -> None:
 
 def test_an_action_is_said_as_the_profile_wants_it(page: Page) -> None:
     page.goto("/console#/play/FrozenLake-v0")
-    page.get_by_text("Kwargs (15)").click()
+    page.get_by_text("Kwargs (16)").click()
     page.get_by_label("profile").select_option(label='"verl-agent"')
     open_play_again(page)
     page.get_by_role("button", name="Down", exact=True).click()
@@ -595,7 +595,7 @@ def test_every_control_has_a_name_and_every_text_is_readable(
             expect(page.locator("main h1")).to_be_visible()
             if address.startswith("#/play"):
                 open_play(page, "FrozenLake-v0")
-                page.get_by_text("Kwargs (15)").click()
+                page.get_by_text("Kwargs (16)").click()
             if address == "#/replay":
                 choose(page, episode_of(served, "a", "b"))
                 expect(page.get_by_text("Same:")).to_be_visible()
