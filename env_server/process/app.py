@@ -34,8 +34,9 @@ from env_server.messages.negotiation import (
 )
 from env_server.messages.validation import invalid
 from env_server.operations.services import Services
-from env_server.protocols.calls import ADAPTER_CALLS
+from env_server.protocols.gem import GEM_CALLS
 from env_server.protocols.mcp import McpAdapter, mcp_env_id
+from env_server.protocols.openenv import OPENENV_CALLS
 from env_server.protocols.openenv_socket import openenv_env_id, serve_openenv_socket
 from env_server.protocols.operating import operate
 from env_server.sessions.replies import Reply
@@ -64,7 +65,7 @@ class App:
         self._mcp = McpAdapter(services)
         own = (*CALLS, *REGISTRATION_CALLS) if services.settings.gateway else CALLS
         code = RUN_CODE_CALLS if services.settings.runs_code else ()
-        self._calls = (*own, *code, *ADAPTER_CALLS)
+        self._calls = (*own, *code, *GEM_CALLS, *OPENENV_CALLS)
         self._static: dict[tuple[str, str], Call] = {
             (call.method, call.path): call for call in self._calls if not call.parameters
         }

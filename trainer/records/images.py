@@ -19,8 +19,8 @@ from PIL import Image
 
 from trainer.records.schema import EpisodeFormatError
 
-_MOST_PIXELS = 2**26
-"""Pixels of the largest picture that is read: what is small on the wire may be huge when it is unpacked."""
+_MOST_PIXELS = 2**24
+"""Pixels of the largest picture that is read: a kilobyte on the wire may take the event loop a second to unpack."""
 
 
 class Picture:

@@ -179,3 +179,11 @@ def test_arrays_that_are_no_pictures_are_shown_as_text():
     for array in (np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3)), np.zeros(3, np.uint8)):
         (message,) = observation_messages(array, {})
         assert message["content"] == str(array)
+
+
+def test_a_picture_that_is_small_on_the_wire_and_huge_unpacked_is_refused_by_its_head():
+    packed = BytesIO()
+    Image.new("1", (4097, 4096)).save(packed, "PNG")
+    assert len(packed.getvalue()) < 4096
+    with pytest.raises(ValueError, match="4097 x 4096 pixels are too many"):
+        Picture.from_bytes(packed.getvalue())
