@@ -1,0 +1,307 @@
+"""How calls come over HTTP: who asks is known and the body is read, within its limit, before a request is validated."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, WithJsonSchema
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.routing import Match
+from starlette.types import Receive, Scope, Send
+
+from clients.protocol.errors import ProblemError
+from clients.protocol.messages import IDENTIFIER
+from env_server.access.context import Context
+from env_server.access.tokens import NOBODY, Role
+from env_server.common.io_process import going_away
+from env_server.messages.envelope import as_problem
+from env_server.messages.negotiation import answer, problem_answer, read_fields, wants_binary
+from env_server.messages.validation import ENVELOPE, Validated, invalid, misfit_problem, validate
+from env_server.operations.services import Services
+from env_server.sessions.replies import Reply
+
+SERVICES = "rollgym.services"
+"""Where a request's scope holds what answers it."""
+HEADERS = "rollgym.headers"
+"""Where it holds the headers, which are read once."""
+
+PathId = Annotated[str, WithJsonSchema({"type": "string", "pattern": IDENTIFIER})]
+"""An id in a path. One that cannot be is not found, as one that is not there."""
+
+
+class Call:
+    """A call over HTTP: somebody who may make it, and what they ask.
+
+    Attributes:
+        services: What answers it.
+        context: On whose behalf operations run.
+        fields: Of the body, as they came.
+    """
+
+    __slots__ = ("_request", "context", "fields", "services")
+
+    def __init__(
+        self, request: Request, services: Services, context: Context, fields: dict[str, Any]
+    ) -> None:
+        self._request = request
+        self.services = services
+        self.context = context
+        self.fields = fields
+
+    async def run(self, request: BaseModel | None = None, **named: str) -> Response:
+        """Answer with the operation that the route is named after.
+
+        Args:
+            request: What the route has validated, if the call has a body or a query.
+            **named: What the path names.
+
+        Raises:
+            ProblemError: Any of the operation's problems.
+        """
+        return self.answer(await self.operate(request, **named))
+
+    async def operate(self, request: BaseModel | None = None, **named: str) -> Reply:
+        """The reply of that operation."""
+        fields: dict[str, Any] = {**self.fields, **self._request.query_params, **named}
+        if request is not None:
+            fields = Validated(fields, request)
+        reply = self.services.operations.call(self.context, self._route.name, fields)
+        return reply if isinstance(reply, dict) else await reply
+
+    def answer(self, reply: Reply) -> Response:
+        """A reply in the encoding that was asked for; nothing where the route's status says so.
+
+        Raises:
+            ProblemError: `too_large`.
+        """
+        status = self._route.status_code or 200
+        if status == 204:
+            return Response(status_code=status)
+        return answer(
+            reply,
+            binary=self.context.binary,
+            limit=self.services.settings.max_reply_bytes,
+            status=status,
+            take_back=partial(self.services.operations.take_back, self.context),
+        )
+
+    async def refuse(self, problem: ProblemError) -> Response:
+        """Answer a request that does not fit, as an operation answers a frame: its session and its rate come first.
+
+        Args:
+            problem: Why it does not fit.
+
+        Raises:
+            ProblemError: That one, or one that comes before it.
+        """
+        try:
+            return await self.run(**self._route.named(self._request.scope))
+        except ProblemError as found:
+            # A call of another protocol is no operation of ours.
+            raise problem if found.code == "unknown_op" else found from None
+
+    @property
+    def _route(self) -> "CallRoute":
+        route: CallRoute = self._request.scope["route"]
+        return route
+
+    async def unless_gone(self, answering: Coroutine[Any, Any, Response]) -> Response:
+        """Wait for an answer, but no longer than for somebody who waits for it.
+
+        Raises:
+            ClientDisconnect: If the client went away; what it had asked for was cancelled.
+        """
+        answer_ready = asyncio.create_task(answering)
+        # The body has been read; what comes next is that the client has gone.
+        gone: asyncio.Future[Any] = asyncio.ensure_future(self._request.receive())
+        try:
+            await asyncio.wait({answer_ready, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer_ready.done():
+                raise ClientDisconnect
+            return answer_ready.result()
+        finally:
+            gone.cancel()
+            answer_ready.cancel()
+
+
+class _CallRequest(Request):
+    """A request whose body FastAPI is given at once, and which is filled when it is known who asks.
+
+    FastAPI takes a body before it asks dependencies, and knows JSON only.
+    """
+
+    call: Call | None = None
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        super().__init__(scope, receive)
+        self.fields: dict[str, Any] = {}
+
+    @property
+    def headers(self) -> Headers:
+        return Headers({"content-type": "application/json"})
+
+    async def body(self) -> bytes:
+        return b"{}"
+
+    async def json(self) -> Any:
+        return self.fields
+
+
+class Needs:
+    """The dependency that all calls have: a caller with a role, whose body has been read.
+
+    Args:
+        role: The role that it needs where tokens are set; None if it needs no token.
+    """
+
+    def __init__(self, role: Role | None) -> None:
+        self._role = role
+
+    async def __call__(self, request: Request) -> Call:
+        """Read a call.
+
+        Raises:
+            ProblemError: The caller may not make it, its body cannot be read, or it holds what the call does not take.
+        """
+        assert isinstance(request, _CallRequest)
+        scope = request.scope
+        services: Services = scope[SERVICES]
+        headers: Mapping[str, str] = scope[HEADERS]
+        route: CallRoute = scope["route"]
+        caller = NOBODY
+        if self._role is not None:
+            found = services.tokens.from_headers(headers)
+            if found is None:
+                raise ProblemError("unauthorized", "this server needs a token")
+            found.require(self._role)
+            caller = found
+        fields = await read_fields(request, headers, services.settings.max_request_bytes)
+        if fields and not route.takes_body:
+            raise invalid(next(iter(fields)), "this call takes no body")
+        for name in fields.keys() & ENVELOPE:
+            raise invalid(name, "this call has no such field")
+        if scope["query_string"] and not route.takes_query and request.query_params:
+            raise invalid(next(iter(request.query_params)), "this call takes no query")
+        traceparent = headers.get("traceparent") if services.keeps_traces else None
+        context = Context(caller, binary=wants_binary(headers), traceparent=traceparent)
+        request.fields.update(fields)
+        request.call = Call(request, services, context, request.fields)
+        return request.call
+
+
+Play = Annotated[Call, Depends(Needs("play"))]
+Register = Annotated[Call, Depends(Needs("register"))]
+Anybody = Annotated[Call, Depends(Needs(None))]
+
+
+class CallRoute(APIRoute):
+    """A call as FastAPI's routes are. Its body is its function's `request`, its query the function's `query`."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **described: Any) -> None:
+        parameters = inspect.signature(endpoint).parameters
+        self.takes_body = "request" in parameters
+        self.takes_query = "query" in parameters
+        super().__init__(path, endpoint, **described)
+        self.summary, self.description = self.description.removesuffix("."), ""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """What answers requests; every failure is a problem."""
+        respond = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            asked = _CallRequest(request.scope, request.receive)
+            return await answered(request.scope, self._validated(asked, respond))
+
+        return handle
+
+    async def _validated(
+        self, asked: _CallRequest, respond: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
+        try:
+            return await respond(asked)
+        except RequestValidationError as error:
+            # Where it is wrong begins with whether it is the body or the query.
+            problem = misfit_problem([(each["loc"][1:], each["msg"]) for each in error.errors()])
+        assert asked.call is not None
+        return await asked.call.refuse(problem)
+
+    def named(self, scope: Scope) -> dict[str, str]:
+        """What the path names: an application around this one may have named more."""
+        return {name: scope["path_params"][name] for name in self.param_convertors}
+
+
+class PlainRoute(CallRoute):
+    """A call that FastAPI describes and does not run: a hot one, which FastAPI would make half as dear again.
+
+    Its function is called as FastAPI would call it. `benchmarks/serving/http_routes.py` says what each way costs.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **described: Any) -> None:
+        super().__init__(path, endpoint, **described)
+        parameters = inspect.signature(endpoint).parameters
+        self._needs: Needs = parameters["call"].annotation.__metadata__[0].dependency
+        self._model: type[BaseModel] = parameters["request"].annotation
+        self.app = self._serve
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Whether it is asked for; one of another method may be another route's."""
+        match, found = super().matches(scope)
+        return (Match.NONE, {}) if match is Match.PARTIAL else (match, found)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await answered(scope, self._answer(_CallRequest(scope, receive)))
+        await response(scope, receive, send)
+
+    async def _answer(self, asked: _CallRequest) -> Response:
+        call = await self._needs(asked)
+        try:
+            request = validate(self._model, call.fields)
+        except ProblemError as problem:
+            return await call.refuse(problem)
+        response: Response = await self.endpoint(call, request=request, **self.named(asked.scope))
+        return response
+
+
+class _NoAnswer(Response):
+    """For a client that has gone."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        return
+
+
+async def answered(scope: Scope, answering: Awaitable[Response]) -> Response:
+    """A response whatever happens: what fails is a problem."""
+    metrics = scope[SERVICES].metrics
+    try:
+        response = await answering
+    except ClientDisconnect:
+        return _NoAnswer()
+    except asyncio.CancelledError:
+        # The server ends and waits for this answer no longer; whoever asked is told so all the same.
+        response = problem_response(scope, going_away())
+    except Exception as error:  # noqa: BLE001 - a defect of ours costs this call, not the server
+        response = problem_response(scope, as_problem(error))
+    metrics.http_sent += len(response.body)
+    return response
+
+
+def problem_response(scope: Scope, problem: ProblemError) -> Response:
+    """A problem as an answer, which is counted."""
+    scope[SERVICES].metrics.problems[problem.code] += 1
+    return problem_answer(problem)
+
+
+def call_router(route_class: type[CallRoute] = CallRoute) -> APIRouter:
+    """A router for calls, whose functions are named after their operations."""
+    return APIRouter(route_class=route_class, generate_unique_id_function=_operation_id)
+
+
+def _operation_id(route: APIRoute) -> str:
+    (method,) = route.methods
+    return f"{method.lower()}_{route.name}" + ("_one" if "{" in route.path else "")
