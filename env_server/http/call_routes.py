@@ -41,14 +41,12 @@ class Call:
     Attributes:
         services: What answers it.
         context: On whose behalf operations run.
-        fields: Of the body, as they came.
+        fields: Of its body or query, as they came.
     """
 
     __slots__ = ("_request", "context", "fields", "services")
 
-    def __init__(
-        self, request: Request, services: Services, context: Context, fields: dict[str, Any]
-    ) -> None:
+    def __init__(self, request: Request, services: Services, context: Context, fields: Validated) -> None:
         self._request = request
         self.services = services
         self.context = context
@@ -64,15 +62,10 @@ class Call:
         Raises:
             ProblemError: Any of the operation's problems.
         """
-        return self.answer(await self.operate(request, **named))
-
-    async def operate(self, request: BaseModel | None = None, **named: str) -> Reply:
-        """The reply of that operation."""
-        fields: dict[str, Any] = {**self.fields, **self._request.query_params, **named}
-        if request is not None:
-            fields = Validated(fields, request)
-        reply = self.services.operations.call(self.context, self._route.name, fields)
-        return reply if isinstance(reply, dict) else await reply
+        self.fields.update(named)
+        self.fields.request = request
+        reply = self.services.operations.call(self.context, self._route.name, self.fields)
+        return self.answer(reply if isinstance(reply, dict) else await reply)
 
     def answer(self, reply: Reply) -> Response:
         """A reply in the encoding that was asked for; nothing where the route's status says so.
@@ -140,7 +133,7 @@ class _CallRequest(Request):
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         super().__init__(scope, receive)
-        self.fields: dict[str, Any] = {}
+        self.fields = Validated()
 
     @property
     def headers(self) -> Headers:
@@ -186,8 +179,10 @@ class Needs:
             raise invalid(next(iter(fields)), "this call takes no body")
         for name in fields.keys() & ENVELOPE:
             raise invalid(name, "this call has no such field")
-        if scope["query_string"] and not route.takes_query and request.query_params:
-            raise invalid(next(iter(request.query_params)), "this call takes no query")
+        if scope["query_string"] and (query := request.query_params):
+            if not route.takes_query:
+                raise invalid(next(iter(query)), "this call takes no query")
+            request.fields.update(query)
         traceparent = headers.get("traceparent") if services.keeps_traces else None
         context = Context(caller, binary=wants_binary(headers), traceparent=traceparent)
         request.fields.update(fields)
@@ -247,14 +242,14 @@ class PlainRoute(CallRoute):
         parameters = inspect.signature(endpoint).parameters
         self._needs: Needs = parameters["call"].annotation.__metadata__[0].dependency
         self._model: type[BaseModel] = parameters["request"].annotation
-        self.app = self._serve
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Whether it is asked for; one of another method may be another route's."""
         match, found = super().matches(scope)
         return (Match.NONE, {}) if match is Match.PARTIAL else (match, found)
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
         response = await answered(scope, self._answer(_CallRequest(scope, receive)))
         await response(scope, receive, send)
 

@@ -16,16 +16,13 @@ ENVELOPE = frozenset({"id", "op", "session_id", "traceparent"})
 
 
 class Validated(dict[str, Any]):
-    """The fields of a call whose route has validated them.
+    """The fields of a call, as they came; its route validates them.
 
-    Args:
-        fields: As they came, with what the path names.
-        request: What they were found to be.
+    Attributes:
+        request: What they were found to be, once they are validated.
     """
 
-    def __init__(self, fields: Mapping[str, Any], request: BaseModel) -> None:
-        super().__init__(fields)
-        self.request = request
+    request: BaseModel | None = None
 
 
 def requested(model: type[_Model], fields: Mapping[str, Any], *names: str) -> _Model:

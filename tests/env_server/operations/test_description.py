@@ -29,7 +29,7 @@ METHODS = {
     "/v1/sessions": {"get", "post"},
     "/v1/sessions/{session_id}": {"get", "delete"},
     "/v1/verify/{env_id}": {"post"},
-    **dict.fromkeys(("/v1/sessions/restore", "/v1/sessions/close"), {"post"}),
+    **{f"/v1/sessions/{op}": {"post"} for op in ("restore", "close")},
     **{f"/v1/sessions/{{session_id}}/{op}": {"post"} for op in ("reset", "step", "render", "cancel", "fork")},
     **{f"/openenv/{{env_id}}/{name}": {"post"} for name in ("reset", "step")},
     **{f"/apis/v1/envs/gem/{name}": {"post"} for name in ("make", "reset", "step", "close", "list")},
