@@ -52,7 +52,7 @@ class Call:
         self.context = context
         self.fields = fields
 
-    async def run(self, request: BaseModel | None = None, **named: str) -> Response:
+    async def run(self, request: BaseModel | None = None, /, **named: str) -> Response:
         """Answer with the operation that the route is named after.
 
         Args:
@@ -232,7 +232,7 @@ class CallRoute(APIRoute):
 
 
 class PlainRoute(CallRoute):
-    """A call that FastAPI describes and does not run: a hot one, which FastAPI would make half as dear again.
+    """A call that FastAPI describes and does not run: a hot one, of whose cost FastAPI's own would be the most.
 
     Its function is called as FastAPI would call it. `benchmarks/serving/http_routes.py` says what each way costs.
     """
@@ -272,24 +272,25 @@ class _NoAnswer(Response):
 
 async def answered(scope: Scope, answering: Awaitable[Response]) -> Response:
     """A response whatever happens: what fails is a problem."""
-    metrics = scope[SERVICES].metrics
     try:
         response = await answering
     except ClientDisconnect:
         return _NoAnswer()
     except asyncio.CancelledError:
         # The server ends and waits for this answer no longer; whoever asked is told so all the same.
-        response = problem_response(scope, going_away())
+        return problem_response(scope, going_away())
     except Exception as error:  # noqa: BLE001 - a defect of ours costs this call, not the server
-        response = problem_response(scope, as_problem(error))
-    metrics.http_sent += len(response.body)
+        return problem_response(scope, as_problem(error))
+    scope[SERVICES].metrics.http_sent += len(response.body)
     return response
 
 
 def problem_response(scope: Scope, problem: ProblemError) -> Response:
     """A problem as an answer, which is counted."""
-    scope[SERVICES].metrics.problems[problem.code] += 1
-    return problem_answer(problem)
+    metrics, response = scope[SERVICES].metrics, problem_answer(problem)
+    metrics.problems[problem.code] += 1
+    metrics.http_sent += len(response.body)
+    return response
 
 
 def call_router(route_class: type[CallRoute] = CallRoute) -> APIRouter:
@@ -298,5 +299,4 @@ def call_router(route_class: type[CallRoute] = CallRoute) -> APIRouter:
 
 
 def _operation_id(route: APIRoute) -> str:
-    (method,) = route.methods
-    return f"{method.lower()}_{route.name}" + ("_one" if "{" in route.path else "")
+    return f"{min(route.methods or ()).lower()}_{route.name}" + ("_one" if "{" in route.path else "")
