@@ -44,10 +44,13 @@ class Call:
         fields: Of its body or query, as they came.
     """
 
-    __slots__ = ("_request", "context", "fields", "services")
+    __slots__ = ("_receive", "_scope", "context", "fields", "services")
 
-    def __init__(self, request: Request, services: Services, context: Context, fields: Validated) -> None:
-        self._request = request
+    def __init__(
+        self, scope: Scope, receive: Receive, services: Services, context: Context, fields: Validated
+    ) -> None:
+        self._scope = scope
+        self._receive = receive
         self.services = services
         self.context = context
         self.fields = fields
@@ -94,14 +97,14 @@ class Call:
             ProblemError: That one, or one that comes before it.
         """
         try:
-            return await self.run(**self._route.named(self._request.scope))
+            return await self.run(**self._route.named(self._scope))
         except ProblemError as found:
             # A call of another protocol is no operation of ours.
             raise problem if found.code == "unknown_op" else found from None
 
     @property
     def _route(self) -> "CallRoute":
-        route: CallRoute = self._request.scope["route"]
+        route: CallRoute = self._scope["route"]
         return route
 
     async def unless_gone(self, answering: Coroutine[Any, Any, Response]) -> Response:
@@ -112,7 +115,7 @@ class Call:
         """
         answer_ready = asyncio.create_task(answering)
         # The body has been read; what comes next is that the client has gone.
-        gone: asyncio.Future[Any] = asyncio.ensure_future(self._request.receive())
+        gone: asyncio.Future[Any] = asyncio.ensure_future(self._receive())
         try:
             await asyncio.wait({answer_ready, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not answer_ready.done():
@@ -186,7 +189,7 @@ class Needs:
         traceparent = headers.get("traceparent") if services.keeps_traces else None
         context = Context(caller, binary=wants_binary(headers), traceparent=traceparent)
         request.fields.update(fields)
-        request.call = Call(request, services, context, request.fields)
+        request.call = Call(scope, request.receive, services, context, request.fields)
         return request.call
 
 
@@ -245,8 +248,9 @@ class PlainRoute(CallRoute):
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Whether it is asked for; one of another method may be another route's."""
-        match, found = super().matches(scope)
-        return (Match.NONE, {}) if match is Match.PARTIAL else (match, found)
+        if scope["type"] != "http" or scope["method"] not in (self.methods or ()):
+            return Match.NONE, {}
+        return super().matches(scope)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
