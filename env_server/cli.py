@@ -29,12 +29,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _make_token(arguments[1:])
     parser = argparse.ArgumentParser(
         prog="roll-serve",
+        usage="%(prog)s [--config FILE] [settings]\n       %(prog)s token [--help]",
         description="Serve environments over HTTP and WebSocket.",
         epilog="`roll-serve token --help` makes tokens. Every flag may stand in the file of --config instead.",
     )
     add_version(parser)
     parser.add_argument(
-        "--config", type=Path, help="YAML file with any of these settings, under the same names."
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="YAML file with any of these settings, under the same names.",
     )
     add_flags(parser)
     flags = vars(parser.parse_args(arguments))

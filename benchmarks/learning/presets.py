@@ -3,7 +3,7 @@
 Every run has the settings of benchmarks/learning/presets.yaml and what `PRESETS` says of its preset. All presets have
 their first seed before any has its second. Finished runs are skipped and killed ones go on, so the script can be
 started again until it is done. The table of all runs that are finished is printed and written to
-benchmarks/results/presets.json (`--table`: nothing but that).
+benchmarks/results/presets.json (`--table`: nothing but that); what that has of runs made elsewhere stays in it.
 """
 
 import argparse
@@ -101,14 +101,21 @@ def shown(value: dict[str, float]) -> str:
     return str(Interval(**value))
 
 
+def written() -> dict[tuple[str, int], dict[str, object]]:
+    """Return the rows of the table by preset and seed."""
+    found = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else []
+    return {(row["preset"], row["seed"]): row for row in found}
+
+
 def write_table(directory: Path) -> None:
-    """Print and write what all finished runs of a directory reached."""
-    entries = [
-        entry(preset, int(run.name.rpartition("seed")[2]), run)
-        for preset in PRESETS
-        for run in sorted(directory.glob(f"{preset}_seed*"))
-        if (run / "model").exists()
-    ]
+    """Print and write what the finished runs of a directory reached, beside what is written of others."""
+    rows = written()
+    for preset in PRESETS:
+        for run in directory.glob(f"{preset}_seed*"):
+            if (run / "model").exists():
+                seed = int(run.name.rpartition("seed")[2])
+                rows[preset, seed] = entry(preset, seed, run)
+    entries = [rows[key] for key in sorted(rows, key=lambda key: (list(PRESETS).index(key[0]), key[1]))]
     content = {"command": "python benchmarks/learning/presets.py", "rows": entries}
     RESULT.write_text(json.dumps(content, indent=1) + "\n")
     print(
@@ -128,14 +135,16 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--presets", nargs="+", choices=PRESETS, default=list(PRESETS))
     parser.add_argument("--directory", type=Path, default=ROOT / "runs" / "presets")
+    parser.add_argument("--new", action="store_true", help="make only the runs that the table does not have")
     parser.add_argument("--table", action="store_true", help="make no runs")
     options = parser.parse_args()
     directory = options.directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
+    skipped = written() if options.new else {}
     for seed in [] if options.table else options.seeds:
         for preset in options.presets:
             run = directory / f"{preset}_seed{seed}"
-            if not (run / "model").exists():
+            if not (run / "model").exists() and (preset, seed) not in skipped:
                 print(f"--- {run.name}", flush=True)
                 train(preset, seed, run)
     write_table(directory)

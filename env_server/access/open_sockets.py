@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from clients.protocol.errors import ProblemError
 from env_server.access.tokens import Caller, Tokens
-from env_server.common.settings import Settings
+from env_server.common.setting_sections import AccessSettings
 
 _RETRY_AFTER_S = 5
 
@@ -36,7 +36,7 @@ class OpenSockets:
         settings: How many a token and an address may have.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: AccessSettings) -> None:
         self._per_token = settings.max_sockets_per_token
         self._strangers_per_address = settings.max_unauthenticated_sockets
         self._slots: set[ConnectionSlot] = set()

@@ -18,7 +18,8 @@ from clients.protocol.spaces import UnicodeText, describe_space
 from clients.protocol.values import EncodeError, encode_value
 from env_server.catalog.actions import ActionReader, action_reader
 from env_server.catalog.kwargs_rules import NO_KWARGS, KwargsRules
-from env_server.common.settings import ConfigurationError, Isolation, Settings
+from env_server.common.setting_sections import Isolation
+from env_server.common.settings import ConfigurationError, Settings
 from env_server.workers.base import EnvSource
 from envs.adapters.text import TextAdapter, step_limit, text_metadata
 from envs.registry import builtin_environments

@@ -13,7 +13,7 @@ from clients.protocol.values import decode_value, encode_value
 from env_server.access.context import Context
 from env_server.access.tokens import Caller, Tokens
 from env_server.catalog.catalog import CatalogEntry
-from env_server.common.settings import Settings
+from env_server.common.setting_sections import TimeoutSettings
 from env_server.gateway.journal_entries import JournalAway, check
 from env_server.gateway.registry import Registration, Registry, no_server
 from env_server.gateway.relayed_session import UNREADABLE, RelayedSession
@@ -82,7 +82,7 @@ class RelayedMaking:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: TimeoutSettings,
         tokens: Tokens,
         sessions: Sessions,
         registry: Registry,

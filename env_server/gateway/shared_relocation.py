@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from clients.protocol.episode import PortableEpisode
 from clients.protocol.errors import RETRY_LATER, ProblemError
-from env_server.common.settings import Settings
+from env_server.common.setting_sections import TimeoutSettings
 from env_server.gateway.journal_entries import LEASE_S, Claim, JournalAway, SharedSession
 from env_server.gateway.registry import Registration, Registry
 from env_server.gateway.relayed_session import RelayedSession
@@ -46,7 +46,7 @@ class SharedRelocation:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: TimeoutSettings,
         sessions: Sessions,
         registry: Registry,
         nodes: Nodes,

@@ -15,7 +15,8 @@ from prometheus_client.registry import Collector
 
 from clients.measuring.metrics import queued_seconds
 from env_server.common.io_process import ProcessRank
-from env_server.common.settings import Isolation, Settings
+from env_server.common.setting_sections import Isolation
+from env_server.common.settings import Settings
 from env_server.gateway.registry import Registry
 from env_server.journal.journal_file import JournalFile
 from env_server.operations.worker_pools import WorkerPools

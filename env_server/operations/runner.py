@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.values import decode_value
-from env_server.common.settings import Settings
+from env_server.common.setting_sections import TimeoutSettings
 from env_server.journal.journal import EndedStep, Journal
 from env_server.journal.replay import ReplayDiverged, rebuild
 from env_server.operations.failures import environment_error, not_reset, worker_died
@@ -43,7 +43,7 @@ class Runner:
         sessions: Where sessions that cannot go on are ended.
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics, sessions: Sessions) -> None:
+    def __init__(self, settings: TimeoutSettings, metrics: Metrics, sessions: Sessions) -> None:
         self._settings = settings
         self._metrics = metrics
         self._sessions = sessions

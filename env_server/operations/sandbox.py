@@ -14,7 +14,8 @@ from env_server.access.context import Context
 from env_server.access.tokens import Caller
 from env_server.common.event_loop import is_given_up
 from env_server.common.io_process import going_away
-from env_server.common.settings import ConfigurationError, Settings
+from env_server.common.setting_sections import SandboxSettings
+from env_server.common.settings import ConfigurationError
 from env_server.messages.validation import invalid, refuse_fields, requested, validate
 from env_server.sessions.replies import Reply
 from env_server.telemetry.metrics import Metrics
@@ -39,7 +40,7 @@ class ServedSandbox:
         settings: Which one it is, and the most that a program may use.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
         self._opened: CancellableSandbox | None = None
 
@@ -146,7 +147,7 @@ class RunningCode:
         metrics: Where runs are counted.
     """
 
-    def __init__(self, settings: Settings, served: ServedSandbox, metrics: Metrics) -> None:
+    def __init__(self, settings: SandboxSettings, served: ServedSandbox, metrics: Metrics) -> None:
         self._settings = settings
         self._served = served
         self._metrics = metrics
@@ -246,7 +247,7 @@ class InteractiveSessions:
         served: Where they run.
     """
 
-    def __init__(self, settings: Settings, served: ServedSandbox) -> None:
+    def __init__(self, settings: SandboxSettings, served: ServedSandbox) -> None:
         self._settings = settings
         self._served = served
         limit = settings.max_program_sessions

@@ -12,7 +12,8 @@ from env_server.access.quotas import QuotaCounters, RateLimit
 from env_server.access.tokens import Caller, Tokens
 from env_server.catalog.catalog import Catalog, CatalogEntry
 from env_server.common.io_process import Lifecycle, Phase, ProcessRank, Reason
-from env_server.common.settings import ConfigurationError, Isolation, Settings
+from env_server.common.setting_sections import Isolation
+from env_server.common.settings import ConfigurationError, Settings
 from env_server.gateway.announcements import Announcements
 from env_server.gateway.moves import Moves
 from env_server.gateway.registering import Lineage, Registering, catalog_entry

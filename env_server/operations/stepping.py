@@ -13,7 +13,7 @@ from clients.protocol.errors import ProblemError
 from clients.protocol.messages import StepRequest
 from clients.protocol.values import EncodeError
 from env_server.access.context import Context
-from env_server.common.settings import Settings
+from env_server.common.setting_sections import SessionSettings
 from env_server.journal.journal_file import JournalFile
 from env_server.messages.validation import ENVELOPE, requested
 from env_server.operations.episodes import Resetting
@@ -51,7 +51,7 @@ class Stepping:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: SessionSettings,
         metrics: Metrics,
         runner: Runner,
         resetting: Resetting,

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from env_server.catalog.catalog import CatalogEntry
-from env_server.common.settings import ConfigurationError, Isolation, Settings
+from env_server.common.setting_sections import Isolation
+from env_server.common.settings import ConfigurationError, Settings
 from env_server.workers.base import Worker
 from env_server.workers.inline import InlineWorker
 from env_server.workers.process import ProcessWorker

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Mapping
 
-from env_server.common.settings import Isolation
+from env_server.common.setting_sections import Isolation
 from env_server.telemetry.durations import LongRun, OperationTimes
 from env_server.telemetry.metrics import Metrics
 

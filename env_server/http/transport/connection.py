@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import dumps
-from env_server.common.settings import Settings
+from env_server.common.setting_sections import MessageSettings
 from env_server.messages.negotiation import PROBLEM_MEDIA_TYPE
 
 
@@ -60,7 +60,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         **uvicorn: What uvicorn gives its protocols.
     """
 
-    def __init__(self, settings: Settings, **uvicorn: Any) -> None:
+    def __init__(self, settings: MessageSettings, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self._max_connections = settings.max_connections
         self._max_head = settings.max_header_bytes
@@ -210,6 +210,6 @@ def _wrong_with_upgrade(method: bytes, headers: Sequence[tuple[bytes, bytes]]) -
     return None
 
 
-def http_protocol(settings: Settings) -> type[asyncio.Protocol]:
+def http_protocol(settings: MessageSettings) -> type[asyncio.Protocol]:
     """The protocol as uvicorn takes it."""
     return cast(type[asyncio.Protocol], partial(BoundedHttpProtocol, settings))

@@ -12,7 +12,7 @@ import orjson
 from gymnasium import Space
 
 from clients.protocol.spaces import parse_space
-from env_server.common.settings import Settings
+from env_server.common.setting_sections import RaySettings
 from env_server.workers import boundary
 from env_server.workers.base import (
     EnvironmentRaised,
@@ -221,7 +221,7 @@ class RayWorker(Worker):
         await self._pool.shutdown()
 
 
-def ray_worker(settings: Settings) -> RayWorker:
+def ray_worker(settings: RaySettings) -> RayWorker:
     """The worker that an operator's settings ask for."""
     policy = ScalingPolicy(
         settings.ray_min_actors,

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from env_server.cli import main
+from env_server.common.setting_sections import Section
 from env_server.common.settings import ConfigurationError, Settings, load_settings
 from tests.support.wire import ENVS, INLINE, Server
 
@@ -181,3 +182,20 @@ async def test_isolation_follows_the_rule() -> None:
             assert info["isolation"] == "process"
             assert info["action_space"] == {"type": "Discrete", "n": 2, "start": 0}
             assert info["max_episode_steps"] == 500
+
+
+def test_each_setting_stands_in_one_section() -> None:
+    named = [name for section in Settings.__bases__ for name in getattr(section, "model_fields", {})]
+    assert sorted(named) == sorted(Settings.model_fields)
+
+
+def test_help_begins_with_how_it_is_called_and_shows_settings_by_section(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: roll-serve [--config FILE] [settings]\n")
+    assert all(
+        f"\n{section.title}:\n" in shown for section in Settings.__bases__ if issubclass(section, Section)
+    )

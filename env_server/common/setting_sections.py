@@ -1,0 +1,334 @@
+"""The settings of a server in sections: code that needs some of them names the section that it reads."""
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+
+from sandbox.core.naming import parse_name
+
+EnvironmentId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
+Origin = Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9.\-\[\]:]+$")]
+Isolation = Literal["inline", "thread", "process"]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Some of a server's settings.
+
+    Attributes:
+        title: What they are about, for those who read `--help`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    title: ClassVar[str]
+
+
+class ProcessSettings(Section):
+    """Where the server listens, and what it is as a program."""
+
+    title = "The process"
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(
+        8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one and prints it."
+    )
+    processes: int = Field(1, ge=1, le=256, description="I/O processes on the one port.")
+    stop_at_end_of_input: bool = Field(
+        False,
+        description="Stop as on SIGTERM when standard input ends: a program that starts a server and holds the other "
+        "end of a pipe leaves no server behind, however it dies.",
+    )
+    drain_grace_s: float = Field(
+        20.0, ge=0, description="On SIGTERM, running operations may take so long to finish."
+    )
+
+
+class WorkerSettings(Section):
+    """What environments run in on this machine."""
+
+    title = "Workers"
+
+    workers: int | Literal["ray"] = Field(
+        2,
+        description="Environment child processes of each I/O process, or `ray`: they are in actors of a Ray cluster.",
+    )
+    threads: int = Field(32, ge=1, le=4096, description="Threads for environments isolated by thread.")
+
+    @field_validator("workers", mode="plain")
+    @classmethod
+    def _number_or_ray(cls, value: Any) -> int | str:
+        text = str(value)
+        if text == "ray":
+            return text
+        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1024):
+            raise ValueError(f"a number from 1 to 1024, or `ray`, and not {value!r}")
+        return int(text)
+
+
+class RaySettings(Section):
+    """What environments run in where `workers` is `ray`."""
+
+    title = "Workers in a Ray cluster"
+
+    ray_address: str | None = Field(
+        None,
+        description="Ray cluster to run workers in: `auto`, `HOST:PORT` or `ray://HOST:PORT`; one of this machine is "
+        "started and ended with the server if unset.",
+    )
+    ray_num_cpus: float = Field(
+        1.0,
+        ge=0,
+        le=1024,
+        allow_inf_nan=False,
+        description="CPUs that each Ray actor reserves; it has as many child processes, and at least one.",
+    )
+    ray_min_actors: int = Field(1, ge=0, description="Ray actors that each I/O process has at all times.")
+    ray_max_actors: Count = Field(64, description="Ray actors that each I/O process has at most.")
+    ray_sessions_per_actor: Count = Field(
+        32, description="A Ray actor is added where there are more sessions than this for each."
+    )
+    ray_operations_per_actor: float = Field(
+        2.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="A Ray actor is added where more operations than this, on average, run or wait at each.",
+    )
+    ray_idle_timeout_s: Seconds = Field(
+        60.0, description="A Ray actor that is not needed for so long is released."
+    )
+    ray_start_timeout_s: Seconds = Field(
+        120.0,
+        description="A session waits so long for a Ray actor, and a node for that, before it is given up.",
+    )
+    ray_working_dir: Path | None = Field(
+        None, description="Directory that Ray sends to its nodes, where environments are imported from."
+    )
+
+
+class CatalogSettings(Section):
+    """Which environments are served, and how."""
+
+    title = "Environments"
+
+    env: tuple[str, ...] = Field(
+        (), description="An environment to serve: `module:Class` or `name=module:Class` (repeatable)."
+    )
+    gymnasium: tuple[str, ...] = Field(
+        (), description="A Gymnasium id to serve: `ID`, `module:ID` or `name=ID` (repeatable)."
+    )
+    gymnasium_text: tuple[str, ...] = Field(
+        (),
+        description="A Gymnasium id to serve as text, for language models: `ID`, `module:ID` or `name=ID` "
+        "(repeatable).",
+    )
+    builtin: bool = Field(True, description="Serve the built-in environments (a gateway never does).")
+    isolation: dict[EnvironmentId, Isolation] = Field(
+        default_factory=dict,
+        description="Where an environment runs, against the rule: `ENV=inline|thread|process` (repeatable).",
+    )
+    operator_kwargs: dict[EnvironmentId, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="Kwargs that only the operator sets: `ENV={JSON object}` (repeatable).",
+    )
+    kwargs_schemas: dict[EnvironmentId, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="JSON Schema of the kwargs a client may set, for an environment that declares none: "
+        "`ENV={JSON object}` (repeatable).",
+    )
+    allow_expert: bool = Field(False, description="Let clients ask environments for expert actions.")
+
+
+class TimeoutSettings(Section):
+    """How long an environment may take."""
+
+    title = "Time-outs of environments"
+
+    step_timeout_s: Seconds = Field(60.0, description="Step (and render) time-out.")
+    env_step_timeout_s: dict[EnvironmentId, Seconds] = Field(
+        default_factory=dict,
+        description="Step time-out of one environment, in seconds: `ENV=SECONDS` (repeatable).",
+    )
+    make_timeout_s: Seconds = Field(120.0, description="Make and reset time-out.")
+    verify_timeout_s: Seconds = Field(60.0, description="Time-out of one verify item.")
+
+
+class SessionSettings(Section):
+    """How many sessions there are, how long, and what is kept of them."""
+
+    title = "Sessions"
+
+    max_sessions: Count = Field(4096, description="Sessions of the server.")
+    max_sessions_per_token: Count = Field(1024, description="Sessions of one token.")
+    idle_timeout_s: Seconds = Field(3600.0, description="A session not used for so long is evicted.")
+    linger_s: float = Field(
+        30.0, ge=0, description="A session made on a socket stays so long after its last socket dropped."
+    )
+    state_dir: Path | None = Field(
+        None, description="Directory for journals: sessions go on after a crash of the server."
+    )
+    max_episode_bytes: Count = Field(
+        16 * 1024 * 1024, description="Largest sum of the actions of one episode, which its journal keeps."
+    )
+    max_remembered_requests: Count = Field(
+        4096,
+        description="Sessions of one token whose answers to make, fork and restore are kept for repeated request ids.",
+    )
+
+
+class AccessSettings(Section):
+    """Who may use the server, from where, and how much."""
+
+    title = "Access"
+
+    token_file: Path | None = Field(None, description="YAML file of tokens (hashes) and their roles.")
+    allowed_origins: tuple[Origin, ...] = Field(
+        (),
+        description="Origin of web pages that may use the server beside its own console, such as "
+        "`https://lab.example` (repeatable).",
+    )
+    rate_limit: float | None = Field(
+        None,
+        gt=0,
+        description="Operations a second allowed to one token in one I/O process; unlimited if unset.",
+    )
+    auth_timeout_s: Seconds = Field(
+        20.0, description="A socket whose token comes in its first frame has so long for it."
+    )
+    max_sockets_per_token: Count = Field(4096, description="Open sockets of one token in one I/O process.")
+    max_unauthenticated_sockets: Count = Field(
+        64, description="Open sockets of one address, in one I/O process, whose token has not come yet."
+    )
+
+
+class MessageSettings(Section):
+    """How many connections there are, and how large what comes over them may be."""
+
+    title = "Connections and messages"
+
+    max_connections: Count = Field(
+        8192, description="Open connections of one I/O process; more are closed at once."
+    )
+    max_header_bytes: Count = Field(64 * 1024, description="Largest head of a request: its path and headers.")
+    request_timeout_s: Seconds = Field(
+        60.0,
+        description="A request has to be here, body and all, in so long. One that was answered before its body came "
+        "is read on for 5 s and 4 MiB.",
+    )
+    max_request_bytes: Count = Field(1024 * 1024, description="Largest request body or frame.")
+    max_reply_bytes: Count = Field(8 * 1024 * 1024, description="Largest reply.")
+    max_batch: Count = Field(
+        1024, description="Operations in one batch, items of one verify, sessions of one make."
+    )
+    max_in_flight: Count = Field(
+        1024, description="Frames of one socket that may be unanswered before it is read on."
+    )
+
+
+class SandboxSettings(Section):
+    """Where programs run, and within which limits."""
+
+    title = "Sandbox"
+
+    sandbox: str | None = Field(
+        None,
+        description="Where programs are run, of environments that run some and, unless it is another server, of "
+        "`POST /run_code`: `auto`, `namespaces`, `docker:IMAGE`, `remote:URL?token_file=PATH`, ... (docs/run_code.md).",
+    )
+    max_runs: Count = Field(4, description="Programs of `run_code` that run at one time in one I/O process.")
+    max_waiting_runs: int = Field(64, ge=0, description="Programs that wait for that; more are refused.")
+    max_runs_per_token: Count = Field(64, description="Programs of one token that run or wait.")
+    max_program_sessions: Count = Field(32, description="Interactive sessions in the sandbox at one time.")
+    max_program_session_s: Seconds = Field(
+        21_600.0, description="Longest time that an interactive session may take."
+    )
+    max_run_s: Seconds = Field(
+        60.0, description="Longest time that a caller may give a program, or its compiler."
+    )
+    max_run_memory_mb: Count = Field(
+        1024, description="Most memory that a caller may give a program, in MiB."
+    )
+
+    @field_validator("sandbox")
+    @classmethod
+    def _names_a_sandbox(cls, text: str | None) -> str | None:
+        if text is not None:
+            parse_name(text)
+        return text
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether there is a sandbox here that others may use; that of another server they can ask themselves."""
+        return self.sandbox is not None and parse_name(self.sandbox)[0] != "remote"
+
+
+class GatewaySettings(Section):
+    """What a gateway takes from other servers."""
+
+    title = "Gateway"
+
+    gateway: bool = Field(
+        False,
+        description="Take registrations of environments that other servers have; of its own, a gateway serves what "
+        "`env` and the like name, and not the built-in environments.",
+    )
+    allow_network: tuple[str, ...] = Field(
+        (),
+        description="Networks that registered servers may be in beside public ones: `loopback`, `private`, or one "
+        "such as `10.1.0.0/16` (repeatable).",
+    )
+    journal_url: SecretStr | None = Field(
+        None,
+        description="Redis or Valkey that several gateways share, `redis://HOST:PORT/0`: any of them goes on with any "
+        "session, and no answered step is lost with a node or a gateway; needs the extra `redis`.",
+    )
+    max_registrations_per_token: Count = Field(1024, description="Registrations of one token at a gateway.")
+    max_upstream_connections: Count = Field(
+        256,
+        description="Connections of a gateway to one registered server that does not speak `rollgym`; more requests "
+        "wait for their turn.",
+    )
+
+
+class NodeSettings(Section):
+    """Which gateways the environments of this server are registered with."""
+
+    title = "Node of a gateway"
+
+    register_with: tuple[str, ...] = Field(
+        (), description="URL of a gateway to register this server's environments with (repeatable)."
+    )
+    advertise: str | None = Field(
+        None, description="URL under which the gateways reach this server; the one it listens on if unset."
+    )
+    register_token_file: Path | None = Field(
+        None, description="File with the token for the gateways (role register)."
+    )
+    node_token_file: Path | None = Field(
+        None, description="File with the token that the gateways use here (role play)."
+    )
+
+
+class TelemetrySettings(Section):
+    """What is told of the server, and where."""
+
+    title = "Log, metrics, traces"
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="Lines of the log: for people, or one JSON object each."
+    )
+    max_env_labels: Count = Field(
+        200,
+        description="Registered environments that metrics show by name; the others share the label `other`.",
+    )
+    trace_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://",
+        description="Where traces go (OTLP over HTTP), such as `http://127.0.0.1:4318/v1/traces`; needs the extra "
+        "`otel`.",
+    )
+    trace_ratio: float = Field(
+        1.0, ge=0, le=1, description="Share of the traces that begin here which are kept."
+    )
