@@ -44,7 +44,8 @@ def bare(path: str, route: PlainRoute) -> Application:
 
 def by_fastapi(route: PlainRoute) -> Application:
     """The same function as a route that FastAPI runs."""
-    return FastAPI(routes=[CallRoute(route.path, route.endpoint, methods=["POST"], name=route.name)])
+    described = {"methods": ["POST"], "name": route.name, "dependencies": route.dependencies}
+    return FastAPI(routes=[CallRoute(route.path, route.endpoint, **described)])
 
 
 async def call(application: Application, services: Services, path: str, body: bytes) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Annotated, Any
 
@@ -35,8 +35,11 @@ PathId = Annotated[str, WithJsonSchema({"type": "string", "pattern": IDENTIFIER}
 """An id in a path. One that cannot be is not found, as one that is not there."""
 
 
-class Call:
-    """A call over HTTP: somebody who may make it, and what they ask.
+class Call(Request):
+    """A call over HTTP: who asks for what.
+
+    FastAPI takes a body before it asks dependencies, and knows JSON only. So it is given fields at once, which `Needs`
+    fills when it is known who asks.
 
     Attributes:
         services: What answers it.
@@ -44,16 +47,25 @@ class Call:
         fields: Of its body or query, as they came.
     """
 
-    __slots__ = ("_receive", "_scope", "context", "fields", "services")
+    context: Context
 
-    def __init__(
-        self, scope: Scope, receive: Receive, services: Services, context: Context, fields: Validated
-    ) -> None:
-        self._scope = scope
-        self._receive = receive
-        self.services = services
-        self.context = context
-        self.fields = fields
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        super().__init__(scope, receive)
+        self.services: Services = scope[SERVICES]
+        self.fields = Validated()
+
+    @property
+    def headers(self) -> Headers:
+        """What FastAPI is to know of the body that it is given."""
+        return Headers({"content-type": "application/json"})
+
+    async def body(self) -> bytes:
+        """A body that is not empty, so that FastAPI asks what it holds."""
+        return b"{}"
+
+    async def json(self) -> Any:
+        """What it holds, once that is known."""
+        return self.fields
 
     async def run(self, request: BaseModel | None = None, /, **named: str) -> Response:
         """Answer with the operation that the route is named after.
@@ -67,7 +79,7 @@ class Call:
         """
         self.fields.update(named)
         self.fields.request = request
-        reply = self.services.operations.call(self.context, self._route.name, self.fields)
+        reply = self.services.operations.call(self.context, self.scope["route"].name, self.fields)
         return self.answer(reply if isinstance(reply, dict) else await reply)
 
     def answer(self, reply: Reply) -> Response:
@@ -76,7 +88,7 @@ class Call:
         Raises:
             ProblemError: `too_large`.
         """
-        status = self._route.status_code or 200
+        status = self.scope["route"].status_code or 200
         if status == 204:
             return Response(status_code=status)
         return answer(
@@ -97,15 +109,10 @@ class Call:
             ProblemError: That one, or one that comes before it.
         """
         try:
-            return await self.run(**self._route.named(self._scope))
+            return await self.run(**self.scope["route"].named(self.scope))
         except ProblemError as found:
             # A call of another protocol is no operation of ours.
             raise problem if found.code == "unknown_op" else found from None
-
-    @property
-    def _route(self) -> "CallRoute":
-        route: CallRoute = self._scope["route"]
-        return route
 
     async def unless_gone(self, answering: Coroutine[Any, Any, Response]) -> Response:
         """Wait for an answer, but no longer than for somebody who waits for it.
@@ -115,7 +122,7 @@ class Call:
         """
         answer_ready = asyncio.create_task(answering)
         # The body has been read; what comes next is that the client has gone.
-        gone: asyncio.Future[Any] = asyncio.ensure_future(self._receive())
+        gone: asyncio.Future[Any] = asyncio.ensure_future(self.receive())
         try:
             await asyncio.wait({answer_ready, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not answer_ready.done():
@@ -126,31 +133,8 @@ class Call:
             answer_ready.cancel()
 
 
-class _CallRequest(Request):
-    """A request whose body FastAPI is given at once, and which is filled when it is known who asks.
-
-    FastAPI takes a body before it asks dependencies, and knows JSON only.
-    """
-
-    call: Call | None = None
-
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        super().__init__(scope, receive)
-        self.fields = Validated()
-
-    @property
-    def headers(self) -> Headers:
-        return Headers({"content-type": "application/json"})
-
-    async def body(self) -> bytes:
-        return b"{}"
-
-    async def json(self) -> Any:
-        return self.fields
-
-
 class Needs:
-    """The dependency that all calls have: a caller with a role, whose body has been read.
+    """The dependency of all calls: that the caller has a role; then their body is read.
 
     Args:
         role: The role that it needs where tokens are set; None if it needs no token.
@@ -159,43 +143,30 @@ class Needs:
     def __init__(self, role: Role | None) -> None:
         self._role = role
 
-    async def __call__(self, request: Request) -> Call:
+    async def __call__(self, call: Call) -> None:
         """Read a call.
 
         Raises:
             ProblemError: The caller may not make it, its body cannot be read, or it holds what the call does not take.
         """
-        assert isinstance(request, _CallRequest)
-        scope = request.scope
-        services: Services = scope[SERVICES]
-        headers: Mapping[str, str] = scope[HEADERS]
-        route: CallRoute = scope["route"]
-        caller = NOBODY
+        services, headers, route = call.services, call.scope[HEADERS], call.scope["route"]
+        caller = NOBODY if self._role is None else services.tokens.from_headers(headers)
+        if caller is None:
+            raise ProblemError("unauthorized", "this server needs a token")
         if self._role is not None:
-            found = services.tokens.from_headers(headers)
-            if found is None:
-                raise ProblemError("unauthorized", "this server needs a token")
-            found.require(self._role)
-            caller = found
-        fields = await read_fields(request, headers, services.settings.max_request_bytes)
+            caller.require(self._role)
+        fields = await read_fields(call, headers, services.settings.max_request_bytes)
         if fields and not route.takes_body:
             raise invalid(next(iter(fields)), "this call takes no body")
         for name in fields.keys() & ENVELOPE:
             raise invalid(name, "this call has no such field")
-        if scope["query_string"] and (query := request.query_params):
+        if call.scope["query_string"] and (query := call.query_params):
             if not route.takes_query:
                 raise invalid(next(iter(query)), "this call takes no query")
-            request.fields.update(query)
+            fields.update(query)
         traceparent = headers.get("traceparent") if services.keeps_traces else None
-        context = Context(caller, binary=wants_binary(headers), traceparent=traceparent)
-        request.fields.update(fields)
-        request.call = Call(scope, request.receive, services, context, request.fields)
-        return request.call
-
-
-Play = Annotated[Call, Depends(Needs("play"))]
-Register = Annotated[Call, Depends(Needs("register"))]
-Anybody = Annotated[Call, Depends(Needs(None))]
+        call.context = Context(caller, binary=wants_binary(headers), traceparent=traceparent)
+        call.fields.update(fields)
 
 
 class CallRoute(APIRoute):
@@ -213,21 +184,18 @@ class CallRoute(APIRoute):
         respond = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
-            asked = _CallRequest(request.scope, request.receive)
-            return await answered(request.scope, self._validated(asked, respond))
+            call = Call(request.scope, request.receive)
+            return await answered(request.scope, self._validated(call, respond))
 
         return handle
 
-    async def _validated(
-        self, asked: _CallRequest, respond: Callable[[Request], Awaitable[Response]]
-    ) -> Response:
+    async def _validated(self, call: Call, respond: Callable[[Request], Awaitable[Response]]) -> Response:
         try:
-            return await respond(asked)
+            return await respond(call)
         except RequestValidationError as error:
             # Where it is wrong begins with whether it is the body or the query.
             problem = misfit_problem([(each["loc"][1:], each["msg"]) for each in error.errors()])
-        assert asked.call is not None
-        return await asked.call.refuse(problem)
+        return await call.refuse(problem)
 
     def named(self, scope: Scope) -> dict[str, str]:
         """What the path names: an application around this one may have named more."""
@@ -242,9 +210,10 @@ class PlainRoute(CallRoute):
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **described: Any) -> None:
         super().__init__(path, endpoint, **described)
-        parameters = inspect.signature(endpoint).parameters
-        self._needs: Needs = parameters["call"].annotation.__metadata__[0].dependency
-        self._model: type[BaseModel] = parameters["request"].annotation
+        (needs,) = self.dependencies
+        assert isinstance(needs.dependency, Needs)
+        self._needs = needs.dependency
+        self._model: type[BaseModel] = inspect.signature(endpoint).parameters["request"].annotation
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Whether it is asked for; one of another method may be another route's."""
@@ -254,16 +223,16 @@ class PlainRoute(CallRoute):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        response = await answered(scope, self._answer(_CallRequest(scope, receive)))
+        response = await answered(scope, self._answer(Call(scope, receive)))
         await response(scope, receive, send)
 
-    async def _answer(self, asked: _CallRequest) -> Response:
-        call = await self._needs(asked)
+    async def _answer(self, call: Call) -> Response:
+        await self._needs(call)
         try:
             request = validate(self._model, call.fields)
         except ProblemError as problem:
             return await call.refuse(problem)
-        response: Response = await self.endpoint(call, request=request, **self.named(asked.scope))
+        response: Response = await self.endpoint(call, request=request, **self.named(call.scope))
         return response
 
 
@@ -297,9 +266,18 @@ def problem_response(scope: Scope, problem: ProblemError) -> Response:
     return response
 
 
-def call_router(route_class: type[CallRoute] = CallRoute) -> APIRouter:
-    """A router for calls, whose functions are named after their operations."""
-    return APIRouter(route_class=route_class, generate_unique_id_function=_operation_id)
+def call_router(role: Role | None = "play", route_class: type[CallRoute] = CallRoute) -> APIRouter:
+    """A router for calls whose functions are named after their operations.
+
+    Args:
+        role: The role that they need where tokens are set; None if they need no token.
+        route_class: Whether FastAPI runs them.
+    """
+    return APIRouter(
+        dependencies=[Depends(Needs(role))],
+        route_class=route_class,
+        generate_unique_id_function=_operation_id,
+    )
 
 
 def _operation_id(route: APIRoute) -> str:

@@ -34,16 +34,16 @@ from clients.protocol.messages import (
     VerifyReply,
     VerifyRequest,
 )
-from env_server.http.call_routes import PathId, PlainRoute, Play, Register, call_router
+from env_server.http.call_routes import Call, PathId, PlainRoute, call_router
 from env_server.http.openapi import MAKES, ON_SESSION, RUNS, problems
 from env_server.operations.information import EnvsQuery, SessionsQuery
 from sandbox.remote.run_code import RunCodeReply, RunCodeRequest, SandboxReply
 
-HOT_CALLS = call_router(PlainRoute)
+HOT_CALLS = call_router(route_class=PlainRoute)
 """What is called for each step, episode or score."""
 CALLS = call_router()
 """What every server answers beside these."""
-REGISTRATION_CALLS = call_router()
+REGISTRATION_CALLS = call_router("register")
 """What a gateway answers beside these."""
 RUN_CODE_CALLS = call_router()
 """What a server with a sandbox of its own answers beside these."""
@@ -64,13 +64,13 @@ class SessionList(BaseModel):
     response_model=StepReply,
     responses=problems(*RUNS, "invalid_action", "episode_over", "step_mismatch"),
 )
-async def step(call: Play, session_id: PathId, request: StepRequest) -> Response:
+async def step(call: Call, session_id: PathId, request: StepRequest) -> Response:
     """Take one action."""
     return await call.run(request, session_id=session_id)
 
 
 @HOT_CALLS.post(f"{_SESSION}/reset", response_model=ResetReply, responses=problems(*RUNS))
-async def reset(call: Play, session_id: PathId, request: ResetRequest) -> Response:
+async def reset(call: Call, session_id: PathId, request: ResetRequest) -> Response:
     """Begin an episode."""
     return await call.run(request, session_id=session_id)
 
@@ -82,13 +82,13 @@ async def reset(call: Play, session_id: PathId, request: ResetRequest) -> Respon
         *("unknown_env", "not_stateless", "draining", "env_error", "step_timeout", "upstream_error")
     ),
 )
-async def verify(call: Play, env_id: PathId, request: VerifyRequest) -> Response:
+async def verify(call: Call, env_id: PathId, request: VerifyRequest) -> Response:
     """Score responses without a session."""
     return await call.run(request, env_id=env_id)
 
 
 @CALLS.post(f"{_SESSION}/render", response_model=RenderReply, responses=problems(*RUNS))
-async def render(call: Play, session_id: PathId, request: RenderRequest) -> Response:
+async def render(call: Call, session_id: PathId, request: RenderRequest) -> Response:
     """Draw the state."""
     return await call.run(request, session_id=session_id)
 
@@ -96,7 +96,7 @@ async def render(call: Play, session_id: PathId, request: RenderRequest) -> Resp
 @CALLS.post(
     f"{_SESSION}/cancel", status_code=202, response_model=dict[str, Any], responses=problems(*ON_SESSION)
 )
-async def cancel(call: Play, session_id: PathId) -> Response:
+async def cancel(call: Call, session_id: PathId) -> Response:
     """Give the running operation up."""
     return await call.run(session_id=session_id)
 
@@ -107,13 +107,13 @@ async def cancel(call: Play, session_id: PathId) -> Response:
     response_model=ForkReply,
     responses=problems(*RUNS, "at_capacity", "fork_unsupported"),
 )
-async def fork(call: Play, session_id: PathId, request: ForkRequest) -> Response:
+async def fork(call: Call, session_id: PathId, request: ForkRequest) -> Response:
     """Copy a session at its point."""
     return await call.run(request, session_id=session_id)
 
 
 @CALLS.get(f"{_SESSION}/episode", response_model=PortableEpisode, responses=problems(*ON_SESSION))
-async def episode(call: Play, session_id: PathId) -> Response:
+async def episode(call: Call, session_id: PathId) -> Response:
     """The portable episode."""
     return await call.run(session_id=session_id)
 
@@ -124,13 +124,13 @@ async def episode(call: Play, session_id: PathId) -> Response:
     response_model=SessionReply,
     responses=problems(*MAKES, "unknown_env", "session_gone"),
 )
-async def restore(call: Play, request: RestoreRequest) -> Response:
+async def restore(call: Call, request: RestoreRequest) -> Response:
     """Make a session from a portable episode."""
     return await call.run(request)
 
 
 @CALLS.post("/v1/sessions/close", response_model=CloseReply, responses=problems("draining"))
-async def close(call: Play, request: CloseRequest) -> Response:
+async def close(call: Call, request: CloseRequest) -> Response:
     """Close many sessions."""
     return await call.run(request)
 
@@ -141,31 +141,31 @@ async def close(call: Play, request: CloseRequest) -> Response:
     response_model=SessionReply | SessionsReply,
     responses=problems(*MAKES, "unknown_env"),
 )
-async def make(call: Play, request: MakeRequest) -> Response:
+async def make(call: Call, request: MakeRequest) -> Response:
     """Make one session, or `count` of them."""
     return await call.run(request)
 
 
 @CALLS.get("/v1/sessions", response_model=SessionList, responses=problems("draining"))
-async def sessions(call: Play, query: Annotated[SessionsQuery, Query()]) -> Response:
+async def sessions(call: Call, query: Annotated[SessionsQuery, Query()]) -> Response:
     """The caller's sessions."""
     return await call.run(query)
 
 
 @CALLS.get(_SESSION, response_model=SessionInfo, responses=problems(*ON_SESSION))
-async def session(call: Play, session_id: PathId) -> Response:
+async def session(call: Call, session_id: PathId) -> Response:
     """One session."""
     return await call.run(session_id=session_id)
 
 
 @CALLS.delete(_SESSION, name="close", status_code=204, responses=problems("draining"))
-async def close_one(call: Play, session_id: PathId) -> Response:
+async def close_one(call: Call, session_id: PathId) -> Response:
     """Close one session, if it is there."""
     return await call.run(session_id=session_id)
 
 
 @CALLS.get("/v1/envs", response_model=EnvsReply | EnvInfo, responses=problems("unknown_env", "draining"))
-async def envs(call: Play, query: Annotated[EnvsQuery, Query()]) -> Response:
+async def envs(call: Call, query: Annotated[EnvsQuery, Query()]) -> Response:
     """The environments."""
     return await call.run(query)
 
@@ -173,13 +173,13 @@ async def envs(call: Play, query: Annotated[EnvsQuery, Query()]) -> Response:
 @CALLS.get(
     "/v1/envs/{env_id}", name="envs", response_model=EnvInfo, responses=problems("unknown_env", "draining")
 )
-async def envs_one(call: Play, env_id: PathId) -> Response:
+async def envs_one(call: Call, env_id: PathId) -> Response:
     """One environment."""
     return await call.run(env_id=env_id)
 
 
 @CALLS.get("/v1/info", response_model=ServerInfo, responses=problems("draining"))
-async def info(call: Play) -> Response:
+async def info(call: Call) -> Response:
     """The server, its limits and capacity."""
     return await call.run()
 
@@ -190,13 +190,13 @@ async def info(call: Play) -> Response:
     response_model=RegisterReply,
     responses=problems("env_exists", "spec_mismatch", "probe_failed", "at_capacity", "draining"),
 )
-async def register(call: Register, request: RegisterRequest) -> Response:
+async def register(call: Call, request: RegisterRequest) -> Response:
     """Add an environment of another server."""
     return await call.run(request)
 
 
 @REGISTRATION_CALLS.post("/v1/registrations", response_model=AnnounceReply, responses=problems("draining"))
-async def announce(call: Register, request: AnnounceRequest) -> Response:
+async def announce(call: Call, request: AnnounceRequest) -> Response:
     """Register what a server has, and say that it is there."""
     return await call.run(request)
 
@@ -206,7 +206,7 @@ async def announce(call: Register, request: AnnounceRequest) -> Response:
     response_model=HeartbeatReply,
     responses=problems("unknown_registration", "draining"),
 )
-async def heartbeat(call: Register, registration_id: PathId, request: HeartbeatRequest) -> Response:
+async def heartbeat(call: Call, registration_id: PathId, request: HeartbeatRequest) -> Response:
     """Say that a registered server is there."""
     return await call.run(request, registration_id=registration_id)
 
@@ -214,18 +214,18 @@ async def heartbeat(call: Register, registration_id: PathId, request: HeartbeatR
 @REGISTRATION_CALLS.delete(
     _REGISTRATION, status_code=204, responses=problems("unknown_registration", "draining")
 )
-async def unregister(call: Register, registration_id: PathId) -> Response:
+async def unregister(call: Call, registration_id: PathId) -> Response:
     """End a registration."""
     return await call.run(registration_id=registration_id)
 
 
 @RUN_CODE_CALLS.post("/run_code", response_model=RunCodeReply, responses=problems("at_capacity", "draining"))
-async def run_code(call: Play, request: RunCodeRequest) -> Response:
+async def run_code(call: Call, request: RunCodeRequest) -> Response:
     """Run a program in the sandbox (as SandboxFusion does)."""
     return await call.unless_gone(call.run(request))
 
 
 @RUN_CODE_CALLS.get("/v1/sandbox", response_model=SandboxReply, responses=problems("draining"))
-async def sandbox(call: Play) -> Response:
+async def sandbox(call: Call) -> Response:
     """What the sandbox keeps to."""
     return await call.run()

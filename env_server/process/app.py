@@ -24,7 +24,7 @@ from env_server.messages.negotiation import answer, own_path, read_headers
 from env_server.operations.services import Services
 from env_server.protocols.gem import GEM_CALLS
 from env_server.protocols.mcp import McpAdapter
-from env_server.protocols.openenv import OPENENV_CALLS
+from env_server.protocols.openenv import OPENENV_CALLS, OPENENV_HEALTH
 from env_server.protocols.openenv_socket import serve_openenv_socket
 
 Scope = MutableMapping[str, Any]
@@ -48,7 +48,7 @@ class App:
         self._origins = Origins(services.settings.allowed_origins, loopback_only=not services.tokens.required)
         self._reply_limit = services.settings.max_reply_bytes
         hot = [*HOT_CALLS.routes, *GEM_CALLS.routes]
-        calls = [*CALLS.routes, *OPENENV_CALLS.routes]
+        calls = [*CALLS.routes, *OPENENV_CALLS.routes, *OPENENV_HEALTH.routes]
         if services.settings.gateway:
             calls += REGISTRATION_CALLS.routes
         if services.settings.runs_code:

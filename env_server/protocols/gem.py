@@ -6,7 +6,7 @@ from fastapi import Response
 from pydantic import BaseModel, ConfigDict
 
 from clients.protocol.messages import Identifier, Seed
-from env_server.http.call_routes import PlainRoute, Play, call_router
+from env_server.http.call_routes import Call, PlainRoute, call_router
 from env_server.http.openapi import MAKES, RUNS, problems
 from env_server.protocols.operating import operate, step_by_text
 from env_server.sessions.replies import Reply
@@ -14,7 +14,7 @@ from env_server.sessions.replies import Reply
 PREFIX = "/apis/v1/envs/gem"
 """Where ROCK's clients look for it."""
 
-GEM_CALLS = call_router(PlainRoute)
+GEM_CALLS = call_router(route_class=PlainRoute)
 
 
 class _Fields(BaseModel):
@@ -91,14 +91,14 @@ class GemListReply(BaseModel):
     response_model=GemStepReply,
     responses=problems(*RUNS, "invalid_action", "episode_over"),
 )
-async def gem_step(call: Play, request: GemStepRequest) -> Response:
+async def gem_step(call: Call, request: GemStepRequest) -> Response:
     """GEM: take an action."""
     reply = await step_by_text(call.services.operations, call.context, request.sandbox_id, request.action)
     return call.answer(_only(GemStepReply, reply))
 
 
 @GEM_CALLS.post(f"{PREFIX}/reset", response_model=GemResetReply, responses=problems(*RUNS))
-async def gem_reset(call: Play, request: GemResetRequest) -> Response:
+async def gem_reset(call: Call, request: GemResetRequest) -> Response:
     """GEM: begin an episode."""
     begin = {"session_id": request.sandbox_id, "seed": request.seed, "options": request.options}
     reply = await operate(call.services.operations, call.context, "reset", begin)
@@ -106,7 +106,7 @@ async def gem_reset(call: Play, request: GemResetRequest) -> Response:
 
 
 @GEM_CALLS.post(f"{PREFIX}/make", response_model=GemSandboxReply, responses=problems(*MAKES, "unknown_env"))
-async def gem_make(call: Play, request: GemMakeRequest) -> Response:
+async def gem_make(call: Call, request: GemMakeRequest) -> Response:
     """GEM: make an environment."""
     wanted = {"env_id": request.env_id, "kwargs": request.kwargs}
     made = await operate(call.services.operations, call.context, "make", wanted)
@@ -114,7 +114,7 @@ async def gem_make(call: Play, request: GemMakeRequest) -> Response:
 
 
 @GEM_CALLS.post(f"{PREFIX}/close", response_model=GemSandboxReply, responses=problems("draining"))
-async def gem_close(call: Play, request: GemCloseRequest) -> Response:
+async def gem_close(call: Call, request: GemCloseRequest) -> Response:
     """GEM: end an environment."""
     session_ids = [request.sandbox_id]
     await operate(call.services.operations, call.context, "close", {"session_ids": session_ids})
@@ -122,7 +122,7 @@ async def gem_close(call: Play, request: GemCloseRequest) -> Response:
 
 
 @GEM_CALLS.post(f"{PREFIX}/list", response_model=GemListReply, responses=problems("draining"))
-async def gem_list(call: Play, request: GemListRequest) -> Response:
+async def gem_list(call: Call, request: GemListRequest) -> Response:
     """GEM: list the environments."""
     reply = await operate(call.services.operations, call.context, "envs", {})
     return call.answer({"env_id": [info["env_id"] for info in reply["envs"]]})

@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import Response
 
-from env_server.http.call_routes import Anybody, Call, PathId, Play, call_router
+from env_server.http.call_routes import Call, PathId, call_router
 from env_server.http.openapi import MAKES, problems
 from env_server.protocols.openenv_forms import (
     OpenEnvHealth,
@@ -26,6 +26,7 @@ PREFIX = "/openenv/{env_id}"
 """The base URL of an environment for OpenEnv's clients."""
 
 OPENENV_CALLS = call_router()
+OPENENV_HEALTH = call_router(None)
 
 _SAYS = problems("unknown_env", "draining")
 # The session of one call is closed when that is answered; were the process to die before, it would not stay long.
@@ -33,7 +34,7 @@ _ONE_CALL_S = 60.0
 
 
 @OPENENV_CALLS.post(f"{PREFIX}/reset", response_model=OpenEnvReply, responses=problems(*MAKES, "unknown_env"))
-async def openenv_reset(call: Play, env_id: PathId, request: OpenEnvResetRequest) -> Response:
+async def openenv_reset(call: Call, env_id: PathId, request: OpenEnvResetRequest) -> Response:
     """OpenEnv: how an episode begins."""
     return await _once(call, env_id, request)
 
@@ -43,7 +44,7 @@ async def openenv_reset(call: Play, env_id: PathId, request: OpenEnvResetRequest
     response_model=OpenEnvReply,
     responses=problems(*MAKES, "unknown_env", "invalid_action"),
 )
-async def openenv_step(call: Play, env_id: PathId, request: OpenEnvStepRequest) -> Response:
+async def openenv_step(call: Call, env_id: PathId, request: OpenEnvStepRequest) -> Response:
     """OpenEnv: the first step of an episode."""
     step = {"action": request.action.action}
     if request.timeout_s is not None:
@@ -77,28 +78,28 @@ async def _once(
 
 
 @OPENENV_CALLS.get(f"{PREFIX}/state", response_model=OpenEnvState, responses=_SAYS)
-async def openenv_state(call: Play, env_id: PathId) -> Response:
+async def openenv_state(call: Call, env_id: PathId) -> Response:
     """OpenEnv: the state of a session that has not begun."""
     await _info(call, env_id)
     return call.answer(OpenEnvState().model_dump())
 
 
 @OPENENV_CALLS.get(f"{PREFIX}/schema", response_model=OpenEnvSchemas, responses=_SAYS)
-async def openenv_schema(call: Play, env_id: PathId) -> Response:
+async def openenv_schema(call: Call, env_id: PathId) -> Response:
     """OpenEnv: what goes over the wire."""
     return call.answer(schemas_payload(await _info(call, env_id)))
 
 
 @OPENENV_CALLS.get(f"{PREFIX}/metadata", response_model=OpenEnvMetadata, responses=_SAYS)
-async def openenv_metadata(call: Play, env_id: PathId) -> Response:
+async def openenv_metadata(call: Call, env_id: PathId) -> Response:
     """OpenEnv: what the environment is."""
     return call.answer(metadata_payload(await _info(call, env_id)))
 
 
-@OPENENV_CALLS.get(
+@OPENENV_HEALTH.get(
     f"{PREFIX}/health", response_model=OpenEnvHealth, responses=_SAYS, openapi_extra={"security": []}
 )
-async def openenv_health(call: Anybody, env_id: PathId) -> Response:
+async def openenv_health(call: Call, env_id: PathId) -> Response:
     """OpenEnv: whether the environment is served."""
     await _info(call, env_id)
     return call.answer({"status": "healthy"})

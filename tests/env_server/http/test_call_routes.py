@@ -16,9 +16,9 @@ from env_server.access.tokens import Quota, add_token
 from env_server.http.call_routes import CallRoute, PlainRoute
 from env_server.http.calls import CALLS, HOT_CALLS, REGISTRATION_CALLS, RUN_CODE_CALLS
 from env_server.protocols.gem import GEM_CALLS
-from env_server.protocols.openenv import OPENENV_CALLS
+from env_server.protocols.openenv import OPENENV_CALLS, OPENENV_HEALTH
 
-ROUTERS = (HOT_CALLS, GEM_CALLS, CALLS, OPENENV_CALLS, REGISTRATION_CALLS)
+ROUTERS = (HOT_CALLS, GEM_CALLS, CALLS, OPENENV_CALLS, OPENENV_HEALTH, REGISTRATION_CALLS)
 PLAIN, BY_FASTAPI = "/v1/sessions/none/step", "/v1/sessions/none/fork"
 BAD_JSON = {"content": b"{", "headers": {"Content-Type": "application/json"}}
 
@@ -161,7 +161,11 @@ async def test_fastapi_runs_a_hot_call_to_the_same_answer(
     """What a plain route leaves out is nothing that an answer depends on."""
     client.headers["Authorization"] = f"Bearer {tokens[1]['root']}"
     (step,) = (route for route in HOT_CALLS.routes if isinstance(route, PlainRoute) and route.name == "step")
-    fastapi = FastAPI(routes=[CallRoute(step.path, step.endpoint, methods=["POST"], name="step")])
+    fastapi = FastAPI(
+        routes=[
+            CallRoute(step.path, step.endpoint, methods=["POST"], name="step", dependencies=step.dependencies)
+        ]
+    )
     made = (await client.post("/v1/sessions", json={"env_id": "Count", "reset": {"seed": 1}})).json()
     path = f"/v1/sessions/{made['session_id']}/step"
     fields = (
