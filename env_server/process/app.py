@@ -1,6 +1,7 @@
 """The ASGI application: hot calls and sockets by plain routes, all other calls by FastAPI's."""
 
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import cached_property
 from typing import Any
 
 from fastapi import FastAPI
@@ -172,8 +173,13 @@ class App:
         return Response(await self._services.metrics_text(caller), media_type=CONTENT_TYPE_LATEST)
 
     async def _openapi(self, request: Request) -> Response:
+        return Response(self._document, media_type="application/json")
+
+    @cached_property
+    def _document(self) -> bytes:
+        """What FastAPI takes a tenth of a second to write, and nobody needs a token for: it is written once."""
         document = describe(self._described, self._sockets, needs_token=self._tokens.required)
-        return Response(dumps(document, binary=False), media_type="application/json")
+        return dumps(document, binary=False)
 
 
 class _Plain:
