@@ -361,7 +361,7 @@ def _options(task: Mapping[str, Any]) -> _Options | str:
         if not isinstance(value, kinds) or (kinds == (int,) and isinstance(value, bool)):
             return f"the option '{name}' cannot be {value!r}"
     types = tuple(given.get("match_types", _DEFAULTS.match_types))
-    if not types or set(types) - {"latex", "expr"}:
+    if not types or not all(each in ("latex", "expr") for each in types):
         return f"match_types must be some of 'latex' and 'expr', not {list(types)!r}"
     if not 0 <= given.get("float_rounding", 0) <= 15:
         return "float_rounding must be between 0 and 15"

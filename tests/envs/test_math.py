@@ -221,6 +221,7 @@ def test_a_form_that_arithmetic_does_not_read_is_no_way_out_where_it_reads_the_r
         {"answer": True},
         {"answer": "5", "float_rounding": 99},
         {"answer": "5", "match_types": ["words"]},
+        {"answer": "5", "match_types": [["latex"]]},
         {"answer": "5", "strict": "yes"},
     ],
 )

@@ -171,6 +171,8 @@ class SokobanEnv(GridGame):
         made: GeneratedLevel | None = None
         given = options.get("level")
         if given is not None:
+            if not isinstance(given, str):
+                raise ValueError(f"a level is text in the symbols of XSB, not {type(given).__name__}")
             fixed = parse_level(given)
         elif self._fixed is not None:
             fixed = self._fixed
