@@ -59,6 +59,11 @@ def test_a_level_that_is_no_text_is_refused(level):
         SokobanEnv().reset(options={"level": level})
 
 
+def test_a_level_by_its_number_needs_a_file_of_levels():
+    with pytest.raises(ValueError, match="levels_file"):
+        SokobanEnv().reset(options={"level_index": 3})
+
+
 def test_the_limit_truncates_and_solving_on_it_terminates():
     assert play(CORRIDOR, "Left", "Left", max_episode_steps=2)[1][2:4] == (False, True)
     assert play(CORRIDOR, "Right", "Right", "Right", max_episode_steps=3)[2][2:4] == (True, False)
