@@ -232,6 +232,16 @@ def test_mistakes_are_told_in_a_line(arguments: list[str], code: int, message: s
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("command", [["list"], ["unregister", "x", "--gateway", "http://127.0.0.1:1"]])
+def test_a_token_with_its_line_break_is_a_mistake_of_the_command_line(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ROLLGYM_TOKEN", "token\n")
+    with pytest.raises(SystemExit, match="2"):
+        main(command)
+    assert "line break" in capsys.readouterr().err
+
+
 def test_refusals_of_the_server_are_told(server: ServerProcess) -> None:
     done = roll_env("play", "Nope-v0", "--url", server.url)
     assert done.returncode == 1
