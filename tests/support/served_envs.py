@@ -157,6 +157,8 @@ class Equal(SlowCount):
     def score(self, response: str, task: Mapping[str, Any]) -> dict[str, Any]:
         if response == "raise":
             raise RuntimeError("cannot score")
+        if response in ("nan", "inf"):
+            return {"score": float(response), "outcome": "correct", "detail": None}
         if response.startswith("sleep "):
             time.sleep(float(response.removeprefix("sleep ")))
         if response.startswith("hold "):
