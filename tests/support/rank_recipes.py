@@ -11,6 +11,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
+from tests.support.megatron_ranks import family_model
 from tests.support.tiny_models import adapted_model, sharp_model
 from trainer.backends.fsdp2 import fsdp2_backend, fsdp2_model
 from trainer.backends.heads import PolicyHead, ValueHead
@@ -67,6 +68,26 @@ class Recipe:
             return fsdp2_backend(head, group, self.optimizer, schedule, **self.options)
         stage = int(self.kind.removeprefix("zero"))
         return zero_backend(head, group, self.optimizer, schedule, stage=stage, **self.options)
+
+
+@dataclass(frozen=True)
+class Routed:
+    """A rank's part of a small mixture of experts.
+
+    Attributes:
+        kind: What divides it.
+    """
+
+    kind: str
+    optimizer: OptimizerSettings
+
+    def __call__(self, group, backends):
+        head = PolicyHead(family_model("qwen3_moe"), 1.0) if group.rank == 0 else None
+        schedule = Schedule(0.1, 0, 1, "constant")
+        if self.kind == "fsdp2":
+            return fsdp2_backend(head, group, self.optimizer, schedule)
+        stage = int(self.kind.removeprefix("zero"))
+        return zero_backend(head, group, self.optimizer, schedule, stage=stage)
 
 
 @dataclass(frozen=True)

@@ -71,30 +71,31 @@ def routed_groups():
     return groups
 
 
-async def weights_after(groups, **settings):
+async def weights_after(groups, *, router_replay=False, **settings):
     optimizer = OptimizerSettings(tokens_per_micro_batch=60, gradient_clip=1e9)
     head = PolicyHead(family_model("qwen3_moe"), 1.0)
     policy = TorchBackend(head, optimizer, Schedule(1e-3, 0, 10, "constant"))
-    learner = Learner(resolve_preset("grpo", settings), Models(policy), seed=1)
+    learner = Learner(resolve_preset("grpo", settings), Models(policy), seed=1, router_replay=router_replay)
     await learner.update(episode_batch(groups, row_builder("trajectory")), step=0)
     digest = hashlib.blake2b()
     policy.digest(digest)
     return digest.hexdigest()
 
 
-async def test_a_step_is_taken_again_from_its_records_to_equal_weights():
-    groups = routed_groups()
-    played = await weights_after(groups, minibatches=2)
+@pytest.mark.parametrize("router_replay", [False, True])
+async def test_a_step_is_taken_again_from_its_records_to_equal_weights(router_replay):
+    asked = {"minibatches": 2, "router_replay": router_replay}
+    played = await weights_after(routed_groups(), **asked)
     read = routed_groups()
     for group in read:
         group.trajectories = [
             Trajectory.from_record(json.loads(json.dumps(each.as_record()))) for each in group.trajectories
         ]
-    assert await weights_after(read, minibatches=2) == played
+    assert await weights_after(read, **asked) == played
     for group in read:
         for trajectory in group.trajectories:
             trajectory.segments[0].experts = None
-    assert await weights_after(read, minibatches=2) != played, "the experts made no difference"
+    assert await weights_after(read, **asked) != played, "the experts made no difference"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trainer.backends.base import EntropyMode, MicroBatch, TrainRow
+from trainer.backends.base import EntropyMode, MicroBatch, RoutedOutputs, TrainRow
 from trainer.backends.forward_pass import ForwardPass, KeptOutputs
 from trainer.backends.heads import Head
 from trainer.backends.prefix_tree import Bucket, CallCosts
@@ -100,6 +100,22 @@ class ShardedModel:
     def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the outputs of this rank's rows; all ranks call it together, with as many micro-batches each."""
         return self._outputs(rows, "none")
+
+    def forward_routed(self, rows: Sequence[TrainRow]) -> RoutedOutputs:
+        """Return what `forward` does, and the experts that tokens took; all ranks call it together.
+
+        Raises:
+            ConfigError: If the model has none whose choice is known.
+        """
+        kept = KeptOutputs(rows)
+
+        def keep(bucket: Bucket | None, micro: MicroBatch) -> None:
+            if bucket is not None:
+                kept.add(micro)
+
+        with torch.no_grad(), self._pieces.computing(), self._pass.keeping_experts(rows) as experts:
+            self._each(rows, self._equal_buckets(rows, apart=True), "none", keep)
+        return RoutedOutputs(kept.by_row(), experts.by_row())
 
     def entropies(self, rows: Sequence[TrainRow], mode: EntropyMode = "metric") -> list[Tensor]:
         """Return the entropy that each token of this rank's rows was drawn with; all ranks call it together."""
@@ -309,9 +325,9 @@ class ShardedModel:
         """
         raise TypeError("a model that is only read has no gradients")
 
-    def _equal_buckets(self, rows: Sequence[TrainRow]) -> list[Bucket | None]:
+    def _equal_buckets(self, rows: Sequence[TrainRow], *, apart: bool = False) -> list[Bucket | None]:
         """Cut this rank's rows into as many micro-batches as any rank has; None where it has none left."""
-        buckets: list[Bucket | None] = [*self._pass.buckets(rows)]
+        buckets: list[Bucket | None] = [*self._pass.buckets(rows, apart=apart)]
         missing = self._group.largest(len(buckets)) - len(buckets)
         return [*buckets, *([None] * missing)]
 

@@ -99,6 +99,8 @@ class Learner:
         max_skipped_steps: Optimizer steps in a row that may be left out because loss or gradient is not finite.
         truncated: Whether tokens were drawn from a part of the vocabulary. Their log-probabilities then cannot be
             compared with the policy's, and no mismatch is reported.
+        router_replay: Whether the steps of a batch take the experts that the policy took when its old
+            log-probabilities were computed.
     """
 
     def __init__(
@@ -109,11 +111,13 @@ class Learner:
         *,
         max_skipped_steps: int = 8,
         truncated: bool = False,
+        router_replay: bool = False,
     ) -> None:
         self._settings = settings
         self._policy_steps = SkippedSteps("policy", max_skipped_steps)
         self._critic_steps = SkippedSteps("critic", max_skipped_steps)
         self._truncated = truncated
+        self._router_replay = router_replay
         self._models = models
         self._seed = seed
 
@@ -153,7 +157,9 @@ class Learner:
             _train_row(row.ids, row.mask, {"behaviour": row.logprobs}, row.experts, row.images)
             for row in batch.rows
         ]
-        old = self._models.policy.forward(rows) if settings.needs_old_logprobs else None
+        old = None
+        if settings.needs_old_logprobs:
+            old, rows = self._old_logprobs(rows)
         # Other models have routers of their own.
         free = [replace(row, experts=None) for row in rows]
         reference = self._forward(self._models.reference, free) if settings.needs_reference else None
@@ -200,6 +206,13 @@ class Learner:
         metrics = self._optimize(settings, chosen, trained, result.scores[places], step, version)
         self._remember(settings, batch, chosen, metrics)
         return metrics | result.metrics | left_out | {"batch/rows": float(len(chosen))}
+
+    def _old_logprobs(self, rows: list[TrainRow]) -> tuple[list[Tensor], list[TrainRow]]:
+        """Return log-probabilities of rows at the start of the update, and the rows as its steps compute them."""
+        if not self._router_replay:
+            return self._models.policy.forward(rows), rows
+        outputs, experts = self._models.policy.forward_routed(rows)
+        return outputs, [replace(row, experts=taken) for row, taken in zip(rows, experts, strict=True)]
 
     def _effective(self) -> AlgorithmSettings:
         """Return the settings of this step: with an adaptive weight of the KL penalty, where there is one."""
