@@ -1,6 +1,7 @@
 """Recipes by which ranks make the small models of the tests; they are sent to other processes."""
 
 import os
+import resource
 import signal
 import time
 from dataclasses import dataclass, field
@@ -211,6 +212,49 @@ class DyingInASave:
 
         backend.write_pieces = write_pieces
         return backend
+
+
+@dataclass(frozen=True)
+class OnAFullDisk:
+    """A policy of ranks of which one cannot write any file larger than a few kilobytes, from its second save on."""
+
+    optimizer: OptimizerSettings
+    rank: int
+
+    def __call__(self, group, backends):
+        backend = Recipe("fsdp2", "policy", self.optimizer, 1e-3)(group, backends)
+        write, saves = backend.write_pieces, []
+
+        def write_pieces(folder):
+            saves.append(folder)
+            if len(saves) == 2 and group.rank == self.rank:
+                resource.setrlimit(
+                    resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+                )
+            write(folder)
+
+        backend.write_pieces = write_pieces
+        return backend
+
+
+class Apart:
+    """Ranks of which some meet in a group of their own, made as libraries make theirs."""
+
+    def __init__(self, group):
+        self._group = group
+        self._own = torch.distributed.new_group([0, 1])
+
+    def meet(self, absent):
+        """Wait for all others in that group, but for one who never comes."""
+        if self._group.rank != absent:
+            torch.distributed.all_reduce(torch.zeros(1), group=self._own)
+        else:
+            time.sleep(600)
+
+
+def apart(group, backends):
+    """Make one."""
+    return Apart(group)
 
 
 def dying_in_a_save(optimizer, rank, when):

@@ -17,6 +17,7 @@ from trainer.backends.prefix_tree import Bucket, CallCosts
 from trainer.backends.rank_group import RankGroup
 from trainer.backends.weight_pieces import StoredPieces, WeightPieces
 from trainer.core.errors import RunError
+from trainer.core.run_files import write_errors
 from trainer.models.load import write_model
 from trainer.models.lora import has_adapters, write_adapter
 from trainer.models.weights import hub_names
@@ -184,7 +185,8 @@ class ShardedModel:
         self._dtype = torch.float32 if exact else before
         try:
             if self._group.rank == 0:
-                write_model(model, self.export(), self._dtype, directory)
+                with write_errors(directory):
+                    write_model(model, self.export(), self._dtype, directory)
             else:
                 _go_through(self.export())
         finally:
@@ -208,7 +210,8 @@ class ShardedModel:
         """Write the adapters in peft's layout; the first rank does, all of them gather."""
         tensors = {name: tensor.cpu() for name, tensor in self._pieces.adapters()}
         if self._group.rank == 0:
-            write_adapter(self._head.model, tensors, directory)
+            with write_errors(directory):
+                write_adapter(self._head.model, tensors, directory)
 
     def state(self) -> Iterator[tuple[str, Any]]:
         """Yield a checkpoint's contents by paths (see `ranked.nested`), gathered one at a time."""
@@ -220,6 +223,7 @@ class ShardedModel:
 
         Raises:
             RunError: If a number of any rank's is not finite: then nothing is written.
+            WriteError: If the disk does not take it, in whichever rank.
         """
         tensors = self._pieces_of_state()
         if broken := self._broken({path: self.stored.local(tensor) for path, tensor in tensors.items()}):
@@ -227,7 +231,8 @@ class ShardedModel:
                 f"no checkpoint is written, because {broken[0].replace(chr(9), '.')} is not finite (of {len(broken)} "
                 "such tensors): lower optimizer.learning_rate"
             )
-        write_pieces(folder, tensors, self._plain(), first=self.is_first)
+        with write_errors(folder):
+            write_pieces(folder, tensors, self._plain(), first=self.is_first)
 
     def read_pieces(self, folder: Path) -> None:
         """Take up a checkpoint that any number of ranks wrote; all ranks call it together.

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support.played_groups import played_groups
-from tests.support.rank_recipes import Recipe, dying_in_a_save, head_of
+from tests.support.rank_recipes import OnAFullDisk, Recipe, dying_in_a_save, head_of
 from tests.support.sharded_models import (
     DEVICE,
     MESHES,
@@ -29,6 +29,8 @@ from trainer.backends.rank_group import MeshShape
 from trainer.backends.ranked import RankedBackend, Ranks
 from trainer.backends.torch_backend import TorchBackend
 from trainer.backends.transport import RankDiedError
+from trainer.core.errors import RunError
+from trainer.core.run_files import WriteError
 from trainer.learn.batches import episode_batch
 from trainer.learn.learner import Learner, Models
 from trainer.learn.rows import row_builder
@@ -225,6 +227,37 @@ def test_pieces_of_another_model_are_refused(tmp_path):
         parts = saved_and_read(Models(policy, critic), tmp_path / "saved")
         with pytest.raises(ValueError, match="its policy is of another shape"):
             Models(policy).load_state_dicts({"policy": parts["critic"]})
+    finally:
+        ranks.close()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_full_disk_under_one_ranks_pieces_is_named_and_the_checkpoint_before_stays(rank, tmp_path):
+    ranks = started(tmp_path / "ranks", MeshShape(data=2))
+    try:
+        store = CheckpointStore(tmp_path / "checkpoints", keep=2)
+        backend = RankedBackend(ranks, "policy", OnAFullDisk(settings_of(), rank), WIDTH, in_pieces=True)
+        store.save(RunState(1, 1, 0, ()), {"policy": backend.state_dict()})
+        with pytest.raises(WriteError, match=r"cannot write .*step_000002.*: File too large"):
+            store.save(RunState(2, 2, 0, ()), {"policy": backend.state_dict()})
+    finally:
+        ranks.close()
+    assert store.load_newest(print).state.step == 1
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["latest", "step_000001"], "no room is taken"
+
+
+def test_pieces_that_ranks_do_not_see_are_told_and_kill_nobody(tmp_path):
+    ranks = started(tmp_path / "ranks", MeshShape())
+    try:
+        backend = Made(ranks, "fsdp2", settings_of(), 1e-3, in_pieces=True).backend("policy")
+        parts = saved_and_read(Models(backend), tmp_path / "saved")
+        for file in parts["policy"].folder.glob("*.distcp"):
+            file.unlink()
+        with pytest.raises(RunError, match="rank 0 of 1 failed: FileNotFoundError"):
+            backend.load_state_dict(parts["policy"])
+        with pytest.raises(FileNotFoundError):
+            parts["policy"].whole()
     finally:
         ranks.close()
 
