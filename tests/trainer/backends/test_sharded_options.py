@@ -218,6 +218,33 @@ async def test_a_run_goes_on_with_another_number_of_ranks(ranks, alone, kind, in
         assert relative(weights_of(resumed), weights) < 1e-5, number
 
 
+@pytest.mark.parametrize("in_pieces", [False, True], ids=["whole", "in_pieces"])
+async def test_a_run_goes_on_where_layers_are_divided_otherwise(ranks, in_pieces, tmp_path):
+    settings, optimizer = PRESETS["grpo"], settings_of(epsilon=1e-5)
+    divided = started(tmp_path / "ranks", MeshShape(tensor=2))
+    try:
+        by_layers = Made(divided, "fsdp2", optimizer, 1e-3, in_pieces=in_pieces).models(settings)
+        await Learner(settings, by_layers, seed=1).update(
+            episode_batch(played_groups(sharp_model()), row_builder("step")), 0
+        )
+        parts = saved_and_read(by_layers, tmp_path / "layers")
+        by_rows = Made(ranks, "fsdp2", optimizer, 1e-3, in_pieces=in_pieces).models(settings)
+        alone = Made(None, "torch", optimizer, 1e-3).models(settings)
+        for models in (by_rows, alone):
+            models.load_state_dicts(copy.deepcopy(parts))
+        of_rows = saved_and_read(by_rows, tmp_path / "rows")
+        expected = await one_more(by_layers, settings)
+        weights = weights_of(by_layers)
+        # The ranks forget the models that these take the place of.
+        back = Made(divided, "fsdp2", optimizer, 1e-3, in_pieces=in_pieces).models(settings)
+        back.load_state_dicts(of_rows)
+        for models in (by_rows, alone, back):
+            assert_equal_losses([await one_more(models, settings)], [expected], rel=1e-4)
+            assert relative(weights_of(models), weights) < 1e-5
+    finally:
+        divided.close()
+
+
 def test_pieces_of_another_model_are_refused(tmp_path):
     # Ranks of its own: a call that fails ends them.
     ranks = started(tmp_path / "ranks", MeshShape())
