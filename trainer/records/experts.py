@@ -2,7 +2,8 @@
 
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 Experts = NDArray[np.int16]
 """Experts of a sequence's first tokens, `[tokens, layers * taken]`, layer by layer; -1 where unknown."""
 
-_TYPES = {"u1": np.dtype("u1"), "i2": np.dtype("<i2")}
+_TYPES: Mapping[str, np.dtype[Any]] = {"u1": np.dtype("u1"), "i2": np.dtype("<i2")}
 _MOST_OF_A_TOKEN = 2**15
 
 
