@@ -42,7 +42,9 @@ from trainer.learn.learner import Learner, Models
 from trainer.learn.rows import row_builder
 
 
-@pytest.fixture(scope="module", params=["data", "tensor", pytest.param("both", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=["data", "tensor", pytest.param("both", marks=pytest.mark.four_processes)]
+)
 def ranks(request, tmp_path_factory):
     started = Ranks(LocalRanks(tmp_path_factory.mktemp("ranks")), MESHES[request.param], DEVICE, 120.0)
     started.start()
@@ -50,8 +52,18 @@ def ranks(request, tmp_path_factory):
     started.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("preset", PRESETS)
+# Each kind and each preset once; the other pairs take minutes.
+QUICK = [("ppo", "fsdp2"), ("ppo", "zero1"), ("gigpo", "zero2"), ("grpo", "zero3")]
+
+
+@pytest.mark.parametrize(
+    ("preset", "kind"),
+    [
+        pytest.param(preset, kind, marks=() if (preset, kind) in QUICK else pytest.mark.slow)
+        for preset in PRESETS
+        for kind in KINDS
+    ],
+)
 async def test_losses_gradients_and_weights_are_those_of_one_process(ranks, preset, kind):
     if kind != "fsdp2" and ranks.mesh.tensor > 1:
         pytest.skip("DeepSpeed divides over data-parallel ranks only")

@@ -179,11 +179,11 @@ async def trained(made, preset, steps):
     ("preset", "mesh"),
     [
         ("ppo", "tensor"),
-        ("grpo", "tensor"),
-        ("gigpo", "tensor"),
+        pytest.param("grpo", "tensor", marks=pytest.mark.slow),
+        pytest.param("gigpo", "tensor", marks=pytest.mark.slow),
         ("ppo", "stages"),
         ("grpo", "context"),
-        ("ppo", "data"),
+        pytest.param("ppo", "data", marks=pytest.mark.slow),
     ],
 )
 async def test_losses_gradients_and_weights_are_those_of_one_process(ranks, preset, mesh):
