@@ -216,24 +216,34 @@ class DyingInASave:
 
 @dataclass(frozen=True)
 class OnAFullDisk:
-    """A policy of ranks of which one cannot write any file larger than a few kilobytes, from its second save on."""
+    """A policy of ranks that cannot write any file larger than a few kilobytes.
+
+    Attributes:
+        rank: Which one cannot write its pieces, from its second checkpoint on; the model can be written by none.
+    """
 
     optimizer: OptimizerSettings
     rank: int
 
     def __call__(self, group, backends):
         backend = Recipe("fsdp2", "policy", self.optimizer, 1e-3)(group, backends)
-        write, saves = backend.write_pieces, []
+        write, save, saves = backend.write_pieces, backend.save, []
+
+        def fill():
+            most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, most))
 
         def write_pieces(folder):
             saves.append(folder)
             if len(saves) == 2 and group.rank == self.rank:
-                resource.setrlimit(
-                    resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
-                )
+                fill()
             write(folder)
 
-        backend.write_pieces = write_pieces
+        def save_model(folder, exact):
+            fill()
+            save(folder, exact)
+
+        backend.write_pieces, backend.save = write_pieces, save_model
         return backend
 
 

@@ -2,11 +2,10 @@
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, assert_never
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +25,14 @@ from trainer.core.errors import InvalidNumberError, TrainerError
 from trainer.core.numbers import not_finite
 from trainer.core.seeding import derive_seed, generator
 from trainer.learn.batches import EpisodeBatch, padded, padded_tensors
-from trainer.learn.prepared import elsewhere_of, prepared_rows, unpadded
+from trainer.learn.prepared import (
+    elsewhere_of,
+    positive_tokens,
+    prepared_rows,
+    sequence_lengths,
+    sequences_of,
+    unpadded,
+)
 from trainer.learn.shares import critic_share, policy_share
 from trainer.learn.update_metrics import mismatch, step_metrics
 from trainer.records.images import PlacedImage
@@ -282,11 +288,11 @@ class Learner:
         step: int,
         version: int,
     ) -> dict[str, float]:
-        sequences = _sequences(settings, batch)
+        sequences = sequences_of(settings, batch)
         episodes = [row.trajectory for row in batch.rows]
         # What a ratio is taken over stays in one optimizer step.
         units = episodes if settings.keeps_episodes_whole else sequences
-        lengths = _lengths(rows, sequences)
+        lengths = sequence_lengths(rows, sequences)
         updates = 0
         policy_steps: list[StepReport] = []
         critic_steps: list[StepReport] = []
@@ -308,7 +314,7 @@ class Learner:
                 )
                 if settings.positive_nll.coefficient:
                     counts = replace(
-                        counts, positive_tokens=_positive_tokens(settings, chosen, scores[places])
+                        counts, positive_tokens=positive_tokens(settings, chosen, scores[places])
                     )
                 totals = torch.tensor([lengths[sequences[place]] for place in places])
                 taken = self._models.policy.step(
@@ -375,33 +381,6 @@ def _train_row(
         None if experts is None else torch.from_numpy(experts[: len(ids)].copy()),
         tuple(images),
     )
-
-
-def _lengths(rows: Sequence[TrainRow], sequences: Sequence[tuple[int, int]]) -> Counter[tuple[int, int]]:
-    """Count the sampled tokens of each sequence, over all its rows."""
-    lengths: Counter[tuple[int, int]] = Counter()
-    for row, sequence in zip(rows, sequences, strict=True):
-        lengths[sequence] += int(row.mask.sum())
-    return lengths
-
-
-def _positive_tokens(settings: AlgorithmSettings, rows: Sequence[TrainRow], scores: Tensor) -> int:
-    """Count the sampled tokens of the episodes that did well."""
-    good = (scores > settings.positive_nll.score_threshold).tolist()
-    return sum(int(row.mask.sum()) for row, each in zip(rows, good, strict=True) if each)
-
-
-def _sequences(settings: AlgorithmSettings, batch: EpisodeBatch) -> list[tuple[int, int]]:
-    """Name what each row is a part of where a loss averages over sequences."""
-    match settings.aggregation.unit:
-        case "sequence":
-            return [row.sequence for row in batch.rows]
-        case "trajectory":
-            return [(row.trajectory, 0) for row in batch.rows]
-        case "row":
-            return [(row.trajectory, place) for place, row in enumerate(batch.rows)]
-        case _:
-            assert_never(settings.aggregation.unit)
 
 
 def _averaged(numbers: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -274,6 +274,16 @@ def test_a_full_disk_under_one_ranks_pieces_is_named_and_the_checkpoint_before_s
     assert names == ["latest", "step_000001"], "no room is taken"
 
 
+def test_a_full_disk_under_the_model_is_named(tmp_path):
+    ranks = started(tmp_path / "ranks", MeshShape())
+    try:
+        backend = RankedBackend(ranks, "policy", OnAFullDisk(settings_of(), 0), WIDTH)
+        with pytest.raises(WriteError, match=r"cannot write .*model.*: File too large"):
+            backend.save(tmp_path / "model")
+    finally:
+        ranks.close()
+
+
 def test_pieces_that_ranks_do_not_see_are_told_and_kill_nobody(tmp_path):
     ranks = started(tmp_path / "ranks", MeshShape())
     try:
