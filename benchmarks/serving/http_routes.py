@@ -2,7 +2,8 @@
 
 All three run the same function in this process, without a network. Bare is a dictionary of paths; a plain route is what
 the server has for its hot calls, in a Starlette router; the third is the same function as a route that FastAPI runs.
-They take turns, in an order that turns with the rounds.
+They take turns, in an order that turns with the rounds. The smallest figure is what the code costs, the median what it
+costs here and now.
 """
 
 import asyncio
@@ -90,7 +91,7 @@ async def cpu_us(application: Application, services: Services, session_id: str, 
 
 
 async def main() -> None:
-    options = parser(__doc__, rounds=9, seconds=1.0).parse_args()
+    options = parser(__doc__, rounds=30, seconds=0.3).parse_args()
     result = record("benchmarks/serving/http_routes.py", options, {}, {})
     settings = check_settings({"workers": 1})
     services = Services(settings, ProcessRank(), Tokens.load(None), Catalog.load(settings))
@@ -115,17 +116,28 @@ async def main() -> None:
                 rows.append({"who": who, "cpu_us": cost, "load_average": processes.load_average()})
                 progress(f"round {number + 1}: {who}: {cost:.1f} us")
     result["rounds_measured"] = rows
-    costs = {who: median(row["cpu_us"] for row in rows if row["who"] == who) for who in WAYS}
+    costs = {who: sorted(row["cpu_us"] for row in rows if row["who"] == who) for who in WAYS}
     result["calls"] = [
-        {"who": who, "cpu_us_per_step": cost, "over_bare": cost / costs["bare"] - 1}
-        for who, cost in costs.items()
+        {
+            "who": who,
+            "cpu_us_per_step": median(each),
+            "smallest_cpu_us_per_step": each[0],
+            "smallest_over_bare": each[0] / costs["bare"][0] - 1,
+        }
+        for who, each in costs.items()
     ]
     write(result, options.out)
     shown = [
-        (each["who"], f"{each['cpu_us_per_step']:.1f}", f"{each['over_bare']:+.0%}")
+        (
+            each["who"],
+            f"{each['cpu_us_per_step']:.1f}",
+            f"{each['smallest_cpu_us_per_step']:.1f}",
+            f"{each['smallest_over_bare']:+.0%}",
+        )
         for each in result["calls"]
     ]
-    print(about(result, rows), table(("a step by", "CPU µs", "over bare"), shown), sep="\n\n")
+    heads = ("a step by", "CPU µs, median", "smallest", "over bare")
+    print(about(result, rows), table(heads, shown), sep="\n\n")
     await services.drain()
     await services.stop()
 
