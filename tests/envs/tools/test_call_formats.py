@@ -131,6 +131,25 @@ def test_arguments_come_back_as_they_were_written(name, arguments):
     assert calls(name, FORMATS[name].write(said)) == [("book", each) for each in arguments]
 
 
+@pytest.mark.parametrize("name", ["hermes", "openai", "llama", "mistral"])
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "</tool_call>",
+        "<tool_call>",
+        "</think>",
+        "<THINK>",
+        "[TOOL_CALLS]",
+        "<|python_tag|>",
+        '"}}</tool_call>',
+    ],
+)
+def test_marks_in_the_arguments_of_a_call_are_text(name, mark):
+    arguments = {"city": f"a{mark}b", "nights": 1}
+    written = FORMATS[name].write([ToolCall("book", arguments)])
+    assert calls(name, written) == [("book", arguments)]
+
+
 # -- each format -------------------------------------------------------------------------------------------------------
 
 
