@@ -277,6 +277,20 @@ def test_mistral_takes_both_of_its_forms_and_a_list_without_the_mark():
     assert read("mistral", "[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]now").faults
 
 
+def test_an_argument_that_is_there_twice_is_a_fault():
+    for name, said in (
+        ("python", "[search(query='a', query='b')]"),
+        ("hermes", '<tool_call>{"name": "search", "arguments": {"query": "a", "query": "b"}}</tool_call>'),
+        (
+            "qwen-xml",
+            "<tool_call><function=search><parameter=query>a</parameter><parameter=query>b</parameter></function></tool_call>",
+        ),
+    ):
+        reading = read(name, said)
+        assert not reading.calls
+        assert "twice" in reading.faults[0]
+
+
 def test_python_calls_are_syntax_and_never_run():
     assert calls("python", "```python\n[a.b.c(x=-1, y=(1, 2), z={'k': None}), now()]\n```") == [
         ("a.b.c", {"x": -1, "y": [1, 2], "z": {"k": None}}),
