@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from clients.protocol.arrays import DecodeError, EncodeError
 from clients.protocol.errors import ProblemError
+from trainer.assembly.layout import check_model
 from trainer.cluster.placement import picture, place_roles
 from trainer.commands.arguments import parser_of, split_command
 from trainer.commands.defects import (
@@ -145,6 +146,7 @@ def _with_settings(
         print(dump_settings(settings), end="")
         check_command(settings, command)
         check_settings(settings)
+        check_model(settings)
         # As comments: what is printed can be read as settings again.
         lines = [
             *picture(place_roles(settings)).splitlines(),

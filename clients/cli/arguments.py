@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from clients.client.client import TOKEN_VARIABLE
+from clients.net.caller import bearer_headers
 from clients.net.transport import socket_url
 from clients.process.local_server import LocalServer
 
@@ -56,8 +57,19 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
 def add_token_argument(parser: argparse.ArgumentParser) -> None:
     """Add the token, which may as well stand in the environment variable."""
     parser.add_argument(
-        "--token", default=os.environ.get(TOKEN_VARIABLE), help=f"Bearer token; or set {TOKEN_VARIABLE}."
+        "--token",
+        type=_token,
+        default=os.environ.get(TOKEN_VARIABLE),
+        help=f"Bearer token; or set {TOKEN_VARIABLE}.",
     )
+
+
+def _token(text: str) -> str:
+    try:
+        bearer_headers(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def add_kwargs_argument(parser: argparse.ArgumentParser) -> None:

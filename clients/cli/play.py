@@ -20,7 +20,7 @@ from clients.cli.arguments import (
     server_url,
 )
 from clients.client.env import RemoteEnv
-from clients.process.terminal import wrapped
+from clients.process.terminal import is_picture, picture_text, wrapped
 from clients.protocol.errors import ProblemError
 from clients.protocol.spaces import UnicodeText
 from clients.protocol.values import DecodeError, decode_value, encode_value
@@ -141,6 +141,10 @@ class Game:
         space = self._env.observation_space
         if isinstance(observation, str):
             print(wrapped(observation))
+        elif is_picture(observation):
+            print(picture_text(observation, coloured=sys.stdout.isatty()))
+            if isinstance(caption := self._info.get("caption"), str):
+                print(wrapped(caption))
         else:
             print(_pretty(encode_value(space, observation, binary=False)))
         if not self._ended:

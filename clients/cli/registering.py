@@ -13,6 +13,7 @@ import httpx
 
 from clients.checks.report import Finding, Status, print_report
 from clients.cli.arguments import UsageError, add_token_argument
+from clients.net.caller import bearer_headers
 from clients.process.local_server import LocalServer
 from clients.protocol.errors import RETRY_LATER, ProblemError
 from clients.protocol.messages import HeartbeatReply, RegisterReply
@@ -146,9 +147,8 @@ def _add_gateway(parser: argparse.ArgumentParser) -> None:
 
 
 def _client(url: str, token: str | None) -> httpx.Client:
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
-        return httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
+        return httpx.Client(base_url=url, headers=bearer_headers(token), timeout=_TIMEOUT_S, trust_env=False)
     except (httpx.InvalidURL, ValueError) as error:
         raise UsageError(f"{url!r} is not the address of a server: {error}") from error
 

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import random
+import re
 import secrets
 from typing import Any
 
@@ -15,8 +16,25 @@ from clients.net.transport import MAX_MESSAGE_BYTES, ConnectionLost
 from clients.protocol.errors import RETRY_LATER, ProblemError
 
 _GRACE_S = 30.0
+_TOKEN = re.compile(r"[!-~]*")
 
 _log = logging.getLogger(__name__)
+
+
+def bearer_headers(token: str | None) -> dict[str, str]:
+    """Return the header that a token goes in.
+
+    Raises:
+        ValueError: It holds what no header can.
+    """
+    if token is None:
+        return {}
+    if _TOKEN.fullmatch(token) is None:
+        # The token itself is not shown.
+        raise ValueError(
+            "a token has letters, digits and signs of ASCII only: is there a line break or a blank at its end?"
+        )
+    return {"Authorization": f"Bearer {token}"}
 
 
 class Caller:
@@ -29,6 +47,9 @@ class Caller:
         timing: How long to wait for what.
         address: Where to connect to instead of what the URL's name leads to.
         max_message_bytes: A larger message of the server ends the connection.
+
+    Raises:
+        ValueError: The token cannot be sent.
     """
 
     def __init__(
@@ -44,7 +65,7 @@ class Caller:
         self.binary = binary
         self.pool = ConnectionPool(
             url,
-            headers={} if token is None else {"Authorization": f"Bearer {token}"},
+            headers=bearer_headers(token),
             binary=binary,
             timing=timing,
             jitter=random.Random(secrets.randbits(64)),

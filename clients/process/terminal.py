@@ -1,9 +1,13 @@
-"""Text for a person at a terminal."""
+"""Text and pictures for a person at a terminal."""
 
 from __future__ import annotations
 
 import shutil
 import textwrap
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
 
 _LONGEST_LINE, _SHORTEST_LINE = 100, 20
 
@@ -18,6 +22,37 @@ def wrapped(text: str, width: int | None = None) -> str:
     if width is None:
         width = min(_LONGEST_LINE, max(_SHORTEST_LINE, shutil.get_terminal_size().columns))
     return "\n".join(_wrap(line, width) for line in text.split("\n"))
+
+
+def is_picture(observation: Any) -> TypeGuard[NDArray[np.uint8]]:
+    """Whether an observation is a picture: rows of pixels of three colours, a byte each."""
+    return (
+        isinstance(observation, np.ndarray)
+        and observation.dtype == np.uint8
+        and observation.ndim == 3
+        and observation.shape[2] == 3
+    )
+
+
+def picture_text(picture: NDArray[np.uint8], *, coloured: bool) -> str:
+    """Draw a picture for a terminal, two pixels in a character; where there are no colours, say how large it is.
+
+    Args:
+        picture: Of shape (height, width, 3).
+        coloured: Whether the output shows 24-bit colours.
+    """
+    height, width, _ = picture.shape
+    if not coloured or not height or not width:
+        return f"a picture of {width} x {height} pixels; a browser shows it, at the server's /console"
+    every = -(-width // shutil.get_terminal_size().columns)
+    seen = picture[::every, ::every]
+    lines = []
+    for row in range(0, len(seen), 2):
+        below = seen[min(row + 1, len(seen) - 1)]
+        pairs = zip(seen[row].tolist(), below.tolist(), strict=True)
+        cells = ("\x1b[38;2;{};{};{};48;2;{};{};{}m▀".format(*upper, *lower) for upper, lower in pairs)
+        lines.append("".join(cells) + "\x1b[0m")
+    return "\n".join(lines)
 
 
 def _wrap(line: str, width: int) -> str:

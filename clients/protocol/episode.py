@@ -28,7 +28,7 @@ class PortableEpisode(BaseModel):
     env_id: str
     env_version: str
     kwargs: dict[str, Any] = Field(default_factory=dict)
-    episode: int = Field(default=0, ge=0, description="Index of this episode in its session.")
+    episode: int = Field(default=0, ge=0, lt=2**53, description="Index of this episode in its session.")
     seed: EpisodeSeed | None = Field(default=None, description="None: the session was never reset.")
     options: dict[str, Any] | None = None
     reset_digest: Digest | None = Field(default=None, description="Digest of the reset's observation.")

@@ -7,6 +7,8 @@ is answered by one:
 - `{"op": "read", "timeout_s": 5}` by the bytes that it has written, none at the time-out or at its end;
 - `{"op": "alive"}` by `{"ok": {"alive": true}}`;
 - `{"op": "close"}` by `{"ok": ...}` with the reply of `run_code`, and the end of the socket.
+
+Who sends more than eight messages before the first of them is answered has the socket ended.
 """
 
 import asyncio
@@ -33,6 +35,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # A read keeps a thread; who wants to wait for longer asks again.
 _LONGEST_READ_S = 5.0
+# Messages that may wait while one is answered; who stopped reading at them would not notice that a client is gone.
+_MOST_UNANSWERED = 8
 
 
 class _Message(BaseModel):
@@ -94,6 +98,7 @@ class _InteractiveSocket:
         self._receive = receive
         self._send = send
         self._revoked = False
+        self._heard: asyncio.Queue[str | bytes | None] = asyncio.Queue()
 
     def revoke(self) -> None:
         """End it: its token works no more."""
@@ -114,12 +119,35 @@ class _InteractiveSocket:
             return
         try:
             await self._say({"ok": {}})
-            while (message := await self._next()) is not None:
+            await self._converse(program)
+        finally:
+            await program.close()
+
+    async def _converse(self, program: InteractiveSession) -> None:
+        """Answer messages; a client that goes away while one is answered takes the program along."""
+        listening = asyncio.get_running_loop().create_task(self._listen(program))
+        try:
+            while (message := await self._heard.get()) is not None:
                 if await self._answer(program, message):
                     await self._send({"type": "websocket.close"})
                     return
         finally:
+            listening.cancel()
+            await asyncio.wait({listening})
+
+    async def _listen(self, program: InteractiveSession) -> None:
+        """Take messages until there is none any more, or too many are not answered yet; then end the program."""
+        while (message := await self._next()) is not None:
+            if self._heard.qsize() >= _MOST_UNANSWERED:
+                with contextlib.suppress(OSError):
+                    reason = "too many messages are unanswered"
+                    await self._send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": reason})
+                break
+            self._heard.put_nowait(message)
+        try:
             await program.close()
+        finally:
+            self._heard.put_nowait(None)
 
     async def _next(self) -> str | bytes | None:
         """The next message; None if there is none."""

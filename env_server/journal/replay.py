@@ -1,6 +1,5 @@
 """Rebuilding an environment by replay, with proof that it is the same episode."""
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -11,11 +10,9 @@ from clients.protocol.episode import step_digest
 from clients.protocol.errors import ProblemError
 from clients.protocol.values import EncodeError, decode_value, encode_value
 from env_server.catalog.actions import action_reader
+from env_server.common.event_loop import Slices
 from env_server.journal.journal import Journal
 from env_server.workers.base import EnvironmentRaised, EnvSource, StepOutcome, Worker
-
-# What runs in this process lets others run, too, after so many steps.
-_YIELD_EVERY = 64
 
 
 class ReplayDiverged(Exception):  # noqa: N818 - the name says what happened
@@ -46,6 +43,7 @@ async def rebuild(
     journal: Journal,
     *,
     timeout: float | None,
+    slices: Slices,
 ) -> RebuiltPoint:
     """Put an environment where a journal says: make it, reset it, and take all steps again.
 
@@ -56,6 +54,7 @@ async def rebuild(
         kwargs: What the client set.
         journal: What was done; of an environment that is deterministic.
         timeout: For each operation.
+        slices: Turns of those who replay within the event loop, so that others have theirs in between.
 
     Raises:
         ReplayDiverged: It did something else this time; nothing is left under the key.
@@ -65,7 +64,7 @@ async def rebuild(
     """
     action_space, observation_space = await worker.make(key, source, kwargs, timeout=timeout)
     try:
-        first, last = await _replay(worker, key, action_space, observation_space, journal, timeout)
+        first, last = await _replay(worker, key, action_space, observation_space, journal, timeout, slices)
     except ReplayDiverged:
         await worker.close(key)
         raise
@@ -81,6 +80,7 @@ async def _replay(
     observation_space: Space[Any],
     journal: Journal,
     timeout: float | None,
+    slices: Slices,
 ) -> tuple[tuple[Any, Mapping[str, Any]] | None, StepOutcome | None]:
     if journal.seed is None:
         return None, None
@@ -97,12 +97,13 @@ async def _replay(
         _compare(observation_space, StepOutcome(observation, 0.0, False, False, {}), journal.reset_digest)
         for number, (action, digest) in enumerate(zip(journal.actions, journal.digests, strict=True)):
             for seed in reseeds[number]:
+                await slices.turn()
                 await worker.reseed(key, seed, timeout=timeout)
+            await slices.turn()
             last = await worker.step(key, read_action(action)[0], timeout=timeout)
             _compare(observation_space, last, digest)
-            if number % _YIELD_EVERY == _YIELD_EVERY - 1:
-                await asyncio.sleep(0)
         for seed in reseeds[journal.steps]:
+            await slices.turn()
             await worker.reseed(key, seed, timeout=timeout)
     except (EnvironmentRaised, EncodeError, ProblemError, _Differs) as error:
         place = "the reset" if number < 0 else f"step {number}"

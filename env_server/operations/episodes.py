@@ -219,8 +219,8 @@ def _refusing(options: dict[str, Any] | None) -> Iterator[None]:
     try:
         yield
     except EnvironmentRaised as error:
-        if options and error.error_class in _REFUSED_BY_RESET:
-            raise OptionsRefused(error.error_class, error.message) from error
+        if options and error.is_one_of(_REFUSED_BY_RESET):
+            raise OptionsRefused(error.error_class, error.message, error.builtin_bases) from error
         raise
 
 

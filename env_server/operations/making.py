@@ -366,7 +366,7 @@ def _copy_seed(reseed: int, number: int) -> int:
 
 def _refused(entry: CatalogEntry, kwargs: Mapping[str, Any], error: EnvironmentRaised) -> ProblemError:
     """An environment that refuses the values of its kwargs is not an environment that fails."""
-    if kwargs and error.error_class in _REFUSED_BY_CONSTRUCTOR:
+    if kwargs and error.is_one_of(_REFUSED_BY_CONSTRUCTOR):
         problem = environment_error(error)
         return ProblemError(
             "invalid_kwargs",

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.values import decode_value
+from env_server.common.event_loop import Slices
 from env_server.common.setting_sections import TimeoutSettings
 from env_server.journal.journal import EndedStep, Journal
 from env_server.journal.replay import ReplayDiverged, rebuild
@@ -48,6 +49,7 @@ class Runner:
         self._metrics = metrics
         self._sessions = sessions
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._slices = Slices()
 
     def start(
         self,
@@ -175,6 +177,7 @@ class Runner:
                 session.kwargs,
                 journal,
                 timeout=self._settings.make_timeout_s,
+                slices=self._slices,
             )
             outcome = "ok"
         except ReplayDiverged:

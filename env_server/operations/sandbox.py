@@ -309,6 +309,7 @@ class InteractiveSession:
         self._threads = threads
         self._closed = closed
         self._turn = asyncio.Lock()
+        self._closing = False
         self._reply: Reply | None = None
 
     async def write(self, data: bytes) -> None:
@@ -331,7 +332,13 @@ class InteractiveSession:
         return await self._do(lambda: self._session.alive)
 
     async def close(self) -> Reply:
-        """End it; gives what became of it."""
+        """End it, whatever a thread waits for meanwhile; gives what became of it."""
+        if self._turn.locked() and not self._closing:
+            # Who writes to a program that does not read is held back until that ends.
+            hang_up = getattr(self._session, "hang_up", None)
+            if hang_up is not None:
+                hang_up()
+        self._closing = True
         if self._reply is None:
             result = await self._do(self._session.close)
             if self._reply is None:

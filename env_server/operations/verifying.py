@@ -1,5 +1,6 @@
 """Scoring responses without a session."""
 
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -14,7 +15,14 @@ from env_server.messages.validation import invalid, validate
 from env_server.operations.failures import environment_error
 from env_server.sessions.replies import Reply
 from env_server.telemetry.metrics import Metrics
-from env_server.workers.base import EnvironmentRaised, OperationTimeout, ServerLost, Worker, WorkerLost
+from env_server.workers.base import (
+    EnvironmentRaised,
+    OperationTimeout,
+    ServerLost,
+    Verdict,
+    Worker,
+    WorkerLost,
+)
 
 _OUTCOMES = frozenset({"correct", "wrong", "partial", "unparsable", "timeout", "error"})
 
@@ -79,7 +87,7 @@ class Verifying:
                 "env_error", "the verifier died", error_class="WorkerLost", message="the verifier died"
             ) from error
         results = []
-        for verdict in verdicts:
+        for verdict in map(_checked, verdicts):
             outcome = str(verdict["outcome"])
             self._metrics.verdicts[entry.label, outcome if outcome in _OUTCOMES else "other"] += 1
             try:
@@ -87,3 +95,10 @@ class Verifying:
             except EncodeError as error:
                 results.append({"score": 0.0, "outcome": "error", "detail": str(error)})
         return {"results": results}
+
+
+def _checked(verdict: Verdict) -> Verdict:
+    """Return a verdict, or the error that it is where its score is no number that anybody could learn from."""
+    if math.isfinite(verdict["score"]):
+        return verdict
+    return {"score": 0.0, "outcome": "error", "detail": f"the verifier gave the score {verdict['score']}"}

@@ -2,7 +2,7 @@
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -67,12 +67,18 @@ class EnvironmentRaised(Exception):  # noqa: N818 - the name says what happened
     Args:
         error_class: The name of the exception's class.
         message: Its text.
+        builtin_bases: The names of Python's own exceptions that its class derives from, itself among them.
     """
 
-    def __init__(self, error_class: str, message: str) -> None:
-        super().__init__(error_class, message)
+    def __init__(self, error_class: str, message: str, builtin_bases: Sequence[str] = ()) -> None:
+        super().__init__(error_class, message, builtin_bases)
         self.error_class = error_class
         self.message = message
+        self.builtin_bases = tuple(builtin_bases)
+
+    def is_one_of(self, names: Set[str]) -> bool:
+        """Whether the exception is one of Python's own, or derives from one."""
+        return self.error_class in names or not names.isdisjoint(self.builtin_bases)
 
     def __str__(self) -> str:
         return f"{self.error_class}: {self.message}"

@@ -32,7 +32,8 @@ def guarded(function: Callable[..., _T], *arguments: Any) -> _T:
 def _refuse(error: BaseException) -> NoReturn:
     if isinstance(error, EnvironmentRaised):
         raise error
-    raise EnvironmentRaised(type(error).__name__, _message(error)) from error
+    bases = [each.__name__ for each in type(error).__mro__ if each.__module__ == "builtins"]
+    raise EnvironmentRaised(type(error).__name__, _message(error), bases) from error
 
 
 def report(error: EnvironmentRaised, **about: str) -> None:

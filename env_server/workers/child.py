@@ -150,7 +150,7 @@ def _answer(number: int, operation: Callable[..., Any], arguments: tuple[Any, ..
         return frame(number, RESULT, boundary.guarded(_run, operation, arguments))
     except EnvironmentRaised as error:
         boundary.report(error)
-        return frame(number, RAISED, dump_result((error.error_class, error.message)))
+        return frame(number, RAISED, dump_result((error.error_class, error.message, error.builtin_bases)))
 
 
 def _run(operation: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Literal
 
 from envs.verifiers.affordable import depth
+from envs.verifiers.composed_numbers import ComposedNumber, read_composed, same_composed
 from envs.verifiers.exact import NotExact, Value, approximate, decimals, rational, read_value
 from envs.verifiers.latex import canonical, plain, words
 
@@ -15,9 +16,11 @@ Reason = Literal[
     "equal_percent",
     "equal_rounded",
     "equal_parts",
+    "equal_composed",
     "equal_text",
     "different_numbers",
     "different_parts",
+    "different_composed",
     "different_words",
     "different_kinds",
     "undecided",
@@ -87,17 +90,34 @@ class _Answer:
     denied: "_Answer | None" = None
     relation: bool = False
     name: str | None = None
+    composed: ComposedNumber | None = None
+    scale: int = 1
 
 
-def compare(gold: str, answer: str, *, rounding: int = 6, percent_asked: bool | None = None) -> Comparison:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a question asks for, as far as it bears on what a number means; None where the question is not known.
+
+    Attributes:
+        percent: Whether for a percentage, in which case `5%` answers it as `5` does.
+        scale: Whether for thousands, millions or the like, in which case `5 million` answers it as `5` does.
+    """
+
+    percent: bool | None = None
+    scale: bool | None = None
+
+
+_UNKNOWN = Asked()
+
+
+def compare(gold: str, answer: str, *, rounding: int = 6, asked: Asked = _UNKNOWN) -> Comparison:
     """Compare an answer with the reference.
 
     Args:
         gold: The reference.
         answer: What stands where the answer is given.
         rounding: A decimal number with at least so many places may be the rounded value of one without an end.
-        percent_asked: Whether the question asks for a percentage, in which case `5%` answers it as `5` does; None
-            where the question is not known.
+        asked: What the question asks for.
     """
     if len(gold) > _LONGEST or len(answer) > _LONGEST:
         return UNDECIDED
@@ -105,7 +125,7 @@ def compare(gold: str, answer: str, *, rounding: int = 6, percent_asked: bool | 
         return Comparison(True, "equal_numbers")
     if _is_deep(gold) or _is_deep(answer):
         return UNDECIDED
-    return _compare(_read_reference(gold), _read(answer), rounding, percent_asked)
+    return _compare(_read_reference(gold), _read(answer), rounding, asked)
 
 
 def _is_deep(text: str) -> bool:
@@ -128,9 +148,12 @@ def _is_exact(answer: _Answer) -> bool:
     return answer.value is not None or (answer.said is not None and len(answer.said) > 3)
 
 
-def _compare(gold: _Answer, answer: _Answer, rounding: int, percent_asked: bool | None) -> Comparison:
+def _compare(gold: _Answer, answer: _Answer, rounding: int, asked: Asked) -> Comparison:
     if gold.value is not None and answer.value is not None:
-        return _compare_numbers(gold, answer, rounding, percent_asked)
+        return _compare_numbers(gold, answer, rounding, asked)
+    if gold.composed is not None and answer.composed is not None:
+        equal = same_composed(gold.composed, answer.composed)
+        return Comparison(equal, "equal_composed" if equal else "different_composed")
     if gold.said is not None and answer.said is not None:
         if gold.said == answer.said:
             return Comparison(True, "equal_text")
@@ -142,7 +165,10 @@ def _compare(gold: _Answer, answer: _Answer, rounding: int, percent_asked: bool 
     if gold.rows and answer.rows:
         return _compare_matrices(gold, answer, rounding)
     if gold.denied is not None and answer.denied is not None:
-        return _compare(gold.denied, answer.denied, rounding, percent_asked)
+        return _compare(gold.denied, answer.denied, rounding, asked)
+    if gold.parts and not answer.parts and _DECIMAL_COMMA.fullmatch(answer.text) is not None:
+        # Beside a list, "8,6" is one.
+        answer = replace(answer, parts=tuple(map(_read, answer.text.split(","))))
     if gold.parts and answer.parts:
         return _compare_parts(gold, answer, rounding)
     if _kinds_differ(gold, answer) or _kinds_differ(answer, gold):
@@ -155,6 +181,8 @@ def _kinds_differ(one: _Answer, other: _Answer) -> bool:
     if other.denied is not None or other.relation:
         # What an answer is not, or lies above, is no answer.
         return one.value is not None
+    if other.composed is not None and other.composed.kind != "base":
+        return one.value is not None
     if other.rows:
         return one.value is not None and (len(other.rows) > 1 or len(other.rows[0]) > 1)
     if other.said is not None:
@@ -165,9 +193,14 @@ def _kinds_differ(one: _Answer, other: _Answer) -> bool:
     )
 
 
-def _compare_numbers(gold: _Answer, answer: _Answer, rounding: int, percent_asked: bool | None) -> Comparison:
+def _compare_numbers(gold: _Answer, answer: _Answer, rounding: int, asked: Asked) -> Comparison:
     assert gold.value is not None
     assert answer.value is not None
+    if gold.scale != answer.scale:
+        scaled = _scaled(gold.value, Fraction(gold.scale)) == _scaled(answer.value, Fraction(answer.scale))
+        # "5 million" for 5 is right where millions were asked for, and a million times too large anywhere else.
+        equal = scaled or (asked.scale is not False and gold.value == answer.value)
+        return Comparison(equal, "equal_numbers" if equal else "different_numbers")
     if gold.percent == answer.percent or (gold.percent and not answer.percent):
         if gold.value == answer.value:
             return Comparison(True, "equal_numbers" if gold.percent == answer.percent else "equal_percent")
@@ -180,7 +213,7 @@ def _compare_numbers(gold: _Answer, answer: _Answer, rounding: int, percent_aske
         if _scaled(answer.value, hundredth) == gold.value:
             return Comparison(True, "equal_percent")
         # "5%" for 5 is right where a percentage was asked for, and a hundred times too small anywhere else.
-        if percent_asked is not False and gold.value == answer.value:
+        if asked.percent is not False and gold.value == answer.value:
             return Comparison(True, "equal_percent")
     return Comparison(False, "different_numbers")
 
@@ -243,13 +276,13 @@ def _compare_parts(gold: _Answer, answer: _Answer, rounding: int) -> Comparison:
             )
         left = list(answer.parts)
         for part in gold.parts:
-            match = next((each for each in left if _compare(part, each, rounding, None).equal), None)
+            match = next((each for each in left if _compare(part, each, rounding, _UNKNOWN).equal), None)
             if match is None:
                 return UNDECIDED
             left.remove(match)
         return Comparison(True, "equal_parts")
     found = [
-        _compare(one, other, rounding, None) for one, other in zip(gold.parts, answer.parts, strict=True)
+        _compare(one, other, rounding, _UNKNOWN) for one, other in zip(gold.parts, answer.parts, strict=True)
     ]
     if all(each.equal for each in found):
         return Comparison(True, "equal_parts")
@@ -261,7 +294,7 @@ def _compare_parts(gold: _Answer, answer: _Answer, rounding: int) -> Comparison:
 def _compare_named(gold: dict[str, _Answer], answer: dict[str, _Answer], rounding: int) -> Comparison:
     if gold.keys() != answer.keys():
         return UNDECIDED
-    found = [_compare(part, answer[name], rounding, None).equal for name, part in gold.items()]
+    found = [_compare(part, answer[name], rounding, _UNKNOWN).equal for name, part in gold.items()]
     if all(found):
         return Comparison(True, "equal_parts")
     return Comparison(False, "different_parts") if False in found else UNDECIDED
@@ -274,7 +307,7 @@ def _compare_matrices(gold: _Answer, answer: _Answer, rounding: int) -> Comparis
         vectors = all(len(each) == 1 or len(each[0]) == 1 for each in (gold.rows, answer.rows))
         return UNDECIDED if vectors else Comparison(False, "different_parts")
     found = [
-        _compare(one, other, rounding, None).equal
+        _compare(one, other, rounding, _UNKNOWN).equal
         for ours, theirs in zip(gold.rows, answer.rows, strict=True)
         for one, other in zip(ours, theirs, strict=True)
     ]
@@ -289,6 +322,12 @@ def _read(answer: str) -> _Answer:
         return _Answer(answer, False, value=read_value(answer), places=decimals(answer))
     except NotExact:
         pass
+    read = _read_form(answer)
+    composed = None if read.value is not None else read_composed(answer)
+    return read if composed is None else replace(read, composed=composed)
+
+
+def _read_form(answer: str) -> _Answer:
     if "\\begin" in answer:
         if rows := _matrix(answer):
             return _Answer(answer, False, rows=rows)
@@ -299,7 +338,7 @@ def _read(answer: str) -> _Answer:
     form = plain(answer)
     text = form.text
     try:
-        return _Answer(text, form.percent, value=read_value(text), places=decimals(text))
+        return _Answer(text, form.percent, value=read_value(text), places=decimals(text), scale=form.scale)
     except NotExact:
         pass
     if (values := both_signs(text)) != text:

@@ -286,7 +286,11 @@ class _Parser:
             self._expect("]")
             if degree is None or degree.denominator != 1 or not 2 <= degree <= _LARGEST_EXPONENT:
                 raise NotExact("the root's degree is no small whole number")
-            return _raise(self._argument(), 1 / degree)
+            value = self._argument()
+            number = rational(value)
+            if number is not None and number < 0 and degree.numerator % 2:
+                return _scale(_raise(_of(-number), 1 / degree), Fraction(-1))
+            return _raise(value, 1 / degree)
         return _raise(self._argument(), Fraction(1, 2))
 
     def _fraction(self) -> Value:

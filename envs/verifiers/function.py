@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from copy import deepcopy
+from typing import Any, ClassVar, Protocol, get_args
 
 import numpy as np
 
 from envs.core.kwargs import RenderMode
-from envs.verifiers.base import Verdict, VerifierEnv
+from envs.verifiers.base import Outcome, Verdict, VerifierEnv
 
 Task = Mapping[str, Any]
 DrawTask = Callable[[np.random.Generator], Task]
@@ -56,9 +57,9 @@ class TaskVerifier(VerifierEnv):
     def draw_task(self) -> Task:
         """Draw one of the tasks."""
         tasks = self._tasks
-        if callable(tasks):
-            return self.checked_task(tasks(self.np_random))
-        return self.checked_task(tasks[int(self.np_random.integers(len(tasks)))])
+        task = tasks(self.np_random) if callable(tasks) else tasks[int(self.np_random.integers(len(tasks)))]
+        # Of its own: a function that sorts the task's options in place would sort those of all later episodes.
+        return self.checked_task(deepcopy(task))
 
     def checked_task(self, fields: Task) -> Task:
         """Return a task as it is, once it is seen to have a question.
@@ -66,6 +67,8 @@ class TaskVerifier(VerifierEnv):
         Raises:
             ValueError: If it has none.
         """
+        if not isinstance(fields, Mapping):
+            raise ValueError(f"a task is a mapping with the field 'question', not {type(fields).__name__}")
         if not isinstance(fields.get("question"), str):
             raise ValueError(f"a task needs the field 'question', a text; this one has {sorted(fields)}")
         return dict(fields)
@@ -130,10 +133,24 @@ def verifier(
 
 def _verdict(worth: Score) -> Verdict:
     if isinstance(worth, Verdict):
+        known = get_args(Outcome)
+        if worth.outcome not in known:
+            raise ValueError(f"the outcome of a verdict is one of {', '.join(known)}, not {worth.outcome!r}")
+        _score(worth.score)
         return worth
+    score = _score(worth)
+    return Verdict(score, "correct" if score == 1.0 else "wrong" if score == 0.0 else "partial", "")
+
+
+def _score(worth: object) -> float:
+    """Return a score.
+
+    Raises:
+        ValueError: It is no number from 0 to 1.
+    """
     if not isinstance(worth, bool | int | float | np.bool_ | np.integer | np.floating):
         raise ValueError(f"what a response is worth must be a number from 0 to 1, not {type(worth).__name__}")
     score = float(worth)
     if not (math.isfinite(score) and 0.0 <= score <= 1.0):
         raise ValueError(f"what a response is worth must be a number from 0 to 1, not {score}")
-    return Verdict(score, "correct" if score == 1.0 else "wrong" if score == 0.0 else "partial", "")
+    return score

@@ -18,8 +18,9 @@ _CURRENCY = re.compile(
     r"^([-+−]?)\s*(?:\\?\$|\\text\s*\{\s*\\?\$\s*\}|€|£|¥|\\pounds|USD|EUR)\s*|\s*(?:\\?\$|€|£|¥|USD|EUR)$"
 )
 _DEGREES = re.compile(r"\s*(?:\^\{?\s*\\circ\s*\}?|\\degree|°|\\?\bdegrees?\b)\s*$")
+# No unit begins with a number or a formula: "5 \text{6}" is no 5.
 _UNIT_TEXT = re.compile(
-    r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|operatorname)\s*\{[^{}]*\}"
+    r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|operatorname)\s*\{(?!\s*(?:[-+]?\d|\\[a-z]))[^{}]*\}"
     r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|\d))?\.?\s*$"
     r"|\\[dt]?frac\s*\{\s*\\(?:text|mathrm)\s*\{[^{}]*\}\s*\}\s*\{\s*\\(?:text|mathrm)\s*\{[^{}]*\}(?:\s*\^\s*\{?\d\}?)?\s*\}\s*$"
 )
@@ -32,6 +33,7 @@ UNITS = "mm|cm|dm|km|mi|ft|in|yd|kg|mg|lbs?|oz|ml|mL|gal|hrs?|mins?|secs?|ms|mph
 _WORDS_AFTER = re.compile(
     r"(?<=[\d})])(?:\s*(?:" + UNITS + r")\b|\s+(?=[a-zA-Z]*[aeiouy])[a-zA-Z]{3,}\b)"
     r"[a-zA-Z ./]*(?:[²³]|\^\{?[23]\}?)?\s*$"
+    r"|(?<=[\d})])\s(?:km|m|cm|mm|ft|mi|g|kg|mg|L)/(?:s|h|hr|min|sec|m|cm|L|kg)(?:[²³]|\^\{?[23]\}?)?\s*$"
     r"|(?<=[\d})])\s*[a-zA-Z]{1,2}[²³]\s*$"
 )
 _NOUNITS = re.compile(
@@ -40,6 +42,10 @@ _NOUNITS = re.compile(
 )
 _WRAPPED_TEXT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|operatorname|mathit)\s*\{([^{}]*)\}"
+)
+_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALE = re.compile(
+    r"(?<=[\d})])\s*(?:\\(?:text|mathrm|mbox)\s*\{\s*)?(" + "|".join(_SCALES) + r")s?\b", re.IGNORECASE
 )
 _NAMED = re.compile(
     r"^\s*\\?[a-zA-Z](?:_\{?\w{1,3}\}?)?(?:\([a-zA-Z]\))?'?\s*(?:=|:=|\\approx|\\in(?![a-z]))\s*(?=\S)"
@@ -102,17 +108,20 @@ class Plain:
     Attributes:
         text: Without units, currency, degrees, a name before an equals sign, and marks of spacing.
         percent: Whether it was said in per cent.
+        scale: What the number is counted in: a million for `5 million`.
     """
 
     text: str
     percent: bool = False
+    scale: int = 1
 
 
 def plain(answer: str) -> Plain:
     """Return the plain form of an answer."""
     # One blank means what many mean, and searches for what ends in blanks would look at each of them again.
-    text = _trimmed(_BLANKS.sub(" ", _IMAGINARY_UNIT.sub("i", answer).translate(_MINUS)))
+    text = _trimmed(_BLANKS.sub(" ", _angles(_IMAGINARY_UNIT.sub("i", answer)).translate(_MINUS)))
     percent = False
+    scale = _SCALE.search(text) if "llion" in text or "nd" in text else None
     # Units and signs stand around each other: "$5.00 dollars", "28\\% \\text{ of them}".
     for _ in range(3):
         before = text
@@ -124,16 +133,22 @@ def plain(answer: str) -> Plain:
         if text == before:
             break
     text = _spaced(text)
-    return Plain(text, percent)
+    return Plain(text, percent, 1 if scale is None else _SCALES[scale[1].lower()])
 
 
 def typeset(text: str) -> str:
     """Return a text with the signs that have a command in LaTeX written as that command."""
     text = _IMAGINARY_UNIT.sub("i", text) if "i" in text else text
+    text = _angles(text)
     if text.isascii():
         return text
     text = _POWER.sub(lambda match: f"^{{{match[0].translate(_POWERS)}}}", text.translate(_MINUS))
     return _ROOT.sub(r"\\sqrt{\1}", text).translate(_SIGNS)
+
+
+def _angles(text: str) -> str:
+    """Return a text with the angles around a vector written as brackets."""
+    return text.replace("\\langle", "(").replace("\\rangle", ")") if "angle" in text else text
 
 
 def without_lead_in(text: str, *, labels: bool = False) -> str:

@@ -13,7 +13,7 @@ from pydantic import Field
 from envs.core.kwargs import OPERATOR, OneOf, RenderMode, SomeOf
 from envs.core.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Outcome, Verdict, VerifierEnv
-from envs.verifiers.comparison import UNDECIDED, Comparison, both_signs, compare, is_exact
+from envs.verifiers.comparison import UNDECIDED, Asked, Comparison, both_signs, compare, is_exact
 from envs.verifiers.extraction import (
     Found,
     box_count,
@@ -33,6 +33,7 @@ _TRIES = 10_000
 _LONGEST_WHOLE = 200
 _SHOWN = 80
 _PERCENT_ASKED = re.compile(r"per\s?cent|%", re.IGNORECASE)
+_SCALE_ASKED = re.compile(r"\b(?:hundred|thousand|million|billion|trillion)s?\b", re.IGNORECASE)
 # Where Math-Verify looks for LaTeX: an escaped dollar is a currency, and the beginning of a matrix is no formula to it.
 _ANCHOR = re.compile(r"(?<!\\)\$|\\\(|\\\[|\\boxed")
 _CURRENCY = "\\$"
@@ -189,7 +190,7 @@ class MathEnv(VerifierEnv):
         if isinstance(options, str):
             return Verdict(0.0, "error", f"bad_task: {options}")
         question = task.get("question", task.get("problem"))
-        asked = _PERCENT_ASKED.search(question) is not None if isinstance(question, str) else None
+        asked = _asked(question) if isinstance(question, str) else Asked()
         text = spoken(response)
         verdicts: list[Verdict] = []
         give_up = time.monotonic() + _MOST_TIMEOUTS * self._timeout_s
@@ -208,9 +209,9 @@ class MathEnv(VerifierEnv):
         if self._symbolic is not None:
             self._symbolic.close()
 
-    def _verdict(self, text: str, gold: str, options: _Options, percent_asked: bool | None) -> Verdict:
+    def _verdict(self, text: str, gold: str, options: _Options, asked: Asked) -> Verdict:
         reference = _reference(gold)
-        found, comparison = _judge(text, reference, options, percent_asked)
+        found, comparison = _judge(text, reference, options, asked)
         if found is None:
             return Verdict(0.0, "unparsable", "no_answer: the response gives none that could be read")
         if comparison.equal is None:
@@ -249,15 +250,13 @@ def _alone(gold: str, found: Found) -> Verdict:
     return Verdict(0.0, "unparsable" if is_exact(gold) else "error", said)
 
 
-def _judge(
-    text: str, gold: str | None, options: _Options, percent_asked: bool | None
-) -> tuple[Found | None, Comparison]:
+def _judge(text: str, gold: str | None, options: _Options, asked: Asked) -> tuple[Found | None, Comparison]:
     """Find the answer in what was said, and compare it as far as its form tells; no gold, no comparison."""
 
     def against(answer: str) -> Comparison:
         if gold is None:
             return UNDECIDED
-        return compare(gold, answer, rounding=options.float_rounding, percent_asked=percent_asked)
+        return compare(gold, answer, rounding=options.float_rounding, asked=asked)
 
     found = marked_answer(text)
     if found is not None:
@@ -288,6 +287,10 @@ def _judge(
     if found is None or (found.place == "number" and "expr" not in options.match_types):
         return None, UNDECIDED
     return found, against(found.text)
+
+
+def _asked(question: str) -> Asked:
+    return Asked(_PERCENT_ASKED.search(question) is not None, _SCALE_ASKED.search(question) is not None)
 
 
 def _is_sentence(found: Found) -> bool:
@@ -358,7 +361,7 @@ def _options(task: Mapping[str, Any]) -> _Options | str:
         if not isinstance(value, kinds) or (kinds == (int,) and isinstance(value, bool)):
             return f"the option '{name}' cannot be {value!r}"
     types = tuple(given.get("match_types", _DEFAULTS.match_types))
-    if not types or set(types) - {"latex", "expr"}:
+    if not types or not all(each in ("latex", "expr") for each in types):
         return f"match_types must be some of 'latex' and 'expr', not {list(types)!r}"
     if not 0 <= given.get("float_rounding", 0) <= 15:
         return "float_rounding must be between 0 and 15"

@@ -13,7 +13,7 @@ _KEPT_BYTES = 4 * 1024 * 1024
 
 
 class ContainerSession:
-    """See `SandboxSession`; one thread at a time may use it.
+    """See `SandboxSession`; one thread at a time may use it, and any may hang up.
 
     Args:
         loan: The container, in which the program was started.
@@ -60,6 +60,12 @@ class ContainerSession:
         data = bytes(self._unread)
         self._unread.clear()
         return data
+
+    def hang_up(self) -> None:
+        """End it, from any thread; its container goes with it."""
+        loan = self._loan
+        if loan is not None:
+            loan.container.hang_up()
 
     def close(self) -> RunResult:
         """End it; see `SandboxSession`."""

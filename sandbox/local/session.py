@@ -13,7 +13,7 @@ _CHUNK = 1 << 16
 
 
 class SupervisedSession:
-    """The server's end of a session. One thread at a time may use it.
+    """The server's end of a session. One thread at a time may use it; any may hang up.
 
     Args:
         connection: To the monitor, which answers once, at the end.
@@ -56,12 +56,16 @@ class SupervisedSession:
         """Whether the program runs."""
         return self._result is None and not _readable(self._connection.fileno(), 0.0)
 
+    def hang_up(self) -> None:
+        """End the program, from any thread; who writes to it hears that it has ended."""
+        # From here on the monitor reads the end of our stream, and ends the run; its answer still comes.
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+
     def close(self) -> RunResult:
         """End the program, and everything that it started; return what became of it."""
         if self._result is None:
-            # From here on the monitor reads the end of our stream, and ends the run; its answer still comes.
-            with contextlib.suppress(OSError):
-                self._connection.shutdown(socket.SHUT_WR)
+            self.hang_up()
             try:
                 self._result = self._make_result(receive_frame(self._connection))
             except (OSError, FrameError) as error:

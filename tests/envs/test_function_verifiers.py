@@ -95,6 +95,31 @@ def test_what_a_number_means(given: Any, outcome: str, monkeypatch: pytest.Monke
     assert Odd().score("x", TASKS[0]).outcome == outcome
 
 
+@pytest.mark.parametrize(
+    "verdict",
+    [Verdict(5.0, "correct", ""), Verdict(math.nan, "correct", ""), Verdict(0.5, "good", "")],  # type: ignore[arg-type]
+)
+def test_a_verdict_of_ones_own_is_looked_at_as_a_number_is(
+    verdict: Verdict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Odd, "given", verdict)
+    with pytest.raises(ValueError, match=r"must be a number from 0 to 1|the outcome of a verdict"):
+        Odd().score("", {"question": ""})
+
+
+def test_what_is_done_to_a_task_is_done_to_no_other() -> None:
+    @verifier(tasks=[{"question": "", "options": ["b", "a"]}])
+    def sorts(response: str, task: Mapping[str, Any]) -> bool:
+        task["options"].sort()
+        return bool(response == task["options"][0])
+
+    env = sorts()
+    for _ in range(2):
+        env.reset(seed=0)
+        assert env.task["options"] == ["b", "a"]
+        assert env.step("a")[1] == 1.0
+
+
 def test_what_is_missing_is_named() -> None:
     class Bare(TaskVerifier):
         pass

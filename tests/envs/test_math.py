@@ -59,6 +59,12 @@ EQUAL = [
     *((r"\begin{pmatrix}1/2\\0.25\end{pmatrix}", r"\begin{pmatrix} 0.5 \\ \frac{1}{4} \\ \end{pmatrix}"),),
     *((r"\begin{pmatrix}1&2\end{pmatrix}", r"\left(\begin{array}{cc} 1 & 2 \end{array}\right)"),),
     *(("#### 42", "42"), (r"The answer is \boxed{42}.", "42"), ("$125$", "125 miles")),
+    *(("2010_7", "2010_{7}"), ("0101_2", "101_{2}"), (r"2B_{16}", r"(2B)_{16}"), ("1:2:3", "2:4:6")),
+    *((r"2 \text{ hours } 30 \text{ minutes}", "2 h 30 min"), ("5 ft 3 in", r"5\text{ ft }3\text{ in}")),
+    *((r"8 \mathrm{~cm}, 6 \mathrm{~cm}", "8,6"), (r"\langle 1,-2,3\rangle", "(1,-2,3)")),
+    *((r"(1,2)", r"\left\langle 1, 2\right\rangle"), ("-2", r"\sqrt[3]{-8}"), (r"\sqrt[3]{-27}", "-3")),
+    *(("5000000", "5 million"), (r"\$1.5 \text{ million}", "1500000"), ("3 thousand dollars", "3,000")),
+    *(("5 m/s", "5"), ("5", "5 km/h"), (r"9.8 m/s^2", "9.8")),
 ]
 DIFFERENT = [
     *(("5", "55"), ("5", "5x"), ("2", "2xy"), ("2", r"\sqrt{2}"), ("1", "x^2+1"), ("7", "2x+3=7")),
@@ -86,6 +92,11 @@ DIFFERENT = [
         (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2&3&4\end{pmatrix}"),
         ("1", r"\begin{pmatrix}1&2\end{pmatrix}"),
     ),
+    *(("2010_7", "2010_8"), ("2010_{7}", "2011_{7}"), ("1:2:3", "1:3:2"), ("1:2:3", "1"), ("3", "1:2:3")),
+    *((r"2 \text{ hours } 30 \text{ minutes}", r"2 \text{ hours } 20 \text{ minutes}"),),
+    *((r"5 \text{ ft } 3 \text{ in}", "5 ft 9 in"), ("5", r"5 \text{ hours } 6 \text{ minutes}")),
+    *(("2 hours 30 minutes", "2"), ("2 hours 30 minutes", "30 hours 2 minutes")),
+    *(("5000000", "5 thousand"), (r"(1,2)", r"\langle 2,1\rangle"), ("2", r"\sqrt[3]{-8}")),
     *(("14", "2024-10-14"), ("0", r"\emptyset"), ("e", "2.718281828"), ("3", r"\frac{3}{"), ("5", "")),
 ]
 
@@ -107,6 +118,28 @@ def test_different_answers_are_never_correct(gold, answer):
     ):
         verdict = ALONE.score(said, {"answer": gold})
         assert (verdict.score, verdict.outcome != "correct") == (0.0, True), (said, verdict)
+
+
+def test_no_unit_is_a_number():
+    assert ALONE.score(r"\boxed{5 \text{6}}", {"answer": "5"}).outcome != "correct"
+
+
+def test_what_a_number_is_counted_in_counts_unless_it_is_asked_for():
+    for gold, said in (("5", "5 million"), ("5 million", "5")):
+        task = {"question": "How many people live there?", "answer": gold}
+        assert ALONE.score(rf"\boxed{{{said}}}", task).outcome == "wrong"
+        task["question"] = "How many millions of people live there?"
+        assert ALONE.score(rf"\boxed{{{said}}}", task).outcome == "correct"
+
+
+def test_math_verify_is_not_asked_where_it_takes_one_of_several_numbers_for_all(hasty):
+    for gold, said in (
+        ("2010_7", "2010_8"),
+        ("1:2:3", "1:3:2"),
+        (r"2 \text{ hours } 30 \text{ minutes}", r"2 \text{ hours } 20 \text{ minutes}"),
+    ):
+        for form in (rf"\boxed{{{said}}}", f"<answer>{said}</answer>"):
+            assert hasty.score(form, {"answer": gold}).outcome == "wrong"
 
 
 @pytest.mark.parametrize(
@@ -188,6 +221,7 @@ def test_a_form_that_arithmetic_does_not_read_is_no_way_out_where_it_reads_the_r
         {"answer": True},
         {"answer": "5", "float_rounding": 99},
         {"answer": "5", "match_types": ["words"]},
+        {"answer": "5", "match_types": [["latex"]]},
         {"answer": "5", "strict": "yes"},
     ],
 )

@@ -53,6 +53,17 @@ def test_two_boxes_in_a_row_do_not_move():
     assert (result[4]["state"]["level"], round(result[1], 6)) == (parse_level(level).to_xsb(), -0.1)
 
 
+@pytest.mark.parametrize("level", [True, 5, ["#@$.#"], {"rows": []}])
+def test_a_level_that_is_no_text_is_refused(level):
+    with pytest.raises(ValueError, match="a level is text"):
+        SokobanEnv().reset(options={"level": level})
+
+
+def test_a_level_by_its_number_needs_a_file_of_levels():
+    with pytest.raises(ValueError, match="levels_file"):
+        SokobanEnv().reset(options={"level_index": 3})
+
+
 def test_the_limit_truncates_and_solving_on_it_terminates():
     assert play(CORRIDOR, "Left", "Left", max_episode_steps=2)[1][2:4] == (False, True)
     assert play(CORRIDOR, "Right", "Right", "Right", max_episode_steps=3)[2][2:4] == (True, False)

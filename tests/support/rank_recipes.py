@@ -1,6 +1,7 @@
 """Recipes by which ranks make the small models of the tests; they are sent to other processes."""
 
 import os
+import resource
 import signal
 import time
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
+from tests.support.megatron_ranks import family_model
 from tests.support.tiny_models import adapted_model, sharp_model
 from trainer.backends.fsdp2 import fsdp2_backend, fsdp2_model
 from trainer.backends.heads import PolicyHead, ValueHead
@@ -67,6 +69,26 @@ class Recipe:
             return fsdp2_backend(head, group, self.optimizer, schedule, **self.options)
         stage = int(self.kind.removeprefix("zero"))
         return zero_backend(head, group, self.optimizer, schedule, stage=stage, **self.options)
+
+
+@dataclass(frozen=True)
+class Routed:
+    """A rank's part of a small mixture of experts.
+
+    Attributes:
+        kind: What divides it.
+    """
+
+    kind: str
+    optimizer: OptimizerSettings
+
+    def __call__(self, group, backends):
+        head = PolicyHead(family_model("qwen3_moe"), 1.0) if group.rank == 0 else None
+        schedule = Schedule(0.1, 0, 1, "constant")
+        if self.kind == "fsdp2":
+            return fsdp2_backend(head, group, self.optimizer, schedule)
+        stage = int(self.kind.removeprefix("zero"))
+        return zero_backend(head, group, self.optimizer, schedule, stage=stage)
 
 
 @dataclass(frozen=True)
@@ -190,6 +212,59 @@ class DyingInASave:
 
         backend.write_pieces = write_pieces
         return backend
+
+
+@dataclass(frozen=True)
+class OnAFullDisk:
+    """A policy of ranks that cannot write any file larger than a few kilobytes.
+
+    Attributes:
+        rank: Which one cannot write its pieces, from its second checkpoint on; the model can be written by none.
+    """
+
+    optimizer: OptimizerSettings
+    rank: int
+
+    def __call__(self, group, backends):
+        backend = Recipe("fsdp2", "policy", self.optimizer, 1e-3)(group, backends)
+        write, save, saves = backend.write_pieces, backend.save, []
+
+        def fill():
+            most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, most))
+
+        def write_pieces(folder):
+            saves.append(folder)
+            if len(saves) == 2 and group.rank == self.rank:
+                fill()
+            write(folder)
+
+        def save_model(folder, exact):
+            fill()
+            save(folder, exact)
+
+        backend.write_pieces, backend.save = write_pieces, save_model
+        return backend
+
+
+class Apart:
+    """Ranks of which some meet in a group of their own, made as libraries make theirs."""
+
+    def __init__(self, group):
+        self._group = group
+        self._own = torch.distributed.new_group([0, 1])
+
+    def meet(self, absent):
+        """Wait for all others in that group, but for one who never comes."""
+        if self._group.rank != absent:
+            torch.distributed.all_reduce(torch.zeros(1), group=self._own)
+        else:
+            time.sleep(600)
+
+
+def apart(group, backends):
+    """Make one."""
+    return Apart(group)
 
 
 def dying_in_a_save(optimizer, rank, when):

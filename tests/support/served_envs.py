@@ -1,6 +1,7 @@
 """Environments that the server's tests serve: each does one thing that a server has to bear."""
 
 import ctypes
+import json
 import math
 import os
 import time
@@ -49,6 +50,8 @@ class Count(gymnasium.Env):
             raise RuntimeError("no reset today")
         if options.get("sleep"):
             time.sleep(options["sleep"])
+        if "json" in options:
+            json.loads(options["json"])
         self.count = 0
         info = {"dice": int(self.np_random.integers(1000)), "expert": bool(options.get("expert"))}
         if "array" in options:
@@ -154,6 +157,8 @@ class Equal(SlowCount):
     def score(self, response: str, task: Mapping[str, Any]) -> dict[str, Any]:
         if response == "raise":
             raise RuntimeError("cannot score")
+        if response in ("nan", "inf"):
+            return {"score": float(response), "outcome": "correct", "detail": None}
         if response.startswith("sleep "):
             time.sleep(float(response.removeprefix("sleep ")))
         if response.startswith("hold "):

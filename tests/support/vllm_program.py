@@ -34,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
         "--disable-uvicorn-access-log",
         "--enable-sleep-mode",
         "--enable-lora",
+        "--enable-return-routed-experts",
     ):
         add(switch, action="store_true")
     add("--quantization", choices=["fp8"])
@@ -54,6 +55,7 @@ def main() -> None:
         lora=arguments.enable_lora and os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") == "1",
         memory_saver=arguments.enable_sleep_mode,
         logprobs_mode=arguments.logprobs_mode,
+        routed_experts=arguments.enable_return_routed_experts,
         api_key=os.environ.get("VLLM_API_KEY"),
     )
     log = os.environ.get("ROLLGYM_DOUBLE_LOG")

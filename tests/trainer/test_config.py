@@ -200,6 +200,7 @@ def every_field(model: type[BaseModel] = RunSettings) -> set[str]:
     return fields
 
 
+@pytest.mark.slow
 def test_every_setting_is_read_by_code(tmp_path):
     """A setting that no code reads is a promise that nothing keeps."""
     # What settings do among themselves, such as refusing what does not fit together, is no use of them.

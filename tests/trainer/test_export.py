@@ -1,6 +1,7 @@
 """A LoRA run from its start to the folders that other tools load: trained, resumed, measured, exported."""
 
 import json
+import resource
 
 import pytest
 import torch
@@ -8,11 +9,15 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.support.processes import env_server
+from tests.support.tiny_models import adapted_model, sharp_model
 from trainer import cli
 from trainer.commands.policy import trained_policy
 from trainer.config import checks
 from trainer.config.load import load_settings
 from trainer.core.errors import ConfigError
+from trainer.core.run_files import WriteError, write_errors
+from trainer.models.load import save_weights
+from trainer.models.lora import save_adapter
 from trainer.models.weights import parameters_of
 
 WORDS = [
@@ -94,3 +99,19 @@ def test_adapters_without_the_package_are_refused_before_anything_begins(monkeyp
         ConfigError, match=r"model\.lora needs the package peft: pip install 'rollgym\[lora\]'"
     ):
         checks.check_settings(load_settings(None, WORDS))
+
+
+@pytest.mark.parametrize("what", ["model", "adapter"])
+def test_a_full_disk_under_a_model_is_an_error_of_the_disk(what, tmp_path):
+    model = adapted_model(1) if what == "adapter" else sharp_model()
+    write = save_adapter if what == "adapter" else save_weights
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, limits[1]))
+    try:
+        with (
+            pytest.raises(WriteError, match=r"cannot write .*safetensors: File too large"),
+            write_errors(tmp_path),
+        ):
+            write(model, tmp_path / "model")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

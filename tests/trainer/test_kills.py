@@ -5,6 +5,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.support.processes import env_server, kill_module
 from tests.support.server_accounts import server_account_of
 from tests.support.token_accounts import account_of
@@ -57,6 +59,7 @@ def test_no_token_is_lost_or_drawn_twice(tmp_path):
         deterministic(forks, arguments, tmp_path)
 
 
+@pytest.mark.slow
 def test_no_token_of_a_server_is_lost_or_drawn_twice(tmp_path):
     """It is started again by the run's keeper, and brought the weights that replies under way go on with."""
     config, run, beside, output = (tmp_path / name for name in ("run.yaml", "run", "beside", "output"))

@@ -2,11 +2,14 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from trainer.config.backend import BackendSettings
+from trainer.config.checks import HUB_NAME
+from trainer.config.distillation import DistillSettings
 from trainer.config.model import LoraSettings, ModelSettings
 from trainer.config.run import RunSettings
 from trainer.core.errors import ConfigError
@@ -50,18 +53,36 @@ def model_shape(model: ModelSettings) -> ModelShape:
     Raises:
         ConfigError: If nothing here says what they are; the message has a remedy.
     """
+    return ModelShape.from_config(model_config(model))
+
+
+def model_config(model: ModelSettings) -> Mapping[str, Any]:
+    """Return the config.json of the run's model; nothing is fetched for it.
+
+    Raises:
+        ConfigError: If it is not here; the message has a remedy.
+    """
     if model.path is None:
-        return ModelShape.from_config(tiny_config(model.hidden_size, model.layers, model.heads))
-    if model.path in KNOWN:
-        return ModelShape.from_config(KNOWN[model.path])
-    file = Path(model.path) / "config.json"
+        return tiny_config(model.hidden_size, model.layers, model.heads)
+    return config_at(model.path)
+
+
+def config_at(path: str) -> Mapping[str, Any]:
+    """Return the config.json of a model's folder, or of its name on the hub, where it is known or was fetched before.
+
+    Raises:
+        ConfigError: If it is not here, or cannot be read; the message has a remedy.
+    """
+    if path in KNOWN:
+        return KNOWN[path]
+    file = Path(path) / "config.json"
     if not file.exists():
         from huggingface_hub import try_to_load_from_cache  # Imported late: few plans need it.
 
-        cached = try_to_load_from_cache(model.path, "config.json")
+        cached = try_to_load_from_cache(path, "config.json") if HUB_NAME.fullmatch(path) else None
         if not isinstance(cached, str):
             raise ConfigError(
-                f"the sizes of {model.path} are not known here: fetch them with `hf download {model.path} config.json`"
+                f"the sizes of {path} are not known here: fetch them with `hf download {path} config.json`"
             )
         file = Path(cached)
     try:
@@ -70,7 +91,7 @@ def model_shape(model: ModelSettings) -> ModelShape:
         raise ConfigError(f"{file} cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{file} holds no configuration of a model")
-    return ModelShape.from_config(config)
+    return config
 
 
 def sharding(settings: RunSettings) -> Sharding:
@@ -108,7 +129,10 @@ def memory_plan(settings: RunSettings, shape: ModelShape, device_bytes: int) -> 
         moments=2 if settings.optimizer.kind == "adamw" else 0,
     )
     roles = settings.cluster.roles
-    parts = [Part("policy", trained_need(shape, training, laid))]
+    other = OtherModels(settings, training, laid, device_bytes)
+    need = trained_need(shape, replace(training, vocabulary_head=settings.reward is None), laid)
+    policy = replace(need, activations=need.activations + other.beside.activations)
+    parts = [Part("policy" if settings.reward is None else "reward", policy)]
     if settings.algorithm.critic is not None:
         need = trained_need(shape, replace(training, vocabulary_head=False), laid)
         parts.append(Part("critic", need, alone=_apart(settings, roles.critic.devices)))
@@ -117,8 +141,72 @@ def memory_plan(settings: RunSettings, shape: ModelShape, device_bytes: int) -> 
         need = frozen_need(shape, training, laid)
         need = Need(activations=need.activations) if adapters else need
         parts.append(Part("reference", need, alone=_apart(settings, roles.reference.devices)))
+    parts += other.parts
     engine = _engine(settings, shape, number, device_bytes)
-    return MemoryPlan(tuple(parts if engine is None else [*parts, engine]), device_bytes)
+    return MemoryPlan(
+        tuple(parts if engine is None else [*parts, engine]), device_bytes, tuple(other.uncounted)
+    )
+
+
+class OtherModels:
+    """The models of a run that are other ones than its policy, each of a size of its own.
+
+    Args:
+        settings: The run.
+        training: How the policy is trained.
+        laid: How its backend lays a model on devices.
+        device_bytes: Memory of a device.
+
+    Attributes:
+        beside: What those keep of a micro-batch that compute beside the policy, in its own forward.
+        parts: The models.
+        uncounted: Those whose sizes are not known here, and why.
+    """
+
+    def __init__(self, settings: RunSettings, training: Training, laid: Sharding, device_bytes: int) -> None:
+        self.beside = Need()
+        self.parts: list[Part] = []
+        self.uncounted: list[str] = []
+        self._training, self._laid = training, laid
+        if settings.distill is not None:
+            self._add_teachers(settings.distill)
+        if settings.dpo is not None and settings.dpo.reference not in (None, "none"):
+            need = self._frozen("dpo.reference", str(settings.dpo.reference), laid)
+            if need is not None:  # read before anything is trained, and gone then
+                self.parts.append(Part("reference", need, sleeps=True))
+        for name, judge in settings.cluster.roles.judges.items():
+            shape = self._shape(f"cluster.roles.judges.{name}", judge.model)
+            if shape is not None:
+                reserved = int(_LAUNCHED_SHARE * device_bytes)
+                server = Engine(2, 1, reserved_bytes=reserved, tensor=max(1, len(judge.devices)))
+                self.parts.append(Part(name, engine_need(shape, server), alone=True))
+
+    def _add_teachers(self, distill: DistillSettings) -> None:
+        beside = distill.estimate != "sampled"
+        for name, teacher in distill.teachers.items():
+            if teacher.path is None:
+                continue  # a server of its own
+            need = self._frozen(
+                f"distill.teachers.{name}", teacher.path, self._laid if beside else Sharding()
+            )
+            if need is None:
+                continue
+            if beside:
+                # Each micro-batch goes through all of them, one after the other, while the student's is held.
+                most = max(self.beside.activations, need.activations)
+                self.beside, need = Need(activations=most), replace(need, activations=0)
+            self.parts.append(Part(name, need))
+
+    def _frozen(self, key: str, path: str, laid: Sharding) -> Need | None:
+        shape = self._shape(key, path)
+        return None if shape is None else frozen_need(shape, self._training, laid)
+
+    def _shape(self, key: str, path: str) -> ModelShape | None:
+        try:
+            return ModelShape.from_config(config_at(path))
+        except ConfigError as error:
+            self.uncounted.append(f"{key}: {error}")
+            return None
 
 
 def _apart(settings: RunSettings, devices: Sequence[int]) -> bool:

@@ -23,13 +23,13 @@ from trainer.assembly.build import (
     training_head,
     warm_start_backend,
 )
+from trainer.assembly.layout import check_combinations
 from trainer.assembly.rank_groups import RankGroups, mesh_shape
 from trainer.assembly.turns import SharedDevices
 from trainer.backends.base import Scorer, TrainBackend
 from trainer.backends.fsdp2 import fsdp2_backend, fsdp2_model
 from trainer.backends.gradient_checkpointing import bodies_of
 from trainer.backends.heads import Head
-from trainer.backends.megatron.layout import check_layout
 from trainer.backends.optimizer import Schedule
 from trainer.backends.rank_group import RankGroup
 from trainer.backends.ranked import RankedBackend, Ranks
@@ -43,6 +43,7 @@ from trainer.core.console import RunConsole
 from trainer.core.device import DTYPES, torch_device
 from trainer.core.errors import ConfigError
 from trainer.learn.learner import Models
+from trainer.models.division import check_layout
 from trainer.models.load import set_attention
 
 _START = "start"
@@ -412,33 +413,9 @@ def check_backend(settings: RunSettings) -> None:
         raise ConfigError(
             f"backend.kind {kind} needs a package that is not installed: pip install 'rollgym[{kind}]'"
         )
-    if kind in ("deepspeed", "megatron") and settings.model.compile is not None:
-        raise ConfigError(
-            f"model.compile: what backend.kind {kind} hooks into a model is not compiled with: leave it out, or take "
-            "kind torch or fsdp2"
-        )
-    beside = settings.distill is not None and settings.distill.estimate != "sampled"
-    if kind in ("deepspeed", "megatron") and beside:
-        raise ConfigError(
-            f"backend.kind {kind} computes no teachers beside the student: take kind torch or fsdp2, or "
-            "distill.estimate=sampled"
-        )
-    if kind == "megatron" and settings.reward is not None:
-        raise ConfigError(
-            "reward: backend.kind megatron trains no reward models: take kind torch, fsdp2 or deepspeed"
-        )
+    check_combinations(settings)
     if kind != "megatron":
         return
-    if settings.optimizer.fused:
-        raise ConfigError(
-            "optimizer.fused: Megatron-Core takes its steps by the kernels that it finds (TransformerEngine's, Apex's "
-            "or torch's): leave it out"
-        )
-    if settings.model.lora is not None:
-        raise ConfigError(
-            "model.lora: adapters are not trained by backend.kind megatron: take backend.kind fsdp2 or deepspeed, or "
-            "leave model.lora out"
-        )
     if settings.cluster.kind == "local" and torch_device(settings.model.device).type == "cpu":
         raise ConfigError(
             "backend.kind megatron computes on CUDA devices only, and there is none here, or model.device is cpu: "

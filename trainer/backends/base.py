@@ -66,6 +66,18 @@ That of order two is `-log sum p^2`: minus the logarithm of the chance that two 
 """
 
 
+class RoutedOutputs(NamedTuple):
+    """What was computed of rows, and the experts that did.
+
+    Attributes:
+        outputs: Of each row, as `Scorer.forward` returns them.
+        experts: Those that the tokens of each row took, layer by layer, int16 `[tokens, layers * taken]`.
+    """
+
+    outputs: list[Tensor]
+    experts: list[Tensor]
+
+
 class TokenCounts(NamedTuple):
     """Tokens of a step.
 
@@ -131,6 +143,14 @@ class TrainBackend(Scorer, Protocol):
 
     Calls block for as long as they compute or write: they are made in threads, one at a time.
     """
+
+    def forward_routed(self, rows: Sequence[TrainRow]) -> RoutedOutputs:
+        """Return what `forward` does, and the experts that tokens took: rows that have these take them again.
+
+        Raises:
+            ConfigError: If the model has no experts whose choice is known.
+        """
+        ...
 
     def entropies(self, rows: Sequence[TrainRow], mode: EntropyMode = "metric") -> list[Tensor]:
         """Return the entropy that each token was drawn with, float32 `[tokens]`, zero outside its row's mask."""

@@ -1,12 +1,13 @@
 """Rows through a model: cut into micro-batches, brought to its device, computed where results are wanted."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trainer.backends.base import EntropyMode, MicroBatch, TokenCounts, TrainRow
+from trainer.backends.base import EntropyMode, MicroBatch, RoutedOutputs, TokenCounts, TrainRow
 from trainer.backends.batching import length_buckets, pad_rows
 from trainer.backends.heads import Head
 from trainer.backends.prefix_layout import SharedTokens
@@ -31,6 +32,7 @@ class ForwardPass:
         self._costs = costs
         self._reads = head.reads
         self._prefixes = costs is not None and head.why_not_shared is None
+        self._experts: KeptExperts | None = None
 
     @property
     def shares(self) -> bool:
@@ -60,23 +62,57 @@ class ForwardPass:
                 kept.add(self.run(rows, bucket, entropy))
         return kept.by_row()
 
-    def buckets(self, rows: Sequence[TrainRow]) -> list[Bucket]:
-        """Cut rows into micro-batches. Those with recorded experts or with pictures are computed as they are."""
+    def routed(self, rows: Sequence[TrainRow]) -> RoutedOutputs:
+        """Return what `outputs` does, and the experts that tokens took.
+
+        Raises:
+            ConfigError: If the model has none whose choice is known.
+        """
+        kept = KeptOutputs(rows)
+        with torch.no_grad(), self.keeping_experts(rows) as experts:
+            for bucket in self.buckets(rows, apart=True):
+                kept.add(self.run(rows, bucket, "none"))
+        return RoutedOutputs(kept.by_row(), experts.by_row())
+
+    @contextmanager
+    def keeping_experts(self, rows: Sequence[TrainRow]) -> "Iterator[KeptExperts]":
+        """Hand out the experts that tokens of rows take while inside; they are there behind it.
+
+        Raises:
+            ConfigError: If the model has none whose choice is known.
+        """
+        self._head.keep_experts(wanted=True)
+        self._experts = experts = KeptExperts(rows, self._head)
+        try:
+            yield experts
+        finally:
+            self._experts = None
+            self._head.keep_experts(wanted=False)
+
+    def buckets(self, rows: Sequence[TrainRow], *, apart: bool = False) -> list[Bucket]:
+        """Cut rows into micro-batches. Those with recorded experts or with pictures are computed as they are.
+
+        Args:
+            rows: The rows.
+            apart: Whether all of them are.
+        """
         if any(row.images for row in rows):
-            return self._buckets_beside_pictures(rows)
-        if self._costs is None or any(row.experts is not None for row in rows):
+            return self._buckets_beside_pictures(rows, apart=apart)
+        if apart or self._costs is None or any(row.experts is not None for row in rows):
             return [Bucket(bucket) for bucket in length_buckets([len(row.ids) for row in rows], self._tokens)]
         ids = [row.ids.numpy() for row in rows]
         return plan(ids, self._tokens, self._costs, prefixes=self._prefixes)
 
-    def _buckets_beside_pictures(self, rows: Sequence[TrainRow]) -> list[Bucket]:
+    def _buckets_beside_pictures(self, rows: Sequence[TrainRow], *, apart: bool) -> list[Bucket]:
         """Cut rows of which some hold pictures: equal ids may hide other pictures, so that those share nothing."""
         shown = [place for place, row in enumerate(rows) if row.images]
         plain = [place for place, row in enumerate(rows) if not row.images]
         parts = length_buckets([len(rows[place].ids) for place in shown], self._tokens)
         buckets = [Bucket([shown[place] for place in part]) for part in parts]
         if plain:
-            buckets += [each.of(plain) for each in self.buckets([rows[place] for place in plain])]
+            buckets += [
+                each.of(plain) for each in self.buckets([rows[place] for place in plain], apart=apart)
+            ]
         return buckets
 
     def tokens(self, rows: Sequence[TrainRow], buckets: Sequence[Bucket | None]) -> TokenCounts:
@@ -124,6 +160,8 @@ class ForwardPass:
         if images is not None:
             given["images"] = images
         values, entropies = self._head(ids, row, column, entropy, shared, experts, **given)
+        if self._experts is not None and self._experts.rows is rows:
+            self._experts.add(bucket.rows, self._head.kept_experts(*ids.shape))
         return MicroBatch(
             rows=torch.tensor(bucket.rows, device=device),
             mask=mask,
@@ -170,6 +208,32 @@ class KeptOutputs:
         for numbers, outputs in self._parts:
             for row, line in zip(numbers.tolist(), outputs.cpu(), strict=True):
                 results[row] = line[: len(self._rows[row].ids)]
+        return results
+
+
+class KeptExperts:
+    """The experts that tokens of rows took, put together of micro-batches.
+
+    Args:
+        rows: All rows that micro-batches are cut from.
+        head: What knows those that others keep.
+    """
+
+    def __init__(self, rows: Sequence[TrainRow], head: Head) -> None:
+        self.rows = rows
+        self._head = head
+        self._parts: list[tuple[Sequence[int], Tensor]] = []
+
+    def add(self, places: Sequence[int], experts: Tensor) -> None:
+        """Take in what a micro-batch's rows took, `[rows, tokens, layers * taken]`."""
+        self._parts.append((places, experts))
+
+    def by_row(self) -> list[Tensor]:
+        """Return the experts of each row, int16 `[tokens, layers * taken]` on the processor."""
+        results: list[Tensor] = [torch.empty(0)] * len(self.rows)
+        for places, experts in self._parts:
+            for place, line in zip(places, self._head.whole_experts(experts).cpu(), strict=True):
+                results[place] = line[: len(self.rows[place].ids)].clone()
         return results
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from trainer.backends.base import EntropyMode
 from trainer.backends.prefix_cache import hidden_states, why_not_shared
 from trainer.backends.prefix_layout import SharedTokens
-from trainer.backends.routing import RoutedModel
+from trainer.backends.routing import RoutedModel, no_experts
 from trainer.models.language_head import LanguageHead, own_logits
 from trainer.models.pictures import ImageTensors, tokens_or_embeddings
 from trainer.models.value_head import ValueModel
@@ -100,6 +100,28 @@ class Head(nn.Module, ABC):
         outputs, spread = self._read(states, shared.targets, entropy)
         return outputs[shared.which], None if spread is None else spread[shared.which]
 
+    def keep_experts(self, *, wanted: bool) -> None:
+        """Have forwards keep the experts that tokens take, or no longer.
+
+        Raises:
+            ConfigError: If there are none whose choice is known.
+        """
+        if wanted:
+            raise no_experts()
+
+    def kept_experts(self, rows: int, tokens: int) -> Tensor:
+        """Return those of the last forward, int16 `[rows, tokens, layers * taken]`, zeros where others know them.
+
+        Args:
+            rows: Rows of that forward.
+            tokens: Length that they were filled up to.
+        """
+        raise no_experts()
+
+    def whole_experts(self, own: Tensor) -> Tensor:
+        """Return what `kept_experts` returned with what others know, who call it together."""
+        return own
+
     def _take(self, experts: Tensor | None) -> None:
         """Have routers take experts, or choose them; nothing where they always choose."""
 
@@ -168,6 +190,14 @@ class PolicyHead(Head):
         if self._head is None:
             return "its logits are made of more than its last hidden states"
         return super().why_not_shared
+
+    def keep_experts(self, *, wanted: bool) -> None:
+        """Have forwards keep the experts that tokens take, or no longer."""
+        self._routed.keep(wanted=wanted)
+
+    def kept_experts(self, rows: int, tokens: int) -> Tensor:
+        """Return those of the last forward, int16 `[rows, tokens, layers * taken]`."""
+        return self._routed.kept(rows, tokens)
 
     def _take(self, experts: Tensor | None) -> None:
         self._routed.take(experts)

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.backends.transport import Failure, RankDiedError, RankFailedError, pack, unpack
+from trainer.core.errors import RunError
 
 _LAST_LINES = 12
 _LINE_WIDTH = 300
@@ -46,11 +47,18 @@ class LocalRanks:
         threads: Threads of each rank's operators.
         devices: The accelerator of each rank, by its number on this machine; that of the rank if none are named.
         role: What their death is told as.
+        start_timeout_s: How long one may take until it takes calls.
     """
 
     def __init__(
-        self, logs: Path, threads: int = 1, devices: Sequence[int] = (), role: str = "actor_train"
+        self,
+        logs: Path,
+        threads: int = 1,
+        devices: Sequence[int] = (),
+        role: str = "actor_train",
+        start_timeout_s: float = 600.0,
     ) -> None:
+        self._start_timeout_s = start_timeout_s
         self._role = role
         self._logs = logs
         self._devices = devices
@@ -72,6 +80,7 @@ class LocalRanks:
 
         Raises:
             RankDiedError: If one of them does not start.
+            RunError: If one of them takes too long.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
         try:
@@ -83,8 +92,7 @@ class LocalRanks:
                 )
                 self._readers.append(reader)
                 reader.start()
-            for answer in [self.call(number, "ready") for number in range(world_size)]:
-                answer.result()
+            self._wait_until_ready([self.call(number, "ready") for number in range(world_size)])
         except BaseException:
             self.close()
             raise
@@ -141,6 +149,18 @@ class LocalRanks:
                 start_new_session=True,
             )
         return _Rank(number, process, Connection(ours.detach()), log)
+
+    def _wait_until_ready(self, answers: "Sequence[Future[Any]]") -> None:
+        _, silent = wait(answers, self._start_timeout_s, FIRST_EXCEPTION)
+        for answer in answers:
+            if answer.done():
+                answer.result()
+        if silent:
+            late = next(rank for rank, answer in zip(self._ranks, answers, strict=True) if answer in silent)
+            raise RunError(
+                f"rank {late.number} of {len(answers)} was not ready within {self._start_timeout_s:g} s "
+                f"(cluster.start_timeout_s); what it says: {late.log}"
+            )
 
     def _device_of(self, number: int) -> int:
         return self._devices[number] if self._devices else number

@@ -70,6 +70,7 @@ class RankServer:
         """
         assert self._group is not None
         backend = make(self._group, self._backends)
+        self._group.bound_waits()
         self._backends[name] = backend
         return {name: getattr(backend, name, None) for name in _FIXED}
 

@@ -114,9 +114,16 @@ class RankGroup:
         self.mesh: DeviceMesh = init_device_mesh(
             self.device.type, tuple(dimensions.values()), mesh_dim_names=tuple(dimensions)
         )
-        for dimension in (self.data, self.tensor):
-            # Groups of some of the ranks are made with torch's own patience.
-            _set_pg_timeout(timeout, dimension.get_group())
+        self._timeout = timeout
+        self.bound_waits()
+
+    def bound_waits(self) -> None:
+        """Have no group of some of the ranks wait longer than was asked for, whoever made it.
+
+        They are made with torch's own patience: those of a mesh, and those that Megatron and DeepSpeed make.
+        """
+        for group in dist.distributed_c10d._world.pg_map:
+            _set_pg_timeout(self._timeout, group)
 
     @property
     def data(self) -> DeviceMesh:

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from trainer.algorithms.metrics import merge
 from trainer.backends.balance import balanced, balanced_trees, row_cost
-from trainer.backends.base import Digest, EntropyMode, LossFunction, StepReport, TokenCounts, TrainRow
+from trainer.backends.base import (
+    Digest,
+    EntropyMode,
+    LossFunction,
+    RoutedOutputs,
+    StepReport,
+    TokenCounts,
+    TrainRow,
+)
 from trainer.backends.rank_group import MeshShape
 from trainer.backends.transport import (
     MakeBackend,
@@ -194,6 +202,19 @@ class RankedBackend:
         places = self._divided(rows)
         answers = self._each_part("forward", [(_chosen(rows, part),) for part in places])
         return _in_order(places, answers, len(rows))
+
+    def forward_routed(self, rows: Sequence[TrainRow]) -> RoutedOutputs:
+        """Return what `forward` does, and the experts that tokens took.
+
+        Raises:
+            ConfigError: If the model has none whose choice is known.
+        """
+        places = self._divided(rows)
+        answers = self._each_part("forward_routed", [(_chosen(rows, part),) for part in places])
+        return RoutedOutputs(
+            _in_order(places, [answer.outputs for answer in answers], len(rows)),
+            _in_order(places, [answer.experts for answer in answers], len(rows)),
+        )
 
     def entropies(self, rows: Sequence[TrainRow], mode: EntropyMode = "metric") -> list[Tensor]:
         """Return the entropy that each token was drawn with, float32 `[tokens]`, without gradient."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trainer.backends.base import TrainRow
+from trainer.core.errors import ConfigError
 
 UNKNOWN = -1
 """Stands for each expert of a token whose experts nobody recorded: it takes those that its router chooses."""
@@ -75,6 +76,14 @@ def by_layer(experts: Tensor, layers: int, there: int) -> Tensor:
     return apart
 
 
+def no_experts() -> ConfigError:
+    """Return the error of a model that has no experts whose choice could be kept."""
+    return ConfigError(
+        "optimizer.router_replay: the model has no experts whose choice can be taken again (mixtures of Qwen2's and "
+        "Qwen3's have): leave it out"
+    )
+
+
 def taken_again(chosen: Tensor, recorded: Tensor | None) -> Tensor:
     """Return the experts of each token, int64 `[tokens, taken]`: those recorded, or the router's where there are none.
 
@@ -106,6 +115,7 @@ class RoutedModel:
         self._routers = [module for module in body.modules() if type(module).__name__ in _ROUTERS]
         self._there = int(self._routers[0].num_experts) if self._routers else 0  # type: ignore[arg-type]
         self._recorded: list[Tensor] | None = None
+        self._kept: dict[int, Tensor] | None = None
         for layer, router in enumerate(self._routers):
             router.register_forward_hook(_Hook(self, layer))
 
@@ -128,9 +138,33 @@ class RoutedModel:
             return
         self._recorded = list(by_layer(experts, self.layers, self._there).flatten(0, 1).unbind(dim=1))
 
-    def recorded(self, layer: int) -> Tensor | None:
-        """Return what a layer is to take, `[rows * tokens, taken]`."""
-        return None if self._recorded is None else self._recorded[layer]
+    def keep(self, *, wanted: bool) -> None:
+        """Have forwards keep what tokens take, or no longer.
+
+        Raises:
+            ConfigError: If the model has no experts whose choice is known.
+        """
+        if wanted and not self._routers:
+            raise no_experts()
+        self._kept = {} if wanted else None
+
+    def kept(self, rows: int, tokens: int) -> Tensor:
+        """Return what the last forward's tokens took, int16 `[rows, tokens, layers * taken]`."""
+        assert self._kept is not None
+        layers = torch.stack([self._kept[layer] for layer in range(self.layers)], dim=1)
+        return layers.flatten(1).view(rows, tokens, -1).to(torch.int16)
+
+    def chosen(self, layer: int, own: Tensor) -> Tensor | None:
+        """Return what a layer is to take in place of its router's own choice, `[rows * tokens, taken]`; None: that.
+
+        Args:
+            layer: Which layer.
+            own: What its router chooses.
+        """
+        taken = None if self._recorded is None else taken_again(own, self._recorded[layer])
+        if self._kept is not None:
+            self._kept[layer] = (own if taken is None else taken).detach()
+        return taken
 
 
 class _Hook:
@@ -144,10 +178,9 @@ class _Hook:
         self, router: nn.Module, _: tuple[Tensor, ...], output: tuple[Tensor, Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         logits, weights, chosen = output
-        recorded = self._model.recorded(self._layer)
-        if recorded is None:
+        taken = self._model.chosen(self._layer, chosen)
+        if taken is None:
             return output
-        taken = taken_again(chosen, recorded)
         scores = logits.float().softmax(dim=-1).gather(-1, taken)
         if router.norm_topk_prob:
             scores = scores / scores.sum(dim=-1, keepdim=True)

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trainer.backends.base import EntropyMode, MicroBatch, TrainRow
+from trainer.backends.base import EntropyMode, MicroBatch, RoutedOutputs, TrainRow
 from trainer.backends.forward_pass import ForwardPass, KeptOutputs
 from trainer.backends.heads import Head
 from trainer.backends.prefix_tree import Bucket, CallCosts
 from trainer.backends.rank_group import RankGroup
 from trainer.backends.weight_pieces import StoredPieces, WeightPieces
 from trainer.core.errors import RunError
+from trainer.core.run_files import write_errors
 from trainer.models.load import write_model
 from trainer.models.lora import has_adapters, write_adapter
 from trainer.models.weights import hub_names
@@ -101,6 +102,22 @@ class ShardedModel:
         """Return the outputs of this rank's rows; all ranks call it together, with as many micro-batches each."""
         return self._outputs(rows, "none")
 
+    def forward_routed(self, rows: Sequence[TrainRow]) -> RoutedOutputs:
+        """Return what `forward` does, and the experts that tokens took; all ranks call it together.
+
+        Raises:
+            ConfigError: If the model has none whose choice is known.
+        """
+        kept = KeptOutputs(rows)
+
+        def keep(bucket: Bucket | None, micro: MicroBatch) -> None:
+            if bucket is not None:
+                kept.add(micro)
+
+        with torch.no_grad(), self._pieces.computing(), self._pass.keeping_experts(rows) as experts:
+            self._each(rows, self._equal_buckets(rows, apart=True), "none", keep)
+        return RoutedOutputs(kept.by_row(), experts.by_row())
+
     def entropies(self, rows: Sequence[TrainRow], mode: EntropyMode = "metric") -> list[Tensor]:
         """Return the entropy that each token of this rank's rows was drawn with; all ranks call it together."""
         return self._outputs(rows, mode)
@@ -168,7 +185,8 @@ class ShardedModel:
         self._dtype = torch.float32 if exact else before
         try:
             if self._group.rank == 0:
-                write_model(model, self.export(), self._dtype, directory)
+                with write_errors(directory):
+                    write_model(model, self.export(), self._dtype, directory)
             else:
                 _go_through(self.export())
         finally:
@@ -192,7 +210,8 @@ class ShardedModel:
         """Write the adapters in peft's layout; the first rank does, all of them gather."""
         tensors = {name: tensor.cpu() for name, tensor in self._pieces.adapters()}
         if self._group.rank == 0:
-            write_adapter(self._head.model, tensors, directory)
+            with write_errors(directory):
+                write_adapter(self._head.model, tensors, directory)
 
     def state(self) -> Iterator[tuple[str, Any]]:
         """Yield a checkpoint's contents by paths (see `ranked.nested`), gathered one at a time."""
@@ -204,6 +223,7 @@ class ShardedModel:
 
         Raises:
             RunError: If a number of any rank's is not finite: then nothing is written.
+            WriteError: If the disk does not take it, in whichever rank.
         """
         tensors = self._pieces_of_state()
         if broken := self._broken({path: self.stored.local(tensor) for path, tensor in tensors.items()}):
@@ -211,7 +231,8 @@ class ShardedModel:
                 f"no checkpoint is written, because {broken[0].replace(chr(9), '.')} is not finite (of {len(broken)} "
                 "such tensors): lower optimizer.learning_rate"
             )
-        write_pieces(folder, tensors, self._plain(), first=self.is_first)
+        with write_errors(folder):
+            write_pieces(folder, tensors, self._plain(), first=self.is_first)
 
     def read_pieces(self, folder: Path) -> None:
         """Take up a checkpoint that any number of ranks wrote; all ranks call it together.
@@ -309,9 +330,9 @@ class ShardedModel:
         """
         raise TypeError("a model that is only read has no gradients")
 
-    def _equal_buckets(self, rows: Sequence[TrainRow]) -> list[Bucket | None]:
+    def _equal_buckets(self, rows: Sequence[TrainRow], *, apart: bool = False) -> list[Bucket | None]:
         """Cut this rank's rows into as many micro-batches as any rank has; None where it has none left."""
-        buckets: list[Bucket | None] = [*self._pass.buckets(rows)]
+        buckets: list[Bucket | None] = [*self._pass.buckets(rows, apart=apart)]
         missing = self._group.largest(len(buckets)) - len(buckets)
         return [*buckets, *([None] * missing)]
 

@@ -9,7 +9,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from trainer.algorithms.metrics import Metrics, merge
-from trainer.backends.base import Digest, EntropyMode, LossFunction, StepReport, TrainRow
+from trainer.backends.base import (
+    Digest,
+    EntropyMode,
+    LossFunction,
+    RoutedOutputs,
+    StepReport,
+    TrainRow,
+)
 from trainer.backends.compilation import CompiledLayers
 from trainer.backends.forward_pass import ForwardPass, KeptOutputs
 from trainer.backends.gradient_checkpointing import GradientCheckpointing
@@ -69,6 +76,14 @@ class TorchBackend:
     def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the outputs of each row, float32 `[tokens]`, zero outside its mask, without gradient."""
         return self._pass.outputs(rows)
+
+    def forward_routed(self, rows: Sequence[TrainRow]) -> RoutedOutputs:
+        """Return what `forward` does, and the experts that tokens took.
+
+        Raises:
+            ConfigError: If the model has none whose choice is known.
+        """
+        return self._pass.routed(rows)
 
     def entropies(self, rows: Sequence[TrainRow], mode: EntropyMode = "metric") -> list[Tensor]:
         """Return the entropy that each token was drawn with, float32 `[tokens]`, without gradient."""

@@ -52,6 +52,14 @@ class EngineHead(Head):
             return "ZeRO at stage 3 gathers weights in the order of calls that it has seen, and trees differ"
         return self._wrapped[0].why_not_shared
 
+    def keep_experts(self, *, wanted: bool) -> None:
+        """Have forwards keep the experts that tokens take, or no longer."""
+        self._wrapped[0].keep_experts(wanted=wanted)
+
+    def kept_experts(self, rows: int, tokens: int) -> Tensor:
+        """Return those of the last forward, int16 `[rows, tokens, layers * taken]`."""
+        return self._wrapped[0].kept_experts(rows, tokens)
+
     def _read(self, *inputs: Any) -> tuple[Tensor, Tensor | None]:
         """Return what the wrapped head reads."""
         return self._wrapped[0]._read(*inputs)

@@ -54,6 +54,7 @@ class LocalRoles:
             self._settings.threads,
             () if named is None else named.devices,
             role,
+            self._settings.cluster.start_timeout_s,
         )
 
     async def engines(self, build: Callable[[], PreTrainedModel]) -> RemoteEngines | None:

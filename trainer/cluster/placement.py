@@ -208,6 +208,12 @@ def _beside(settings: RunSettings, name: str, devices: Sequence[int], trains: Se
             f"cluster.roles.{name}.devices names {_count(len(devices), 'device')}, and its layers are divided over "
             f"{whole} (backend.mesh): name a multiple of {whole}"
         )
+    parts, expert = len(devices) // whole, settings.backend.mesh.expert
+    if parts % expert:
+        raise ConfigError(
+            f"cluster.roles.{name}.devices names {_count(len(devices), 'device')}, which are {parts} of `data` "
+            f"(backend.mesh), and experts are divided over {expert} of these: name a multiple of {whole * expert}"
+        )
     if name == REFERENCE and settings.model.lora is not None and devices:
         raise _unread(REFERENCE, "with model.lora the reference is the policy itself, its adapters off")
     return Role(name, _one_each(devices or trains), "rank")

@@ -11,6 +11,7 @@ import torch
 
 from trainer.assembly.build import Policy, build_policy, open_environments, task_source
 from trainer.assembly.data_check import keep_data
+from trainer.assembly.layout import check_model
 from trainer.assembly.models import ModelSource, check_backend, open_models
 from trainer.assembly.teachers import check_teachers, teacher_of
 from trainer.assembly.turns import device_turns
@@ -89,6 +90,7 @@ async def learn_from_examples(settings: RunSettings, command: str, ending: Endin
     check_settings(settings)
     check_backend(settings)
     place_roles(settings)
+    check_model(settings)
     return await run_supervised(settings, ending, _learn)
 
 

@@ -21,6 +21,7 @@ def reward_learner(settings: RunSettings, models: Models) -> Learner:
         settings.seed,
         max_skipped_steps=settings.optimizer.max_skipped_steps,
         truncated=settings.rollout.truncates,
+        router_replay=settings.optimizer.router_replay,
     )
 
 

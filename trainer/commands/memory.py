@@ -37,6 +37,8 @@ def plan_lines(settings: RunSettings, device_gb: float | None) -> list[str]:
     title = f"memory plan: {name}, {shape.parameters.total / 1e9:.2f} billion parameters"
     lines = [*textwrap.wrap(title, _WIDTH), *textwrap.wrap(_how(settings, plan), _WIDTH), *_table(plan.parts)]
     lines += textwrap.wrap(_verdict(plan), _WIDTH)
+    for said in plan.uncounted:
+        lines += textwrap.wrap(f"not counted: {said}", _WIDTH)
     if not plan.fits:
         lines += _advice(remedies(settings, shape, plan.device_bytes))
     return lines
@@ -61,7 +63,9 @@ def _table(parts: Sequence[Part]) -> list[str]:
 
 
 def _heading(part: Part) -> str:
-    return f"{part.name}*" if part.alone else part.name
+    mark = "*" if part.alone else ""
+    # One column is one space and the rest of its width.
+    return f"{part.name[: _COLUMN - 1 - len(mark)]}{mark}"
 
 
 def _gib(size: int) -> str:

@@ -17,6 +17,7 @@ from trainer.assembly.build import (
 )
 from trainer.assembly.data_check import check_streams, keep_digests
 from trainer.assembly.inference import check_inference
+from trainer.assembly.layout import check_model
 from trainer.assembly.models import check_backend, open_models
 from trainer.assembly.standing import StandingRoles
 from trainer.assembly.turns import device_turns
@@ -72,6 +73,7 @@ async def train(settings: RunSettings, ending: Ending, command: str = "train") -
     check_inference(settings)
     check_backend(settings)
     place_roles(settings)
+    check_model(settings)
     roles = StandingRoles(settings, ending)
     return await run_supervised(settings, ending, partial(_train, roles=roles), roles)
 

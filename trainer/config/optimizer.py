@@ -40,6 +40,11 @@ class OptimizerSettings(Settings):
         description="Whether tokens of rows that begin alike go through the model once: where that is exact and costs "
         "less, or never.",
     )
+    router_replay: bool = Field(
+        False,
+        description="Mixtures of experts: the optimizer steps of a batch take the experts that the policy took when "
+        "its old log-probabilities were computed (R2). Experts of the rollout (inference.routed_experts) stay.",
+    )
 
     @model_validator(mode="after")
     def _numbers_are_read(self) -> Self:

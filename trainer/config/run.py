@@ -163,6 +163,23 @@ class RunSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _experts_can_be_taken_again(self) -> Self:
+        if not self.optimizer.router_replay:
+            return self
+        if self.section is not None:
+            raise ValueError(
+                f"optimizer.router_replay takes experts again for ratios of log-probabilities, and {self.section} has "
+                "none: leave it out"
+            )
+        if not self.algorithm.needs_old_logprobs:
+            raise ValueError(
+                "optimizer.router_replay takes experts again that the policy took when its old log-probabilities were "
+                "computed, and this algorithm computes none: set algorithm.proximal to 'recomputed' and "
+                "algorithm.minibatches or epochs above 1, or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _shares_can_follow(self) -> Self:
         if self.curriculum is None:
             return self

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from trainer.inference.routed_experts import Experts
+from trainer.records.experts import Experts
 from trainer.records.images import PlacedImage
 
 FinishReason = Literal["stop", "length", "abort"]

@@ -13,7 +13,7 @@ from trainer.inference.errors import (
     ServerSetupError,
     WrongKeyError,
 )
-from trainer.inference.routed_experts import Experts
+from trainer.records.experts import Experts
 
 Result = TypeVar("Result")
 

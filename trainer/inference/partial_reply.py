@@ -9,7 +9,7 @@ import numpy as np
 
 from trainer.core.seeding import derive_seed
 from trainer.inference.base import FinishReason, GenerationRequest, GenerationResult, SamplingParams
-from trainer.inference.routed_experts import Experts
+from trainer.records.experts import Experts
 
 
 @dataclass(slots=True)

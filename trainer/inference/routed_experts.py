@@ -9,10 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.inference.errors import MalformedReplyError
-
-Experts = NDArray[np.int16]
-"""Experts of tokens, `[tokens, layers * taken]`, layer by layer; of a row's first tokens, all but those at its end that
-nothing was computed of."""
+from trainer.records.experts import Experts
 
 
 def read_array_file(text: object, tokens: int, where: str) -> Experts:

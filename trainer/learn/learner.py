@@ -2,11 +2,10 @@
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, assert_never
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +25,14 @@ from trainer.core.errors import InvalidNumberError, TrainerError
 from trainer.core.numbers import not_finite
 from trainer.core.seeding import derive_seed, generator
 from trainer.learn.batches import EpisodeBatch, padded, padded_tensors
-from trainer.learn.prepared import elsewhere_of, prepared_rows, unpadded
+from trainer.learn.prepared import (
+    elsewhere_of,
+    positive_tokens,
+    prepared_rows,
+    sequence_lengths,
+    sequences_of,
+    unpadded,
+)
 from trainer.learn.shares import critic_share, policy_share
 from trainer.learn.update_metrics import mismatch, step_metrics
 from trainer.records.images import PlacedImage
@@ -99,6 +105,8 @@ class Learner:
         max_skipped_steps: Optimizer steps in a row that may be left out because loss or gradient is not finite.
         truncated: Whether tokens were drawn from a part of the vocabulary. Their log-probabilities then cannot be
             compared with the policy's, and no mismatch is reported.
+        router_replay: Whether the steps of a batch take the experts that the policy took when its old
+            log-probabilities were computed.
     """
 
     def __init__(
@@ -109,11 +117,13 @@ class Learner:
         *,
         max_skipped_steps: int = 8,
         truncated: bool = False,
+        router_replay: bool = False,
     ) -> None:
         self._settings = settings
         self._policy_steps = SkippedSteps("policy", max_skipped_steps)
         self._critic_steps = SkippedSteps("critic", max_skipped_steps)
         self._truncated = truncated
+        self._router_replay = router_replay
         self._models = models
         self._seed = seed
 
@@ -153,7 +163,9 @@ class Learner:
             _train_row(row.ids, row.mask, {"behaviour": row.logprobs}, row.experts, row.images)
             for row in batch.rows
         ]
-        old = self._models.policy.forward(rows) if settings.needs_old_logprobs else None
+        old = None
+        if settings.needs_old_logprobs:
+            old, rows = self._old_logprobs(rows)
         # Other models have routers of their own.
         free = [replace(row, experts=None) for row in rows]
         reference = self._forward(self._models.reference, free) if settings.needs_reference else None
@@ -200,6 +212,13 @@ class Learner:
         metrics = self._optimize(settings, chosen, trained, result.scores[places], step, version)
         self._remember(settings, batch, chosen, metrics)
         return metrics | result.metrics | left_out | {"batch/rows": float(len(chosen))}
+
+    def _old_logprobs(self, rows: list[TrainRow]) -> tuple[list[Tensor], list[TrainRow]]:
+        """Return log-probabilities of rows at the start of the update, and the rows as its steps compute them."""
+        if not self._router_replay:
+            return self._models.policy.forward(rows), rows
+        outputs, experts = self._models.policy.forward_routed(rows)
+        return outputs, [replace(row, experts=taken) for row, taken in zip(rows, experts, strict=True)]
 
     def _effective(self) -> AlgorithmSettings:
         """Return the settings of this step: with an adaptive weight of the KL penalty, where there is one."""
@@ -269,11 +288,11 @@ class Learner:
         step: int,
         version: int,
     ) -> dict[str, float]:
-        sequences = _sequences(settings, batch)
+        sequences = sequences_of(settings, batch)
         episodes = [row.trajectory for row in batch.rows]
         # What a ratio is taken over stays in one optimizer step.
         units = episodes if settings.keeps_episodes_whole else sequences
-        lengths = _lengths(rows, sequences)
+        lengths = sequence_lengths(rows, sequences)
         updates = 0
         policy_steps: list[StepReport] = []
         critic_steps: list[StepReport] = []
@@ -295,7 +314,7 @@ class Learner:
                 )
                 if settings.positive_nll.coefficient:
                     counts = replace(
-                        counts, positive_tokens=_positive_tokens(settings, chosen, scores[places])
+                        counts, positive_tokens=positive_tokens(settings, chosen, scores[places])
                     )
                 totals = torch.tensor([lengths[sequences[place]] for place in places])
                 taken = self._models.policy.step(
@@ -362,33 +381,6 @@ def _train_row(
         None if experts is None else torch.from_numpy(experts[: len(ids)].copy()),
         tuple(images),
     )
-
-
-def _lengths(rows: Sequence[TrainRow], sequences: Sequence[tuple[int, int]]) -> Counter[tuple[int, int]]:
-    """Count the sampled tokens of each sequence, over all its rows."""
-    lengths: Counter[tuple[int, int]] = Counter()
-    for row, sequence in zip(rows, sequences, strict=True):
-        lengths[sequence] += int(row.mask.sum())
-    return lengths
-
-
-def _positive_tokens(settings: AlgorithmSettings, rows: Sequence[TrainRow], scores: Tensor) -> int:
-    """Count the sampled tokens of the episodes that did well."""
-    good = (scores > settings.positive_nll.score_threshold).tolist()
-    return sum(int(row.mask.sum()) for row, each in zip(rows, good, strict=True) if each)
-
-
-def _sequences(settings: AlgorithmSettings, batch: EpisodeBatch) -> list[tuple[int, int]]:
-    """Name what each row is a part of where a loss averages over sequences."""
-    match settings.aggregation.unit:
-        case "sequence":
-            return [row.sequence for row in batch.rows]
-        case "trajectory":
-            return [(row.trajectory, 0) for row in batch.rows]
-        case "row":
-            return [(row.trajectory, place) for place, row in enumerate(batch.rows)]
-        case _:
-            assert_never(settings.aggregation.unit)
 
 
 def _averaged(numbers: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from trainer.algorithms.prepare import prepare_step
 from trainer.algorithms.ratio import elsewhere
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.backends.base import TrainBackend, TrainRow
-from trainer.learn.batches import padded_tensors
+from trainer.learn.batches import EpisodeBatch, padded_tensors
 
 
 def prepared_rows(
@@ -116,3 +117,32 @@ def _start(settings: AlgorithmSettings, row: TrainRow, logprobs: Tensor) -> Tens
 def unpadded(table: Tensor, rows: Sequence[TrainRow]) -> list[Tensor]:
     """Return the lines of a padded table, each as long as its row."""
     return [table[place, : len(row.ids)] for place, row in enumerate(rows)]
+
+
+def sequence_lengths(
+    rows: Sequence[TrainRow], sequences: Sequence[tuple[int, int]]
+) -> Counter[tuple[int, int]]:
+    """Count the sampled tokens of each sequence, over all its rows."""
+    lengths: Counter[tuple[int, int]] = Counter()
+    for row, sequence in zip(rows, sequences, strict=True):
+        lengths[sequence] += int(row.mask.sum())
+    return lengths
+
+
+def positive_tokens(settings: AlgorithmSettings, rows: Sequence[TrainRow], scores: Tensor) -> int:
+    """Count the sampled tokens of the episodes that did well."""
+    good = (scores > settings.positive_nll.score_threshold).tolist()
+    return sum(int(row.mask.sum()) for row, each in zip(rows, good, strict=True) if each)
+
+
+def sequences_of(settings: AlgorithmSettings, batch: EpisodeBatch) -> list[tuple[int, int]]:
+    """Name what each row is a part of where a loss averages over sequences."""
+    match settings.aggregation.unit:
+        case "sequence":
+            return [row.sequence for row in batch.rows]
+        case "trajectory":
+            return [(row.trajectory, 0) for row in batch.rows]
+        case "row":
+            return [(row.trajectory, place) for place, row in enumerate(batch.rows)]
+        case _:
+            assert_never(settings.aggregation.unit)

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from trainer.config.model import LoraSettings
 from trainer.core.errors import ConfigError
+from trainer.models.shards import disk_errors
 
 ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -174,7 +175,9 @@ def write_adapter(model: nn.Module, tensors: Mapping[str, Tensor], directory: Pa
     if not tensors:
         raise ValueError("there are no adapters to save")
     directory.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / _ADAPTER_WEIGHTS)
+    file = directory / _ADAPTER_WEIGHTS
+    with disk_errors(file):
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
     layer = next(module for module in model.modules() if hasattr(module, "lora_A"))
     config: dict[str, Any] = {
         "peft_type": "LORA",

@@ -139,7 +139,7 @@ class Part:
     """One model of a run, or who samples from it.
 
     Attributes:
-        name: What it is: policy, critic, reference, engine.
+        name: What it is: policy, critic, reference, engine, or by its own name a teacher or a judge.
         need: What it needs of each of its devices.
         alone: Whether these are devices of its own.
         sleeps: Whether it leaves its memory to the others while they train.
@@ -158,19 +158,21 @@ class MemoryPlan:
     Attributes:
         parts: The parts.
         device_bytes: Memory of a device.
+        uncounted: What is not among the parts, and why.
     """
 
     parts: tuple[Part, ...]
     device_bytes: int
+    uncounted: tuple[str, ...] = ()
 
     @property
     def peak(self) -> int:
         """The most that is used of the devices that parts share, at any time of a step."""
         together = [part for part in self.parts if not part.alone]
         stays = sum(part.need.lasting for part in together if not part.sleeps)
-        sleepers = sum(part.need.lasting for part in together if part.sleeps)
+        sleepers = sum(part.need.lasting + part.need.moment for part in together if part.sleeps)
         # Models compute in turns.
-        moment = max((part.need.moment for part in together), default=0)
+        moment = max((part.need.moment for part in together if not part.sleeps), default=0)
         return stays + max(moment, sleepers) + RUNTIME_BYTES
 
     @property

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from trainer.core.errors import ConfigError
+from trainer.models.shards import disk_errors
 from trainer.models.value_head import ValueModel
 
 _BODY, _HEAD = "body.", "head."
@@ -61,7 +62,8 @@ def save_reward_model(
             else:
                 body[name.removeprefix(_BODY)].copy_(tensor)
     directory.mkdir(parents=True, exist_ok=True)
-    classifier.to(model.dtype).save_pretrained(directory)
+    with disk_errors(directory):
+        classifier.to(model.dtype).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 
 

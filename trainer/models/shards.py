@@ -1,14 +1,41 @@
 """Tensors written to files in Hugging Face layout, no more than one file's of them held at a time."""
 
 import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 SHARD_BYTES = 2**30
 """Size from which on another file is begun."""
+
+
+_NUMBER = re.compile(r"\(os error (\d+)\)")
+
+
+@contextmanager
+def disk_errors(file: Path) -> Iterator[None]:
+    """Raise what safetensors says of a disk as the error of the system that it is.
+
+    Args:
+        file: What is written inside the context.
+
+    Raises:
+        OSError: If the disk does not take it.
+    """
+    try:
+        yield
+    except SafetensorError as error:
+        number = _NUMBER.search(str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from error
 
 
 @dataclass
@@ -52,7 +79,8 @@ class ShardWriter:
 
     def _write(self) -> None:
         file = self.folder / _shard_name(len(self._files) + 1)
-        save_file(self._held, file, metadata={"format": "pt"})
+        with disk_errors(file):
+            save_file(self._held, file, metadata={"format": "pt"})
         file.chmod(0o644)  # a server may be another user's
         self._files.append(list(self._held))
         self._held, self._held_bytes = {}, 0

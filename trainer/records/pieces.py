@@ -4,11 +4,13 @@ import json
 import pickle
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -53,7 +55,7 @@ class SavedPieces:
         """Return all of it as one process has it, put together on the processor."""
         stored = self._stored().items()
         tensors = {path: torch.empty(entry.size, dtype=entry.properties.dtype) for path, entry in stored}
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _plain_errors():
             # That no ranks are there is what is meant.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
             load(tensors, checkpoint_id=self.folder, no_dist=True)
@@ -83,15 +85,39 @@ def write_pieces(
         tensors: DTensors, or tensors that all ranks hold whole, in float32, by paths.
         plain: What is no tensor, by paths; it can be written as JSON.
         first: Whether this is the first rank, which writes that.
+
+    Raises:
+        OSError: If the disk does not take it, in whichever rank.
+        RuntimeError: If a rank fails for another reason.
     """
     if first:
         (folder / _PLAIN).write_text(json.dumps(plain), encoding="utf-8")
-    save(dict(tensors), checkpoint_id=folder)
+    with _plain_errors():
+        save(dict(tensors), checkpoint_id=folder)
 
 
 def read_pieces(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Read this rank's pieces into tensors, however many ranks wrote them; all ranks call it together."""
-    load(dict(tensors), checkpoint_id=folder)
+    """Read this rank's pieces into tensors, however many ranks wrote them; all ranks call it together.
+
+    Raises:
+        OSError: If a file cannot be read.
+        RuntimeError: If what is in it cannot be understood.
+    """
+    with _plain_errors():
+        load(dict(tensors), checkpoint_id=folder)
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Raise what torch's checkpoints came to in any rank as what it is; their own error is no `Exception` at all."""
+    try:
+        yield
+    except CheckpointException as failed:
+        rank, (error, _) = min(failed.failures.items(), key=lambda each: each[0])
+        on_disk = next((each for each, _ in failed.failures.values() if isinstance(each, OSError)), None)
+        if on_disk is not None:
+            raise on_disk from failed
+        raise RuntimeError(f"rank {rank}: {type(error).__name__}: {error}") from error
 
 
 def flattened(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:

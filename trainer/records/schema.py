@@ -72,6 +72,7 @@ class SegmentSchema(_Schema):
     parent: Annotated[list[_Count], Field(min_length=2, max_length=2)] | None
     fork: _Text | None
     images: list[ImageSchema] = Field([], fail_fast=True)
+    experts: Annotated[list[str | int], Field(min_length=3, max_length=3)] | None = None
 
 
 class TurnSchema(_Schema):

@@ -13,8 +13,10 @@ from itertools import compress
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainer.records.experts import Experts
+from trainer.records.experts import as_record as experts_as_record
+from trainer.records.experts import from_record as experts_from_record
 from trainer.records.images import PlacedImage, read_image
 from trainer.records.schema import (
     EPISODE_FORMAT,
@@ -79,7 +81,7 @@ class Segment:
         fork: Why it was opened; None for an episode's first segment.
         images: Pictures that the policy was shown, and the tokens that stand for them, in order.
         experts: Experts that tokens took when replies were drawn, `[tokens, layers * taken]` of the first of them; None
-            where no server told. They are not written to files.
+            where no server told.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -90,7 +92,7 @@ class Segment:
     parent: tuple[int, int] | None = None
     fork: Fork | None = None
     images: list[PlacedImage] = field(default_factory=list)
-    experts: NDArray[np.int16] | None = field(default=None, compare=False, repr=False)
+    experts: Experts | None = field(default=None, compare=False, repr=False)
 
     def append_context(self, ids: list[int]) -> None:
         """Append tokens that the policy reads but did not choose."""
@@ -118,7 +120,7 @@ class Segment:
         self.versions += versions
         self.turn_index += [turn] * len(ids)
 
-    def append_experts(self, experts: NDArray[np.int16]) -> None:
+    def append_experts(self, experts: Experts) -> None:
         """Take up the experts of the tokens of which none are known yet.
 
         Args:
@@ -138,7 +140,16 @@ class Segment:
             "turn_index": runs(self._sampled(self.turn_index)),
             "parent": None if self.parent is None else list(self.parent),
             "fork": self.fork,
-        } | ({"images": [image.as_record() for image in self.images]} if self.images else {})
+        } | self._rare()
+
+    def _rare(self) -> dict[str, Any]:
+        """Return what most segments have nothing of."""
+        rare: dict[str, Any] = {}
+        if self.images:
+            rare["images"] = [image.as_record() for image in self.images]
+        if self.experts is not None:
+            rare["experts"] = experts_as_record(self.experts)
+        return rare
 
     @classmethod
     def from_schema(cls, data: SegmentSchema, name: str, lengths: Sequence[int]) -> "Segment":
@@ -174,10 +185,20 @@ class Segment:
                 read_image(each.start, each.end, each.png, len(data.ids), f"{name}.images.{place}")
                 for place, each in enumerate(data.images)
             ],
+            experts=_experts(data, name),
         )
 
     def _sampled(self, values: list[_Value]) -> list[_Value]:
         return list(compress(values, self.action_mask))
+
+
+def _experts(data: SegmentSchema, name: str) -> Experts | None:
+    if data.experts is None:
+        return None
+    try:
+        return experts_from_record(data.experts, len(data.ids))
+    except ValueError as error:
+        raise EpisodeFormatError(f"{name}.experts {error}") from None
 
 
 def _placed(values: Iterable[_Value], mask: Sequence[bool], other: _Value) -> list[_Value]:

@@ -26,6 +26,7 @@ from trainer.inference.base import (
     InferenceClient,
 )
 from trainer.inference.forwarding import ForwardingClient
+from trainer.records.experts import ExpertsReader, ExpertsWriter
 from trainer.records.rollout_log import Entry, EpisodeKey, RolloutLog
 from trainer.records.schema import runs
 from trainer.records.trajectory import Outcome, Trajectory
@@ -56,11 +57,13 @@ class _Past:
         replies: By prompt, in order, each with the seed that it was drawn with.
         answers: Resets and steps of the environment, in order.
         ended: Outcome and detail, if it failed.
+        experts: Puts those that replies' tokens took together.
     """
 
     replies: defaultdict[bytes, list[_Drawn]] = field(default_factory=lambda: defaultdict(list))
     answers: list[Entry] = field(default_factory=list)
     ended: tuple[str, str] | None = None
+    experts: ExpertsReader = field(default_factory=ExpertsReader)
 
 
 class Recall:
@@ -152,6 +155,7 @@ class EpisodeTape:
         self._key = key
         self._past = past
         self._answered = 0
+        self._experts = ExpertsWriter()
 
     @property
     def ended(self) -> tuple[str, str] | None:
@@ -195,6 +199,7 @@ class EpisodeTape:
             runs(result.policy_versions),
             result.finish_reason,
             request.seed,
+            self._experts.fields(result.experts),
         )
 
     def unasked(self) -> dict[str, int]:
@@ -417,14 +422,20 @@ class LoggedClient(ForwardingClient):
 
 def _take_in(past: _Past, entry: Entry) -> None:
     if entry.kind == _REPLY:
-        digest, ids, logprobs, versions, reason, *seed = entry.fields
+        digest, ids, logprobs, versions, reason, *later = entry.fields
+        seed, experts = [*later, None, None][:2]  # earlier releases wrote neither
+        try:
+            taken = past.experts.read(experts)
+        except ValueError:
+            return  # of a file that was damaged: the reply is drawn again, with the experts that it then takes
         reply = GenerationResult(
             array("q", ids).tolist(),
             array("d", logprobs).tolist(),
             [version for version, count in versions for _ in range(count)],
             reason,
+            taken,
         )
-        past.replies[digest].append((seed[0] if seed else None, reply))
+        past.replies[digest].append((seed, reply))
     elif entry.kind in (_RESET, _STEP):
         past.answers.append(entry)
     elif entry.kind == _CUT:

@@ -1,6 +1,9 @@
 """Serving an application with uvicorn: its settings, and how it ends."""
 
 import asyncio
+import logging
+import os
+import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from types import FrameType
@@ -22,6 +25,10 @@ HARD_LIMIT_FACTOR = 8
 
 _KEEP_ALIVE_S = 75
 _CLOSE_GRACE_S = 5
+_STANDS_STILL_S = 1.0
+"""A loop that has not heard of a signal for so long stands still in the code of an inline environment."""
+
+_log = logging.getLogger(__name__)
 
 
 def http_config(app: Application, settings: Settings) -> uvicorn.Config:
@@ -66,10 +73,21 @@ class DrainingServer(uvicorn.Server):
         self._drain = drain
         self._loop = asyncio.get_running_loop()
         self._draining: asyncio.Task[None] | None = None
+        self._signalled_at: float | None = None
         self.on_drain: Callable[[], Awaitable[None]] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal, give up at the second."""
+        """Drain at the first signal, give up at the second.
+
+        Where the loop stands still it hears of neither. The second then ends the process at once: child processes end
+        with it, and sessions go on from their journals.
+        """
+        now = time.monotonic()
+        if self._signalled_at is None:
+            self._signalled_at = now
+        elif self._draining is None and now - self._signalled_at > _STANDS_STILL_S:
+            _log.error("ended while an inline environment held up the event loop")
+            os._exit(128 + sig)
         self._loop.call_soon_threadsafe(self._begin_to_end)
 
     def _begin_to_end(self) -> None:

@@ -72,7 +72,9 @@ def dump_answer(number: int, result: Any) -> bytes:
 def dump_failure(number: int, failure: Failure) -> bytes:
     """Write why there is no result."""
     if isinstance(failure, EnvironmentRaised):
-        return frame(number, RAISED, dump_result((failure.error_class, failure.message)))
+        return frame(
+            number, RAISED, dump_result((failure.error_class, failure.message, failure.builtin_bases))
+        )
     if isinstance(failure, OperationTimeout):
         return frame(number, TIMED_OUT, dump_result((str(failure),)))
     return frame(number, LOST, dump_result((str(failure), failure.at_fault)))

@@ -170,7 +170,13 @@ class SokobanEnv(GridGame):
         self._source = None
         made: GeneratedLevel | None = None
         given = options.get("level")
+        if options.get("level_index") is not None and self._bank is None:
+            raise ValueError(
+                "level_index chooses among the levels of a file, and this server has none (levels_file)"
+            )
         if given is not None:
+            if not isinstance(given, str):
+                raise ValueError(f"a level is text in the symbols of XSB, not {type(given).__name__}")
             fixed = parse_level(given)
         elif self._fixed is not None:
             fixed = self._fixed

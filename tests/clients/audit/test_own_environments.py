@@ -94,6 +94,7 @@ def test_a_built_in_environment(auditor: Auditor, env_id: str) -> None:
     assert skipped <= (NO_EXPERT if stateless else frozenset()) | case.not_asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kwargs",
     [
@@ -110,6 +111,7 @@ def test_frozen_lake_as_other_frameworks_show_it(auditor: Auditor, kwargs: dict[
     assert entry_of(card, "random")["numbers"]["mean_return"] > -0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id", TEXTS)
 def test_an_environment_of_gymnasium_as_text(auditor: Auditor, env_id: str) -> None:
     assert faults(auditor.audit(f"{env_id}-text")) == {}

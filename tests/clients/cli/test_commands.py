@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import numpy as np
 import orjson
 import pytest
 
 from clients.cli.main import main
 from clients.cli.play import read_action
+from clients.process.terminal import picture_text
 from tests.support.client_envs import Arm, Walk
 from tests.support.client_server import ServerProcess
 from tests.support.processes import ROOT, running
@@ -106,6 +108,22 @@ def test_a_person_plays_through_a_pipe(server: ServerProcess) -> None:
     assert places == sorted(places)
     assert "Say anything." in done.stdout
     assert "actions: left, right" in done.stdout
+
+
+def test_a_picture_is_drawn_where_there_are_colours_and_named_elsewhere(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "3")
+    picture = np.arange(5 * 7 * 3, dtype=np.uint8).reshape(5, 7, 3)
+    drawn = picture_text(picture, coloured=True).split("\n")
+    # Every third pixel of five rows and seven columns: two rows in one line, three columns.
+    assert len(drawn) == 1
+    assert drawn[0].count("▀") == 3
+    assert "38;2;0;1;2;48;2;63;64;65m" in drawn[0]
+    options = ("--kwarg", 'observation="image"', "--seed", "3")
+    done = roll_env("play", "FrozenLake-v0", "--url", server.url, *options, stdin="Right\n")
+    assert done.stdout.count("a picture of ") == 2
+    assert max(map(len, done.stdout.splitlines())) < 120, "no pixel is written out"
 
 
 def test_play_ends_with_its_input_and_tells_how_the_episode_ended(server: ServerProcess) -> None:
@@ -230,6 +248,16 @@ def test_mistakes_are_told_in_a_line(arguments: list[str], code: int, message: s
     assert done.returncode == code, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", [["list"], ["unregister", "x", "--gateway", "http://127.0.0.1:1"]])
+def test_a_token_with_its_line_break_is_a_mistake_of_the_command_line(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ROLLGYM_TOKEN", "token\n")
+    with pytest.raises(SystemExit, match="2"):
+        main(command)
+    assert "line break" in capsys.readouterr().err
 
 
 def test_refusals_of_the_server_are_told(server: ServerProcess) -> None:

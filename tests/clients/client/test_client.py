@@ -232,6 +232,13 @@ def test_what_is_no_address_is_refused(url: str) -> None:
         EnvClient(url)
 
 
+@pytest.mark.parametrize("token", ["token\n", "two words", "tökén", "a\r\nX-Other: b"])
+def test_a_token_that_no_header_can_hold_is_refused_at_once(token: str) -> None:
+    with pytest.raises(ValueError, match="line break") as refused:
+        EnvClient("http://127.0.0.1:8000", token=token)
+    assert token not in str(refused.value)
+
+
 async def test_something_else_on_the_port_is_an_error() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()

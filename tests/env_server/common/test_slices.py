@@ -44,9 +44,21 @@ async def _new_sessions_in_a_batch(server: Server, socket: Socket, session_id: s
     assert all("ok" in result for result in await socket.batch(*[op] * COUNT))
 
 
+async def _a_rebuilt_episode(server: Server, socket: Socket, session_id: str) -> None:
+    episode = await socket.call("episode", session_id=session_id)
+    await socket.call("restore", episode={**episode, "reseeds": [[0, 1]] * 10_000})
+
+
 @pytest.mark.parametrize(
     "ask",
-    [_a_batch, _a_batch_that_waits_for_a_copy, _frames, _new_sessions, _new_sessions_in_a_batch],
+    [
+        _a_rebuilt_episode,
+        _a_batch,
+        _a_batch_that_waits_for_a_copy,
+        _frames,
+        _new_sessions,
+        _new_sessions_in_a_batch,
+    ],
 )
 async def test_others_are_answered_in_between(server: Server, ask: Ask) -> None:
     async with server.socket() as busy, server.socket() as other:

@@ -26,7 +26,8 @@ def bounded() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def patient() -> Iterator[Server]:
-    with Server("--max-in-flight", "64") as server:
+    # Some of its peers never read, which a drain would wait for.
+    with Server("--max-in-flight", "64", "--drain-grace-s", "0.5") as server:
         yield server
         assert "failed inside the server" not in server.log()
 

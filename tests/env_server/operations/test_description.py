@@ -132,6 +132,17 @@ async def test_labels_of_metrics_are_bounded(server: Server) -> None:
         assert len(await samples(client)) <= before + 4
 
 
+async def test_a_score_that_is_no_finite_number_is_an_error(server: Server) -> None:
+    async with server.socket() as socket:
+        items = [{"response": said, "answer": "4"} for said in ("nan", "4", "inf")]
+        results = (await socket.call("verify", env_id="Equal", items=items))["results"]
+    assert [(each["score"], each["outcome"]) for each in results] == [
+        (0.0, "error"),
+        (1.0, "correct"),
+        (0.0, "error"),
+    ]
+
+
 async def test_verify(server: Server) -> None:
     async with server.http() as client, server.socket(binary=True) as socket:
         items = [{"response": each, "answer": "4"} for each in ("4", "5", "raise", "4")]

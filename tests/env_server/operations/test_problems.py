@@ -346,6 +346,21 @@ async def test_options_that_there_are_not_are_refused_and_cost_nothing(
         assert declared == ["expert", "map", "split"]
 
 
+@pytest.mark.parametrize("env_id", ["Count", "SlowCount"])
+async def test_options_may_be_refused_by_an_exception_that_is_a_value_error(
+    server: Server, env_id: str
+) -> None:
+    async with server.socket() as socket:
+        made = await socket.make(env_id)
+        # `json.JSONDecodeError`, and `TypeError`.
+        for wrong in ("{", 5):
+            problem = (await socket.ask("reset", session_id=made, options={"json": wrong}))["error"]
+            assert problem["code"] == "invalid_request", problem
+            assert problem["errors"][0]["field"] == "options"
+        problem = (await socket.ask("reset", session_id=made, options={"raise": True}))["error"]
+        assert problem["code"] == "env_error"
+
+
 async def test_kwargs_are_what_a_portable_episode_can_keep() -> None:
     arguments = ("--env", "Fragile=tests.support.fragile_envs:Fragile", "--isolation", "Fragile=inline")
     with Server(*arguments) as server:

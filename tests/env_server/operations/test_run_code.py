@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -228,6 +229,21 @@ async def test_a_program_ends_with_its_socket(guarded: Guarded) -> None:
             async with guarded.program() as socket:
                 if "ok" in await say(socket, forever):
                     return
+
+
+async def test_a_program_that_reads_nothing_ends_with_its_socket_too(guarded: Guarded) -> None:
+    asleep = {"language": "python", "code": "import time; time.sleep(300)", "run_timeout": 300}
+    for unanswered in (1, 4, 40, 0):
+        async with asyncio.timeout(30):
+            while True:
+                async with guarded.program() as socket:
+                    if "ok" not in await say(socket, asleep):
+                        continue  # The place of the one before is not free yet.
+                    # The server ends a socket with too many of them.
+                    with contextlib.suppress(websockets.ConnectionClosed):
+                        for _ in range(unanswered):
+                            await socket.send(b"x" * 200_000)
+                    break
 
 
 async def test_an_ended_program_takes_nothing_more(guarded: Guarded) -> None:

@@ -1,6 +1,7 @@
 """SIGTERM: what runs is finished, what is new is refused, sockets are closed, the exit code is 0."""
 
 import asyncio
+import signal
 
 import pytest
 import websockets
@@ -54,6 +55,20 @@ async def test_the_grace_ends() -> None:
             with pytest.raises(websockets.ConnectionClosed):
                 await socket.connection.recv()
         assert await asyncio.to_thread(server.process.wait, 20) == 0
+
+
+async def test_a_second_signal_ends_a_server_whose_loop_stands_still() -> None:
+    with Server(*ENVS, *INLINE) as server:
+        async with server.socket() as socket:
+            made = await socket.make("Count")
+            await socket.send("step", session_id=made, action="sleep 100")
+            await asyncio.sleep(0.3)
+            server.process.terminate()
+            # The loop is given a second to hear of the first one.
+            await asyncio.sleep(1.2)
+            server.process.terminate()
+            assert await asyncio.to_thread(server.process.wait, 5) == 128 + signal.SIGTERM
+        assert "held up the event loop" in server.log()
 
 
 async def test_an_idle_server_ends_at_once() -> None:

@@ -135,6 +135,7 @@ def test_the_documentation_lists_them() -> None:
 async def test_nobody_outside_chooses_labels(server: Server) -> None:
     hostile = ['x",env_id="y', "a\nb 1", "🦊" * 40, "../../etc", "Count\u0000", "other", "ok"]
     async with server.http() as client, server.socket() as socket:
+        await socket.call("close", session_ids=[await socket.make()])
         for text in hostile:
             for op, fields in (
                 ("make", {"env_id": text}),

@@ -34,6 +34,7 @@ class Options:
         memory_saver: vLLM's `--enable-sleep-mode`, SGLang's `--enable-memory-saver`.
         incremental: SGLang's `--incremental-streaming-output`.
         inference_world: Ranks that take weights.
+        routed_experts: vLLM's `--enable-return-routed-experts`.
     """
 
     release: str
@@ -48,6 +49,7 @@ class Options:
     memory_saver: bool = True
     incremental: bool = False
     inference_world: int = 1
+    routed_experts: bool = False
 
     @property
     def numbers(self) -> tuple[int, ...]:

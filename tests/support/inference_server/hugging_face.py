@@ -149,6 +149,21 @@ class HuggingFaceModel:
         with self._merged(adapter), torch.inference_mode():
             return log_softmax(self.model(torch.tensor([list(ids)])).logits[0].double().numpy())
 
+    def routed_experts(self, ids: Sequence[int]) -> np.ndarray:
+        """Which experts all tokens but the last take, `[tokens - 1, layers, taken]`."""
+        seen: list[Tensor] = []
+        routers = [module for name, module in self.model.named_modules() if name.endswith("mlp.gate")]
+        hooks = [
+            router.register_forward_hook(lambda *called: seen.append(called[2][2])) for router in routers
+        ]
+        try:
+            with torch.inference_mode():
+                self.model(torch.tensor([list(ids)[:-1]]))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return torch.stack(seen, dim=1).to(torch.uint8).numpy()
+
     def reset_prefix_cache(self) -> None:
         """Nothing: finished sequences leave nothing behind here."""
 
@@ -160,6 +175,10 @@ class HuggingFaceModel:
         for file in files:
             loaded |= load_file(file)
         if missing := dict(self.model.named_parameters()).keys() - loaded.keys():
+            if all("mlp.experts." in name for name in missing):  # the library holds several tensors as one
+                model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+                self.load(list(model.named_parameters()))
+                return
             raise WeightsError(f"missing weights: {sorted(missing)}")
         self.load(loaded.items())
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from base64 import b64encode
 from collections.abc import Awaitable, Callable
-from typing import Any
+from io import BytesIO
+from typing import Any, cast
 
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -198,7 +201,12 @@ class VllmRoutes:
             )
         if not await unless_gone(request, self._engine, job):
             return Response(status_code=499)
-        return as_json(self._reply(job, body, wants, 0, True) | {"usage": usage([job])})
+        reply = self._reply(job, body, wants, 0, True) | {"usage": usage([job])}
+        if self._options.routed_experts and job.ids:
+            model = cast(Any, self._engine.model)  # of a folder: the hash model has no experts
+            taken = await self._engine.alone(lambda: model.routed_experts([*ids, *job.ids]))
+            reply["choices"][0]["routed_experts"] = _array_file(taken)
+        return as_json(reply)
 
     def _sampling(self, params: dict[str, Any], prompt: int) -> Sampling:
         temperature = params.get("temperature", 1.0)
@@ -423,6 +431,12 @@ class VllmRoutes:
     async def server_info(self, request: Request) -> Response:
         config = {"model_config": {"logprobs_mode": self._options.logprobs_mode}}
         return JSONResponse({"vllm_config": json.dumps(config)})
+
+
+def _array_file(content: np.ndarray) -> str:
+    buffer = BytesIO()
+    np.save(buffer, content)
+    return b64encode(buffer.getvalue()).decode()
 
 
 async def _true(waiting: Awaitable[Any]) -> bool:

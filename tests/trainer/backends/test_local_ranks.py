@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.rank_recipes import impatient, killed_at, patient, stopped_at
+from tests.support.rank_recipes import apart, impatient, killed_at, patient, stopped_at
 from tests.support.sharded_models import some_rows
 from trainer.backends.balance import balanced, row_cost
 from trainer.backends.local_ranks import LocalRanks
@@ -163,6 +163,29 @@ def test_a_rank_that_does_not_start_says_why(tmp_path, monkeypatch):
     with pytest.raises(RankDiedError, match=r"rank 0 of 1 is gone \(exit code 1(.|\n)*PYTHONHASHSEED"):
         transport.start(1)
     assert transport.pids == []
+
+
+def test_a_rank_that_does_not_come_up_is_waited_for_so_long(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(600)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    transport = LocalRanks(tmp_path / "ranks", start_timeout_s=1.0)
+    with pytest.raises(RunError, match=r"rank 0 of 2 was not ready within 1 s \(cluster.start_timeout_s\)"):
+        transport.start(2)
+    assert transport.pids == []
+
+
+@pytest.mark.slow
+def test_groups_that_libraries_make_wait_no_longer_than_was_asked_for(tmp_path):
+    ranks = Ranks(LocalRanks(tmp_path / "ranks"), MeshShape(data=2), "cpu", timeout_s=5.0)
+    ranks.start()
+    try:
+        ranks.everywhere("build", "it", apart)
+        began = time.monotonic()
+        with pytest.raises(RankDiedError, match="rank 1 of 2 does not answer, and the others have"):
+            ranks.everywhere("ask", "it", "meet", 1)
+        assert time.monotonic() - began < NOTICED_S, "torch's own patience is half an hour"
+    finally:
+        ranks.close()
 
 
 @given(st.lists(st.integers(1, 4000), max_size=60), st.integers(1, 9))

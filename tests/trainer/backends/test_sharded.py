@@ -1,13 +1,15 @@
 """Two ranks train a model as one process does: same losses, gradients and weights, whatever divides it."""
 
 import itertools
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 
 import pytest
 import torch
 
-from tests.support.rank_recipes import gradient_not_finite_at, head_of, not_finite_at
+from tests.support.megatron_ranks import family_model
+from tests.support.rank_recipes import Routed, gradient_not_finite_at, head_of, not_finite_at
 from tests.support.sharded_models import (
     DEVICE,
     GRADIENT_RATE,
@@ -15,6 +17,7 @@ from tests.support.sharded_models import (
     MESHES,
     PRESETS,
     SUPERVISED,
+    WIDTH,
     Made,
     assert_equal_losses,
     relative,
@@ -29,6 +32,7 @@ from trainer.algorithms.metrics import collect
 from trainer.algorithms.presets import PRESETS as EVERY_PRESET
 from trainer.algorithms.presets import resolve_preset
 from trainer.backends.base import TrainRow
+from trainer.backends.heads import PolicyHead
 from trainer.backends.local_ranks import LocalRanks
 from trainer.backends.optimizer import Schedule
 from trainer.backends.ranked import RankedBackend, Ranks
@@ -38,7 +42,9 @@ from trainer.learn.learner import Learner, Models
 from trainer.learn.rows import row_builder
 
 
-@pytest.fixture(scope="module", params=["data", "tensor", pytest.param("both", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=["data", "tensor", pytest.param("both", marks=pytest.mark.four_processes)]
+)
 def ranks(request, tmp_path_factory):
     started = Ranks(LocalRanks(tmp_path_factory.mktemp("ranks")), MESHES[request.param], DEVICE, 120.0)
     started.start()
@@ -46,8 +52,18 @@ def ranks(request, tmp_path_factory):
     started.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("preset", PRESETS)
+# Each kind and each preset once; the other pairs take minutes.
+QUICK = [("ppo", "fsdp2"), ("ppo", "zero1"), ("gigpo", "zero2"), ("grpo", "zero3")]
+
+
+@pytest.mark.parametrize(
+    ("preset", "kind"),
+    [
+        pytest.param(preset, kind, marks=() if (preset, kind) in QUICK else pytest.mark.slow)
+        for preset in PRESETS
+        for kind in KINDS
+    ],
+)
 async def test_losses_gradients_and_weights_are_those_of_one_process(ranks, preset, kind):
     if kind != "fsdp2" and ranks.mesh.tensor > 1:
         pytest.skip("DeepSpeed divides over data-parallel ranks only")
@@ -101,6 +117,30 @@ def test_fewer_rows_than_ranks_are_no_reason_to_wait(ranks):
     assert [len(line) for line in backend.forward(some_rows()[:1])] == [5]
     assert backend.forward([]) == []
     assert backend.step(some_rows()[:1], SUPERVISED).applied
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mixtures_experts_are_kept_and_taken_again_as_in_one_process(ranks, kind):
+    if ranks.mesh.tensor > 1:
+        pytest.skip("experts are not divided by layers")
+    if kind != "fsdp2":
+        pytest.importorskip("deepspeed", reason="the extra [deepspeed] is not installed")
+    settings = settings_of(kind="sgd", tokens_per_micro_batch=30)
+    head, schedule = PolicyHead(family_model("qwen3_moe"), 1.0), Schedule(0.1, 0, 1, "constant")
+    expected = TorchBackend(head, settings, schedule)
+    found = RankedBackend(ranks, "routed", Routed(kind, settings), WIDTH)
+    outputs, experts = found.forward_routed(some_rows())
+    plain, own = expected.forward_routed(some_rows())
+    for one, other in zip([*outputs, *experts], [*plain, *own], strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+    others = [replace(row, experts=taken.flip(0)) for row, taken in zip(some_rows(), own, strict=True)]
+    again = found.forward(others)
+    assert not torch.equal(again[1], outputs[1]), "they were taken"
+    for one, other in zip(again, expected.forward(others), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+    for backend in (found, expected):
+        backend.step(others, SUPERVISED)
+    assert relative([dict(found.export())], [dict(expected.export())]) < 1e-5
 
 
 # Shared prefixes

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support.played_groups import played_groups
-from tests.support.rank_recipes import Recipe, dying_in_a_save, head_of
+from tests.support.rank_recipes import OnAFullDisk, Recipe, dying_in_a_save, head_of
 from tests.support.sharded_models import (
     DEVICE,
     MESHES,
@@ -29,6 +29,8 @@ from trainer.backends.rank_group import MeshShape
 from trainer.backends.ranked import RankedBackend, Ranks
 from trainer.backends.torch_backend import TorchBackend
 from trainer.backends.transport import RankDiedError
+from trainer.core.errors import RunError
+from trainer.core.run_files import WriteError
 from trainer.learn.batches import episode_batch
 from trainer.learn.learner import Learner, Models
 from trainer.learn.rows import row_builder
@@ -216,6 +218,33 @@ async def test_a_run_goes_on_with_another_number_of_ranks(ranks, alone, kind, in
         assert relative(weights_of(resumed), weights) < 1e-5, number
 
 
+@pytest.mark.parametrize("in_pieces", [False, True], ids=["whole", "in_pieces"])
+async def test_a_run_goes_on_where_layers_are_divided_otherwise(ranks, in_pieces, tmp_path):
+    settings, optimizer = PRESETS["grpo"], settings_of(epsilon=1e-5)
+    divided = started(tmp_path / "ranks", MeshShape(tensor=2))
+    try:
+        by_layers = Made(divided, "fsdp2", optimizer, 1e-3, in_pieces=in_pieces).models(settings)
+        await Learner(settings, by_layers, seed=1).update(
+            episode_batch(played_groups(sharp_model()), row_builder("step")), 0
+        )
+        parts = saved_and_read(by_layers, tmp_path / "layers")
+        by_rows = Made(ranks, "fsdp2", optimizer, 1e-3, in_pieces=in_pieces).models(settings)
+        alone = Made(None, "torch", optimizer, 1e-3).models(settings)
+        for models in (by_rows, alone):
+            models.load_state_dicts(copy.deepcopy(parts))
+        of_rows = saved_and_read(by_rows, tmp_path / "rows")
+        expected = await one_more(by_layers, settings)
+        weights = weights_of(by_layers)
+        # The ranks forget the models that these take the place of.
+        back = Made(divided, "fsdp2", optimizer, 1e-3, in_pieces=in_pieces).models(settings)
+        back.load_state_dicts(of_rows)
+        for models in (by_rows, alone, back):
+            assert_equal_losses([await one_more(models, settings)], [expected], rel=1e-4)
+            assert relative(weights_of(models), weights) < 1e-5
+    finally:
+        divided.close()
+
+
 def test_pieces_of_another_model_are_refused(tmp_path):
     # Ranks of its own: a call that fails ends them.
     ranks = started(tmp_path / "ranks", MeshShape())
@@ -225,6 +254,47 @@ def test_pieces_of_another_model_are_refused(tmp_path):
         parts = saved_and_read(Models(policy, critic), tmp_path / "saved")
         with pytest.raises(ValueError, match="its policy is of another shape"):
             Models(policy).load_state_dicts({"policy": parts["critic"]})
+    finally:
+        ranks.close()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_full_disk_under_one_ranks_pieces_is_named_and_the_checkpoint_before_stays(rank, tmp_path):
+    ranks = started(tmp_path / "ranks", MeshShape(data=2))
+    try:
+        store = CheckpointStore(tmp_path / "checkpoints", keep=2)
+        backend = RankedBackend(ranks, "policy", OnAFullDisk(settings_of(), rank), WIDTH, in_pieces=True)
+        store.save(RunState(1, 1, 0, ()), {"policy": backend.state_dict()})
+        with pytest.raises(WriteError, match=r"cannot write .*step_000002.*: File too large"):
+            store.save(RunState(2, 2, 0, ()), {"policy": backend.state_dict()})
+    finally:
+        ranks.close()
+    assert store.load_newest(print).state.step == 1
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["latest", "step_000001"], "no room is taken"
+
+
+def test_a_full_disk_under_the_model_is_named(tmp_path):
+    ranks = started(tmp_path / "ranks", MeshShape())
+    try:
+        backend = RankedBackend(ranks, "policy", OnAFullDisk(settings_of(), 0), WIDTH)
+        with pytest.raises(WriteError, match=r"cannot write .*model.*: File too large"):
+            backend.save(tmp_path / "model")
+    finally:
+        ranks.close()
+
+
+def test_pieces_that_ranks_do_not_see_are_told_and_kill_nobody(tmp_path):
+    ranks = started(tmp_path / "ranks", MeshShape())
+    try:
+        backend = Made(ranks, "fsdp2", settings_of(), 1e-3, in_pieces=True).backend("policy")
+        parts = saved_and_read(Models(backend), tmp_path / "saved")
+        for file in parts["policy"].folder.glob("*.distcp"):
+            file.unlink()
+        with pytest.raises(RunError, match="rank 0 of 1 failed: FileNotFoundError"):
+            backend.load_state_dict(parts["policy"])
+        with pytest.raises(FileNotFoundError):
+            parts["policy"].whole()
     finally:
         ranks.close()
 

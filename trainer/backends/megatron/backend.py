@@ -12,7 +12,6 @@ from trainer.backends.base import EntropyMode, MicroBatch, TrainRow
 from trainer.backends.heads import Head, PolicyHead
 from trainer.backends.megatron.conversion import Shape
 from trainer.backends.megatron.heads import MegatronHead, MegatronPolicyHead, MegatronValueHead
-from trainer.backends.megatron.layout import check_layout
 from trainer.backends.megatron.model import join_groups, megatron_body, megatron_config
 from trainer.backends.megatron.optimizer import MegatronSteps, wrap
 from trainer.backends.megatron.weights import MegatronPieces
@@ -24,6 +23,7 @@ from trainer.backends.sharded_model import ShardedModel
 from trainer.backends.whole_model import WholeModel
 from trainer.config.optimizer import OptimizerSettings
 from trainer.core.errors import ConfigError
+from trainer.models.division import check_layout
 from trainer.models.lora import has_adapters
 
 

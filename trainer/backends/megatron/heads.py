@@ -42,6 +42,7 @@ class MegatronHead(Head):
         self._group = group
         self._place = Place.of(group.shape, group.rank)
         self.handed_on: Tensor | None = None
+        self._pieces: list[range] = []
 
     @property
     def module(self) -> nn.Module:
@@ -83,7 +84,7 @@ class MegatronHead(Head):
         mesh = self._group.shape
         ids = pad(ids, (0, -ids.shape[1] % length_multiple(mesh)))
         tokens = ids.shape[1]
-        pieces = list(pieces_of_row(tokens, mesh, self._place.context))
+        self._pieces = pieces = list(pieces_of_row(tokens, mesh, self._place.context))
         own = torch.cat([ids[:, piece.start : piece.stop] for piece in pieces], dim=1)
         self._route(experts, tokens, pieces)
         hidden = self.model(own, None, None)
@@ -156,6 +157,26 @@ class MegatronPolicyHead(MegatronHead):
 
     def _route(self, experts: Tensor | None, tokens: int, pieces: list[range]) -> None:
         self._routed.take(experts, tokens, pieces, self._place)
+
+    def keep_experts(self, *, wanted: bool) -> None:
+        """Have forwards keep the experts that tokens take, or no longer."""
+        self._routed.keep(wanted=wanted)
+
+    def kept_experts(self, rows: int, tokens: int) -> Tensor:
+        """Return those of this rank's layers and tokens, zeros elsewhere."""
+        filled = sum(len(piece) for piece in self._pieces) * self._group.shape.context
+        return self._routed.kept(rows, filled, self._pieces, self._place)[:, :tokens]
+
+    def whole_experts(self, own: Tensor) -> Tensor:
+        """Return those of all layers and tokens: the sum over the ranks that compute these rows."""
+        whole = own.int()
+        for group in (
+            parallel_state.get_tensor_model_parallel_group(),
+            parallel_state.get_context_parallel_group(),
+            parallel_state.get_pipeline_model_parallel_group(),
+        ):
+            dist.all_reduce(whole, group=group)
+        return whole.to(torch.int16)
 
     def _weight(self) -> Tensor:
         body = self._modules_of_body

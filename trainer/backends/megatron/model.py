@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from trainer.backends.megatron.attention import TorchAttention
-from trainer.backends.megatron.layout import expert_count, layers_of
+from trainer.backends.megatron.layout import layers_of
 from trainer.backends.rank_group import MeshShape, RankGroup
+from trainer.models.division import expert_count
 
 
 def join_groups(mesh: MeshShape) -> None:

@@ -8,10 +8,10 @@ from transformers import LlamaConfig
 from tests.support.megatron_ranks import family_head
 from trainer.assembly.models import check_backend
 from trainer.assembly.rank_groups import mesh_shape
-from trainer.backends.megatron.layout import check_layout
 from trainer.backends.rank_group import MeshShape
 from trainer.config.run import RunSettings
 from trainer.core.errors import ConfigError
+from trainer.models.division import check_layout
 
 
 def run_with(**changes) -> RunSettings:
