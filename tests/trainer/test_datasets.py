@@ -119,6 +119,13 @@ def test_what_cannot_be_read_is_named(tmp_path, name, content, message):
         streams(path, verifier="QA-v0")
 
 
+def test_a_byte_order_mark_is_no_part_of_a_row(tmp_path):
+    for name, text in (("rows.jsonl", '{"question": "é"}\n'), ("rows.json", '[{"question": "é"}]')):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8-sig")
+        assert streams(path, verifier="QA-v0")[0].item(0, 0, 0).options == {"question": "é"}
+
+
 def test_a_row_that_no_verifier_is_named_for_is_an_error(file):
     with pytest.raises(ConfigError, match=r"no verifier for these values of 'kind': 'truth' \(.*line 11\)"):
         streams(file, route={"column": "kind", "verifiers": {"sum": "Arithmetic-v0"}})
@@ -278,6 +285,41 @@ def test_the_data_of_a_run_do_not_change_under_it(tmp_path, file):
         keep_digests([], tmp_path, resuming=True)
 
 
+async def test_a_panel_is_what_a_file_begins_with_whichever_verifiers_share_it(tmp_path):
+    rows = [{**row, "answer": row.get("answer", row.get("gold"))} for row in ROWS]
+    mixed_up = [rows[place] for place in (11, 0, 12, 1, 11, 13, 2)]
+    data = DatasetSettings(
+        path=str(written(tmp_path / "mixed.jsonl", mixed_up)), route=ROUTE, omit=["gold", "pass_rate"]
+    )
+    with env_server("--workers", "1") as url:
+        async with EnvironmentPool(url, None, "json") as pool:
+            panel = PanelSettings(dataset=data, episodes=5)
+            tasks = (await build_panel("rows", panel, pool)).tasks
+    assert [task.options["question"] for task in tasks] == [
+        mixed_up[place]["question"]
+        for place in (0, 1, 2, 3, 5)  # the fifth is the first one again
+    ]
+    assert [task.row[-6:] for task in tasks] == [f"line {number}" for number in (1, 2, 3, 4, 6)]
+    assert [task.seed for task in tasks] == list(range(5))
+
+
+def test_rows_that_cannot_be_played_cost_their_groups_and_not_the_run(tmp_path, config, file):
+    """In the middle of a run, that is: settings and data of a run that has begun cannot be changed."""
+    rows = [json.loads(line) for line in file.read_text().split("\n") if line]
+    rows[3]["question"] = "3 + 1, " * 200  # more than a row of the model
+    del rows[10]["answer"]
+    written(file, rows)
+    words = ["steps=5", "evaluation.panels={}", "checkpoint.every=0", "tracking.digests=false"]
+    output = train("--config", str(config), f"output_dir={tmp_path}/run", *words)
+    ledger = read_lines(tmp_path / "run" / "ledger.jsonl")
+    failed = [line for line in ledger if line["fate"] == "dropped" and line["reason"] == "failed:unplayable"]
+    reasons = " ".join(line["detail"] for line in failed)
+    assert f"QA-v0 does not take {file}, line 11: " in reasons and "needs the field 'answer'" in reasons
+    assert f"it passes model.max_length 256 ({file}, line 4): raise model.max_length" in reasons
+    assert "unplayable in" in output
+    assert len(read_lines(tmp_path / "run" / "metrics.jsonl")) >= 5
+
+
 async def test_verifiers_are_looked_up_and_shown_a_row_before_the_first_step(file):
     rows = {"path": str(file), "limit": 10}
     with env_server("--workers", "1") as url:
@@ -287,8 +329,11 @@ async def test_verifiers_are_looked_up_and_shown_a_row_before_the_first_step(fil
             with pytest.raises(ConfigError, match="no environment 'QAA-v0'; did you mean QA-v0"):
                 await check_streams(unknown, pool)
             odd = load_streams(DatasetSettings(**rows, verifier="MultipleChoice-v0"))
+            shown = odd[0].item(0, 0, 0).options["question"]
+            line = next(number for number, row in enumerate(ROWS, 1) if row["question"] == shown)
+            assert line != 1  # rows are shuffled, and the one that was tried is named
             with pytest.raises(
-                ConfigError, match=r"does not take a row \(tried: .* line 1\): .*must be a letter"
+                ConfigError, match=rf"does not take a row \(tried: .* line {line}\): .*must be a letter"
             ):
                 await check_streams(odd, pool)
             panel = PanelSettings(dataset=DatasetSettings(**rows, verifier="Arithmetic-v0"), episodes=4)

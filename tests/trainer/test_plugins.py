@@ -3,9 +3,13 @@
 import asyncio
 import sys
 
+import numpy as np
 import pytest
+import torch
 
-from trainer.algorithms.filter_settings import CustomFilter
+from trainer.algorithms.batch import TrajectoryBatch
+from trainer.algorithms.episodes import choose_episodes
+from trainer.algorithms.filter_settings import CustomEpisodes, CustomFilter
 from trainer.algorithms.filters import filter_groups
 from trainer.config.prompt import PromptSettings
 from trainer.core.errors import PluginError
@@ -191,8 +195,38 @@ async def test_a_cancellation_of_the_one_that_waits_for_it_passes():
         await task
 
 
-@pytest.mark.parametrize("given", [None, 1.0])
+@pytest.mark.parametrize("given", [None, 1.0, {0: 1.0, 1: 0.0}, {1.0, 0.0}, "10", b"10"])
 def test_what_it_returns_is_no_list(given):
     plugin = load_plugin(f"{__name__}:asking", "rollout.reward")
     with pytest.raises(PluginError, match=f"must return one reward a turn, not {type(given).__name__}"):
         plugin.elements(given, "one reward a turn")
+
+
+def test_what_needs_no_order_may_be_a_set():
+    plugin = load_plugin(f"{__name__}:asking", "algorithm.filter.function")
+    assert sorted(plugin.elements({2, 0}, "the numbers of the groups to keep", ordered=False)) == [0, 2]
+    with pytest.raises(PluginError, match="not dict"):
+        plugin.elements({0: True}, "the numbers of the groups to keep", ordered=False)
+
+
+def flags_of_numpy(batch):
+    return np.array(batch.solved)
+
+
+def flags_of_torch(batch):
+    return torch.tensor(batch.solved)
+
+
+@pytest.mark.parametrize("function", ["flags_of_numpy", "flags_of_torch"])
+def test_flags_may_be_those_of_an_array(function):
+    batch = TrajectoryBatch(
+        groups=[0, 0],
+        rewards=[[1.0], [0.0]],
+        format_penalties=[[0.0], [0.0]],
+        valid=[[True], [True]],
+        anchors=[[None], [None]],
+        tokens=[[1], [1]],
+        solved=[True, False],
+    )
+    settings = CustomEpisodes(kind="custom", function=f"{__name__}:{function}")
+    assert choose_episodes(settings, batch, [1.0, 0.0]).kept == [True, False]

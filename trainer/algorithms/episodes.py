@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 
+import numpy as np
+from torch import Tensor
+
 from trainer.algorithms.batch import TrajectoryBatch
 from trainer.algorithms.filter_settings import (
     CustomEpisodes,
@@ -144,7 +147,10 @@ def _unreadable(valid: Sequence[bool]) -> float:
 def _custom(settings: CustomEpisodes, batch: TrajectoryBatch) -> list[bool]:
     plugin = load_plugin(settings.function, "algorithm.episodes.function")
     expected = "whether each trajectory is kept"
-    flags = plugin.elements(plugin(batch), expected)
+    flags = [
+        flag.item() if isinstance(flag, np.generic | Tensor) and flag.ndim == 0 else flag
+        for flag in plugin.elements(plugin(batch), expected)
+    ]
     if len(flags) != len(batch) or not all(isinstance(flag, bool | Real) for flag in flags):
         raise plugin.broken(f"must return {expected}: {len(batch)} truth values")
     return [bool(flag) for flag in flags]

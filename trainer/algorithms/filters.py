@@ -166,7 +166,7 @@ def _chosen(
     if settings.sees == "batch" and batch is None:
         raise ValueError("the filter asks for the whole batch, which is not given")
     given = plugin(batch) if settings.sees == "batch" else plugin(groups, returns)
-    chosen = plugin.elements(given, "the numbers of the groups to keep")
+    chosen = plugin.elements(given, "the numbers of the groups to keep", ordered=False)
     # A list of flags would otherwise be read as groups 0 and 1.
     if any(isinstance(each, bool) or not isinstance(each, Integral) for each in chosen):
         raise plugin.broken("must return the numbers of the groups to keep")

@@ -28,11 +28,12 @@ async def check_streams(streams: Sequence[RowStream], pool: EnvironmentPool) -> 
         client = await pool.client(stream.settings.url)
         await _look_up(client, stream.settings.name, stream.env_id)
         session = await client.make(stream.env_id, dict(stream.settings.kwargs))
+        task = stream.item(0, 0, 0)
         try:
-            await session.reset(seed=0, options=stream.item(0, 0, 0).options)
+            await session.reset(seed=0, options=task.options)
         except ProblemError as problem:
             raise ConfigError(
-                f"data set {stream.settings.name}: {stream.env_id} does not take a row (tried: {stream.place}): "
+                f"data set {stream.settings.name}: {stream.env_id} does not take a row (tried: {task.row}): "
                 f"{problem.detail}; 'columns' says which task field comes from which column"
             ) from problem
         finally:
@@ -54,7 +55,7 @@ async def _check_mixture(stream: RowStream, pool: EnvironmentPool) -> None:
         if fault is not None:
             raise ConfigError(
                 f"data set {stream.settings.name}: {part.verifier} of rewards does not take a row (tried: "
-                f"{stream.place}): {fault}; its 'fields' and 'task' say which field comes from where"
+                f"{task.row}): {fault}; its 'fields' and 'task' say which field comes from where"
             )
 
 

@@ -12,6 +12,10 @@ class ConfigError(TrainerError, ValueError):
     """The settings cannot be used; the message says where and what to do."""
 
 
+class UnplayableTaskError(ConfigError):
+    """One task cannot be played, and playing it again cannot mend that; others may."""
+
+
 class RunError(TrainerError, RuntimeError):
     """A run cannot go on; the message says why and what to do."""
 

@@ -7,7 +7,7 @@ it is called.
 import asyncio
 import inspect
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -55,17 +55,20 @@ class Plugin:
             given = self.function(*arguments)
             return await given if inspect.isawaitable(given) else given
 
-    def elements(self, given: Any, expected: str) -> list[Any]:
+    def elements(self, given: Any, expected: str, *, ordered: bool = True) -> list[Any]:
         """Return what it has returned, or what a generator of its yields, as a list.
 
         Args:
             given: What it has returned.
             expected: What it must return, for the message.
+            ordered: Whether an element belongs to a place, so that a set says nothing.
 
         Raises:
-            PluginError: If that is nothing to go through, or its generator raises.
+            PluginError: If that is nothing to go through in an order that means something, or its generator raises.
+                To go through a mapping gives its keys: numbers that were meant to name places, and not rewards.
         """
-        if not isinstance(given, Iterable):
+        unfit = Mapping | Set | str | bytes if ordered else Mapping | str | bytes
+        if not isinstance(given, Iterable) or isinstance(given, unfit):
             raise self.broken(f"must return {expected}, not {type(given).__name__}")
         with self.running():
             return list(given)

@@ -14,6 +14,7 @@ from trainer.config.evaluation import PanelSettings
 from trainer.core.errors import ConfigError
 from trainer.rollout.environments import EnvironmentPool
 from trainer.tasks.dataset import load_streams
+from trainer.tasks.rows import RowPlace
 from trainer.tasks.task import Task
 
 _SEARCH_FACTOR = 50
@@ -71,11 +72,22 @@ async def _rows_of(
     """Return a data set's first rows, in their order, as tasks."""
     streams = load_streams(dataset)
     await check_streams(streams, pool)
-    tasks = [
-        Task(0, stream.env_id, 0, dataset.kwargs, orjson.loads(row), name, dataset.url, stream.mixture)
-        for stream in streams
-        for row in (dict.fromkeys(stream.rows) if settings.distinct else stream.rows)
-    ]
+    # Where verifiers share the rows, each has a stream; a panel is what the file begins with.
+    rows = sorted(
+        (number, place, row)
+        for place, stream in enumerate(streams)
+        for number, row in zip(stream.numbers, stream.rows, strict=True)
+    )
+    if settings.distinct:
+        first: dict[tuple[int, bytes], tuple[int, int, bytes]] = {}
+        for number, place, row in rows:
+            first.setdefault((place, row), (number, place, row))
+        rows = list(first.values())
+    tasks = []
+    for number, place, row in rows:
+        stream = streams[place]
+        task = Task(0, stream.env_id, 0, dataset.kwargs, orjson.loads(row), name, dataset.url, stream.mixture)
+        tasks.append(replace(task, row=str(RowPlace(stream.source, number))))
     if len(tasks) < settings.episodes:
         raise ConfigError(
             f"panel '{name}': {dataset.name} has only {len(tasks)} rows for {settings.episodes} episodes; ask for fewer"

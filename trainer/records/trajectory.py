@@ -44,6 +44,7 @@ class Outcome(StrEnum):
     INVALID_NUMBER = "invalid_number"
     CONTEXT_OVERFLOW = "context_overflow"
     AGENT_ERROR = "agent_error"
+    UNPLAYABLE = "unplayable"
 
     @property
     def is_result(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from clients.client.session import EnvSession
 from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
-from trainer.core.errors import ConfigError, InvalidNumberError
+from trainer.core.errors import InvalidNumberError, UnplayableTaskError
 from trainer.core.numbers import finite_number
 from trainer.records.timeline import Phase
 from trainer.records.trajectory import Outcome, Trajectory, Turn
@@ -47,7 +47,7 @@ async def play_episode(
     episode.
 
     Raises:
-        ConfigError: If the first prompt leaves no room for a reply: no episode could be played.
+        UnplayableTaskError: If the first prompt leaves no room for a reply, or the environment refuses the task's row.
         ProblemError: If the server refuses what the run asks for (unknown environment, bad kwargs, wrong token).
     """
     trajectory = Trajectory(task, member, attempt)
@@ -73,8 +73,9 @@ async def play_episode(
         trajectory.metrics = metrics.totals()
     except ContextOverflowError as overflow:
         if not trajectory.turns:
-            raise ConfigError(
-                f"{overflow}: raise model.max_length, lower rollout.max_new_tokens, or show less with "
+            row = f" ({task.row})" if task.row else ""
+            raise UnplayableTaskError(
+                f"{overflow}{row}: raise model.max_length, lower rollout.max_new_tokens, or show less with "
                 "prompt.instruction"
             ) from overflow
         trajectory.outcome = Outcome.CONTEXT_OVERFLOW
@@ -107,9 +108,13 @@ def note_failure(trajectory: Trajectory, error: ProblemError | DecodeError | Inv
 
     Raises:
         ProblemError: If the server refuses what the run asks for: playing again cannot mend it.
+        UnplayableTaskError: If it refuses what this task alone asks for.
     """
     trajectory.detail = str(error)
+    task = trajectory.task
     match error:
+        case ProblemError() if error.code == "invalid_request" and task.row:
+            raise UnplayableTaskError(f"{task.env_id} does not take {task.row}: {error.detail}") from error
         case ProblemError() if error.code in _CLIENTFAULTS:
             raise error
         case ProblemError() if error.code in _TIMEOUT_CODES:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, cast
 
 from clients.client.session import EnvSession
 from clients.protocol.errors import ProblemError
-from trainer.core.errors import InvalidNumberError, PluginError
+from trainer.core.errors import InvalidNumberError, PluginError, UnplayableTaskError
 from trainer.core.numbers import are_finite, finite_number
 from trainer.core.plugins import Plugin
 from trainer.records.group import Group
@@ -129,7 +129,11 @@ class EpisodePlayer:
                 return await self._agent(session, task, member, attempt)
             return await self._go_on(session, tape, task, member, attempt)
 
-        return await play_in_session(self.pool, task, in_session, member, attempt)
+        try:
+            return await play_in_session(self.pool, task, in_session, member, attempt)
+        except UnplayableTaskError as error:
+            # Of a thousand rows one may be too long, or lack an answer. A run of days does not end with it.
+            return Trajectory(task, member, attempt, outcome=Outcome.UNPLAYABLE, detail=str(error))
 
     async def _go_on(
         self, session: EnvSession, tape: EpisodeTape, task: Task, member: int, attempt: int

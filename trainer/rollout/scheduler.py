@@ -318,6 +318,8 @@ class RolloutScheduler:
                 group.failures[outcome] = group.failures.get(outcome, 0) + 1
                 group.detail = " ".join(trajectory.detail.split())[:_LONGEST_DETAIL]
                 self.counters[f"episodes_{outcome}"] += 1
+                if trajectory.outcome is Outcome.UNPLAYABLE:
+                    break  # the next attempt would end as this one
             failed = True
             return None
         finally:

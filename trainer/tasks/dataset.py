@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from trainer.core.errors import ConfigError
 from trainer.core.seeding import derive_seed, generator
 from trainer.tasks.curriculum import CurriculumTaskSource
 from trainer.tasks.interleaved import InterleavedTaskSource
-from trainer.tasks.rows import Row, read_rows
+from trainer.tasks.rows import Row, RowPlace, read_rows
 from trainer.tasks.task import RewardMixture, RewardPart, Task, TaskSource
 
 _MOST_NAMED = 8
@@ -29,7 +30,8 @@ class RowStream:
         env_id: The verifier.
         settings: The data set.
         rows: The fields of each task, as JSON: so a million of them fit into memory, and nobody changes them.
-        place: Where the first row stands.
+        numbers: The number of each row where it was read.
+        source: Where that was; see `RowPlace`.
     """
 
     domain: str
@@ -37,7 +39,8 @@ class RowStream:
     env_id: str
     settings: DatasetSettings
     rows: Sequence[bytes]
-    place: str
+    numbers: Sequence[int]
+    source: str
 
     def item(self, number: int, index: int, seed: int) -> Task:
         """Return the stream's task `number`, which is task `index` of the run: a pure function of both and the seed."""
@@ -55,6 +58,7 @@ class RowStream:
             domain=self.domain,
             url=self.settings.url,
             mixture=self.mixture,
+            row=str(RowPlace(self.source, self.numbers[place])),
         )
 
     @property
@@ -98,8 +102,9 @@ def load_streams(settings: DatasetSettings) -> list[RowStream]:
         ConfigError: If it cannot be read, has a row that no verifier is named for, or has no rows that are kept.
     """
     rows: dict[str, list[bytes]] = {}
-    first: dict[str, str] = {}
-    unknown: dict[str, str] = {}
+    numbers: dict[str, array[int]] = {}
+    source = ""
+    unknown: dict[str, RowPlace] = {}
     read = 0
     for place, row in read_rows(settings):
         if settings.limit is not None and read == settings.limit:
@@ -111,7 +116,8 @@ def load_streams(settings: DatasetSettings) -> list[RowStream]:
             continue
         if settings.difficulty is None or _is_kept(settings.difficulty, row, place):
             rows.setdefault(value, []).append(_fields(settings, row, place))
-            first.setdefault(value, place)
+            numbers.setdefault(value, array("q")).append(place.number)
+            source = place.source
     if unknown:
         shown = ", ".join(f"{value!r} ({place})" for value, place in list(unknown.items())[:_MOST_NAMED])
         more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
@@ -130,13 +136,14 @@ def load_streams(settings: DatasetSettings) -> list[RowStream]:
             env_id=_verifier(settings, value),
             settings=settings,
             rows=tuple(rows[value]),
-            place=first[value],
+            numbers=numbers[value],
+            source=source,
         )
         for value in sorted(rows)
     ]
 
 
-def _routed(settings: DatasetSettings, row: Row, place: str) -> str:
+def _routed(settings: DatasetSettings, row: Row, place: RowPlace) -> str:
     """Return the value that a row is routed by; an empty one where all go to one verifier."""
     if settings.route is None:
         return ""
@@ -159,7 +166,7 @@ def _weight(settings: DatasetSettings, value: str, rows: dict[str, list[bytes]])
     return settings.weight * shares[value] / sum(shares.values())
 
 
-def _is_kept(difficulty: DifficultySettings, row: Row, place: str) -> bool:
+def _is_kept(difficulty: DifficultySettings, row: Row, place: RowPlace) -> bool:
     number = row.get(difficulty.column)
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
         raise ConfigError(f"data set {place}: '{difficulty.column}' must be a number, not {number!r}")
@@ -167,7 +174,7 @@ def _is_kept(difficulty: DifficultySettings, row: Row, place: str) -> bool:
     return above and (difficulty.maximum is None or number <= difficulty.maximum)
 
 
-def _fields(settings: DatasetSettings, row: Row, place: str) -> bytes:
+def _fields(settings: DatasetSettings, row: Row, place: RowPlace) -> bytes:
     missing = [column for column in settings.columns.values() if row.get(column) is None]
     if missing:
         names = ", ".join(str(name) for name in row)

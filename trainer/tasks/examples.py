@@ -114,7 +114,7 @@ def _rows(data: Sequence[ExamplesSettings]) -> Iterator[tuple[str, Row]]:
         for place, row in islice(read_rows(settings), settings.limit):
             found += 1
             yield (
-                place,
+                str(place),
                 {name: row.get(settings.columns.get(name, name)) for name in _COLUMNS}
                 | {"": ", ".join(map(str, row))},
             )

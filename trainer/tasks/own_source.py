@@ -1,5 +1,6 @@
 """A task source of the user's: what it returns is looked at before it is played."""
 
+from dataclasses import replace
 from typing import Any
 
 from trainer.core.plugins import Plugin
@@ -41,4 +42,6 @@ class OwnTaskSource:
             )
         if task.index != index:
             raise self._plugin.broken(f"gave task {task.index} for index {index}")
+        if task.options is not None and not task.row:
+            task = replace(task, row=f"task {index} of {self._plugin.path}")
         return task

@@ -1,9 +1,10 @@
 """Rows of data sets, read from files: JSON lines, a JSON list, Parquet, or what Hugging Face's `datasets` loads."""
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -16,7 +17,23 @@ _SHOWN = 60
 Row = dict[str, Any]
 
 
-def read_rows(settings: RowsSettings) -> Iterator[tuple[str, Row]]:
+class RowPlace(NamedTuple):
+    """Where a row stands.
+
+    Attributes:
+        source: What its file or data set is called, and what is counted there: lines from 1, rows from 0.
+        number: Its number.
+    """
+
+    source: str
+    number: int
+
+    def __str__(self) -> str:
+        """Return it for a message."""
+        return f"{self.source} {self.number}"
+
+
+def read_rows(settings: RowsSettings) -> Iterator[tuple[RowPlace, Row]]:
     """Read the rows of a data set, each with where it stands.
 
     Raises:
@@ -47,14 +64,16 @@ def read_rows(settings: RowsSettings) -> Iterator[tuple[str, Row]]:
         raise ConfigError(f"data set {path} cannot be read: {error.strerror or error}") from error
 
 
-def _lines(path: Path) -> Iterator[tuple[str, Row]]:
+def _lines(path: Path) -> Iterator[tuple[RowPlace, Row]]:
+    source = f"{path}, line"
     with path.open("rb") as stream:
         for number, line in enumerate(stream, 1):
             if line.strip():
-                yield f"{path}, line {number}", _row(line, f"{path}, line {number}")
+                place = RowPlace(source, number)
+                yield place, _row(line if number > 1 else line.removeprefix(BOM_UTF8), place)
 
 
-def _row(line: bytes, place: str) -> Row:
+def _row(line: bytes, place: RowPlace) -> Row:
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError as error:
@@ -63,24 +82,25 @@ def _row(line: bytes, place: str) -> Row:
     return _checked(row, place)
 
 
-def _list(path: Path) -> Iterator[tuple[str, Row]]:
+def _list(path: Path) -> Iterator[tuple[RowPlace, Row]]:
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        rows = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"data set {path} is no JSON: {error}") from error
     if not isinstance(rows, list):
         raise ConfigError(f"data set {path} must hold a list of rows")
     for number, row in enumerate(rows):
-        yield f"{path}, row {number}", _checked(row, f"{path}, row {number}")
+        place = RowPlace(f"{path}, row", number)
+        yield place, _checked(row, place)
 
 
-def _checked(row: Any, place: str) -> Row:
+def _checked(row: Any, place: RowPlace) -> Row:
     if not isinstance(row, dict):
         raise ConfigError(f"data set {place}: a row must be a JSON object, not {type(row).__name__}")
     return row
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
+def _parquet_rows(path: Path) -> Iterator[tuple[RowPlace, Row]]:
     try:
         # No part of the base install.
         import pyarrow.parquet as parquet
@@ -92,13 +112,13 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
             number = 0
             for batch in file.iter_batches(batch_size=_BATCH_ROWS):
                 for row in batch.to_pylist():
-                    yield f"{path}, row {number}", row
+                    yield RowPlace(f"{path}, row", number), row
                     number += 1
     except ArrowException as error:
         raise ConfigError(f"data set {path} is no Parquet file: {error}") from error
 
 
-def _saved_rows(settings: RowsSettings, path: Path) -> Iterator[tuple[str, Row]]:
+def _saved_rows(settings: RowsSettings, path: Path) -> Iterator[tuple[RowPlace, Row]]:
     datasets = _library(settings)
     try:
         found = datasets.load_from_disk(str(path))
@@ -107,7 +127,7 @@ def _saved_rows(settings: RowsSettings, path: Path) -> Iterator[tuple[str, Row]]
     yield from _split_rows(settings, found)
 
 
-def _hub_rows(settings: RowsSettings) -> Iterator[tuple[str, Row]]:
+def _hub_rows(settings: RowsSettings) -> Iterator[tuple[RowPlace, Row]]:
     datasets = _library(settings)
     try:
         found = datasets.load_dataset(settings.hub, settings.subset)
@@ -129,7 +149,7 @@ def _library(settings: RowsSettings) -> Any:
     return datasets
 
 
-def _split_rows(settings: RowsSettings, found: Any) -> Iterator[tuple[str, Row]]:
+def _split_rows(settings: RowsSettings, found: Any) -> Iterator[tuple[RowPlace, Row]]:
     if isinstance(found, dict):
         names = ", ".join(found)
         if settings.split is None and len(found) == 1:
@@ -141,4 +161,4 @@ def _split_rows(settings: RowsSettings, found: Any) -> Iterator[tuple[str, Row]]
     elif settings.split is not None:
         raise ConfigError(f"data set {settings.name} has no splits; leave 'split' out")
     for number, row in enumerate(found):
-        yield f"{settings.name}, row {number}", dict(row)
+        yield RowPlace(f"{settings.name}, row", number), dict(row)

@@ -56,6 +56,8 @@ class Task:
         url: The server; None for the run's default.
         mixture: Other verifiers that have a part in the reward; None where the environment's is all. It belongs to the
             run, and records do not have it.
+        row: Where the options come from if they are this task's own, such as a row of a data set; empty where tasks of
+            their kind have them in common. It is for messages, and records do not have it.
     """
 
     index: int
@@ -66,6 +68,7 @@ class Task:
     domain: str = ""
     url: str | None = None
     mixture: RewardMixture | None = None
+    row: str = field(default="", compare=False)
 
     @property
     def mixture_parts(self) -> tuple[RewardPart, ...]:

@@ -62,6 +62,7 @@ _OUTCOMES = {
     "environment_error": 7,
     "invalid_number": 6,
     "agent_error": 0,
+    "unplayable": 8,
 }
 """Outcomes, each with its colour."""
 
