@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 
@@ -16,9 +16,8 @@ from clients.cli.arguments import UsageError, add_token_argument
 from clients.net.caller import bearer_headers
 from clients.process.local_server import LocalServer
 from clients.protocol.errors import RETRY_LATER, ProblemError
-from clients.protocol.messages import HeartbeatReply, RegisterReply
+from clients.protocol.messages import HeartbeatReply, RegisterReply, UpstreamProtocol
 
-_PROTOCOLS = ("rollgym", "openenv", "gem", "http")
 _TIMEOUT_S = 120.0
 # A registration that is kept outlives a gateway or a server that is away for a while.
 _AGAIN_S = 2.0
@@ -133,7 +132,10 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("env_id", help="What the environment is called.")
     parser.add_argument("server", metavar="URL", help="Base URL of the server that has it.")
     parser.add_argument(
-        "--protocol", choices=_PROTOCOLS, default="rollgym", help="What that server speaks (default rollgym)."
+        "--protocol",
+        choices=get_args(UpstreamProtocol),
+        default="rollgym",
+        help="What that server speaks (default rollgym).",
     )
     parser.add_argument("--upstream-env-id", help="What the environment is called there, if otherwise.")
     parser.add_argument("--action-field", help="openenv: the field of an action that a text is for.")

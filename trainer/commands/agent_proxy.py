@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from clients.cli.version import add_version
+from trainer.config.inference import DialectName
 from trainer.core.errors import ConfigError, TrainerError
 
 if TYPE_CHECKING:
@@ -80,7 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     model.add_argument(
         "--upstream", metavar="URL", help="vLLM or SGLang server; without it the model is run here"
     )
-    model.add_argument("--dialect", choices=("vllm", "sglang"), default="vllm", help="what the server speaks")
+    model.add_argument(
+        "--dialect", choices=get_args(DialectName), default="vllm", help="what the server speaks"
+    )
     model.add_argument("--name", default="policy", help="what the policy is called in the API")
     model.add_argument("--max-length", type=_positive, help="longest row in tokens; default: the model's own")
     model.add_argument(

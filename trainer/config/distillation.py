@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from trainer.algorithms.modes import Divergence
+from trainer.config.inference import DialectName
 from trainer.config.supervised import LearningFromExamples
 from trainer.core.strict import Count, Seconds, ServerUrl, Settings
 
@@ -19,7 +20,7 @@ class TeacherSettings(Settings):
     url: ServerUrl | None = Field(
         None, description="In place of a path: an inference server that gives prompts' log-probabilities."
     )
-    dialect: Literal["vllm", "sglang"] = Field("vllm", description="What that server speaks.")
+    dialect: DialectName = Field("vllm", description="What that server speaks.")
     api_key_variable: str | None = Field(
         None, description="Environment variable with the key of that server; absent: it asks for none."
     )

@@ -10,6 +10,9 @@ from trainer.core.strict import Count, Seconds, Settings
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
+DialectName = Literal["vllm", "sglang"]
+"""What an inference server speaks."""
+
 Transport = Literal["in_process", "disk", "broadcast", "adapter"]
 """How weights travel."""
 

@@ -84,7 +84,7 @@ def server_processes(
         ports: One for each.
         logs: Folder of what they say.
     """
-    build = _vllm if inference.kind == "vllm" else _sglang
+    build = _BUILDERS[inference.kind]
     processes = []
     for number, port in enumerate(ports):
         words, variables = build(inference, launch, model, port)
@@ -381,3 +381,6 @@ class _Server:
             log.seek(max(self._begin, size - _LAST_LINES * _LINE_WIDTH))
             text = log.read().decode(errors="replace")
         return [line[:_LINE_WIDTH] for line in text.splitlines() if line.strip()]
+
+
+_BUILDERS = {"vllm": _vllm, "sglang": _sglang}

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Self
 
+from trainer.config.inference import DialectName
 from trainer.core.errors import ConfigError, TrainerError
 from trainer.inference.base import (
     FinishReason,
@@ -25,7 +26,7 @@ from trainer.inference.errors import InferenceError, WeightsError
 from trainer.inference.partial_reply import PartialReply
 from trainer.inference.server_adapters import ServedAdapters
 from trainer.inference.server_http import ServerHttp
-from trainer.inference.server_link import FAREWELL_S, DialectName, ServerLink
+from trainer.inference.server_link import FAREWELL_S, ServerLink
 from trainer.inference.server_pauses import ServerPauses
 from trainer.inference.server_replies import ServerReplies
 from trainer.inference.server_updates import TensorCarrier, WeightUpdates

@@ -1,9 +1,11 @@
 """The link to one server: its address, what it can do, and the words that it understands."""
 
 import asyncio
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Literal, TypeVar
+from typing import TypeVar
 
+from trainer.config.inference import DialectName
 from trainer.core.errors import TrainerError
 from trainer.inference import sglang, vllm
 from trainer.inference.dialect import Capabilities, Conversation, Dialect, Need, Seen
@@ -17,8 +19,14 @@ from trainer.inference.server_http import ServerHttp
 
 Result = TypeVar("Result")
 
-DialectName = Literal["vllm", "sglang"]
-
+_PROBES: Mapping[DialectName, Callable[[Need], Conversation[Dialect]]] = {
+    "vllm": vllm.probe,
+    "sglang": sglang.probe,
+}
+_LOOKS: Mapping[DialectName, Callable[[Need], Conversation[Seen]]] = {
+    "vllm": vllm.look,
+    "sglang": sglang.look,
+}
 FAREWELL_S = 5.0
 """How long a server is talked to when nobody waits for it."""
 
@@ -64,8 +72,7 @@ class ServerLink:
             ServerSetupError: If it lacks something that the run needs; the message names the switch or the release.
             ServerGoneError: If nobody answers.
         """
-        probing = vllm.probe(self.need) if self.kind == "vllm" else sglang.probe(self.need)
-        self._dialect = await self._met(probing)
+        self._dialect = await self._met(_PROBES[self.kind](self.need))
         return self.capabilities
 
     async def look(self) -> Seen:
@@ -75,7 +82,7 @@ class ServerLink:
             ServerSetupError: If it is seen to lack something that the run needs.
             ServerGoneError: If nobody answers.
         """
-        return await self._met(vllm.look(self.need) if self.kind == "vllm" else sglang.look(self.need))
+        return await self._met(_LOOKS[self.kind](self.need))
 
     async def _met(self, conversation: Conversation[Result]) -> Result:
         """Have a first conversation with whatever answers at this address; errors say at which."""

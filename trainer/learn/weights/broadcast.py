@@ -15,6 +15,7 @@ import torch.distributed as distributed
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from trainer.config.inference import DialectName
 from trainer.core.errors import ConfigError
 from trainer.inference.base import WeightSource
 from trainer.inference.dialect import Bucket, GroupAddress
@@ -144,7 +145,7 @@ class TensorBroadcast:
 
     def __init__(
         self,
-        dialect: Literal["vllm", "sglang"],
+        dialect: DialectName,
         *,
         collective: Collective,
         host: str,
