@@ -23,6 +23,10 @@ PATIENCE_S = 90.0
 """And one whose server is full does not wait for ever; a step may take a minute."""
 
 
+_SEEDS = 2**53
+_SEED_DIGITS = 40
+
+
 class UsageError(Exception):
     """The command line asks for something that does not make sense."""
 
@@ -70,6 +74,17 @@ def _token(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text
+
+
+def read_seed(text: str) -> int:
+    """Return a seed as servers take it.
+
+    Raises:
+        argparse.ArgumentTypeError: It is no whole number from 0 below 2**53.
+    """
+    if not (text.isascii() and text.isdecimal() and len(text) < _SEED_DIGITS and int(text) < _SEEDS):
+        raise argparse.ArgumentTypeError(f"a seed is a whole number from 0 below 2**53, not {text[:40]!r}")
+    return int(text)
 
 
 def add_kwargs_argument(parser: argparse.ArgumentParser) -> None:

@@ -27,6 +27,7 @@ from clients.cli.arguments import (
     add_server_arguments,
     named_environments,
     parse_kwargs,
+    read_seed,
     server_url,
 )
 from clients.client.client import EnvClient
@@ -49,7 +50,7 @@ def add_parser(commands: Any) -> None:
     add_kwargs_argument(parser)
     parser.add_argument("--kwargs", metavar="JSON", help="The environment's kwargs as one JSON object.")
     parser.add_argument("--episodes", type=int, default=100, help="Episodes of each baseline (default 100).")
-    parser.add_argument("--seed", type=int, default=0, help="Of all that is drawn (default 0).")
+    parser.add_argument("--seed", type=read_seed, default=0, help="Of all that is drawn (default 0).")
     parser.add_argument(
         "--budget-s",
         type=float,
@@ -74,8 +75,8 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Audit, and print the card; the exit code is 1 where an entry is as bad as --fail-on says."""
-    if options.episodes < 1 or options.budget_s <= 0 or options.seed < 0:
-        raise UsageError("--episodes and --budget-s must be positive, and --seed must not be negative")
+    if options.episodes < 1 or options.budget_s <= 0:
+        raise UsageError("--episodes and --budget-s must be positive")
     settings = Settings(options.episodes, options.seed, options.budget_s, _items(options.items))
     kwargs = parse_kwargs(options.kwarg) | _object("--kwargs", options.kwargs)
     if options.url is not None:

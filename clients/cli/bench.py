@@ -19,6 +19,7 @@ from clients.cli.arguments import (
     add_kwargs_argument,
     add_server_arguments,
     parse_kwargs,
+    read_seed,
     server_url,
 )
 from clients.client.client import EnvClient
@@ -56,7 +57,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--batch", action="store_true", help="All sessions in one frame a step, in lockstep.")
     parser.add_argument("--seconds", type=float, default=5.0, help="How long to measure each (default 5).")
     parser.add_argument("--encoding", choices=("json", "msgpack"), default="json", help="Of the frames.")
-    parser.add_argument("--seed", type=int, default=0, help="Of actions and episodes.")
+    parser.add_argument("--seed", type=read_seed, default=0, help="Of actions and episodes.")
     parser.add_argument("--json", action="store_true", help="Print the numbers as JSON.")
     parser.set_defaults(run=run)
 
@@ -102,7 +103,9 @@ async def _measure(url: str, options: argparse.Namespace, count: int) -> Result:
         timeout_s=PATIENCE_S,
     ) as client:
         sessions = await client.make_many(options.env_id, count, parse_kwargs(options.kwarg))
-        players = [Player(session, options.seed * 2**20 + index) for index, session in enumerate(sessions)]
+        players = [
+            Player(session, (options.seed * 2**20 + index) % 2**53) for index, session in enumerate(sessions)
+        ]
         await asyncio.gather(*(player.begin() for player in players))
         server_before = await asyncio.to_thread(server_cpu_seconds, url, options.token)
         begun, cpu_before = time.perf_counter(), time.process_time()

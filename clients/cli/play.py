@@ -17,6 +17,7 @@ from clients.cli.arguments import (
     add_kwargs_argument,
     add_server_arguments,
     parse_kwargs,
+    read_seed,
     server_url,
 )
 from clients.client.env import RemoteEnv
@@ -39,7 +40,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("env_id", help="Which environment.")
     add_server_arguments(parser)
     add_kwargs_argument(parser)
-    parser.add_argument("--seed", type=int, help="Seed of the first episode.")
+    parser.add_argument("--seed", type=read_seed, help="Seed of the first episode.")
     parser.add_argument(
         "--save", type=Path, metavar="FILE", help="At the end, write the last episode for `roll-env replay`."
     )
@@ -97,9 +98,15 @@ class Game:
             elif command == ":save":
                 self._save(argument.strip())
             elif command == ":reset" or self._ended:
-                self._begin(int(argument) if argument.strip().isdecimal() else None)
+                self._begin_again(argument.strip())
             else:
                 self._step(line)
+
+    def _begin_again(self, seed: str) -> None:
+        try:
+            self._begin(read_seed(seed) if seed else None)
+        except argparse.ArgumentTypeError as error:
+            print(error)
 
     def _begin(self, seed: int | None) -> None:
         observation, self._info = self._env.reset(seed=seed)

@@ -12,8 +12,7 @@ from env_server.gateway.registering import Registering
 from env_server.gateway.registry import Registration, Registry
 from env_server.gateway.upstream.targets import Target
 from env_server.messages.envelope import as_problem
-from env_server.messages.fields import own_fields
-from env_server.messages.validation import invalid, validate
+from env_server.messages.validation import invalid, requested
 from env_server.sessions.replies import Reply
 
 # What is not known by then is answered as pending; who announces comes again, with heartbeats for all the others.
@@ -41,7 +40,7 @@ class Announcements:
 
     async def announce(self, context: Context, fields: Mapping[str, Any]) -> Reply:
         """Register what is not registered yet, and note of the rest that its server is there."""
-        request = validate(AnnounceRequest, own_fields(fields))
+        request = requested(AnnounceRequest, fields)
         _refuse_twice(request.envs)
         target = await self._registering.check(request.url, request.ttl_s)
         caller = context.caller

@@ -25,8 +25,7 @@ from env_server.gateway.upstream.openenv import OpenEnvUpstream
 from env_server.gateway.upstream.probe import Check, probe
 from env_server.gateway.upstream.rollgym import RollgymUpstream
 from env_server.gateway.upstream.targets import Target, TargetRules
-from env_server.messages.fields import own_fields, refuse_fields
-from env_server.messages.validation import invalid, validate
+from env_server.messages.validation import invalid, refuse_fields, requested
 from env_server.sessions.replies import Reply
 from env_server.workers.base import EnvSource
 
@@ -133,7 +132,7 @@ class Registering:
 
     async def register(self, context: Context, fields: Mapping[str, Any]) -> Reply:
         """Add an environment of another server."""
-        request = validate(RegisterRequest, own_fields(fields))
+        request = requested(RegisterRequest, fields)
         named = request.upstream_env_id
         if named is not None and request.protocol != "gem" and re.fullmatch(IDENTIFIER, named) is None:
             raise invalid(
@@ -251,8 +250,8 @@ class Registering:
 
     async def heartbeat(self, context: Context, fields: Mapping[str, Any]) -> Reply:
         """Note that a registered server is there."""
-        registration, rest = self._named(context, fields)
-        request = validate(HeartbeatRequest, rest)
+        registration = self._named(context, fields)
+        request = requested(HeartbeatRequest, fields, "registration_id")
         self._registry.heartbeat(registration, request.load)
         if registration.relay is not None:
             registration.relay.is_there()
@@ -260,16 +259,14 @@ class Registering:
 
     async def unregister(self, context: Context, fields: Mapping[str, Any]) -> Reply:
         """End a registration."""
-        registration, rest = self._named(context, fields)
-        refuse_fields(rest)
+        registration = self._named(context, fields)
+        refuse_fields(fields, "registration_id")
         self._registry.remove(registration)
         return {}
 
-    def _named(self, context: Context, fields: Mapping[str, Any]) -> tuple[Registration, dict[str, Any]]:
-        rest = own_fields(fields)
-        registration_id = rest.pop("registration_id")
+    def _named(self, context: Context, fields: Mapping[str, Any]) -> Registration:
         owner = None if context.caller.is_admin else context.caller.name
-        return self._registry.get(registration_id, owner), rest
+        return self._registry.get(fields["registration_id"], owner)
 
     def _refuse_local(self, env_id: str) -> None:
         entry = self._catalog.find(env_id)

@@ -1,10 +1,8 @@
-"""The HTTP calls: one table that routing and OpenAPI are both made from."""
+"""The calls of the protocol over HTTP; what each does is the operation of its name."""
 
-import re
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import Query, Response
 from pydantic import BaseModel
 
 from clients.protocol.episode import PortableEpisode
@@ -36,15 +34,22 @@ from clients.protocol.messages import (
     VerifyReply,
     VerifyRequest,
 )
-from env_server.access.context import Context
-from env_server.access.tokens import Role
+from env_server.http.call_routes import Call, PathId, PlainRoute, call_router
+from env_server.http.openapi import MAKES, ON_SESSION, RUNS, problems
 from env_server.operations.information import EnvsQuery, SessionsQuery
-from env_server.operations.operations import Calls
-from env_server.sessions.replies import Reply
 from sandbox.remote.run_code import RunCodeReply, RunCodeRequest, SandboxReply
 
-Handler = Callable[[Calls, Context, Mapping[str, Any]], Awaitable[Reply]]
-"""Answers a call that is not one operation: with which operations, on whose behalf, and the call's fields."""
+HOT_CALLS = call_router(route_class=PlainRoute)
+"""What is called for each step, episode or score."""
+CALLS = call_router()
+"""What every server answers beside these."""
+REGISTRATION_CALLS = call_router("register")
+"""What a gateway answers beside these."""
+RUN_CODE_CALLS = call_router()
+"""What a server with a sandbox of its own answers beside these."""
+
+_SESSION = "/v1/sessions/{session_id}"
+_REGISTRATION = "/v1/registrations/{registration_id}"
 
 
 class SessionList(BaseModel):
@@ -54,145 +59,173 @@ class SessionList(BaseModel):
     after: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One HTTP call.
-
-    Attributes:
-        method: The HTTP method.
-        path: The path; names in braces become fields of the operation.
-        op: The operation.
-        summary: What it does, for OpenAPI.
-        status: The status of a good answer.
-        request: The model of the body, if it has one.
-        query: The model of the query, if it has one.
-        replies: The models of the answer.
-        empty: Whether a good answer has no body.
-        role: The role that it needs where tokens are set; None if it needs no token.
-        handler: What answers a call that is not one operation.
-        abandoned: Whether it is given up when the client goes away before its answer.
-    """
-
-    method: str
-    path: str
-    op: str
-    summary: str
-    status: int = 200
-    request: type[BaseModel] | None = None
-    query: type[BaseModel] | None = None
-    replies: tuple[type[BaseModel], ...] = field(default=())
-    empty: bool = False
-    role: Role | None = "play"
-    handler: Handler | None = None
-    abandoned: bool = False
-
-    def pattern(self) -> re.Pattern[str]:
-        """The path as a regular expression."""
-        return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", self.path))
-
-    @property
-    def parameters(self) -> list[str]:
-        """The names in the path."""
-        return re.findall(r"\{(\w+)\}", self.path)
-
-
-_SESSION = "/v1/sessions/{session_id}"
-
-CALLS: tuple[Call, ...] = (
-    Call("POST", f"{_SESSION}/step", "step", "Take one action", request=StepRequest, replies=(StepReply,)),
-    Call(
-        "POST", f"{_SESSION}/reset", "reset", "Begin an episode", request=ResetRequest, replies=(ResetReply,)
-    ),
-    Call(
-        "POST",
-        f"{_SESSION}/render",
-        "render",
-        "Draw the state",
-        request=RenderRequest,
-        replies=(RenderReply,),
-    ),
-    Call("POST", f"{_SESSION}/cancel", "cancel", "Give the running operation up", 202),
-    Call(
-        *("POST", f"{_SESSION}/fork", "fork", "Copy a session at its point", 201),
-        request=ForkRequest,
-        replies=(ForkReply,),
-    ),
-    Call("GET", f"{_SESSION}/episode", "episode", "The portable episode", replies=(PortableEpisode,)),
-    Call(
-        *("POST", "/v1/sessions/restore", "restore", "Make a session from a portable episode", 201),
-        request=RestoreRequest,
-        replies=(SessionReply,),
-    ),
-    Call(
-        *("POST", "/v1/sessions/close", "close", "Close many sessions"),
-        request=CloseRequest,
-        replies=(CloseReply,),
-    ),
-    Call(
-        *("POST", "/v1/sessions", "make", "Make one session, or `count` of them", 201),
-        request=MakeRequest,
-        replies=(SessionReply, SessionsReply),
-    ),
-    Call(
-        "GET",
-        "/v1/sessions",
-        "sessions",
-        "The caller's sessions",
-        query=SessionsQuery,
-        replies=(SessionList,),
-    ),
-    Call("GET", _SESSION, "session", "One session", replies=(SessionInfo,)),
-    Call("DELETE", _SESSION, "close", "Close one session, if it is there", 204, empty=True),
-    Call(
-        *("POST", "/v1/verify/{env_id}", "verify", "Score responses without a session"),
-        request=VerifyRequest,
-        replies=(VerifyReply,),
-    ),
-    Call("GET", "/v1/envs", "envs", "The environments", query=EnvsQuery, replies=(EnvsReply,)),
-    Call("GET", "/v1/envs/{env_id}", "envs", "One environment", replies=(EnvInfo,)),
-    Call("GET", "/v1/info", "info", "The server, its limits and capacity", replies=(ServerInfo,)),
+@HOT_CALLS.post(
+    f"{_SESSION}/step",
+    response_model=StepReply,
+    responses=problems(*RUNS, "invalid_action", "episode_over", "step_mismatch"),
 )
+async def step(call: Call, session_id: PathId, request: StepRequest) -> Response:
+    """Take one action."""
+    return await call.run(request, session_id=session_id)
 
-REGISTRATION_CALLS = (
-    Call(
-        *("POST", "/v1/envs", "register", "Add an environment of another server", 201),
-        request=RegisterRequest,
-        replies=(RegisterReply,),
-        role="register",
-    ),
-    Call(
-        *("POST", "/v1/registrations", "announce", "Register what a server has, and say that it is there"),
-        request=AnnounceRequest,
-        replies=(AnnounceReply,),
-        role="register",
-    ),
-    Call(
-        "POST",
-        "/v1/registrations/{registration_id}/heartbeat",
-        "heartbeat",
-        "Say that a registered server is there",
-        request=HeartbeatRequest,
-        replies=(HeartbeatReply,),
-        role="register",
-    ),
-    Call(
-        *("DELETE", "/v1/registrations/{registration_id}", "unregister", "End a registration", 204),
-        empty=True,
-        role="register",
+
+@HOT_CALLS.post(f"{_SESSION}/reset", response_model=ResetReply, responses=problems(*RUNS))
+async def reset(call: Call, session_id: PathId, request: ResetRequest) -> Response:
+    """Begin an episode."""
+    return await call.run(request, session_id=session_id)
+
+
+@HOT_CALLS.post(
+    "/v1/verify/{env_id}",
+    response_model=VerifyReply,
+    responses=problems(
+        *("unknown_env", "not_stateless", "draining", "env_error", "step_timeout", "upstream_error")
     ),
 )
-"""What a gateway answers beside these."""
+async def verify(call: Call, env_id: PathId, request: VerifyRequest) -> Response:
+    """Score responses without a session."""
+    return await call.run(request, env_id=env_id)
 
-INTERACTIVE_SESSION_PATH = "/v1/sandbox/session"
-"""The socket of an interactive session."""
 
-RUN_CODE_CALLS = (
-    Call(
-        *("POST", "/run_code", "run_code", "Run a program in the sandbox (as SandboxFusion does)"),
-        request=RunCodeRequest,
-        replies=(RunCodeReply,),
-        abandoned=True,
-    ),
-    Call("GET", "/v1/sandbox", "sandbox", "What the sandbox keeps to", replies=(SandboxReply,)),
+@CALLS.post(f"{_SESSION}/render", response_model=RenderReply, responses=problems(*RUNS))
+async def render(call: Call, session_id: PathId, request: RenderRequest) -> Response:
+    """Draw the state."""
+    return await call.run(request, session_id=session_id)
+
+
+@CALLS.post(
+    f"{_SESSION}/cancel", status_code=202, response_model=dict[str, Any], responses=problems(*ON_SESSION)
 )
-"""What a server with a sandbox of its own answers beside these."""
+async def cancel(call: Call, session_id: PathId) -> Response:
+    """Give the running operation up."""
+    return await call.run(session_id=session_id)
+
+
+@CALLS.post(
+    f"{_SESSION}/fork",
+    status_code=201,
+    response_model=ForkReply,
+    responses=problems(*RUNS, "at_capacity", "fork_unsupported"),
+)
+async def fork(call: Call, session_id: PathId, request: ForkRequest) -> Response:
+    """Copy a session at its point."""
+    return await call.run(request, session_id=session_id)
+
+
+@CALLS.get(f"{_SESSION}/episode", response_model=PortableEpisode, responses=problems(*ON_SESSION))
+async def episode(call: Call, session_id: PathId) -> Response:
+    """The portable episode."""
+    return await call.run(session_id=session_id)
+
+
+@CALLS.post(
+    "/v1/sessions/restore",
+    status_code=201,
+    response_model=SessionReply,
+    responses=problems(*MAKES, "unknown_env", "session_gone"),
+)
+async def restore(call: Call, request: RestoreRequest) -> Response:
+    """Make a session from a portable episode."""
+    return await call.run(request)
+
+
+@CALLS.post("/v1/sessions/close", response_model=CloseReply, responses=problems("draining"))
+async def close(call: Call, request: CloseRequest) -> Response:
+    """Close many sessions."""
+    return await call.run(request)
+
+
+@CALLS.post(
+    "/v1/sessions",
+    status_code=201,
+    response_model=SessionReply | SessionsReply,
+    responses=problems(*MAKES, "unknown_env"),
+)
+async def make(call: Call, request: MakeRequest) -> Response:
+    """Make one session, or `count` of them."""
+    return await call.run(request)
+
+
+@CALLS.get("/v1/sessions", response_model=SessionList, responses=problems("draining"))
+async def sessions(call: Call, query: Annotated[SessionsQuery, Query()]) -> Response:
+    """The caller's sessions."""
+    return await call.run(query)
+
+
+@CALLS.get(_SESSION, response_model=SessionInfo, responses=problems(*ON_SESSION))
+async def session(call: Call, session_id: PathId) -> Response:
+    """One session."""
+    return await call.run(session_id=session_id)
+
+
+@CALLS.delete(_SESSION, name="close", status_code=204, responses=problems("draining"))
+async def close_one(call: Call, session_id: PathId) -> Response:
+    """Close one session, if it is there."""
+    return await call.run(session_id=session_id)
+
+
+@CALLS.get("/v1/envs", response_model=EnvsReply | EnvInfo, responses=problems("unknown_env", "draining"))
+async def envs(call: Call, query: Annotated[EnvsQuery, Query()]) -> Response:
+    """The environments."""
+    return await call.run(query)
+
+
+@CALLS.get(
+    "/v1/envs/{env_id}", name="envs", response_model=EnvInfo, responses=problems("unknown_env", "draining")
+)
+async def envs_one(call: Call, env_id: PathId) -> Response:
+    """One environment."""
+    return await call.run(env_id=env_id)
+
+
+@CALLS.get("/v1/info", response_model=ServerInfo, responses=problems("draining"))
+async def info(call: Call) -> Response:
+    """The server, its limits and capacity."""
+    return await call.run()
+
+
+@REGISTRATION_CALLS.post(
+    "/v1/envs",
+    status_code=201,
+    response_model=RegisterReply,
+    responses=problems("env_exists", "spec_mismatch", "probe_failed", "at_capacity", "draining"),
+)
+async def register(call: Call, request: RegisterRequest) -> Response:
+    """Add an environment of another server."""
+    return await call.run(request)
+
+
+@REGISTRATION_CALLS.post("/v1/registrations", response_model=AnnounceReply, responses=problems("draining"))
+async def announce(call: Call, request: AnnounceRequest) -> Response:
+    """Register what a server has, and say that it is there."""
+    return await call.run(request)
+
+
+@REGISTRATION_CALLS.post(
+    f"{_REGISTRATION}/heartbeat",
+    response_model=HeartbeatReply,
+    responses=problems("unknown_registration", "draining"),
+)
+async def heartbeat(call: Call, registration_id: PathId, request: HeartbeatRequest) -> Response:
+    """Say that a registered server is there."""
+    return await call.run(request, registration_id=registration_id)
+
+
+@REGISTRATION_CALLS.delete(
+    _REGISTRATION, status_code=204, responses=problems("unknown_registration", "draining")
+)
+async def unregister(call: Call, registration_id: PathId) -> Response:
+    """End a registration."""
+    return await call.run(registration_id=registration_id)
+
+
+@RUN_CODE_CALLS.post("/run_code", response_model=RunCodeReply, responses=problems("at_capacity", "draining"))
+async def run_code(call: Call, request: RunCodeRequest) -> Response:
+    """Run a program in the sandbox (as SandboxFusion does)."""
+    return await call.unless_gone(call.run(request))
+
+
+@RUN_CODE_CALLS.get("/v1/sandbox", response_model=SandboxReply, responses=problems("draining"))
+async def sandbox(call: Call) -> Response:
+    """What the sandbox keeps to."""
+    return await call.run()

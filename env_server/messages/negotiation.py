@@ -23,14 +23,14 @@ def own_path(scope: Mapping[str, Any]) -> str:
     return path[len(prefix) :] if prefix and path.startswith(f"{prefix}/") else path
 
 
-def read_headers(request: Request) -> dict[str, str]:
-    """The headers of a request by their names in lower case; the values of one that came twice are joined by commas.
+def read_headers(scope: Mapping[str, Any]) -> dict[str, str]:
+    """The headers of a request or socket by their names in lower case; values of one that came twice are joined.
 
     Once for each request: Starlette goes through all of them for every question.
     """
     found: dict[str, str] = {}
     repeated: dict[str, list[str]] = {}
-    for raw_name, raw_value in request.scope["headers"]:
+    for raw_name, raw_value in scope["headers"]:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
         if name in found:
             repeated.setdefault(name, [found[name]]).append(value)

@@ -1,5 +1,6 @@
-"""Turning what pydantic says about a request into the protocol's problem."""
+"""What a frame or a call holds: fields of the envelope, and those that are a request, checked against its model."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -9,6 +10,45 @@ from clients.protocol.errors import ProblemError
 _Model = TypeVar("_Model", bound=BaseModel)
 _MAX_ERRORS = 20
 _MAX_NAME = 100
+
+ENVELOPE = frozenset({"id", "op", "session_id", "traceparent"})
+"""Fields of a frame that are not the operation's own."""
+
+
+class Validated(dict[str, Any]):
+    """The fields of a call, as they came; its route validates them.
+
+    Attributes:
+        request: What they were found to be, once they are validated.
+    """
+
+    request: BaseModel | None = None
+
+
+def requested(model: type[_Model], fields: Mapping[str, Any], *names: str) -> _Model:
+    """The request that the fields of an operation are: what a route has not validated is validated here.
+
+    Args:
+        model: The request's model.
+        fields: The operation's fields.
+        *names: Fields beside the envelope's that are not the request's.
+
+    Raises:
+        ProblemError: `invalid_request`, with the fields and reasons in `errors`.
+    """
+    if isinstance(fields, Validated) and isinstance(fields.request, model):
+        return fields.request
+    return validate(model, _own(fields, names))
+
+
+def refuse_fields(fields: Mapping[str, Any], *names: str) -> None:
+    """Refuse fields of an operation that takes none but the envelope's and these.
+
+    Raises:
+        ProblemError: `invalid_request`.
+    """
+    for name in _own(fields, names):
+        raise invalid(name, "this call has no such field")
 
 
 def validate(model: type[_Model], fields: Any) -> _Model:
@@ -20,13 +60,19 @@ def validate(model: type[_Model], fields: Any) -> _Model:
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        raise _problem(error) from None
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        raise misfit_problem([(item["loc"], item["msg"]) for item in found]) from None
 
 
-def _problem(error: ValidationError) -> ProblemError:
+def misfit_problem(found: Sequence[tuple[Sequence[int | str], str]]) -> ProblemError:
+    """The problem that a request does not fit its model.
+
+    Args:
+        found: Where, and why.
+    """
     errors = [
-        {"field": ".".join(str(part)[:_MAX_NAME] for part in item["loc"]), "reason": item["msg"]}
-        for item in error.errors(include_url=False, include_context=False, include_input=False)[:_MAX_ERRORS]
+        {"field": ".".join(str(part)[:_MAX_NAME] for part in place), "reason": reason}
+        for place, reason in found[:_MAX_ERRORS]
     ]
     first = errors[0]
     where = f"{first['field']}: " if first["field"] else ""
@@ -37,3 +83,7 @@ def invalid(field: str, reason: str) -> ProblemError:
     """The problem that one field of a request is wrong."""
     field = field[:_MAX_NAME]
     return ProblemError("invalid_request", f"{field}: {reason}", errors=[{"field": field, "reason": reason}])
+
+
+def _own(fields: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in ENVELOPE and name not in names}

@@ -14,8 +14,7 @@ from env_server.catalog.catalog import CatalogEntry
 from env_server.common.settings import Settings
 from env_server.journal.journal import EndedStep
 from env_server.journal.journal_file import JournalFile
-from env_server.messages.fields import own_fields
-from env_server.messages.validation import invalid, validate
+from env_server.messages.validation import invalid, requested
 from env_server.operations.failures import busy, environment_error, not_reset
 from env_server.operations.runner import Runner
 from env_server.sessions.replies import Reply, encode_observation, reset_reply
@@ -54,7 +53,7 @@ class Resetting:
         self, context: Context, session: Session, fields: Mapping[str, Any]
     ) -> Reply | Awaitable[Reply]:
         """Begin an episode; a request id seen before is answered as before."""
-        request = validate(ResetRequest, own_fields(fields))
+        request = requested(ResetRequest, fields)
         request_id = request.request_id
         if request_id is not None and session.resets is not None and request_id in session.resets:
             return self._encoded(context, session, session.resets[request_id])
@@ -248,7 +247,7 @@ class Rendering:
 
     def render(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Awaitable[Reply]:
         """Draw the state."""
-        request = validate(RenderRequest, own_fields(fields))
+        request = requested(RenderRequest, fields)
         modes = session.entry.render_modes
         mode = request.mode if request.mode is not None else next(iter(modes), None)
         if mode is None or mode not in modes:

@@ -12,8 +12,7 @@ from env_server.catalog.catalog import Catalog
 from env_server.common.io_process import ProcessRank
 from env_server.common.settings import Settings
 from env_server.gateway.registering import Lineage
-from env_server.messages.fields import own_fields
-from env_server.messages.validation import validate
+from env_server.messages.validation import requested
 from env_server.peers.peers import Peers
 from env_server.sessions.replies import Reply
 from env_server.sessions.sessions import Sessions
@@ -85,7 +84,7 @@ class Information:
 
     def server(self, context: Context, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
         """The server's name, limits and capacity; where a gateway asks, also the gateways behind this one."""
-        path = validate(InfoQuery, own_fields(fields)).path
+        path = requested(InfoQuery, fields).path
         if path is None or not self._settings.gateway:
             return self._describe()
         return self._with_gateways(path)
@@ -107,7 +106,7 @@ class Information:
 
     def environments(self, context: Context, fields: Mapping[str, Any]) -> Reply:
         """The catalog, or one environment of it."""
-        query = validate(EnvsQuery, own_fields(fields))
+        query = requested(EnvsQuery, fields)
         if query.env_id is not None:
             return self._catalog.get(query.env_id).describe()
         found = [entry.describe() for entry in self._catalog]
@@ -121,7 +120,7 @@ class Information:
 
     def sessions(self, context: Context, fields: Mapping[str, Any]) -> Awaitable[Reply]:
         """The caller's sessions of all processes, in the order of their ids, one page."""
-        return self._list(context, validate(SessionsQuery, own_fields(fields)))
+        return self._list(context, requested(SessionsQuery, fields))
 
     async def _list(self, context: Context, query: SessionsQuery) -> Reply:
         now = asyncio.get_running_loop().time()

@@ -21,8 +21,7 @@ from env_server.gateway.relayed_session import RelayedSession
 from env_server.journal.journal import Journal
 from env_server.journal.journal_file import JournaledSession, JournalFile, Opening
 from env_server.journal.replay import ReplayDiverged
-from env_server.messages.fields import own_fields
-from env_server.messages.validation import invalid, validate
+from env_server.messages.validation import invalid, requested
 from env_server.operations.episodes import Resetting
 from env_server.operations.failures import busy, environment_error, not_reset, worker_died
 from env_server.operations.idempotency import IdempotencyCache, OpenedSession, open_again
@@ -78,7 +77,7 @@ class Making:
 
     async def make(self, context: Context, fields: Mapping[str, Any]) -> Reply:
         """Make sessions, and reset them where asked to."""
-        request = validate(MakeRequest, own_fields(fields))
+        request = requested(MakeRequest, fields)
         entry = self._catalog.get(request.env_id)
         kwargs = request.kwargs or {}
         entry.rules.check(kwargs)
@@ -129,7 +128,7 @@ class Making:
 
     def fork(self, context: Context, session: BaseSession, fields: Mapping[str, Any]) -> Awaitable[Reply]:
         """Copy a session at its point: the environment is rebuilt from the journal, random state included."""
-        request = validate(ForkRequest, own_fields(fields))
+        request = requested(ForkRequest, fields)
         if not session.entry.forkable:
             raise ProblemError("fork_unsupported", f"{session.entry.env_id} cannot be copied")
         if request.count > self._settings.max_batch:
@@ -181,7 +180,7 @@ class Making:
 
     async def restore(self, context: Context, fields: Mapping[str, Any]) -> Reply:
         """Make a session at the point of a portable episode."""
-        request = validate(RestoreRequest, own_fields(fields))
+        request = requested(RestoreRequest, fields)
         episode = request.episode
         entry = self._catalog.get(episode.env_id)
         entry.rules.check(episode.kwargs)

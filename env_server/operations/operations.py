@@ -17,8 +17,7 @@ from env_server.gateway.registering import Registering
 from env_server.gateway.relay import Relay
 from env_server.gateway.relayed_session import RelayedSession
 from env_server.gateway.step_shares import StepShares
-from env_server.messages.fields import own_fields, refuse_fields
-from env_server.messages.validation import invalid, validate
+from env_server.messages.validation import invalid, refuse_fields, requested
 from env_server.operations.episodes import Rendering, Resetting
 from env_server.operations.information import Information
 from env_server.operations.making import Making
@@ -347,7 +346,7 @@ class Operations:
                 raise invalid("session_ids", "give session_id or session_ids, not both")
             fields = {**fields, "session_ids": [fields["session_id"]]}
             del fields["session_id"]
-        request = validate(CloseRequest, own_fields(fields))
+        request = requested(CloseRequest, fields)
         if len(request.session_ids) > MAX_CLOSE:
             raise invalid("session_ids", f"at most {MAX_CLOSE}")
         elsewhere: dict[int, list[str]] = {}

@@ -16,8 +16,7 @@ from env_server.common.event_loop import is_given_up
 from env_server.common.io_process import going_away
 from env_server.common.setting_sections import SandboxSettings
 from env_server.common.settings import ConfigurationError
-from env_server.messages.fields import own_fields, refuse_fields
-from env_server.messages.validation import invalid, validate
+from env_server.messages.validation import invalid, refuse_fields, requested, validate
 from env_server.sessions.replies import Reply
 from env_server.telemetry.metrics import Metrics
 from sandbox.core.base import SandboxSession, SandboxUnavailableError
@@ -160,7 +159,8 @@ class RunningCode:
 
     async def run_code(self, context: Context, fields: Mapping[str, Any]) -> Reply:
         """Run a program, and give it up when nobody waits for it any more."""
-        run = asked_for(self._served, own_fields(fields), self._settings.max_run_s, "max_run_s")
+        request = requested(RunCodeRequest, fields)
+        run = asked_for(self._served, request, self._settings.max_run_s, "max_run_s")
         name = context.caller.name
         self._slots.take(context.caller)
         cancellation = Cancellation()
@@ -219,13 +219,12 @@ class RunningCode:
             self._metrics.runs[running.result()["outcome"]] += 1
 
 
-def asked_for(served: ServedSandbox, fields: Mapping[str, Any], longest_s: float, setting: str) -> Run:
+def asked_for(served: ServedSandbox, request: RunCodeRequest, longest_s: float, setting: str) -> Run:
     """What a request asks for, if it may be asked for.
 
     Raises:
         ProblemError: `invalid_request`.
     """
-    request = validate(RunCodeRequest, fields)
     served.check(request, longest_s, setting)
     try:
         return read_request(request)
@@ -265,7 +264,8 @@ class InteractiveSessions:
             ProblemError: `invalid_request`, `at_capacity`, or `env_error` where the sandbox fails.
         """
         longest_s = self._settings.max_program_session_s
-        run = asked_for(self._served, fields, longest_s, "max_program_session_s")
+        request = validate(RunCodeRequest, fields)
+        run = asked_for(self._served, request, longest_s, "max_program_session_s")
         self._slots.take(caller)
         loop = asyncio.get_running_loop()
         try:

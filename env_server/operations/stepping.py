@@ -15,8 +15,7 @@ from clients.protocol.values import EncodeError
 from env_server.access.context import Context
 from env_server.common.setting_sections import SessionSettings
 from env_server.journal.journal_file import JournalFile
-from env_server.messages.fields import ENVELOPE, own_fields
-from env_server.messages.validation import validate
+from env_server.messages.validation import ENVELOPE, requested
 from env_server.operations.episodes import Resetting
 from env_server.operations.failures import busy, environment_error, episode_over, not_reset, step_mismatch
 from env_server.operations.runner import Runner
@@ -76,7 +75,7 @@ class Stepping:
             and type(fields.get("autoreset", False)) is bool
             and ("reset" not in fields or _only_seeds(fields["reset"]))
         ):
-            request = validate(StepRequest, own_fields(fields))
+            request = requested(StepRequest, fields)
             then = None
             if request.autoreset:
                 chosen = request.reset

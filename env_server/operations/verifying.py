@@ -10,8 +10,7 @@ from clients.protocol.values import DecodeError, EncodeError, decode_value, enco
 from env_server.access.context import Context
 from env_server.catalog.catalog import Catalog, CatalogEntry
 from env_server.common.settings import Settings
-from env_server.messages.fields import own_fields
-from env_server.messages.validation import invalid, validate
+from env_server.messages.validation import invalid, requested
 from env_server.operations.failures import environment_error
 from env_server.sessions.replies import Reply
 from env_server.telemetry.metrics import Metrics
@@ -47,14 +46,13 @@ class Verifying:
 
     def verify(self, context: Context, fields: Mapping[str, Any]) -> Awaitable[Reply]:
         """Score items, each by itself, in their order."""
-        own = own_fields(fields)
-        env_id = own.pop("env_id", None)
+        env_id = fields.get("env_id")
         if type(env_id) is not str:
             raise invalid("env_id", "an environment id is needed, as text")
         entry = self._catalog.get(env_id)
         if not entry.stateless:
             raise ProblemError("not_stateless", f"{env_id} needs a session; it scores no single responses")
-        request = validate(VerifyRequest, own)
+        request = requested(VerifyRequest, fields, "env_id")
         if len(request.items) > self._settings.max_batch:
             raise invalid("items", f"at most {self._settings.max_batch}")
         for number, item in enumerate(request.items):

@@ -1,20 +1,20 @@
 """GEM over HTTP, as ROCK's admin serves it: a sandbox is a session of ours, and its id is the session's."""
 
-from collections.abc import Mapping
 from typing import Any
 
+from fastapi import Response
 from pydantic import BaseModel, ConfigDict
 
 from clients.protocol.messages import Identifier, Seed
-from env_server.access.context import Context
-from env_server.http.calls import Call
-from env_server.messages.validation import validate
-from env_server.operations.operations import Calls
+from env_server.http.call_routes import Call, PlainRoute, call_router
+from env_server.http.openapi import MAKES, RUNS, problems
 from env_server.protocols.operating import operate, step_by_text
 from env_server.sessions.replies import Reply
 
 PREFIX = "/apis/v1/envs/gem"
 """Where ROCK's clients look for it."""
+
+GEM_CALLS = call_router(route_class=PlainRoute)
 
 
 class _Fields(BaseModel):
@@ -86,69 +86,48 @@ class GemListReply(BaseModel):
     env_id: list[str]
 
 
-async def _make(operations: Calls, context: Context, fields: Mapping[str, Any]) -> Reply:
-    request = validate(GemMakeRequest, fields)
-    made = await operate(operations, context, "make", {"env_id": request.env_id, "kwargs": request.kwargs})
-    return {"sandbox_id": made["session_id"]}
+@GEM_CALLS.post(
+    f"{PREFIX}/step",
+    response_model=GemStepReply,
+    responses=problems(*RUNS, "invalid_action", "episode_over"),
+)
+async def gem_step(call: Call, request: GemStepRequest) -> Response:
+    """GEM: take an action."""
+    reply = await step_by_text(call.services.operations, call.context, request.sandbox_id, request.action)
+    return call.answer(_only(GemStepReply, reply))
 
 
-async def _reset(operations: Calls, context: Context, fields: Mapping[str, Any]) -> Reply:
-    request = validate(GemResetRequest, fields)
+@GEM_CALLS.post(f"{PREFIX}/reset", response_model=GemResetReply, responses=problems(*RUNS))
+async def gem_reset(call: Call, request: GemResetRequest) -> Response:
+    """GEM: begin an episode."""
     begin = {"session_id": request.sandbox_id, "seed": request.seed, "options": request.options}
-    return _only(GemResetReply, await operate(operations, context, "reset", begin))
+    reply = await operate(call.services.operations, call.context, "reset", begin)
+    return call.answer(_only(GemResetReply, reply))
 
 
-async def _step(operations: Calls, context: Context, fields: Mapping[str, Any]) -> Reply:
-    request = validate(GemStepRequest, fields)
-    return _only(GemStepReply, await step_by_text(operations, context, request.sandbox_id, request.action))
+@GEM_CALLS.post(f"{PREFIX}/make", response_model=GemSandboxReply, responses=problems(*MAKES, "unknown_env"))
+async def gem_make(call: Call, request: GemMakeRequest) -> Response:
+    """GEM: make an environment."""
+    wanted = {"env_id": request.env_id, "kwargs": request.kwargs}
+    made = await operate(call.services.operations, call.context, "make", wanted)
+    return call.answer({"sandbox_id": made["session_id"]})
 
 
-async def _close(operations: Calls, context: Context, fields: Mapping[str, Any]) -> Reply:
-    request = validate(GemCloseRequest, fields)
-    await operate(operations, context, "close", {"session_ids": [request.sandbox_id]})
-    return {"sandbox_id": request.sandbox_id}
+@GEM_CALLS.post(f"{PREFIX}/close", response_model=GemSandboxReply, responses=problems("draining"))
+async def gem_close(call: Call, request: GemCloseRequest) -> Response:
+    """GEM: end an environment."""
+    session_ids = [request.sandbox_id]
+    await operate(call.services.operations, call.context, "close", {"session_ids": session_ids})
+    return call.answer({"sandbox_id": request.sandbox_id})
 
 
-async def _list(operations: Calls, context: Context, fields: Mapping[str, Any]) -> Reply:
-    validate(GemListRequest, fields)
-    reply = await operate(operations, context, "envs", {})
-    return {"env_id": [info["env_id"] for info in reply["envs"]]}
+@GEM_CALLS.post(f"{PREFIX}/list", response_model=GemListReply, responses=problems("draining"))
+async def gem_list(call: Call, request: GemListRequest) -> Response:
+    """GEM: list the environments."""
+    reply = await operate(call.services.operations, call.context, "envs", {})
+    return call.answer({"env_id": [info["env_id"] for info in reply["envs"]]})
 
 
 def _only(model: type[BaseModel], reply: Reply) -> Reply:
     """What GEM knows of an answer."""
     return {name: reply[name] for name in model.model_fields}
-
-
-GEM_CALLS: tuple[Call, ...] = (
-    Call(
-        *("POST", f"{PREFIX}/step", "gem_step", "GEM: take an action"),
-        request=GemStepRequest,
-        replies=(GemStepReply,),
-        handler=_step,
-    ),
-    Call(
-        *("POST", f"{PREFIX}/reset", "gem_reset", "GEM: begin an episode"),
-        request=GemResetRequest,
-        replies=(GemResetReply,),
-        handler=_reset,
-    ),
-    Call(
-        *("POST", f"{PREFIX}/make", "gem_make", "GEM: make an environment"),
-        request=GemMakeRequest,
-        replies=(GemSandboxReply,),
-        handler=_make,
-    ),
-    Call(
-        *("POST", f"{PREFIX}/close", "gem_close", "GEM: end an environment"),
-        request=GemCloseRequest,
-        replies=(GemSandboxReply,),
-        handler=_close,
-    ),
-    Call(
-        *("POST", f"{PREFIX}/list", "gem_list", "GEM: list the environments"),
-        request=GemListRequest,
-        replies=(GemListReply,),
-        handler=_list,
-    ),
-)

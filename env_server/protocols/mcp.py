@@ -5,7 +5,6 @@ asked, and nothing is kept here: which tools there are is what the episode's res
 the request id of that reset.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,16 +45,9 @@ from env_server.protocols.mcp_forms import (
 from env_server.protocols.operating import operate, step_by_text
 from env_server.sessions.replies import Reply
 
-_PATH = re.compile(r"/mcp/([^/]+)")
 _SESSION = "Mcp-Session-Id"
 _VERSION = "mcp-protocol-version"
 _QUERY = frozenset({"kwargs", "seed"})
-
-
-def mcp_env_id(path: str) -> str | None:
-    """The environment that a path names, if it is one of MCP's."""
-    found = _PATH.fullmatch(path)
-    return None if found is None else found[1]
 
 
 class McpAdapter:

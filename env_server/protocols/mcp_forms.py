@@ -9,9 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import dumps
 from clients.protocol.messages import Seed
+from env_server.messages.validation import invalid
 from env_server.protocols.openenv_forms import value_schema
 from env_server.sessions.replies import Reply
-from envs.tools.calls import ToolCall
+from envs.tools.calls import ToolCall, read_calls
 from envs.tools.formats.table import FORMATS
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26")
@@ -171,9 +172,23 @@ def own_tools(info: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def call_as_action(info: Mapping[str, Any], name: str, arguments: Mapping[str, Any]) -> str:
-    """A call as the environment reads calls: in the format that its `info["call_format"]` names, or in Hermes."""
+    """A call as the environment reads calls: in the format that its `info["call_format"]` names, or in Hermes.
+
+    Raises:
+        ProblemError: `invalid_request`, if the format's own marks in the arguments make another call of it.
+    """
     form = FORMATS.get(str(info.get("call_format")), FORMATS["hermes"])
-    return form.write([ToolCall(name, arguments)])
+    said = form.write([ToolCall(name, arguments)])
+    schemas = {each: tool["inputSchema"] for each, tool in own_tools(info).items()}
+    read = read_calls(said, form, schemas)
+    # Values may have the types of the schema by then; what is called, and with what, is the same.
+    if read.faults or [(call.name, sorted(call.arguments)) for call in read.calls] != [
+        (name, sorted(arguments))
+    ]:
+        raise invalid(
+            "arguments", f"they hold marks of the format {form.name}, in which calls are written here"
+        )
+    return said
 
 
 def begun_result(reply: Reply) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from env_server.access.context import Context
-from env_server.http.calls import Call
-from env_server.messages.validation import validate
-from env_server.operations.operations import Calls
+from fastapi import Response
+
+from env_server.http.call_routes import Call, PathId, call_router
+from env_server.http.openapi import MAKES, problems
 from env_server.protocols.openenv_forms import (
     OpenEnvHealth,
     OpenEnvMetadata,
@@ -25,36 +25,44 @@ from env_server.sessions.replies import Reply
 PREFIX = "/openenv/{env_id}"
 """The base URL of an environment for OpenEnv's clients."""
 
+OPENENV_CALLS = call_router()
+OPENENV_HEALTH = call_router(None)
+
+_SAYS = problems("unknown_env", "draining")
 # The session of one call is closed when that is answered; were the process to die before, it would not stay long.
 _ONE_CALL_S = 60.0
 
 
-async def _reset(operations: Calls, context: Context, fields: Mapping[str, Any]) -> Reply:
-    return await _once(operations, context, fields, validate(OpenEnvResetRequest, fields))
+@OPENENV_CALLS.post(f"{PREFIX}/reset", response_model=OpenEnvReply, responses=problems(*MAKES, "unknown_env"))
+async def openenv_reset(call: Call, env_id: PathId, request: OpenEnvResetRequest) -> Response:
+    """OpenEnv: how an episode begins."""
+    return await _once(call, env_id, request)
 
 
-async def _step(operations: Calls, context: Context, fields: Mapping[str, Any]) -> Reply:
-    request = validate(OpenEnvStepRequest, fields)
+@OPENENV_CALLS.post(
+    f"{PREFIX}/step",
+    response_model=OpenEnvReply,
+    responses=problems(*MAKES, "unknown_env", "invalid_action"),
+)
+async def openenv_step(call: Call, env_id: PathId, request: OpenEnvStepRequest) -> Response:
+    """OpenEnv: the first step of an episode."""
     step = {"action": request.action.action}
     if request.timeout_s is not None:
         step["timeout_s"] = request.timeout_s
-    return await _once(operations, context, fields, request, step)
+    return await _once(call, env_id, request, step)
 
 
 async def _once(
-    operations: Calls,
-    context: Context,
-    fields: Mapping[str, Any],
-    request: OpenEnvResetRequest,
-    step: Mapping[str, Any] | None = None,
-) -> Reply:
+    call: Call, env_id: str, request: OpenEnvResetRequest, step: Mapping[str, Any] | None = None
+) -> Response:
     """Begin an episode, take a step in it if there is one, and end the session."""
+    operations, context = call.services.operations, call.context
     made = await operate(
         operations,
         context,
         "make",
         {
-            "env_id": fields["env_id"],
+            "env_id": env_id,
             "kwargs": request.kwargs,
             "reset": {"seed": request.seed, "options": request.options},
             "idle_timeout_s": _ONE_CALL_S,
@@ -66,63 +74,36 @@ async def _once(
             reply = await operate(operations, context, "step", {"session_id": session_id, **step})
     finally:
         operations.end(context, session_id)
-    return observation_payload(reply, made["observation_space"]["type"])
+    return call.answer(observation_payload(reply, made["observation_space"]["type"]))
 
 
-async def _state(operations: Calls, context: Context, fields: Mapping[str, Any]) -> Reply:
-    await _info(operations, context, fields)
-    return OpenEnvState().model_dump()
+@OPENENV_CALLS.get(f"{PREFIX}/state", response_model=OpenEnvState, responses=_SAYS)
+async def openenv_state(call: Call, env_id: PathId) -> Response:
+    """OpenEnv: the state of a session that has not begun."""
+    await _info(call, env_id)
+    return call.answer(OpenEnvState().model_dump())
 
 
-async def _schemas(operations: Calls, context: Context, fields: Mapping[str, Any]) -> Reply:
-    return schemas_payload(await _info(operations, context, fields))
+@OPENENV_CALLS.get(f"{PREFIX}/schema", response_model=OpenEnvSchemas, responses=_SAYS)
+async def openenv_schema(call: Call, env_id: PathId) -> Response:
+    """OpenEnv: what goes over the wire."""
+    return call.answer(schemas_payload(await _info(call, env_id)))
 
 
-async def _metadata(operations: Calls, context: Context, fields: Mapping[str, Any]) -> Reply:
-    return metadata_payload(await _info(operations, context, fields))
+@OPENENV_CALLS.get(f"{PREFIX}/metadata", response_model=OpenEnvMetadata, responses=_SAYS)
+async def openenv_metadata(call: Call, env_id: PathId) -> Response:
+    """OpenEnv: what the environment is."""
+    return call.answer(metadata_payload(await _info(call, env_id)))
 
 
-async def _health(operations: Calls, context: Context, fields: Mapping[str, Any]) -> Reply:
-    await _info(operations, context, fields)
-    return {"status": "healthy"}
-
-
-async def _info(operations: Calls, context: Context, fields: Mapping[str, Any]) -> Reply:
-    return await operate(operations, context, "envs", {"env_id": fields["env_id"]})
-
-
-OPENENV_CALLS: tuple[Call, ...] = (
-    Call(
-        *("POST", f"{PREFIX}/reset", "openenv_reset", "OpenEnv: how an episode begins"),
-        request=OpenEnvResetRequest,
-        replies=(OpenEnvReply,),
-        handler=_reset,
-    ),
-    Call(
-        *("POST", f"{PREFIX}/step", "openenv_step", "OpenEnv: the first step of an episode"),
-        request=OpenEnvStepRequest,
-        replies=(OpenEnvReply,),
-        handler=_step,
-    ),
-    Call(
-        *("GET", f"{PREFIX}/state", "openenv_state", "OpenEnv: the state of a session that has not begun"),
-        replies=(OpenEnvState,),
-        handler=_state,
-    ),
-    Call(
-        *("GET", f"{PREFIX}/schema", "openenv_schema", "OpenEnv: what goes over the wire"),
-        replies=(OpenEnvSchemas,),
-        handler=_schemas,
-    ),
-    Call(
-        *("GET", f"{PREFIX}/metadata", "openenv_metadata", "OpenEnv: what the environment is"),
-        replies=(OpenEnvMetadata,),
-        handler=_metadata,
-    ),
-    Call(
-        *("GET", f"{PREFIX}/health", "openenv_health", "OpenEnv: whether the environment is served"),
-        replies=(OpenEnvHealth,),
-        handler=_health,
-        role=None,
-    ),
+@OPENENV_HEALTH.get(
+    f"{PREFIX}/health", response_model=OpenEnvHealth, responses=_SAYS, openapi_extra={"security": []}
 )
+async def openenv_health(call: Call, env_id: PathId) -> Response:
+    """OpenEnv: whether the environment is served."""
+    await _info(call, env_id)
+    return call.answer({"status": "healthy"})
+
+
+async def _info(call: Call, env_id: str) -> Reply:
+    return await operate(call.services.operations, call.context, "envs", {"env_id": env_id})

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
@@ -31,14 +30,6 @@ from env_server.sessions.replies import Reply
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-_PATH = re.compile(r"/openenv/([^/]+)/ws")
-
-
-def openenv_env_id(path: str) -> str | None:
-    """The environment that a path of a socket names, if it is one of OpenEnv's."""
-    found = _PATH.fullmatch(path)
-    return None if found is None else found[1]
 
 
 async def serve_openenv_socket(

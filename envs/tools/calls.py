@@ -1,6 +1,7 @@
 """What a reply calls, whatever format it is written in."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,10 @@ Schemas = Mapping[str, Mapping[str, Any]]
 """JSON Schemas of the parameters of tools, by the tools' names."""
 
 _MAX_SHOWN = 120
+# What readers of replies look for, wherever it stands.
+_MARKS = re.compile(
+    r"</?(?:think|thinking|thought|tool_call)>|\[TOOL_CALLS\]|<\|python_tag\|>", re.IGNORECASE
+)
 _MOST_FAULTS = 5
 _MOST_READ = 256
 
@@ -173,6 +178,11 @@ def collect(items: Sequence[Callable[[], ToolCall]], content: str) -> Reading:
 def as_json(value: Any) -> str:
     """Write JSON as models do: with blanks after commas and colons, and all characters as they are."""
     return json.dumps(value, ensure_ascii=False)
+
+
+def as_json_of_calls(value: Any) -> str:
+    """Write JSON in which no text holds a mark that a reader would take for one of its own: `<` is `\\u003c` there."""
+    return _MARKS.sub(lambda mark: f"\\u{ord(mark[0][0]):04x}{mark[0][1:]}", as_json(value))
 
 
 def shown(text: str) -> str:

@@ -25,6 +25,8 @@ Reason = Literal[
     "different_kinds",
     "undecided",
 ]
+_PERCENT_ASKED = re.compile(r"per\s?cent|%", re.IGNORECASE)
+_SCALE_ASKED = re.compile(r"\b(?:hundred|thousand|million|billion|trillion)s?\b", re.IGNORECASE)
 _LONGEST = 2000
 _KEPT = 1024
 _CONSTANTS = frozenset({"e", "i", "inf", "infinity", "infty"})
@@ -108,6 +110,13 @@ class Asked:
 
 
 _UNKNOWN = Asked()
+
+
+def asked_of(question: object) -> Asked:
+    """Return what a question asks for; what is no text is not known."""
+    if not isinstance(question, str):
+        return _UNKNOWN
+    return Asked(_PERCENT_ASKED.search(question) is not None, _SCALE_ASKED.search(question) is not None)
 
 
 def compare(gold: str, answer: str, *, rounding: int = 6, asked: Asked = _UNKNOWN) -> Comparison:

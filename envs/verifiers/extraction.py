@@ -47,6 +47,7 @@ _NOT_ALONE = re.compile(
     r"|\d:$",
     re.IGNORECASE,
 )
+_IN_LIST = re.compile(r"\d%?(?:\s*,|,?\s+(?:or|and|to))\s*$", re.IGNORECASE)
 _CONFIRMED = re.compile(
     r"final answer is:?\s*(?P<answer>\S[^\n]{0,200}?)\.?\s{1,20}I hope it is correct", re.IGNORECASE
 )
@@ -159,8 +160,13 @@ def _of_phrase(rest: str) -> Found:
 
 
 def numbers_in(text: str) -> list[str]:
-    """Return the numbers that stand by themselves in a sentence; what is longer than one has none."""
+    """Return the numbers that stand by themselves in a sentence; what is longer than one has none.
+
+    Nor has a sentence with a list or a choice of numbers: `5 or 6 apples` is no 5.
+    """
     if len(text) > _LONGEST_SENTENCE:
+        return []
+    if any(_IN_LIST.search(text[: match.start()][-_NEAR:]) for match in _NUMBER.finditer(text)):
         return []
     return [match[0].strip() for match in _NUMBER.finditer(text) if not _belongs_to_more(text, match)]
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from envs.core.kwargs import OPERATOR, OneOf, RenderMode, SomeOf
 from envs.core.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Outcome, Verdict, VerifierEnv
-from envs.verifiers.comparison import UNDECIDED, Asked, Comparison, both_signs, compare, is_exact
+from envs.verifiers.comparison import UNDECIDED, Asked, Comparison, asked_of, both_signs, compare, is_exact
 from envs.verifiers.extraction import (
     Found,
     box_count,
@@ -32,8 +32,6 @@ from envs.verifiers.symbolic import Judgement, SymbolicComparison
 _TRIES = 10_000
 _LONGEST_WHOLE = 200
 _SHOWN = 80
-_PERCENT_ASKED = re.compile(r"per\s?cent|%", re.IGNORECASE)
-_SCALE_ASKED = re.compile(r"\b(?:hundred|thousand|million|billion|trillion)s?\b", re.IGNORECASE)
 # Where Math-Verify looks for LaTeX: an escaped dollar is a currency, and the beginning of a matrix is no formula to it.
 _ANCHOR = re.compile(r"(?<!\\)\$|\\\(|\\\[|\\boxed")
 _CURRENCY = "\\$"
@@ -190,7 +188,7 @@ class MathEnv(VerifierEnv):
         if isinstance(options, str):
             return Verdict(0.0, "error", f"bad_task: {options}")
         question = task.get("question", task.get("problem"))
-        asked = _asked(question) if isinstance(question, str) else Asked()
+        asked = asked_of(question)
         text = spoken(response)
         verdicts: list[Verdict] = []
         give_up = time.monotonic() + _MOST_TIMEOUTS * self._timeout_s
@@ -287,10 +285,6 @@ def _judge(text: str, gold: str | None, options: _Options, asked: Asked) -> tupl
     if found is None or (found.place == "number" and "expr" not in options.match_types):
         return None, UNDECIDED
     return found, against(found.text)
-
-
-def _asked(question: str) -> Asked:
-    return Asked(_PERCENT_ASKED.search(question) is not None, _SCALE_ASKED.search(question) is not None)
 
 
 def _is_sentence(found: Found) -> bool:

@@ -13,6 +13,7 @@ from pydantic import Field
 from envs.core.kwargs import OneOf, RenderMode, SomeOf
 from envs.core.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
+from envs.verifiers.comparison import Asked, asked_of
 from envs.verifiers.dates import read_date
 from envs.verifiers.exact import NotExact, approximate, read_value
 from envs.verifiers.extraction import marked_answer, numbers_in, spoken
@@ -124,8 +125,9 @@ class QuestionAnsweringEnv(VerifierEnv):
         said = text.strip() if found is None else found.text
         if not said:
             return Verdict(0.0, "unparsable", "no_answer: the response gives none")
+        asked = asked_of(task.get("question"))
         score, metric = max(
-            (_compare(reference, said, rule) for reference in references), key=lambda each: each[0]
+            (_compare(reference, said, rule, asked) for reference in references), key=lambda each: each[0]
         )
         shown = said if len(said) <= _SHOWN else f"{said[: _SHOWN - 3]}..."
         if score >= _FULL:
@@ -155,20 +157,25 @@ def read_boolean(text: str) -> bool | None:
     return said.pop() if len(said) == 1 else None
 
 
-def read_number(text: str) -> float | None:
-    """Return the number that a text is, or the only one in it."""
+def read_number(text: str, *, scaled: bool = True) -> float | None:
+    """Return the number that a text is, or the only one in it.
+
+    Args:
+        text: Such as `1,000 km`.
+        scaled: Whether `5 million` is five million, and not 5.
+    """
     form = plain(text)
     try:
-        value = approximate(read_value(form.text))
+        value = (form.scale if scaled else 1) * approximate(read_value(form.text))
     except NotExact:
         numbers = numbers_in(text)
         if len(numbers) != 1 or numbers[0] == text:
             return None
-        return read_number(numbers[0])
+        return read_number(numbers[0], scaled=scaled)
     return value
 
 
-def _compare(reference: str, said: str, rule: _Rule) -> tuple[float, Metric]:
+def _compare(reference: str, said: str, rule: _Rule, asked: Asked) -> tuple[float, Metric]:
     metric = rule.metric
     if metric == "auto":
         metric = _kind_of(reference)
@@ -178,19 +185,28 @@ def _compare(reference: str, said: str, rule: _Rule) -> tuple[float, Metric]:
             return _exact(reference, said), metric
         return float(wanted_day == day), metric
     if metric == "number":
-        wanted, number = read_number(reference), read_number(said)
-        if wanted is None or number is None:
+        # Where millions are asked for, or nobody knows, "5" answers as "5 million" does.
+        ways = (True,) if asked.scale is False else (True, False)
+        pairs = [(read_number(reference, scaled=way), read_number(said, scaled=way)) for way in ways]
+        if None in pairs[0]:
             return _exact(reference, said), metric
-        slack = max(rule.tolerance, rule.relative_tolerance * abs(wanted))
-        return float(math.isclose(number, wanted, rel_tol=1e-9, abs_tol=slack)), metric
+        return float(any(_is_near(wanted, number, rule) for wanted, number in pairs)), metric
     if metric == "boolean":
         truth = read_boolean(said)
         return float(truth is not None and truth == read_boolean(reference)), metric
     if metric == "f1":
-        return overlap(normal(reference), normal(said)), metric
+        wanted_words = normal(reference)
+        return overlap(wanted_words, normal(said)) if wanted_words else _exact(reference, said), metric
     if metric == "contains":
         return float(f" {normal(reference)} " in f" {normal(said)} "), metric
     return _exact(reference, said), metric
+
+
+def _is_near(wanted: float | None, number: float | None, rule: _Rule) -> bool:
+    if wanted is None or number is None:
+        return False
+    slack = max(rule.tolerance, rule.relative_tolerance * abs(wanted))
+    return math.isclose(number, wanted, rel_tol=1e-9, abs_tol=slack)
 
 
 def _exact(reference: str, said: str) -> float:

@@ -26,6 +26,10 @@ ENVIRONMENT = QuestionAnsweringEnv()
         ("3.14", "<answer>3.140</answer>", "number", 1),
         ("1,000 km", "<answer>about 1000 km in all</answer>", "number", 1),
         ("1/3", "<answer>0.3</answer>", "number", 0),
+        ("5", "<answer>5 or 6</answer>", "number", 0),
+        ("5", "5, 6", "auto", 0),
+        ("5000000", "<answer>5 million</answer>", "number", 1),
+        ("5 million", "5,000,000 people", "number", 1),
         ("5 March 2024", "<answer>2024-03-05</answer>", "date", 1),
         ("5 March 2024", "<answer>2024-03-06</answer>", "date", 0),
         ("True", "<answer>True.</answer>", "boolean", 1),
@@ -39,12 +43,19 @@ ENVIRONMENT = QuestionAnsweringEnv()
         ("Ada", "Ada or Bo", "auto", 0),
         ("!!", "<answer>!!</answer>", "exact", 1),
         ("!!", "<answer>?</answer>", "exact", 0),
+        ("A", "<answer>the</answer>", "f1", 0),
     ],
 )
 def test_each_metric(reference, response, metric, score):
     verdict = ENVIRONMENT.score(response, {"answer": reference, "metric": metric})
     assert verdict.score == pytest.approx(score)
     assert verdict.outcome == ("correct" if score == 1 else "partial" if score else "wrong")
+
+
+def test_what_a_number_is_counted_in_counts_unless_it_is_asked_for():
+    for reference, said in (("5", "5 million"), ("5 million", "5")):
+        for question, score in (("How many people?", 0.0), ("How many million people?", 1.0)):
+            assert ENVIRONMENT.score(said, {"question": question, "answer": reference}).score == score
 
 
 def test_tolerances_are_the_environments_or_the_tasks():

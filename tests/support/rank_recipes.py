@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from tests.support.megatron_ranks import family_model
 from tests.support.tiny_models import adapted_model, sharp_model
@@ -119,6 +118,10 @@ class Patient:
         """Wait for all the other ranks, as long as it takes."""
         return self._group.largest(self._group.rank)
 
+    def take(self, content):
+        """Be given something, and wait for all the others."""
+        return self.meet()
+
     def compute(self, seconds):
         """Be busy without an end in sight."""
         time.sleep(seconds)
@@ -173,10 +176,8 @@ def stopped_at(micro, row):
 
 def impatient(group, backends):
     """Make a rank's part of a policy; from then on, ranks wait for each other no longer than a moment."""
-    backend = Recipe("fsdp2", "policy", OptimizerSettings(), 1e-3)(group, backends)
-    for each in (None, group.data.get_group()):
-        _set_pg_timeout(timedelta(seconds=3), each)
-    return backend
+    group.timeout = timedelta(seconds=3)
+    return Recipe("fsdp2", "policy", OptimizerSettings(), 1e-3)(group, backends)
 
 
 @dataclass(frozen=True)
@@ -263,8 +264,15 @@ class Apart:
 
 
 def apart(group, backends):
-    """Make one."""
+    """Make one; from then on, ranks wait for each other no longer than a moment."""
+    group.timeout = timedelta(seconds=3)
     return Apart(group)
+
+
+def restless(group, backends):
+    """Make one who is patient; from then on, ranks wait for each other no longer than a moment."""
+    group.timeout = timedelta(seconds=3)
+    return Patient(group)
 
 
 def dying_in_a_save(optimizer, rank, when):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from tests.support.inference_server.running import InferenceServer
 from tests.support.processes import read_lines
 from trainer.cli import main
 from trainer.models.load import save_model
@@ -55,12 +56,21 @@ def mixture(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def played(mixture, tmp_path_factory) -> Path:
+@pytest.fixture(scope="module", params=["vllm", "sglang"])
+def played(mixture, tmp_path_factory, request) -> Path:
     """An asynchronous run, so that other weights than those in training chose the experts."""
     run = tmp_path_factory.mktemp("routed") / "run"
-    launch = {"command": [sys.executable, "-m", "tests.support.vllm_program"]}
-    inference = {"kind": "vllm", "dtype": "float32", "routed_experts": True, "launch": launch}
+    inference = {"kind": request.param, "routed_experts": True}
+    if request.param == "vllm":
+        launch = {"command": [sys.executable, "-m", "tests.support.vllm_program"]}
+        assert train(mixture, run, inference | {"dtype": "float32", "launch": launch}) == 0
+        return run
+    with InferenceServer("sglang", model=mixture, routed_experts=True) as server:
+        assert train(mixture, run, inference | {"urls": [server.url]}) == 0
+    return run
+
+
+def train(mixture, run, inference) -> int:
     words = [
         "tasks=[{env_id: FrozenLake-v0, kwargs: {size: 4, split: train, max_episode_steps: 6, format_penalty: -0.1}}]",
         "prompt={instruction: none}",
@@ -75,8 +85,7 @@ def played(mixture, tmp_path_factory) -> Path:
         "checkpoint={every: 1, keep: 9}",
         f"steps={STEPS}",
     ]
-    assert main([*words, f"output_dir={run}"]) == 0
-    return run
+    return main([*words, f"output_dir={run}"])
 
 
 def test_records_hold_the_experts_of_every_token_that_was_computed(played):

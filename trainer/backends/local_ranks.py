@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from trainer.backends.transport import Failure, RankDiedError, RankFailedError, pack, unpack
@@ -27,13 +28,14 @@ _CAUSE_S = 2.0
 
 @dataclass
 class _Rank:
-    """One child: its process, the pipe to it and the calls that it has not answered."""
+    """One child: its process, the pipe to it, the calls on their way there and those that it has not answered."""
 
     number: int
     process: "subprocess.Popen[bytes]"
     pipe: Connection
     log: Path
     asked: "deque[Future[Any]]" = field(default_factory=deque)
+    calls: "SimpleQueue[bytes | None]" = field(default_factory=SimpleQueue)
 
 
 class LocalRanks:
@@ -64,7 +66,7 @@ class LocalRanks:
         self._devices = devices
         self._threads = threads
         self._ranks: list[_Rank] = []
-        self._readers: list[threading.Thread] = []
+        self._threads_of_ranks: list[threading.Thread] = []
         self._state = threading.Condition()
         self._death: RankDiedError | None = None
         self._closed = False
@@ -87,11 +89,12 @@ class LocalRanks:
             for number in range(world_size):
                 self._ranks.append(self._started(number, world_size))
             for rank in self._ranks:
-                reader = threading.Thread(
-                    target=self._read, args=(rank,), name=f"rank-{rank.number}", daemon=True
-                )
-                self._readers.append(reader)
-                reader.start()
+                for does, name in ((self._read, "reader"), (_send, "sender")):
+                    thread = threading.Thread(
+                        target=does, args=(rank,), name=f"rank-{rank.number}-{name}", daemon=True
+                    )
+                    self._threads_of_ranks.append(thread)
+                    thread.start()
             self._wait_until_ready([self.call(number, "ready") for number in range(world_size)])
         except BaseException:
             self.close()
@@ -107,9 +110,8 @@ class LocalRanks:
                 return answer
             chosen = self._ranks[rank]
             chosen.asked.append(answer)
-        # A rank that is gone is told of by its reader, which fails this future with all others.
-        with suppress(OSError):
-            chosen.pipe.send_bytes(data)
+            # By a thread: a rank that stands still takes no more than its pipe holds, and the others are to be asked.
+            chosen.calls.put(data)
         return answer
 
     def close(self) -> None:
@@ -122,11 +124,12 @@ class LocalRanks:
                     rank.process.kill()
             for rank in self._ranks:
                 rank.process.wait()
-            for reader in self._readers:
-                reader.join(_GRACE_S)
+                rank.calls.put(None)
+            for thread in self._threads_of_ranks:
+                thread.join(_GRACE_S)
             for rank in self._ranks:
                 rank.pipe.close()
-            self._ranks, self._readers = [], []
+            self._ranks, self._threads_of_ranks = [], []
 
     def _started(self, number: int, world_size: int) -> _Rank:
         ours, theirs = socket.socketpair()
@@ -210,6 +213,14 @@ class LocalRanks:
         for rank in self._ranks:
             while rank.asked:
                 rank.asked.popleft().set_exception(error)
+
+
+def _send(rank: _Rank) -> None:
+    """Hand calls to a rank, until there are no more."""
+    # A rank that is gone is told of by its reader, which fails what was asked of it.
+    with suppress(OSError):
+        while (data := rank.calls.get()) is not None:
+            rank.pipe.send_bytes(data)
 
 
 def _closed() -> RankFailedError:

@@ -82,6 +82,9 @@ class RankGroup:
         store: The store that listens there, in the rank that opened it.
         timeout_s: How long a rank waits for the others in one exchange.
 
+    Attributes:
+        timeout: The same; what is changed holds once `bound_waits` was called.
+
     Raises:
         ConfigError: If there is no such device.
     """
@@ -114,7 +117,7 @@ class RankGroup:
         self.mesh: DeviceMesh = init_device_mesh(
             self.device.type, tuple(dimensions.values()), mesh_dim_names=tuple(dimensions)
         )
-        self._timeout = timeout
+        self.timeout = timeout
         self.bound_waits()
 
     def bound_waits(self) -> None:
@@ -123,7 +126,7 @@ class RankGroup:
         They are made with torch's own patience: those of a mesh, and those that Megatron and DeepSpeed make.
         """
         for group in dist.distributed_c10d._world.pg_map:
-            _set_pg_timeout(self._timeout, group)
+            _set_pg_timeout(self.timeout, group)
 
     @property
     def data(self) -> DeviceMesh:

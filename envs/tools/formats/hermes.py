@@ -9,7 +9,7 @@ from envs.tools.calls import (
     Reading,
     Schemas,
     ToolCall,
-    as_json,
+    as_json_of_calls,
     call_of_object,
     collect,
     parse_json,
@@ -33,7 +33,7 @@ def _call(section: Section) -> ToolCall:
 
 
 def _write(calls: Sequence[ToolCall]) -> str:
-    written = [as_json({"name": call.name, "arguments": dict(call.arguments)}) for call in calls]
+    written = [as_json_of_calls({"name": call.name, "arguments": dict(call.arguments)}) for call in calls]
     return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in written)
 
 

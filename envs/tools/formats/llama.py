@@ -9,7 +9,7 @@ from envs.tools.calls import (
     Reading,
     Schemas,
     ToolCall,
-    as_json,
+    as_json_of_calls,
     call_of_object,
     collect,
     parse_json,
@@ -54,7 +54,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _write(calls: Sequence[ToolCall]) -> str:
-    written = [as_json({"name": call.name, "parameters": dict(call.arguments)}) for call in calls]
+    written = [as_json_of_calls({"name": call.name, "parameters": dict(call.arguments)}) for call in calls]
     return _TAG + "; ".join(written)
 
 

@@ -11,6 +11,7 @@ from envs.tools.calls import (
     Schemas,
     ToolCall,
     as_json,
+    as_json_of_calls,
     call_of_object,
     collect,
     parse_arguments,
@@ -66,7 +67,7 @@ def _write(calls: Sequence[ToolCall]) -> str:
         {"name": call.name, "arguments": dict(call.arguments), "id": call.id or f"{number:09d}"}
         for number, call in enumerate(calls)
     ]
-    return _MARK + as_json(items)
+    return _MARK + as_json_of_calls(items)
 
 
 def _show_result(name: str, content: str) -> str:

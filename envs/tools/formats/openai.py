@@ -10,6 +10,7 @@ from envs.tools.calls import (
     Schemas,
     ToolCall,
     as_json,
+    as_json_of_calls,
     collect,
     parse_arguments,
     parse_json,
@@ -74,7 +75,7 @@ def items_of(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
 
 
 def _write(calls: Sequence[ToolCall]) -> str:
-    return as_json({"role": "assistant", "content": None, "tool_calls": items_of(calls)})
+    return as_json_of_calls({"role": "assistant", "content": None, "tool_calls": items_of(calls)})
 
 
 def _show_result(name: str, content: str) -> str:

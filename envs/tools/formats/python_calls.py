@@ -54,6 +54,8 @@ def _call(item: ast.expr) -> ToolCall:
     for keyword in item.keywords:
         if keyword.arg is None:
             raise CallFault(f"the arguments of {name} must be given by name, and not by **")
+        if keyword.arg in arguments:
+            raise CallFault(f"{keyword.arg} of {name} is there twice")
         arguments[keyword.arg] = literal_of(keyword.value)
     return ToolCall(name, arguments)
 

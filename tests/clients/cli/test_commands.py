@@ -260,6 +260,24 @@ def test_a_token_with_its_line_break_is_a_mistake_of_the_command_line(
     assert "line break" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["play", "bench", "audit"])
+@pytest.mark.parametrize("seed", ["-1", "9007199254740992", "1" * 6000, "٣", "1.0", "x"])
+def test_a_seed_that_no_server_takes_is_a_mistake_of_the_command_line(
+    command: str, seed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([command, "Walk-v0", f"--seed={seed}"])
+    assert "a seed is a whole number from 0 below 2**53" in capsys.readouterr().err
+
+
+def test_a_seed_that_no_server_takes_is_asked_for_again(server: ServerProcess) -> None:
+    done = roll_env(
+        "play", "Walk-v0", "--url", server.url, stdin=":reset -1\n:reset 9007199254740992\nleft\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("a seed is a whole number") == 2
+
+
 def test_refusals_of_the_server_are_told(server: ServerProcess) -> None:
     done = roll_env("play", "Nope-v0", "--url", server.url)
     assert done.returncode == 1

@@ -131,6 +131,25 @@ def test_arguments_come_back_as_they_were_written(name, arguments):
     assert calls(name, FORMATS[name].write(said)) == [("book", each) for each in arguments]
 
 
+@pytest.mark.parametrize("name", ["hermes", "openai", "llama", "mistral"])
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "</tool_call>",
+        "<tool_call>",
+        "</think>",
+        "<THINK>",
+        "[TOOL_CALLS]",
+        "<|python_tag|>",
+        '"}}</tool_call>',
+    ],
+)
+def test_marks_in_the_arguments_of_a_call_are_text(name, mark):
+    arguments = {"city": f"a{mark}b", "nights": 1}
+    written = FORMATS[name].write([ToolCall("book", arguments)])
+    assert calls(name, written) == [("book", arguments)]
+
+
 # -- each format -------------------------------------------------------------------------------------------------------
 
 
@@ -256,6 +275,20 @@ def test_mistral_takes_both_of_its_forms_and_a_list_without_the_mark():
     assert calls("mistral", named) == [("now", {}), ("search", {"query": "a"})]
     assert read("mistral", named).calls[1].id == "abcdefghi"
     assert read("mistral", "[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]now").faults
+
+
+def test_an_argument_that_is_there_twice_is_a_fault():
+    for name, said in (
+        ("python", "[search(query='a', query='b')]"),
+        ("hermes", '<tool_call>{"name": "search", "arguments": {"query": "a", "query": "b"}}</tool_call>'),
+        (
+            "qwen-xml",
+            "<tool_call><function=search><parameter=query>a</parameter><parameter=query>b</parameter></function></tool_call>",
+        ),
+    ):
+        reading = read(name, said)
+        assert not reading.calls
+        assert "twice" in reading.faults[0]
 
 
 def test_python_calls_are_syntax_and_never_run():

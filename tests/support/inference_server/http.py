@@ -34,7 +34,7 @@ class Options:
         memory_saver: vLLM's `--enable-sleep-mode`, SGLang's `--enable-memory-saver`.
         incremental: SGLang's `--incremental-streaming-output`.
         inference_world: Ranks that take weights.
-        routed_experts: vLLM's `--enable-return-routed-experts`.
+        routed_experts: `--enable-return-routed-experts`, of both.
     """
 
     release: str

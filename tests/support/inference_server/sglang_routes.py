@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from base64 import b64encode
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -179,7 +180,12 @@ class SglangRoutes:
             )
         if not await unless_gone(request, self._engine, job):
             return Response(status_code=499)
-        return as_json(self._reply(job, body, wants, 0))
+        reply = self._reply(job, body, wants, 0)
+        if self._options.routed_experts and body.get("return_routed_experts") and job.ids:
+            model = cast(Any, self._engine.model)  # of a folder: the hash model has no experts
+            taken = await self._engine.alone(lambda: model.routed_experts([*ids, *job.ids]))
+            reply["meta_info"]["routed_experts"] = b64encode(taken.astype("<i4").tobytes()).decode()
+        return as_json(reply)
 
     def _job(self, body: dict[str, Any], ids: list[int], request: Request) -> Job:
         params = body.get("sampling_params") or {}

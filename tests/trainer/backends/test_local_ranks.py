@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.rank_recipes import apart, impatient, killed_at, patient, stopped_at
+from tests.support.rank_recipes import apart, impatient, killed_at, patient, restless, stopped_at
 from tests.support.sharded_models import some_rows
 from trainer.backends.balance import balanced, row_cost
 from trainer.backends.local_ranks import LocalRanks
@@ -109,6 +109,22 @@ def test_a_rank_that_is_lost_in_a_step_ends_the_others(loss, told, tmp_path):
         ranks.close()
 
 
+@pytest.mark.slow
+def test_a_rank_that_stands_still_blocks_nobody_who_gives_it_more_than_a_pipe_holds(tmp_path):
+    transport = LocalRanks(tmp_path / "ranks")
+    ranks = Ranks(transport, MeshShape(data=2), "cpu", timeout_s=600.0)
+    ranks.start()
+    try:
+        ranks.everywhere("build", "it", restless)
+        os.kill(transport.pids[1], signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(RankDiedError, match="rank 1 of 2 does not answer, and the others have"):
+            ranks.everywhere("ask", "it", "take", torch.zeros(10_000_000))
+        assert time.monotonic() - began < NOTICED_S
+    finally:
+        ranks.close()
+
+
 def test_closing_ends_ranks_that_are_busy(opened):
     transport, ranks = opened
     pids = transport.pids
@@ -176,7 +192,7 @@ def test_a_rank_that_does_not_come_up_is_waited_for_so_long(tmp_path, monkeypatc
 
 @pytest.mark.slow
 def test_groups_that_libraries_make_wait_no_longer_than_was_asked_for(tmp_path):
-    ranks = Ranks(LocalRanks(tmp_path / "ranks"), MeshShape(data=2), "cpu", timeout_s=5.0)
+    ranks = Ranks(LocalRanks(tmp_path / "ranks"), MeshShape(data=2), "cpu", timeout_s=600.0)
     ranks.start()
     try:
         ranks.everywhere("build", "it", apart)

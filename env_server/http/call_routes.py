@@ -1,0 +1,284 @@
+"""How calls come over HTTP: who asks is known and the body is read, within its limit, before a request is validated."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, WithJsonSchema
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.routing import Match
+from starlette.types import Receive, Scope, Send
+
+from clients.protocol.errors import ProblemError
+from clients.protocol.messages import IDENTIFIER
+from env_server.access.context import Context
+from env_server.access.tokens import NOBODY, Role
+from env_server.common.io_process import going_away
+from env_server.messages.envelope import as_problem
+from env_server.messages.negotiation import answer, problem_answer, read_fields, wants_binary
+from env_server.messages.validation import ENVELOPE, Validated, invalid, misfit_problem, validate
+from env_server.operations.operations import SOCKET_OPS
+from env_server.operations.services import Services
+from env_server.sessions.replies import Reply
+
+SERVICES = "rollgym.services"
+"""Where a request's scope holds what answers it."""
+HEADERS = "rollgym.headers"
+"""Where it holds the headers, which are read once."""
+
+PathId = Annotated[str, WithJsonSchema({"type": "string", "pattern": IDENTIFIER})]
+"""An id in a path. One that cannot be is not found, as one that is not there."""
+
+
+class Call(Request):
+    """A call over HTTP: who asks for what.
+
+    FastAPI takes a body before it asks dependencies, and knows JSON only. So it is given fields at once, which `Needs`
+    fills when it is known who asks.
+
+    Attributes:
+        services: What answers it.
+        context: On whose behalf operations run.
+        fields: Of its body or query, as they came.
+    """
+
+    context: Context
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        super().__init__(scope, receive)
+        self.services: Services = scope[SERVICES]
+        self.fields = Validated()
+
+    @property
+    def headers(self) -> Headers:
+        """What FastAPI is to know of the body that it is given."""
+        return Headers({"content-type": "application/json"})
+
+    async def body(self) -> bytes:
+        """A body that is not empty, so that FastAPI asks what it holds."""
+        return b"{}"
+
+    async def json(self) -> Any:
+        """What it holds, once that is known."""
+        return self.fields
+
+    async def run(self, request: BaseModel | None = None, /, **named: str) -> Response:
+        """Answer with the operation that the route is named after.
+
+        Args:
+            request: What the route has validated, if the call has a body or a query.
+            **named: What the path names.
+
+        Raises:
+            ProblemError: Any of the operation's problems.
+        """
+        self.fields.update(named)
+        self.fields.request = request
+        reply = self.services.operations.call(self.context, self.scope["route"].name, self.fields)
+        return self.answer(reply if isinstance(reply, dict) else await reply)
+
+    def answer(self, reply: Reply) -> Response:
+        """A reply in the encoding that was asked for; nothing where the route's status says so.
+
+        Raises:
+            ProblemError: `too_large`.
+        """
+        status = self.scope["route"].status_code or 200
+        if status == 204:
+            return Response(status_code=status)
+        return answer(
+            reply,
+            binary=self.context.binary,
+            limit=self.services.settings.max_reply_bytes,
+            status=status,
+            take_back=partial(self.services.operations.take_back, self.context),
+        )
+
+    async def refuse(self, problem: ProblemError) -> Response:
+        """Answer a request that does not fit, as an operation answers a frame: its session and its rate come first.
+
+        Args:
+            problem: Why it does not fit.
+
+        Raises:
+            ProblemError: That one, or one that comes before it.
+        """
+        try:
+            return await self.run(**self.scope["route"].named(self.scope))
+        except ProblemError as found:
+            # A call of another protocol is no operation of ours.
+            raise problem if found.code == "unknown_op" else found from None
+
+    async def unless_gone(self, answering: Coroutine[Any, Any, Response]) -> Response:
+        """Wait for an answer, but no longer than for somebody who waits for it.
+
+        Raises:
+            ClientDisconnect: If the client went away; what it had asked for was cancelled.
+        """
+        answer_ready = asyncio.create_task(answering)
+        # The body has been read; what comes next is that the client has gone.
+        gone: asyncio.Future[Any] = asyncio.ensure_future(self.receive())
+        try:
+            await asyncio.wait({answer_ready, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer_ready.done():
+                raise ClientDisconnect
+            return answer_ready.result()
+        finally:
+            gone.cancel()
+            answer_ready.cancel()
+
+
+class Needs:
+    """The dependency of all calls: that the caller has a role; then their body is read.
+
+    Args:
+        role: The role that it needs where tokens are set; None if it needs no token.
+    """
+
+    def __init__(self, role: Role | None) -> None:
+        self._role = role
+
+    async def __call__(self, call: Call) -> None:
+        """Read a call.
+
+        Raises:
+            ProblemError: The caller may not make it, its body cannot be read, or it holds what the call does not take.
+        """
+        services, headers, route = call.services, call.scope[HEADERS], call.scope["route"]
+        caller = NOBODY if self._role is None else services.tokens.from_headers(headers)
+        if caller is None:
+            raise ProblemError("unauthorized", "this server needs a token")
+        if self._role is not None:
+            caller.require(self._role)
+        fields = await read_fields(call, headers, services.settings.max_request_bytes)
+        if fields and not route.takes_body:
+            raise invalid(next(iter(fields)), "this call takes no body")
+        for name in fields.keys() & ENVELOPE:
+            raise invalid(name, "this call has no such field")
+        if call.scope["query_string"] and (query := call.query_params):
+            if not route.takes_query:
+                raise invalid(next(iter(query)), "this call takes no query")
+            fields.update(query)
+        traceparent = headers.get("traceparent") if services.keeps_traces else None
+        call.context = Context(caller, binary=wants_binary(headers), traceparent=traceparent)
+        call.fields.update(fields)
+
+
+class CallRoute(APIRoute):
+    """A call as FastAPI's routes are. Its body is its function's `request`, its query the function's `query`."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **described: Any) -> None:
+        parameters = inspect.signature(endpoint).parameters
+        self.takes_body = "request" in parameters
+        self.takes_query = "query" in parameters
+        super().__init__(path, endpoint, **described)
+        self.summary, self.description = self.description.removesuffix("."), ""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """What answers requests; every failure is a problem."""
+        respond = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            call = Call(request.scope, request.receive)
+            return await answered(request.scope, self._validated(call, respond))
+
+        return handle
+
+    async def _validated(self, call: Call, respond: Callable[[Request], Awaitable[Response]]) -> Response:
+        try:
+            return await respond(call)
+        except RequestValidationError as error:
+            # Where it is wrong begins with whether it is the body or the query.
+            problem = misfit_problem([(each["loc"][1:], each["msg"]) for each in error.errors()])
+        return await call.refuse(problem)
+
+    def named(self, scope: Scope) -> dict[str, str]:
+        """What the path names: an application around this one may have named more."""
+        return {name: scope["path_params"][name] for name in self.param_convertors}
+
+
+class PlainRoute(CallRoute):
+    """A call that FastAPI describes and does not run: a hot one, of whose cost FastAPI's own would be the most.
+
+    Its function is called as FastAPI would call it, but for the request of an operation: that is left to the operation,
+    and None here. `benchmarks/serving/http_routes.py` says what each way costs.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **described: Any) -> None:
+        super().__init__(path, endpoint, **described)
+        (needs,) = self.dependencies
+        assert isinstance(needs.dependency, Needs)
+        self._needs = needs.dependency
+        self._model: type[BaseModel] = inspect.signature(endpoint).parameters["request"].annotation
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Whether it is asked for; one of another method may be another route's."""
+        if scope["type"] != "http" or scope["method"] not in (self.methods or ()):
+            return Match.NONE, {}
+        return super().matches(scope)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        response = await answered(scope, self._answer(Call(scope, receive)))
+        await response(scope, receive, send)
+
+    async def _answer(self, call: Call) -> Response:
+        await self._needs(call)
+        # An operation validates what comes in frames, and so what comes here: most steps need no model.
+        request = None if self.name in SOCKET_OPS else validate(self._model, call.fields)
+        response: Response = await self.endpoint(call, request=request, **self.named(call.scope))
+        return response
+
+
+class _NoAnswer(Response):
+    """For a client that has gone."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        return
+
+
+async def answered(scope: Scope, answering: Awaitable[Response]) -> Response:
+    """A response whatever happens: what fails is a problem."""
+    try:
+        response = await answering
+    except ClientDisconnect:
+        return _NoAnswer()
+    except asyncio.CancelledError:
+        # The server ends and waits for this answer no longer; whoever asked is told so all the same.
+        return problem_response(scope, going_away())
+    except Exception as error:  # noqa: BLE001 - a defect of ours costs this call, not the server
+        return problem_response(scope, as_problem(error))
+    scope[SERVICES].metrics.http_sent += len(response.body)
+    return response
+
+
+def problem_response(scope: Scope, problem: ProblemError) -> Response:
+    """A problem as an answer, which is counted."""
+    metrics, response = scope[SERVICES].metrics, problem_answer(problem)
+    metrics.problems[problem.code] += 1
+    metrics.http_sent += len(response.body)
+    return response
+
+
+def call_router(role: Role | None = "play", route_class: type[CallRoute] = CallRoute) -> APIRouter:
+    """A router for calls whose functions are named after their operations.
+
+    Args:
+        role: The role that they need where tokens are set; None if they need no token.
+        route_class: Whether FastAPI runs them.
+    """
+    return APIRouter(
+        dependencies=[Depends(Needs(role))],
+        route_class=route_class,
+        generate_unique_id_function=_operation_id,
+    )
+
+
+def _operation_id(route: APIRoute) -> str:
+    return f"{min(route.methods or ()).lower()}_{route.name}" + ("_one" if "{" in route.path else "")
