@@ -85,6 +85,7 @@ def _told(work: Callable[[], int], known: Sequence[RunSettings] = ()) -> int:
         kept = ""
         if isinstance(error, PluginError):
             kept = f"; traceback in {keep_traceback(_of(known), error)}"
+            kept += "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
         if isinstance(error, ProblemError) and error.code == "unauthorized":
             kept += "; give the server's token in the environment variable ROLLGYM_TOKEN, or as env_token=..."
         print(f"roll-train: {error}{kept}", file=sys.stderr)

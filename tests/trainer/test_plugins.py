@@ -11,6 +11,7 @@ from trainer.algorithms.batch import TrajectoryBatch
 from trainer.algorithms.episodes import choose_episodes
 from trainer.algorithms.filter_settings import CustomEpisodes, CustomFilter
 from trainer.algorithms.filters import filter_groups
+from trainer.cli import main
 from trainer.config.prompt import PromptSettings
 from trainer.core.errors import PluginError
 from trainer.core.plugins import load_plugin
@@ -18,6 +19,32 @@ from trainer.core.seeding import MAX_WIRE_SEED
 from trainer.rollout.context import context_policy
 from trainer.tasks.own_source import OwnTaskSource
 from trainer.tasks.task import Task
+
+_calls = [0]
+
+
+def failing_later(trajectory):
+    _calls[0] += 1
+    return [0.0 for _ in trajectory.turns] if _calls[0] <= 2 else None
+
+
+def test_code_that_fails_in_the_middle_of_a_run_is_told_with_how_to_go_on(tmp_path, capfd):
+    words = [
+        f"output_dir={tmp_path}",
+        "steps=2",
+        "checkpoint.every=1",
+        "tasks=[{env_id: FrozenLake-v0, kwargs: {size: 3, max_episode_steps: 1}}]",
+        "model={hidden_size: 16, layers: 1, heads: 2, max_length: 512}",
+        "rollout={groups_per_step: 1, group_size: 2, max_turns: 1, max_new_tokens: 1}",
+        "evaluation.every=0",
+        "tracking.tensorboard=false",
+        f"rollout.reward={__name__}:failing_later",
+    ]
+    assert main(words) == 2
+    message = capfd.readouterr().err.strip().splitlines()[-1]
+    assert "must return one reward for each turn, not NoneType" in message
+    newest = tmp_path / "checkpoints" / "step_000001"
+    assert message.endswith(f"; go on from {newest} by the same command with checkpoint.resume=auto")
 
 
 def flags(groups, returns):

@@ -13,7 +13,7 @@ from trainer.commands.resume import has_trained
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.ending import Ending
-from trainer.core.errors import RoleDiedError, RunError, TrainerError
+from trainer.core.errors import PluginError, RoleDiedError, RunError, TrainerError
 from trainer.core.run_files import WriteError
 from trainer.core.run_lock import run_lock
 from trainer.records.checkpoint import CheckpointStore
@@ -64,6 +64,10 @@ async def run_supervised(
             if ending.reason is None:
                 raise
             raise _stopped(ending.reason, store, directory) from None
+        except PluginError as error:
+            if has_trained(directory):  # what the user's code did not break is saved
+                error.add_note(_how_to_go_on(store, directory))
+            raise
         except (*_ENDS, RuntimeError, MemoryError) as error:
             if _lacks_memory(error):
                 raise _stopped(_needs_less(settings, error), store, directory) from error
@@ -132,11 +136,13 @@ def _goes_on(store: CheckpointStore, died: RoleDiedError, restarts: RoleRestarts
 
 
 def _stopped(error: Exception, store: CheckpointStore, directory: Path) -> RunStoppedError:
+    return RunStoppedError(f"{error}; {_how_to_go_on(store, directory)}", getattr(error, "exit_code", 2))
+
+
+def _how_to_go_on(store: CheckpointStore, directory: Path) -> str:
     newest = store.latest()
     if newest is not None:
-        how = f"go on from {newest} by the same command with checkpoint.resume=auto"
-    elif has_trained(directory):
-        how = "no checkpoint was saved, and the same command with checkpoint.resume=auto begins again"
-    else:
-        how = "nothing was learnt yet, and the same command begins again"
-    return RunStoppedError(f"{error}; {how}", getattr(error, "exit_code", 2))
+        return f"go on from {newest} by the same command with checkpoint.resume=auto"
+    if has_trained(directory):
+        return "no checkpoint was saved, and the same command with checkpoint.resume=auto begins again"
+    return "nothing was learnt yet, and the same command begins again"
