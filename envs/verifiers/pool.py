@@ -50,13 +50,21 @@ class ProcessPool:
         target: `module:function`. It takes one JSON value and returns one.
         size: Calls that may run at a time; each has a process of its own.
         memory_bytes: Address space that a process may have; a call that wants more fails.
+        queued: Tells how long a process has stood in line for a processor, in seconds; None where nothing tells.
 
     Attributes:
         replaced: How many processes were ended because a call took too long, or died.
     """
 
-    def __init__(self, target: str, size: int = 1, memory_bytes: int = _MEMORY_BYTES) -> None:
+    def __init__(
+        self,
+        target: str,
+        size: int = 1,
+        memory_bytes: int = _MEMORY_BYTES,
+        queued: Callable[[int], float | None] = queued_seconds,
+    ) -> None:
         self.replaced = 0
+        self._queued = queued
         self._target = target
         self._memory_bytes = memory_bytes
         self._free: list[_Process | None] = [None] * size
@@ -139,7 +147,7 @@ class ProcessPool:
             self._changed.notify()
 
     def _start(self) -> "_Process":
-        return _Process(self._target, self._memory_bytes)
+        return _Process(self._target, self._memory_bytes, self._queued)
 
 
 class _RaisedError(Exception):
@@ -149,7 +157,8 @@ class _RaisedError(Exception):
 class _Process:
     """One child with its end of a socket pair."""
 
-    def __init__(self, target: str, memory_bytes: int) -> None:
+    def __init__(self, target: str, memory_bytes: int, queued: Callable[[int], float | None]) -> None:
+        self._queued = queued
         ours, theirs = socket.socketpair()
         with theirs:
             words = [json.dumps(sys.path), str(theirs.fileno()), target, str(memory_bytes)]
@@ -181,11 +190,11 @@ class _Process:
         return self._answer(timeout_s, lambda: CallTimeout(f"no result within {timeout_s:g} s"))
 
     def _answer(self, timeout_s: float, late: Callable[[], Exception]) -> Any:
-        begun, queued_before = time.monotonic(), queued_seconds(self.pid) or 0.0
+        begun, queued_before = time.monotonic(), self._queued(self.pid) or 0.0
         deadline = begun + timeout_s
         try:
             while not self._connection.poll(max(_LEAST_WAIT_S, deadline - time.monotonic())):
-                queued = (queued_seconds(self.pid) or 0.0) - queued_before
+                queued = (self._queued(self.pid) or 0.0) - queued_before
                 deadline = begun + min(timeout_s + queued, _MOST_DELAYED * timeout_s)
                 if deadline - time.monotonic() < _LEAST_WAIT_S:
                     raise late()

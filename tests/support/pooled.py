@@ -15,11 +15,6 @@ def act(request: dict[str, Any]) -> Any:
         case "sleep":
             time.sleep(request["seconds"])
             return "awake"
-        case "work":
-            end = time.process_time() + request["seconds"]
-            while time.process_time() < end:
-                pass
-            return {"worked": True}
         case "die":
             os._exit(3)
         case "eat":
