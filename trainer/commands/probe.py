@@ -142,9 +142,13 @@ async def _ask(settings: RunSettings, pool: EnvironmentPool) -> str:
     streams = [stream for each in settings.datasets for stream in load_streams(each)]
     await check_streams(streams, pool)
     rows = sum(len(stream.rows) for stream in streams)
-    data = f"{len(settings.datasets)} data sets with {rows} rows" if streams else ""
+    data = f"{_counted(len(settings.datasets), 'data set')} with {_counted(rows, 'row')}" if streams else ""
     made = f"{', '.join(sorted({task.env_id for task in tasks}))} made and reset" if tasks else ""
     return "; ".join(part for part in (made, data) if part)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _kinds(source: TaskSource, settings: RunSettings) -> Sequence[Task]:

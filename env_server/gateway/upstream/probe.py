@@ -1,6 +1,7 @@
 """The conformance probe: what a server is asked before its environment is offered."""
 
 import contextlib
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,7 +16,6 @@ _SEED = 20_240_229
 _TIMEOUT_S = 30.0
 # A server may have to start a container first.
 _MAKE_TIMEOUT_S = 60.0
-_KEYS = ("probe-one", "probe-two")
 _Result = TypeVar("_Result")
 
 
@@ -73,8 +73,10 @@ async def probe(upstream: Upstream, *, spec_only: bool = False) -> tuple[Environ
 
 async def _probe_episode(upstream: Upstream, spec: EnvironmentSpec, report: list[Check]) -> None:
     """Two sessions, one after the other: some servers have room for no more than one."""
-    first = await _in_session(upstream, _KEYS[0], report, lambda: _begin_and_step(upstream, spec, report))
-    again = await _in_session(upstream, _KEYS[1], report, lambda: _begin(upstream, _KEYS[1], spec, report))
+    # Probes of several environments may ask one server at a time, which knows sessions by these names.
+    one, two = (f"probe-{secrets.token_hex(8)}" for _ in range(2))
+    first = await _in_session(upstream, one, report, lambda: _begin_and_step(upstream, one, spec, report))
+    again = await _in_session(upstream, two, report, lambda: _begin(upstream, two, spec, report))
     agree = first == again
     report.append(
         Check("two resets with one seed agree", agree, "" if agree else "their observations differ")
@@ -100,11 +102,11 @@ async def _begin(upstream: Upstream, key: str, spec: EnvironmentSpec, report: li
     return _written(report, spec, observation)
 
 
-async def _begin_and_step(upstream: Upstream, spec: EnvironmentSpec, report: list[Check]) -> bytes:
-    begin = await _begin(upstream, _KEYS[0], spec, report)
+async def _begin_and_step(upstream: Upstream, key: str, spec: EnvironmentSpec, report: list[Check]) -> bytes:
+    begin = await _begin(upstream, key, spec, report)
     spec.action_space.seed(_SEED)
     action = spec.action_space.sample()
-    outcome = await _ask(report, "step", upstream.step(_KEYS[0], action, timeout=_TIMEOUT_S))
+    outcome = await _ask(report, "step", upstream.step(key, action, timeout=_TIMEOUT_S))
     _written(report, spec, outcome.observation)
     return begin
 

@@ -239,6 +239,21 @@ async def test_the_probe_says_what_is_wrong(
     assert all(each["ok"] for each in answer["report"][: answer["report"].index(failed[0])])
 
 
+async def test_one_server_is_probed_for_several_environments_at_a_time(http: httpx.AsyncClient) -> None:
+    begun: list[str] = []
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        if path == "/reset":
+            begun.append(body["session_id"])
+        return server_with()(path, body)
+
+    async with scripted(answer) as url:
+        registered = await asyncio.gather(*(register(http, f"Several-{number}", url) for number in range(3)))
+    assert [reply.get("detail") for reply in registered] == [None] * 3
+    assert len(begun) == len(set(begun)) == 6, "a probe plays in the session of another"
+    await unregister(http, *registered)
+
+
 async def test_resets_with_one_seed_must_agree(http: httpx.AsyncClient) -> None:
     count = iter(range(100))
 
