@@ -15,7 +15,7 @@ from clients.audit.policies import GiveUp, random_policy, takes_text
 from clients.audit.subject import Subject
 from clients.client.session import EnvSession
 from clients.measuring.long_texts import BEYOND_CHANCE_S, LIMIT_S, SIZES, long_texts
-from clients.measuring.metrics import queued_seconds
+from clients.measuring.metrics import seconds_out_of_line
 from clients.protocol.errors import ProblemError
 
 _SECTION = "costs"
@@ -184,10 +184,9 @@ async def _cost(subject: Subject, act: Callable[[], Awaitable[object]]) -> float
 
 async def _round_trip(act: Callable[[], Awaitable[object]]) -> float:
     """Return how long an act takes, without the time that this thread stood in line for a processor."""
-    queued, begun = queued_seconds(), time.perf_counter()
+    begun = seconds_out_of_line()
     await act()
-    taken = time.perf_counter() - begun
-    return taken - ((queued_seconds() or 0.0) - (queued or 0.0))
+    return seconds_out_of_line() - begun
 
 
 async def _memory(subject: Subject) -> Entry:

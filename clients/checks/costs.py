@@ -12,7 +12,7 @@ import gymnasium
 from clients.checks.report import Finding, Status
 from clients.checks.target import Target
 from clients.measuring.long_texts import BEYOND_CHANCE_S, LIMIT_S, SIZES, long_texts
-from clients.measuring.metrics import queued_seconds
+from clients.measuring.metrics import seconds_out_of_line
 from clients.protocol.spaces import UnicodeText
 
 _RESETS = 8
@@ -88,11 +88,7 @@ def _clock(inline: bool) -> Clock:
     processor it is not to blame. Elsewhere what counts is the work that it does: a program that it runs and waits for
     is its business.
     """
-    return _time_out_of_line if inline else time.process_time
-
-
-def _time_out_of_line() -> float:
-    return time.perf_counter() - (queued_seconds() or 0.0)
+    return seconds_out_of_line if inline else time.process_time
 
 
 def _cost(clock: Clock, act: Callable[[], Any]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -52,6 +53,17 @@ def queued_seconds(process_id: int | None = None) -> float | None:
         return int((Path("/proc") / place / "schedstat").read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return None
+
+
+def seconds_out_of_line() -> float:
+    """Return a clock's time that stands still while the calling thread stands in line for a processor."""
+    queued = queued_seconds() or 0.0
+    while True:
+        now, before = time.perf_counter(), queued
+        queued = queued_seconds() or 0.0
+        # Who stood in line between the two readings would have it counted to one end, and not to the other.
+        if queued == before:
+            return now - queued
 
 
 def queued_by_metrics(url: str, token: str | None) -> float | None:
