@@ -127,7 +127,9 @@ def test_a_number_that_json_does_not_have_is_named_with_its_row(tmp_path, value)
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"question": ["q"], "gold": [value]}), tmp_path / "rows.parquet")
-    with pytest.raises(ConfigError, match=r"rows\.parquet, row 0: 'answer' is (nan|inf), which JSON has no number"):
+    with pytest.raises(
+        ConfigError, match=r"rows\.parquet, row 0: 'answer' is (nan|inf), which JSON has no number"
+    ):
         streams(tmp_path / "rows.parquet", verifier="QA-v0", columns={"answer": "gold"})
 
 
@@ -300,7 +302,9 @@ def test_the_data_of_a_run_do_not_change_under_it(tmp_path, file):
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
 def test_a_damaged_record_of_the_data_is_named_with_the_way_on(tmp_path, file, content):
     (tmp_path / "data.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"cannot resume: .*data\.json is damaged.*bring it back, or delete"):
+    with pytest.raises(
+        CheckpointError, match=r"cannot resume: .*data\.json is damaged.*bring it back, or delete"
+    ):
         keep_digests(streams(file, verifier="QA-v0"), tmp_path, resuming=True)
 
 

@@ -83,7 +83,7 @@ def _row(line: bytes, place: RowPlace) -> Row:
 
 def _list(path: Path) -> Iterator[tuple[RowPlace, Row]]:
     try:
-        # One reader for both kinds of file: Python's own lets through what no JSON is, such as NaN and half a character.
+        # As lines are read: Python's own reader lets through what no JSON is, such as NaN and half a character.
         rows = orjson.loads(path.read_bytes().removeprefix(BOM_UTF8))
     except orjson.JSONDecodeError as error:
         raise ConfigError(f"data set {path} is no JSON: {error}") from error
