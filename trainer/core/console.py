@@ -1,7 +1,8 @@
 """What a person sees while a run goes on: a live table in a terminal, plain lines elsewhere."""
 
+import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -34,6 +35,9 @@ _SHOWN = (
 )
 _SPLIT = ("generate", "environment", "verify", "wait", "train", "sync", "record")
 """What the time of a step is divided into; the table says what of it takes at least one per cent."""
+
+_UNBROKEN = "\N{NO-BREAK SPACE}"
+"""Stands between a number and its name while a line is broken."""
 
 
 class RunConsole:
@@ -104,10 +108,16 @@ class RunConsole:
         self._latest = dict(metrics)
         self.advance(step + 1)
         if self._live is None:
-            shown = "  ".join(
-                f"{label} {form.format(metrics[key])}" for key, label, form in _SHOWN if key in metrics
-            )
-            self.say(f"[{time.monotonic() - self._started:6.1f} s] step {step + 1}: {shown}")
+            parts = [f"{label} {form.format(metrics[key])}" for key, label, form in _SHOWN if key in metrics]
+            self.say(self._broken(f"[{time.monotonic() - self._started:6.1f} s] step {step + 1}:", parts))
+
+    def _broken(self, head: str, parts: Sequence[str]) -> str:
+        """Return a line of numbers: a whole one for files and pipes, one that is broken between them for a terminal."""
+        if not self._console.is_terminal:
+            return f"{head} {'  '.join(parts)}"
+        kept = "  ".join(part.replace(" ", _UNBROKEN) for part in parts)
+        lines = textwrap.wrap(f"{head} {kept}", self._console.width, subsequent_indent=" " * 4)
+        return "\n".join(lines).replace(_UNBROKEN, " ")
 
     def close(self) -> None:
         """Leave the terminal as it was."""
