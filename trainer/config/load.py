@@ -18,6 +18,8 @@ _SECRET = frozenset({"env_token"})
 _SECRET_NAME = re.compile(r"token$|key$|secret|password|authorization", re.IGNORECASE)
 _USER_IN_URL = re.compile(r"(\w://)[^/@\s]*@")
 _MOST_SHOWN = 60
+_NO_MAPPING = frozenset({"dict_type", "model_type", "model_attributes_type"})
+"""pydantic's words for what should be a mapping; its sentences name our classes."""
 _JSON_TYPES = frozenset({"float", "int", "str", "bool", "list", "dict"})
 
 
@@ -167,13 +169,15 @@ def _readable(error: ValidationError) -> str:
         elif problem["type"] == "union_tag_not_found":
             message = f"names no kind, and there are several; for example {place}.kind=..., or a preset"
         elif problem["type"] not in ("value_error", "missing") and place not in _SECRET:
+            if problem["type"] in _NO_MAPPING:
+                message = "must be a mapping, key: value"
             message += f", not {_shown(problem['input'])}"
         lines.append(f"{place}: {message}")
     return "\n".join(lines)
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    text = "null" if value is None else repr(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} ..."
 
 

@@ -76,6 +76,15 @@ class RunConsole:
         """Print a long sentence that stays, broken between words."""
         self._console.print(text, markup=False)
 
+    def numbers(self, head: str, parts: Sequence[str]) -> None:
+        """Print a line of numbers that stays: a whole one in files and pipes; a terminal has it broken between them."""
+        line = head + "  ".join(parts)
+        if self._console.is_terminal:
+            kept = "  ".join(part.replace(" ", _UNBROKEN) for part in parts)
+            lines = textwrap.wrap(head + kept, self._console.width, subsequent_indent=" " * 4)
+            line = "\n".join(lines).replace(_UNBROKEN, " ")
+        self.say(line)
+
     @property
     def live(self) -> bool:
         """Whether there is a terminal, where a line can be changed once it is drawn."""
@@ -109,15 +118,7 @@ class RunConsole:
         self.advance(step + 1)
         if self._live is None:
             parts = [f"{label} {form.format(metrics[key])}" for key, label, form in _SHOWN if key in metrics]
-            self.say(self._broken(f"[{time.monotonic() - self._started:6.1f} s] step {step + 1}:", parts))
-
-    def _broken(self, head: str, parts: Sequence[str]) -> str:
-        """Return a line of numbers: a whole one for files and pipes, one that is broken between them for a terminal."""
-        if not self._console.is_terminal:
-            return f"{head} {'  '.join(parts)}"
-        kept = "  ".join(part.replace(" ", _UNBROKEN) for part in parts)
-        lines = textwrap.wrap(f"{head} {kept}", self._console.width, subsequent_indent=" " * 4)
-        return "\n".join(lines).replace(_UNBROKEN, " ")
+            self.numbers(f"[{time.monotonic() - self._started:6.1f} s] step {step + 1}: ", parts)
 
     def close(self) -> None:
         """Leave the terminal as it was."""
