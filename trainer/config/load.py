@@ -9,6 +9,7 @@ from typing import Any, cast
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from clients.protocol.yaml_text import read_yaml
 from trainer.config.pipelines import no_section
 from trainer.config.run import SECTIONS, RunSettings
 from trainer.core.errors import ConfigError
@@ -40,15 +41,13 @@ def load_settings(
     values: Any = {}
     if path is not None:
         try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+            values = read_yaml(path.read_text(encoding="utf-8")) or {}
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise ConfigError(f"{path} is not text in UTF-8: {error.reason}") from error
         except yaml.YAMLError as error:
             raise ConfigError(f"{path} is not YAML: {error}") from error
-        except RecursionError as error:
-            raise ConfigError(f"{path} is nested too deep") from error
         if not isinstance(values, dict):
             raise ConfigError(f"{path} must hold a mapping of settings")
     return settings_from(values, overrides, command)
@@ -112,8 +111,8 @@ def _apply_override(values: dict[str, Any], word: str) -> None:
     if not separator or not key:
         raise ConfigError(f"'{word}' is not key=value, for example rollout.group_size=16")
     try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
+        value = read_yaml(text)
+    except yaml.YAMLError as error:
         raise ConfigError(f"the value of '{word}' is not YAML: {error}") from error
     _put(values, key, value)
 
