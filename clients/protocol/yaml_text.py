@@ -29,7 +29,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
                 continue
-            name = self.construct_object(key)  # type: ignore[no-untyped-call]
+            name = self.construct_object(key)
             line = key.start_mark.line + 1
             if name in first:
                 raise yaml.constructor.ConstructorError(
