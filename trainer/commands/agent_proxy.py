@@ -136,8 +136,11 @@ def _object(text: str) -> dict[str, Any]:
 
 
 async def _run(options: argparse.Namespace) -> int:
+    from transformers.utils.logging import disable_progress_bar
+
     from trainer.core.ending import Ending, InterruptedRunError
 
+    disable_progress_bar()  # what it says is for people who start agents
     ending = Ending()
     ending.say = lambda text: None
     try:

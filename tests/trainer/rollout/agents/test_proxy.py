@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -100,6 +101,23 @@ def test_names_are_sessions_and_records_are_read_back(model, tmp_path):
         second = proxy.records()[1]
         assert second.detail == "the proxy stopped"
         assert second.segments[0].ids != segment.ids
+
+
+def test_a_port_in_use_is_told_in_a_line_and_loading_draws_no_bars(model, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = [
+            "--model",
+            str(model),
+            "--port",
+            str(taken.getsockname()[1]),
+            "--output",
+            str(tmp_path / "out"),
+        ]
+        command = [sys.executable, "-m", "trainer.commands.agent_proxy", *words]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    (line,) = [each for each in done.stderr.splitlines() if "Warning" not in each]
+    assert line.startswith("roll-agent-proxy: agents: cannot listen on 127.0.0.1 port")
 
 
 @asynccontextmanager
