@@ -12,11 +12,10 @@ from clients.audit.conduct import audit_conduct
 from clients.audit.costs import audit_costs
 from clients.audit.determinism import audit_determinism
 from clients.audit.difficulty import audit_difficulty, audit_lengths
-from clients.audit.discovery import discover
 from clients.audit.leaks import audit_leaks
 from clients.audit.rewards import audit_rewards
 from clients.audit.scoring import audit_scoring
-from clients.audit.subject import Budget, Settings, Subject
+from clients.audit.subject import Budget, Settings, Subject, discover
 from clients.client.client import EnvClient
 
 

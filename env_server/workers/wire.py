@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium.spaces import GraphInstance
 
-from clients.protocol.media import MediaBytes
+from clients.protocol.arrays import MediaBytes
 
 _HEADER = struct.Struct("<IIB")
 _PROTOCOL = 5

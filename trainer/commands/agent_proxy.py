@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
-from clients.cli.version import add_version
+from clients.process.installed import add_version
 from trainer.config.inference import DialectName
 from trainer.core.errors import ConfigError, TrainerError
 
