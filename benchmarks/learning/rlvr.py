@@ -15,9 +15,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from clients.measuring.statistics import success_rate
 from envs.core.splits import split_of_text
 from trainer.core.run_files import read_lines
-from trainer.core.statistics import success_rate
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "benchmarks/learning/rlvr.yaml"

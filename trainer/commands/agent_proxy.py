@@ -198,7 +198,7 @@ async def opened_policy(options: argparse.Namespace) -> AsyncIterator["PolicySer
     from trainer.config.checks import check_model_path
     from trainer.inference.base import SamplingParams
     from trainer.models.load import load_model, load_tokenizer, model_folder
-    from trainer.models.stop_ids import stop_ids
+    from trainer.models.tokenizer import stop_ids
 
     check_model_path(options.model)
     folder = model_folder(options.model)

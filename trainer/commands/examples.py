@@ -41,7 +41,7 @@ from trainer.core.ending import Ending
 from trainer.core.errors import ConfigError
 from trainer.core.run_files import write_errors
 from trainer.evaluation.demonstrations import collect_demonstrations
-from trainer.evaluation.reporting.tokens import keep_tokenizer
+from trainer.evaluation.reporting.episodes import keep_tokenizer
 from trainer.learn.boards import RunIdentity, open_boards
 from trainer.learn.example_batches import ExampleBatches
 from trainer.learn.learner import Models

@@ -44,7 +44,7 @@ from trainer.core.ending import Ending
 from trainer.core.run_files import write_errors
 from trainer.evaluation.evaluator import Evaluator, as_metrics, build_panels
 from trainer.evaluation.play import Score
-from trainer.evaluation.reporting.tokens import keep_tokenizer
+from trainer.evaluation.reporting.episodes import keep_tokenizer
 from trainer.learn.boards import RunIdentity, open_boards
 from trainer.learn.pipelines import rl
 from trainer.learn.pipelines.saving import Saver

@@ -1,15 +1,50 @@
-"""A task source of the user's: what it returns is looked at before it is played."""
+"""Streams of tasks: environments mixed by weight, or what an object of the user's returns."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from trainer.config.rollout import TaskSettings
 from trainer.core.plugins import Plugin
-from trainer.core.seeding import MAX_WIRE_SEED
+from trainer.core.seeding import MAX_WIRE_SEED, derive_seed, generator
 from trainer.tasks.task import Task
 
 
+class MixtureTaskSource:
+    """Draws each task's environment by weight and its seed at random, both from named streams of the run's seed."""
+
+    def __init__(self, settings: Sequence[TaskSettings], seed: int) -> None:
+        if not settings:
+            raise ValueError("a run needs at least one entry under 'tasks'")
+        self._settings = list(settings)
+        self._seed = seed
+        weights = np.array([entry.weight for entry in self._settings], dtype=np.float64)
+        self._probabilities = weights / weights.sum()
+
+    def task(self, index: int) -> Task:
+        """Return the task at `index`: equal for equal (seed, index), whatever was asked before."""
+        if len(self._settings) == 1:
+            entry = self._settings[0]
+        else:
+            choice = generator(self._seed, "task", "domain", index).choice(
+                len(self._settings), p=self._probabilities
+            )
+            entry = self._settings[int(choice)]
+        return Task(
+            index=index,
+            env_id=entry.env_id,
+            kwargs=entry.kwargs,
+            seed=derive_seed(self._seed, "task", "seed", index),
+            options=entry.options,
+            domain=entry.domain or entry.env_id,
+            url=entry.url,
+        )
+
+
 class OwnTaskSource:
-    """Draws tasks from an object of the user's.
+    """Draws tasks from an object of the user's; what it returns is looked at before it is played.
 
     Args:
         plugin: The setting that named it.
