@@ -21,6 +21,7 @@ from trainer.inference.base import (
     SamplingParams,
     WeightSource,
 )
+from trainer.inference.calls import all_or_cancel
 from trainer.inference.dialect import Bucket, Capabilities, GroupAddress, MemoryTag, Need, Seen, UpdateWay
 from trainer.inference.errors import InferenceError, WeightsError
 from trainer.inference.partial_reply import PartialReply
@@ -185,13 +186,7 @@ class ServerClient:
 
     async def generate_together(self, requests: list[GenerationRequest]) -> list[GenerationResult]:
         """Return the replies of one batch in order; the server decides which of them it computes together."""
-        tasks = [asyncio.ensure_future(self.generate(request)) for request in requests]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        return await all_or_cancel([self.generate(request) for request in requests])
 
     async def abort(self, request_ids: Sequence[str] | None = None) -> int:
         """End replies with what they have, and return how many.
