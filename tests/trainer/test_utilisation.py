@@ -3,8 +3,8 @@
 import pytest
 
 from trainer.config.load import load_settings
-from trainer.learn.utilisation import KNOWN as ACCELERATORS
 from trainer.learn.utilisation import (
+    ACCELERATORS,
     TrainingWork,
     accelerator_named,
     forward_flops,

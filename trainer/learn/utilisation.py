@@ -158,7 +158,7 @@ class Accelerator:
 # Peaks are those of dense bfloat16 matrix products, without sparsity, from their makers' data sheets. What torch sees
 # of an MI250X is one of its two dies.
 # The first one whose name is part of the device's is taken: longer names before those that they begin with.
-_KNOWN = (
+ACCELERATORS = (
     Accelerator("B200", 2250.0),
     Accelerator("H200", 989.4),
     Accelerator("H100 PCIe", 756.5),
@@ -183,4 +183,4 @@ _KNOWN = (
 def accelerator_named(name: str) -> Accelerator | None:
     """Return what is known of a device, by the name that torch gives it; None if nothing is."""
     folded = name.casefold()
-    return next((each for each in _KNOWN if each.name.casefold() in folded), None)
+    return next((each for each in ACCELERATORS if each.name.casefold() in folded), None)
