@@ -27,9 +27,9 @@ from trainer.commands.learners import make_learner
 from trainer.commands.plots import plot_run
 from trainer.commands.policy import save_policy
 from trainer.commands.resume import (
-    clear_records,
     clear_rollout_log,
     find_checkpoint,
+    go_back,
     keep_settings,
 )
 from trainer.commands.scheduling import make_scheduler, open_recall
@@ -100,12 +100,7 @@ async def _train(
     streams = row_streams(source)
     keep_digests(streams, directory, resuming=ours)
     torch.set_num_threads(settings.threads)
-    if checkpoint is not None:
-        console.say(f"resuming at step {checkpoint.state.step} from {checkpoint.folder}")
-    if checkpoint is not None and ours:
-        store.go_back_to(checkpoint.folder, checkpoint.state.step)
-    elif clear_records(directory):
-        console.say(f"the run in {directory} left no checkpoint: it begins again, and its records with it")
+    go_back(store, checkpoint, directory, console.say)
     trains_here = settings.backend.kind == "torch"
     # Where ranks train and servers sample, the one that is here is there to be asked for names and shapes.
     computes = trains_here or settings.inference.embedded or settings.warm_start is not None
