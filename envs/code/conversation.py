@@ -8,13 +8,12 @@ from typing import Any, Self
 
 import orjson
 
-from envs.code.answers import LATE, MISSING, read_answers
+from envs.code.answers import LATE, MISSING, NOT_RUN, Checked, read_answers
 from envs.code.bundle import program
-from envs.code.faults import GraderFaultError, raise_faults
 from envs.code.inside import values
 from envs.code.inside.proxies import NO_ANSWER, UNLOADABLE
+from envs.code.sandboxes import GraderFaultError, raise_faults
 from envs.code.suites import Script, Suite
-from envs.code.verdicts import NOT_RUN, Checked
 from sandbox.core.base import Sandbox, SandboxSession
 from sandbox.core.limits import Limits
 

@@ -12,16 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from envs.code.answers import LATE, Answer, Result, result_of
+from envs.code.answers import LATE, NOT_RUN, Answer, Checked, Result, result_of
 from envs.code.bounds import Bounds
 from envs.code.comparing import holds, same, same_approximately, same_stream
 from envs.code.conversation import Conversation, evaluate
-from envs.code.faults import GraderFaultError
 from envs.code.inside import values
 from envs.code.item import Item, ItemError, Reference, sent_arguments
 from envs.code.runs import Calls, Runs, Units
+from envs.code.sandboxes import GraderFaultError
 from envs.code.suites import Suite
-from envs.code.verdicts import NOT_RUN, Checked
 from sandbox.core.base import Sandbox
 
 _SHOWN = 500

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Unpack
 
 from pydantic import Field
 
-from envs.code.boxes import operator_sandbox
+from envs.code.sandboxes import operator_sandbox
 from envs.core.kwargs import SomeOf
 from envs.tools.tasks import KINDS
 from envs.tools.tool import Tool, ToolError, parameters

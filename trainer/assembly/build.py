@@ -52,8 +52,13 @@ from trainer.rollout.rendering import ChatRenderer
 from trainer.rollout.slots import BoundedSlots, EpisodeSlots
 from trainer.tasks.curriculum import CurriculumTaskSource
 from trainer.tasks.dataset import load_streams
-from trainer.tasks.interleaved import EnvironmentStream, InterleavedTaskSource, TaskStream
-from trainer.tasks.sources import MixtureTaskSource, OwnTaskSource
+from trainer.tasks.sources import (
+    EnvironmentStream,
+    InterleavedTaskSource,
+    MixtureTaskSource,
+    OwnTaskSource,
+    TaskStream,
+)
 from trainer.tasks.task import TaskSource
 
 _STREAM_BLOCK = 1000

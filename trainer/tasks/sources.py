@@ -1,15 +1,122 @@
-"""Streams of tasks: environments mixed by weight, or what an object of the user's returns."""
+"""Streams of tasks: environments mixed by weight, domains whose shares hold in every block, or the user's own."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Protocol
 
 import numpy as np
 
 from trainer.config.rollout import TaskSettings
+from trainer.core.errors import ConfigError
 from trainer.core.plugins import Plugin
 from trainer.core.seeding import MAX_WIRE_SEED, derive_seed, generator
 from trainer.tasks.task import Task
+
+_KEPT_BLOCKS = 64
+
+
+class TaskStream(Protocol):
+    """The tasks of one domain."""
+
+    @property
+    def domain(self) -> str:
+        """Name under which metrics are reported."""
+        ...
+
+    @property
+    def weight(self) -> float:
+        """Share of the run's tasks, relative to other streams."""
+        ...
+
+    def item(self, number: int, index: int, seed: int) -> Task:
+        """Return the stream's task `number`, which is task `index` of the run."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentStream:
+    """Tasks that an environment draws from their seeds."""
+
+    settings: TaskSettings
+
+    @property
+    def domain(self) -> str:
+        """Name under which metrics are reported."""
+        return self.settings.domain or self.settings.env_id
+
+    @property
+    def weight(self) -> float:
+        """Share of the run's tasks."""
+        return self.settings.weight
+
+    def item(self, number: int, index: int, seed: int) -> Task:
+        """Return a task whose seed is that of its place in the run."""
+        return Task(
+            index=index,
+            env_id=self.settings.env_id,
+            kwargs=self.settings.kwargs,
+            seed=derive_seed(seed, "task", "seed", index),
+            options=self.settings.options,
+            domain=self.domain,
+            url=self.settings.url,
+        )
+
+
+class InterleavedTaskSource:
+    """Mixes streams so that each has its share in every block of tasks, in an order drawn for that block.
+
+    Task *i* stays a pure function of the seed and *i*: how many tasks of a stream came before a block is the block's
+    number times the stream's share, so that nothing has to be counted, and nothing remembered for a resumed run.
+
+    Args:
+        streams: What is mixed.
+        block: Tasks of a block.
+        seed: Of the run.
+
+    Raises:
+        ConfigError: If a stream's share of a block is less than one task.
+    """
+
+    def __init__(self, streams: Sequence[TaskStream], block: int, seed: int) -> None:
+        if not streams:
+            raise ConfigError("a run needs at least one data set, or one entry under 'tasks'")
+        self.streams = tuple(streams)
+        self._block = block
+        self._seed = seed
+        self.counts = counts_in_block([stream.weight for stream in streams], block)
+        for stream, count in zip(streams, self.counts, strict=True):
+            if not count:
+                share = stream.weight / sum(each.weight for each in streams)
+                raise ConfigError(
+                    f"'{stream.domain}' has a share of {share:.2%}, which is less than one task in {block}: raise its "
+                    "weight or rollout.groups_per_step, or set interleave: stream"
+                )
+        self._order = lru_cache(maxsize=_KEPT_BLOCKS)(self._draw_order)
+
+    def task(self, index: int) -> Task:
+        """Return the task at `index`: equal for equal (seed, index), whatever was asked before."""
+        block, place = divmod(index, self._block)
+        choice, rank = self._order(block)[place]
+        return self.streams[choice].item(block * self.counts[choice] + rank, index, self._seed)
+
+    def _draw_order(self, block: int) -> tuple[tuple[int, int], ...]:
+        """Return for each place of a block its stream, and which of the block's tasks of that stream it has."""
+        places = [(choice, rank) for choice, count in enumerate(self.counts) for rank in range(count)]
+        if len(self.streams) == 1:
+            return tuple(places)
+        order = generator(self._seed, "task", "block", block).permutation(len(places))
+        return tuple(places[int(place)] for place in order)
+
+
+def counts_in_block(weights: Sequence[float], block: int) -> tuple[int, ...]:
+    """Return how many of a block's tasks each stream has: whole numbers, as near to the shares as they can be."""
+    shares = np.array(weights, dtype=np.float64) * block / sum(weights)
+    counts = np.floor(shares + 1e-9).astype(int)
+    missing = block - int(counts.sum())
+    for place in np.argsort(counts - shares, kind="stable")[:missing]:
+        counts[place] += 1
+    return tuple(int(count) for count in counts)
 
 
 class MixtureTaskSource:
@@ -32,15 +139,7 @@ class MixtureTaskSource:
                 len(self._settings), p=self._probabilities
             )
             entry = self._settings[int(choice)]
-        return Task(
-            index=index,
-            env_id=entry.env_id,
-            kwargs=entry.kwargs,
-            seed=derive_seed(self._seed, "task", "seed", index),
-            options=entry.options,
-            domain=entry.domain or entry.env_id,
-            url=entry.url,
-        )
+        return EnvironmentStream(entry).item(index, index, self._seed)
 
 
 class OwnTaskSource:

@@ -3,7 +3,7 @@
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from envs.code.boxes import operator_sandbox
+from envs.code.sandboxes import operator_sandbox
 from envs.tools.calls import ToolCall
 from envs.tools.formats.hermes import HERMES
 from envs.tools.formats.tags import TAGS
