@@ -12,7 +12,7 @@ from uuid import uuid4
 import orjson
 
 from trainer.core.errors import ConfigError
-from trainer.inference.base import FinishReason, InferenceCounters, SamplingParams
+from trainer.inference.base import FinishReason, InferenceCounters, SamplingParams, check_length
 from trainer.inference.calls import HttpAnswer, HttpCall
 from trainer.inference.dialect import GenerationCall, Stretch
 from trainer.inference.errors import RepeatedAbortError, RequestRefusedError
@@ -97,19 +97,13 @@ class ServerReplies:
 
     def _count(self, reply: PartialReply) -> None:
         request = reply.request
-        if not request.prompt_ids:
-            raise ValueError(f"request {request.request_id} has an empty prompt")
         if request.images:
             raise ConfigError(
                 f"request {request.request_id} shows pictures, and {self._link.url} is asked with token ids alone: "
                 "take inference.kind embedded"
             )
         longest = self._link.capabilities.max_length
-        if longest is not None and len(request.prompt_ids) + request.sampling.max_new_tokens > longest:
-            raise ValueError(
-                f"request {request.request_id}: a prompt of {len(request.prompt_ids)} tokens and a reply of up to "
-                f"{request.sampling.max_new_tokens} pass the longest row of {self._link.url}, {longest}"
-            )
+        check_length(request, longest, f"{self._link.url}, {longest}")
         self.check_sampling(request.sampling)
         self._requests += 1
         self._prompt_tokens += len(reply.prompt_ids)
