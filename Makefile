@@ -44,7 +44,8 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # Where the tests that take long stand: to look through all files takes longer than two cores need for some of them.
-SLOW := tests/test_public_face.py tests/test_docs_site.py tests/clients/audit tests/env_server/workers \
+SLOW := tests/test_public_face.py tests/test_docs_site.py tests/clients/audit tests/env_server/http \
+  tests/env_server/workers \
   tests/trainer/cluster tests/trainer/models tests/trainer/backends tests/trainer/test_config.py tests/trainer/test_kills.py \
   tests/trainer/test_training_benchmarks.py tests/trainer/test_one_gpu.py
 

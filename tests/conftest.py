@@ -30,6 +30,8 @@ def pytest_configure() -> None:
     sys.dont_write_bytecode = False
     # The models of tests are tiny: threads that wait for each other on a busy machine take more than they give.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Ray lets its workers stand back for everybody else, which here are the other tests: they would time out.
+    os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,6 +41,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Three workers for two cores, and 3 GiB for each: tests wait half of their time, but not all of them."""
+    """Two workers for each core, and 3 GiB for each: tests wait for more than half of their time."""
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return max(1, min(3 * (os.cpu_count() or 1) // 2, int(memory_gib // 3)))
+    return max(1, min(2 * (os.cpu_count() or 1), int(memory_gib // 3)))

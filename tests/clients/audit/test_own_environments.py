@@ -55,6 +55,18 @@ CASES = {
 # takes a fraction of a second; what matters of them is asked in their own tests.
 SLOW = frozenset({"Judge-v0", "Code-v0", "CodeTests-v0", "PythonRepl-v0", "Shell-v0"})
 
+# Those of each kind that are audited with every change; the others take as long again, and are among the slow tests.
+OFTEN = frozenset(
+    {
+        *("FrozenLake-v0", "WebShop-v0", "Retail-v0", "ToolUse-v0", "ToolUsePython-v0", "Blackjack-v0"),
+        *("Arithmetic-v0", "MultipleChoice-v0", "InstructionFollowing-v0", "Format-v0"),
+    }
+)
+BUILT_IN = [
+    pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow)
+    for name in sorted(builtin_environments().keys() - SLOW)
+]
+
 TEXTS = ("Blackjack-v1", "FrozenLake-v1", "CartPole-v1")
 
 
@@ -65,7 +77,7 @@ def auditor() -> Iterator[Auditor]:
         yield running
 
 
-@pytest.mark.parametrize("env_id", sorted(builtin_environments().keys() - SLOW))
+@pytest.mark.parametrize("env_id", BUILT_IN)
 def test_a_built_in_environment(auditor: Auditor, env_id: str) -> None:
     case = CASES.get(env_id, Case())
     if case.in_sandbox:

@@ -89,6 +89,7 @@ def test_a_server(token_file: tuple[Path, str], tmp_path: Path) -> None:
         conforms(server, token, tmp_path, "Count,SlowCount,Equal")
 
 
+@pytest.mark.slow
 def test_a_gateway(token_file: tuple[Path, str], tmp_path: Path) -> None:
     file, token = token_file
     arguments = ("--gateway", "--allow-network", "loopback", "--token-file", str(file))

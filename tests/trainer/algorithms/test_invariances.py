@@ -105,7 +105,7 @@ ALGORITHMS = {
 }
 BY_NAME = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
 SEEDS = st.integers(0, 2**32 - 1)
-FEW = settings(max_examples=8, deadline=None)
+FEW = settings(max_examples=5, deadline=None)
 
 
 def advantages_of(algorithm, case, rows):

@@ -15,7 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.rank_recipes import apart, impatient, killed_at, patient, restless, stopped_at
+from tests.support.patient_ranks import apart, patient, restless
+from tests.support.rank_recipes import impatient, killed_at, stopped_at
 from tests.support.sharded_models import some_rows
 from trainer.backends.balance import balanced, row_cost
 from trainer.backends.local_ranks import LocalRanks
@@ -148,7 +149,7 @@ def test_closing_ends_ranks_that_are_busy(opened):
 DRIVER = """
 import sys
 from pathlib import Path
-from tests.support.rank_recipes import patient
+from tests.support.patient_ranks import patient
 from trainer.backends.local_ranks import LocalRanks
 from trainer.backends.rank_group import MeshShape
 from trainer.backends.ranked import Ranks

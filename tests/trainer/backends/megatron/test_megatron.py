@@ -228,13 +228,13 @@ def compared(ranks, mesh, family="qwen3", **options):
     ("family", "mesh", "options"),
     [
         ("qwen2", "tensor", {}),
-        ("llama", "tensor", {"sequence_parallel": False}),
-        ("qwen2", "stages", {}),
+        pytest.param("llama", "tensor", {"sequence_parallel": False}, marks=pytest.mark.slow),
+        pytest.param("qwen2", "stages", {}, marks=pytest.mark.slow),
         ("llama", "context", {"gradient_checkpointing": True}),
         ("qwen3_moe", "experts", {}),
-        ("qwen3_moe", "tensor", {"gradient_checkpointing": True}),
+        pytest.param("qwen3_moe", "tensor", {"gradient_checkpointing": True}, marks=pytest.mark.slow),
         ("qwen3_moe", "stages", {"gradient_checkpointing": True}),
-        ("qwen3_moe", "context", {}),
+        pytest.param("qwen3_moe", "context", {}, marks=pytest.mark.slow),
     ],
 )
 def test_every_family_learns_as_in_one_process(ranks, family, mesh, options):
@@ -282,10 +282,10 @@ def routed_rows(seed=5):
 @pytest.mark.parametrize(
     ("mesh", "options"),
     [
-        ("tensor", {}),
+        pytest.param("tensor", {}, marks=pytest.mark.slow),
         ("experts", {}),
-        ("context", {"gradient_checkpointing": True}),
-        ("stages", {"gradient_checkpointing": True}),
+        pytest.param("context", {"gradient_checkpointing": True}, marks=pytest.mark.slow),
+        pytest.param("stages", {"gradient_checkpointing": True}, marks=pytest.mark.slow),
     ],
 )
 def test_recorded_experts_are_taken_again(ranks, mesh, options):
@@ -321,11 +321,17 @@ def test_recorded_experts_are_taken_again(ranks, mesh, options):
 
 
 @needs_megatron
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
-@pytest.mark.parametrize("mesh", ["tensor", "stages", "experts"])
+@pytest.mark.parametrize(
+    ("family", "mesh"),
+    [
+        ("qwen3", "tensor"),
+        ("qwen3", "stages"),
+        pytest.param("qwen3_moe", "tensor", marks=pytest.mark.slow),
+        pytest.param("qwen3_moe", "stages", marks=pytest.mark.slow),
+        ("qwen3_moe", "experts"),
+    ],
+)
 def test_weights_come_back_bit_by_bit(ranks, family, mesh, tmp_path):
-    if mesh == "experts" and family == "qwen3":
-        pytest.skip("there are no experts")
     backend = Made(ranks, MESHES[mesh], settings_of(), 1e-3, family).backend("policy")
     source = TorchBackend(family_head(family, "policy"), settings_of(), Schedule(1e-3, 0, 1, "constant"))
     exported, expected = list(backend.export()), dict(source.export())
@@ -348,7 +354,7 @@ def test_weights_come_back_bit_by_bit(ranks, family, mesh, tmp_path):
 @pytest.mark.parametrize(
     ("family", "mesh"), [("qwen3", "tensor"), ("qwen3_moe", "experts"), ("qwen2", "stages")]
 )
-@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+@pytest.mark.parametrize("kind", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_a_checkpoint_is_one_processs_and_the_reverse(ranks, family, mesh, kind):
     optimizer = settings_of(kind=kind, epsilon=1e-5) if kind == "adamw" else settings_of(kind=kind)
     made = [Made(where, MESHES[mesh], optimizer, 1e-3, family) for where in (ranks, None)]
@@ -369,7 +375,7 @@ def test_a_checkpoint_is_one_processs_and_the_reverse(ranks, family, mesh, kind)
 
 
 @needs_megatron
-@pytest.mark.parametrize("mesh", ["tensor", "data", "stages"])
+@pytest.mark.parametrize("mesh", ["tensor", "stages", pytest.param("data", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("loss", "broken"),
     [
