@@ -25,13 +25,12 @@ from trainer.inference.calls import all_or_cancel
 from trainer.inference.dialect import Bucket, Capabilities, GroupAddress, MemoryTag, Need, Seen, UpdateWay
 from trainer.inference.errors import InferenceError, WeightsError
 from trainer.inference.partial_reply import PartialReply
-from trainer.inference.server_adapters import ServedAdapters
 from trainer.inference.server_http import ServerHttp
 from trainer.inference.server_link import FAREWELL_S, ServerLink
 from trainer.inference.server_pauses import ServerPauses
 from trainer.inference.server_replies import ServerReplies
 from trainer.inference.server_updates import TensorCarrier, WeightUpdates
-from trainer.inference.server_weights import ServedWeights
+from trainer.inference.server_weights import ServedAdapters, ServedWeights
 from trainer.inference.under_way import UnderWay
 
 

@@ -17,9 +17,8 @@ from trainer.inference.calls import HttpAnswer, HttpCall
 from trainer.inference.dialect import GenerationCall, Stretch
 from trainer.inference.errors import RepeatedAbortError, RequestRefusedError
 from trainer.inference.partial_reply import PartialReply
-from trainer.inference.server_adapters import ServedAdapters
 from trainer.inference.server_link import ServerLink
-from trainer.inference.server_weights import ServedWeights
+from trainer.inference.server_weights import ServedAdapters, ServedWeights
 from trainer.inference.under_way import OngoingReply, UnderWay, all_set
 
 _EMPTY_ABORTS = 8
