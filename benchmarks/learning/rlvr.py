@@ -2,18 +2,21 @@
 
     python benchmarks/learning/rlvr.py [--seeds 0 1 2]
 
-Writes the questions, lets the tiny policy read examples of their form (`roll-train sft`), and trains it with
-benchmarks/learning/rlvr.yaml; a third of each step's tasks is of each domain. Questions of the panels are in neither.
+Writes the questions, lets the tiny policy read examples of all three (`roll-train sft`), most of them sums, which are
+the hardest, and trains it with benchmarks/learning/rlvr.yaml; a third of each step's tasks is of each domain. Questions
+of the panels are in neither.
 Finished runs are skipped and killed ones go on. The table is printed and written to benchmarks/results/rlvr.json.
 """
 
 import argparse
+import itertools
 import json
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from clients.measuring.statistics import success_rate
 from envs.core.splits import split_of_text
@@ -42,7 +45,7 @@ WORDS = [
 ]
 
 
-def choice(rng: random.Random) -> dict[str, object]:
+def choice(rng: random.Random) -> dict[str, Any]:
     """Draw four numbers, of which the largest is asked for."""
     numbers = rng.sample(range(10, 100), 4)
     largest = numbers.index(max(numbers))
@@ -53,7 +56,7 @@ def choice(rng: random.Random) -> dict[str, object]:
     }
 
 
-def instruction(rng: random.Random) -> dict[str, object]:
+def instruction(rng: random.Random) -> dict[str, Any]:
     """Draw two words to use and a number of words to write."""
     words, count = rng.sample(WORDS, 2), rng.randint(2, 5)
     return {
@@ -81,20 +84,18 @@ def sum_of_three(rng: random.Random) -> dict[str, str]:
             return example(f"{text} = ?", f"{first + signs[0] * second + signs[1] * third}")
 
 
-def chosen(rng: random.Random) -> dict[str, str]:
-    """Draw a choice and its answer."""
-    row = choice(rng)
+def chosen(row: dict[str, Any]) -> dict[str, str]:
+    """Return a choice with its answer."""
     letters = "ABCD"
-    options = "\n".join(f"{letters[place]}) {text}" for place, text in enumerate(row["options"]))  # type: ignore[arg-type]
-    return example(f"{row['question']}\n{options}", letters[row["answer"]])  # type: ignore[index]
+    options = "\n".join(f"{letters[place]}) {text}" for place, text in enumerate(row["options"]))
+    return example(f"{row['question']}\n{options}", letters[row["answer"]])
 
 
-def followed(rng: random.Random) -> dict[str, str]:
-    """Draw an instruction and a reply that follows it."""
-    row = instruction(rng)
-    count = int(str(row["prompt"]).split()[2])
-    words = row["kwargs"][0]["keywords"]  # type: ignore[index]
-    return example(str(row["prompt"]), " ".join((words * count)[:count]))
+def followed(row: dict[str, Any]) -> dict[str, str]:
+    """Return an instruction with a reply that follows it."""
+    count = int(row["prompt"].split()[2])
+    words = row["kwargs"][0]["keywords"]
+    return example(row["prompt"], " ".join((words * count)[:count]))
 
 
 def example(prompt: str, completion: str) -> dict[str, str]:
@@ -102,20 +103,33 @@ def example(prompt: str, completion: str) -> dict[str, str]:
 
 
 def write_data() -> None:
-    """Write questions and examples; what is there already stays."""
+    """Write questions and examples, the same ones each time."""
     DATA.mkdir(parents=True, exist_ok=True)
     rng = random.Random(0)
-    for name, draw in (("choices", choice), ("instructions", instruction)):
+    examples = [sum_of_three(rng) for _ in range(4000)]
+    domains = (("choices", choice, chosen, 1000), ("instructions", instruction, followed, 700))
+    for name, draw, answered, count in domains:
         test = [draw(rng) for _ in range(300)]
-        seen = {json.dumps(row) for row in test}
-        train = [row for row in (draw(rng) for _ in range(3000)) if json.dumps(row) not in seen]
+        train = _others(draw, rng, test, 3000)
         _write(f"{name}_test", test)
         _write(f"{name}_train", train)
-    kinds: tuple[Callable[[random.Random], dict[str, str]], ...] = (sum_of_three, chosen, followed)
-    _write("examples", [draw(rng) for _ in range(2000) for draw in kinds])
+        examples += [answered(row) for row in _others(draw, rng, test, count)]
+    _write("examples", examples)
 
 
-def _write(name: str, rows: list[dict[str, object]] | list[dict[str, str]]) -> None:
+def _others(
+    draw: Callable[[random.Random], dict[str, Any]],
+    rng: random.Random,
+    test: Sequence[dict[str, Any]],
+    count: int,
+) -> list[dict[str, Any]]:
+    """Draw so many rows, none of which is among those of the test."""
+    seen = {json.dumps(row) for row in test}
+    drawn = (draw(rng) for _ in itertools.count())
+    return list(itertools.islice((row for row in drawn if json.dumps(row) not in seen), count))
+
+
+def _write(name: str, rows: Sequence[dict[str, Any]]) -> None:
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (DATA / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
@@ -127,7 +141,7 @@ def play(seed: int) -> Path:
     if not (read / "model").exists():
         words = [
             "sft.data=[{path: runs/rlvr/data/examples.jsonl}]",
-            "sft.epochs=3",
+            "sft.epochs=2",
             "model.device=cpu",
             "model.layers=3",
         ]
